@@ -1,0 +1,133 @@
+"""Records that describe one forward step of one stage, as they travel to a worker and back.
+
+Plain arrays (numpy) in msgspec structs: no torch, no request objects, no state. A step is complete in
+itself, so a worker can run it whatever happened before (restart, drop, migration).
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from jettison.types import SampledToken, TokenLogprobs
+
+Int32s = npt.NDArray[np.int32]
+
+
+class SamplingRow(msgspec.Struct, array_like=True):
+    """Sampling of one row that is not plain greedy."""
+
+    row: int
+    """Index into the step's rows."""
+    position: int
+    """Position (index in prompt + output) of the token to draw: with ``seed`` the key of the draw."""
+    seed: int
+    temperature: float
+    top_p: float
+    top_k: int
+    """0 = all tokens."""
+    min_p: float
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logprobs: int = -1
+    """Number of alternatives to report; -1 = no logprobs for this row."""
+    banned_token_ids: tuple[int, ...] = ()
+    """Tokens that may not be drawn here (stop tokens before ``min_tokens``)."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+    """Only sent with a repetition penalty."""
+    output_token_ids: tuple[int, ...] = ()
+    """Only sent with a penalty."""
+
+
+class PromptLogprobsRow(msgspec.Struct, array_like=True):
+    """Ask for logprobs of the prompt tokens that follow each position of this row's chunk."""
+
+    row: int
+    num_top: int
+    target_token_ids: tuple[int, ...]
+    """The token at ``context_len + i + 1`` for each chunk position i that has one in the prompt
+    (so one fewer on the prompt's last chunk)."""
+
+
+class StepInput:
+    """One microbatch for one stage. R rows (one chunk of one request each), T tokens in all.
+
+    Rows are ordered as the core planned them. ``token_ids`` is only read by the first stage and
+    ``sample_rows``/``sampling`` only by the last one.
+    """
+
+    __slots__ = (
+        "step_id", "epoch", "group_id", "layer_lo", "layer_hi", "prev_worker", "next_worker",
+        "token_ids", "query_lens", "context_lens", "block_tables", "sample_rows", "sampling", "prompt_logprobs",
+    )
+
+    def __init__(
+        self,
+        *,
+        step_id: int,
+        layer_lo: int,
+        layer_hi: int,
+        token_ids: Int32s,
+        query_lens: Int32s,
+        context_lens: Int32s,
+        block_tables: Int32s,
+        sample_rows: Int32s,
+        sampling: list[SamplingRow] | None = None,
+        prompt_logprobs: list[PromptLogprobsRow] | None = None,
+        prev_worker: int | None = None,
+        next_worker: int | None = None,
+        group_id: int = 0,
+        epoch: int = 0,
+    ) -> None:
+        self.step_id = step_id
+        """Unique in the cluster; also tags the activations of this microbatch."""
+        self.epoch = epoch
+        """The group's epoch: a worker refuses steps of an older one."""
+        self.group_id = group_id
+        self.layer_lo = layer_lo
+        self.layer_hi = layer_hi
+        self.prev_worker = prev_worker
+        """None on the first stage."""
+        self.next_worker = next_worker
+        """None on the last stage, which samples."""
+        self.token_ids = token_ids
+        """int32 [T]; empty on later stages."""
+        self.query_lens = query_lens
+        """int32 [R]: tokens of each row in this step."""
+        self.context_lens = context_lens
+        """int32 [R]: tokens of each row already in the KV cache before this step."""
+        self.block_tables = block_tables
+        """int32 [R, max_blocks]: block ids in this worker's arenas, padded with 0."""
+        self.sample_rows = sample_rows
+        """int32 [n]: rows whose last token's logits are sampled, ascending."""
+        self.sampling = sampling or []
+        """Rows of ``sample_rows`` that are not plain greedy; all others are argmax."""
+        self.prompt_logprobs = prompt_logprobs or []
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return int(self.query_lens.sum())
+
+
+class StepOutput:
+    """What the last stage made of a step."""
+
+    __slots__ = ("step_id", "tokens", "prompt_logprobs", "compute_ns")
+
+    def __init__(
+        self,
+        step_id: int,
+        tokens: list[SampledToken],
+        prompt_logprobs: dict[int, list[TokenLogprobs]] | None = None,
+        compute_ns: int = 0,
+    ) -> None:
+        self.step_id = step_id
+        self.tokens = tokens
+        """One per ``sample_rows`` entry, in its order."""
+        self.prompt_logprobs = prompt_logprobs or {}
+        """Row -> logprobs of the row's prompt tokens in ``target_token_ids`` order."""
+        self.compute_ns = compute_ns

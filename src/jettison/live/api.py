@@ -1,0 +1,131 @@
+"""What the HTTP server (or any other front end) may ask of a running engine.
+
+A protocol, so that the server is tested against a fake and the engine without HTTP.
+All calls happen on one asyncio loop; none blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from jettison.types import FinishReason, Request, RequestId, SampledToken, TokenLogprobs
+
+EngineState = Literal["loading", "ready", "draining", "failed"]
+
+
+@dataclass(slots=True)
+class RequestTimings:
+    """Milestones of one request, integer nanoseconds of the engine's monotonic clock; None = not reached."""
+
+    arrival_ns: int
+    first_scheduled_ns: int | None = None
+    first_token_ns: int | None = None
+    finished_ns: int | None = None
+    num_preemptions: int = 0
+
+
+@dataclass(slots=True)
+class TokenEvent:
+    """New tokens of one request. The last event, and only the last, has a ``finish_reason``."""
+
+    tokens: list[SampledToken]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    """The token that stopped it, when a stop token (or end of sequence) did; it is the last of ``tokens``."""
+    error: str | None = None
+    """With ``FinishReason.ERROR``: a message safe to show to a client."""
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Whole prompt, first entry None; sent once, with the first event, when asked for."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache."""
+    timings: RequestTimings | None = None
+    """Set on the last event."""
+
+
+@dataclass(slots=True)
+class GroupSnapshot:
+    """One group, now."""
+
+    group_id: int
+    worker_ids: tuple[int, ...]
+    layer_ranges: tuple[tuple[int, int], ...]
+    num_running: int
+    num_waiting: int
+    num_moving: int
+    kv_blocks_total: int
+    kv_blocks_used: int
+    kv_blocks_cached: int
+
+
+@dataclass(slots=True)
+class WorkerSnapshot:
+    """One worker's memory, now, in bytes."""
+
+    worker_id: int
+    pid: int
+    alive: bool
+    budget_bytes: int
+    parameter_bytes: int
+    dropped_parameter_bytes: int
+    kv_bytes: int
+    workspace_bytes: int
+    free_bytes: int
+
+
+@dataclass(slots=True)
+class EngineSnapshot:
+    """State of the whole engine for /health, /metrics and the console."""
+
+    state: EngineState
+    block_size: int
+    groups: list[GroupSnapshot] = field(default_factory=list)
+    workers: list[WorkerSnapshot] = field(default_factory=list)
+    counters: dict[str, float] = field(default_factory=dict)
+    """Monotone totals: num_preemptions, prefix_cache_queries, prefix_cache_hits (tokens), drops, restores,
+    drop_seconds, restore_seconds, exchanged_bytes, pulled_bytes, recomputed_tokens, cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What does not change while the engine runs."""
+
+    model_dir: str
+    max_model_len: int
+    """Most tokens (prompt + output) of one request: the model's context or ``--max-model-len``."""
+    max_request_tokens: int
+    """Most tokens that all memory could ever hold for one request."""
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class EngineClient(Protocol):
+    """The engine as its front end sees it."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def state(self) -> EngineState: ...
+
+    def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+        """Accept a request, synchronously, and return its events.
+
+        Raises NotReadyError (loading, draining, failed), OverCapacityError (queue full), TooLongError.
+        Once accepted the iterator yields exactly one event with a finish reason and then ends. Leaving the
+        iterator early (aclose, cancellation) cancels the request.
+        """
+        ...
+
+    def cancel(self, request_id: RequestId) -> None:
+        """Stop a request wherever it is; unknown or finished ids are ignored. Ends with CANCELLED."""
+        ...
+
+    def finish_early(self, request_id: RequestId) -> None:
+        """The front end matched a stop string: free everything, end with STOP and no further tokens."""
+        ...
+
+    def snapshot(self) -> EngineSnapshot:
+        """State for metrics; cheap (called on every scrape)."""
+        ...

@@ -1,0 +1,1 @@
+"""Pure bookkeeping of blocks, prefixes and pages."""

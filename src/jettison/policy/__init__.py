@@ -1,0 +1,1 @@
+"""Pure decisions, one noun a file."""

@@ -1,0 +1,181 @@
+"""The words of the system as types: ids, requests' parameters, shapes of models.
+
+Standard library only. No behaviour beyond arithmetic on the fields; nothing here
+knows about time, memory ownership or torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+WorkerId = int
+GroupId = int
+RequestId = str
+MoveId = int
+
+ShardId = str
+"""A lending unit of parameters: ``"embed"``, ``"head"`` or ``"layer:<index>"``."""
+
+EMBED_SHARD: ShardId = "embed"
+HEAD_SHARD: ShardId = "head"
+
+NANOSECONDS = 1_000_000_000
+
+
+def layer_shard(layer: int) -> ShardId:
+    """The lending unit that holds decoder layer ``layer``."""
+    return f"layer:{layer}"
+
+
+class LayerRange(NamedTuple):
+    """Decoder layers ``lo <= layer < hi``."""
+
+    lo: int
+    hi: int
+
+    def __len__(self) -> int:  # a NamedTuple's length would be 2
+        return self.hi - self.lo
+
+    def covers(self, other: LayerRange) -> bool:
+        """Whether every layer of ``other`` lies in this range."""
+        return self.lo <= other.lo and other.hi <= self.hi
+
+    def layers(self) -> range:
+        """The layer indices, ascending."""
+        return range(self.lo, self.hi)
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. Every accepted request ends with exactly one of these."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Draws are keyed by (``seed``, position), never by batch slot.
+
+    ``temperature`` 0 means greedy. ``top_k`` None means all tokens. ``logprobs`` is the number
+    of alternatives to report beside the sampled token (0 = only the token's own), None = none.
+    ``prompt_logprobs`` likewise for prompt positions. Stop *strings* are matched where text
+    is made, in the server; here only token ids stop.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int = 0
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Argmax and nothing else: no penalties, bias, logprobs or minimum length."""
+        return (
+            self.temperature == 0.0
+            and self.logprobs is None
+            and self.prompt_logprobs is None
+            and not self.has_penalties
+            and not self.logit_bias
+            and self.min_tokens == 0
+        )
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the sampler must know the tokens seen so far."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asked for, tokenized. Immutable; progress lives in ``core.request``."""
+
+    request_id: RequestId
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    arrival_ns: int
+    priority: int = 0
+    """Lower is sooner (vLLM's polarity)."""
+    cache_salt: str = ""
+    """Requests share prefix blocks only with requests of the same salt."""
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural-log probabilities of one position, from the distribution before temperature."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+    """``(token id, logprob)`` of the likeliest tokens, best first."""
+
+
+class SampledToken(NamedTuple):
+    """One token that a step produced for one request."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes of a decoder, in elements; bytes follow from ``dtype_bytes``."""
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    dtype_bytes: int
+    tied_embeddings: bool = False
+    shard_bytes: dict[ShardId, int] = field(default_factory=dict, hash=False)
+    """Bytes of each lending unit as the device lays it out, before rounding to pages."""
+
+    @property
+    def kv_bytes_per_token_layer(self) -> int:
+        """KV-cache bytes of one token in one layer (K and V)."""
+        return 2 * self.num_kv_heads * self.head_dim * self.dtype_bytes
+
+    def block_bytes_per_layer(self, block_size: int) -> int:
+        """Bytes of one block of ``block_size`` tokens in one layer's arena."""
+        return block_size * self.kv_bytes_per_token_layer
+
+    @property
+    def all_layers(self) -> LayerRange:
+        """The whole decoder."""
+        return LayerRange(0, self.num_layers)
+
+    def shards_for(self, layers: LayerRange) -> frozenset[ShardId]:
+        """Lending units a stage running ``layers`` needs. With tied weights the last stage needs the embedding."""
+        shards = {layer_shard(layer) for layer in layers.layers()}
+        if layers.lo == 0:
+            shards.add(EMBED_SHARD)
+        if layers.hi == self.num_layers:
+            shards.add(EMBED_SHARD if self.tied_embeddings else HEAD_SHARD)
+        return frozenset(shards)
+
+    @property
+    def all_shards(self) -> frozenset[ShardId]:
+        """Every lending unit of one full copy."""
+        return self.shards_for(self.all_layers)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of one full copy, before rounding to pages."""
+        return sum(self.shard_bytes.values())

@@ -1,0 +1,1 @@
+"""Traces, arrival processes, lengths, the replay client."""
