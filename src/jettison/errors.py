@@ -87,3 +87,7 @@ class MappingError(JettisonError):
 
 class WorkerLostError(JettisonError):
     """A worker process died or hung."""
+
+
+class LinkDownError(WorkerLostError):
+    """A link to a peer worker is closed, was cut, or carried something that is not a frame."""

@@ -1,0 +1,47 @@
+# make test: the whole suite.   make demo: watch it happen.   make check: style and types.
+# Each installs into .venv what it needs, once; a changed pyproject.toml, setup.py or kernel source installs again.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+BUILT_FROM := pyproject.toml $(wildcard setup.py src/jettison/device/kernels/*.c src/jettison/device/kernels/*.h)
+
+.DELETE_ON_ERROR:
+.PHONY: help test check lint types demo clean
+
+help:
+	@echo "make test    run the whole suite"
+	@echo "make demo    make a small model, serve it with little memory, replay a burst with dropping off and on"
+	@echo "make check   ruff and mypy"
+	@echo "make clean   remove what was built, .venv included"
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+
+types: $(VENV)/installed-dev
+	$(BIN)/mypy
+
+demo: $(VENV)/installed
+	$(BIN)/jettison demo $(ARGS)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(BUILT_FROM) | $(BIN)/python
+	$(PIP) install -e .
+	@touch $@
+
+$(VENV)/installed-dev: $(BUILT_FROM) | $(BIN)/python
+	$(PIP) install -e '.[dev]'
+	@touch $(VENV)/installed $@
+
+clean:
+	rm -rf $(VENV) build dist demo src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f src/jettison/device/kernels/*.so
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

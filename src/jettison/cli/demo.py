@@ -1,0 +1,20 @@
+"""``jettison demo``: a burst on this machine, with dropping off and on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    out_dir: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where the model, the logs and the report go.")
+    ] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Seed of the model and the workload.", min=0)] = 0,
+) -> None:
+    """Make a small model, serve it with little memory, replay a burst with dropping off and on, and compare."""
+    from jettison.live.demo import run_demo
+
+    raise typer.Exit(run_demo(out_dir, seed))

@@ -1,0 +1,101 @@
+"""Flags made from ``jettison.config.KEYS``, so that flags, file keys and fields cannot drift apart.
+
+Flags carry text; ``EngineConfig.resolve`` parses it, so a wrong value gets the same message wherever it stood.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from jettison.config import KEYS, EngineConfig, Key
+from jettison.errors import ConfigError
+
+_PANELS = {
+    "model": "Model",
+    "memory": "Memory",
+    "scheduler": "Scheduler",
+    "overload": "Overload",
+    "server": "Server",
+    "": "Workers",
+}
+
+
+def with_config_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add one option for each key (except the model folder, an argument) to a command that takes ``**flags``.
+
+    Options that were not given are left out of ``flags``: what remains is what the caller really said.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    added = [_parameter(key) for key in KEYS.values() if key.name != "model"]
+
+    def wrapper(**values: Any) -> Any:
+        own_values = {p.name: values.pop(p.name) for p in own}
+        return command(**own_values, **{name: value for name, value in values.items() if value not in (None, [])})
+
+    wrapper.__doc__ = command.__doc__
+    wrapper.__name__ = command.__name__
+    wrapper.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    vars(wrapper)["__signature__"] = signature.replace(parameters=[*own, *added])
+    return wrapper
+
+
+def _parameter(key: Key) -> inspect.Parameter:
+    declaration = f"{key.flag}/--no-{key.flag.removeprefix('--')}" if key.is_bool else key.flag
+    annotation: Any = bool | None if key.is_bool else list[str] | None if key.is_repeatable else str | None
+    option = typer.Option(
+        None,
+        declaration,
+        help=f"{key.text} Default: {key.show(key.default) or 'none'}.",
+        metavar=None if key.is_bool else key.metavar,
+        rich_help_panel=_PANELS[key.section],
+    )
+    return inspect.Parameter(key.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=annotation)
+
+
+def resolve_config(
+    model_dir: Path | None, file: Path | None, flags: dict[str, Any], *, needs_model: bool = True
+) -> EngineConfig:
+    """Flags over the environment over the file over the defaults. Raises ConfigError."""
+    if model_dir is not None:
+        flags = {"model": str(model_dir), **flags}
+    from_file = read_config_file(file) if file is not None else None
+    return EngineConfig.resolve(file=from_file, environ=os.environ, needs_model=needs_model, **flags)
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's plain types only, and a key given twice is an error instead of the last one winning."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [self.construct_object(name, deep=True) for name, _ in node.value]
+        doubled = sorted({str(name) for name in names if names.count(name) > 1})
+        if doubled:
+            raise yaml.constructor.ConstructorError(None, None, f"key {doubled[0]!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file; an empty file is an empty mapping. Raises ConfigError naming file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"cannot read the configuration file {path}: {reason}") from None
+    try:
+        content = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  # a SafeLoader underneath
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}, line {mark.line + 1}" if mark is not None else str(path)
+        raise ConfigError(f"{where}: {getattr(error, 'problem', None) or 'not YAML'}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: needs `key: value` lines, not a {type(content).__name__}")
+    return content

@@ -1,0 +1,78 @@
+"""The ``jettison`` command: gathers the commands and turns errors into one line and an exit code.
+
+Exit codes: 0 done; 1 it failed; 2 the caller can mend it (a wrong flag, folder or file).
+What a command does lives below; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from jettison import __version__
+from jettison.cli import bench, config_cmd, demo, model, serve, verify_cmd
+from jettison.errors import JettisonError, UserError
+
+app = typer.Typer(
+    name="jettison",
+    help="Serve large language models with elastic memory: under overload, drop replicated layers and keep serving.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # an unexpected error shows Python's own traceback, whole
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"jettison {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and leave."
+    ),
+) -> None:
+    pass
+
+
+app.command("serve")(serve.serve)
+app.command("bench")(bench.bench)
+app.add_typer(model.app, name="model")
+app.add_typer(config_cmd.app, name="config")
+app.command("verify")(verify_cmd.verify)
+app.command("demo")(demo.demo)
+
+
+@app.command("version")
+def version() -> None:
+    """Print the version."""
+    typer.echo(f"jettison {__version__}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command (``sys.argv`` by default) and return its exit code; never raises JettisonError."""
+    try:
+        app(args=None if arguments is None else list(arguments), prog_name="jettison")
+    except SystemExit as leaving:  # how typer ends, well or not
+        return leaving.code if isinstance(leaving.code, int) else 0
+    except UserError as error:
+        return _complain(error, 2)
+    except JettisonError as error:
+        return _complain(error, 1)
+    return 0
+
+
+def run() -> None:
+    """Console script."""
+    sys.exit(main())
+
+
+def _complain(error: Exception, exit_code: int) -> int:
+    line = " ".join(str(error).split()) or type(error).__name__
+    print(f"jettison: {line}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,69 @@
+"""``jettison model create``: a small random model from a seed, so that nothing has to be downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jettison.config import parse_bytes
+from jettison.errors import ConfigError
+
+app = typer.Typer(help="Make model folders.", no_args_is_help=True)
+
+
+@app.callback()
+def _group() -> None:
+    """Make model folders."""
+
+
+@app.command("create")
+def create(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; must be new or empty.")],
+    arch: Annotated[str, typer.Option(help="Family: llama, mistral, qwen2 or qwen3.")] = "llama",
+    layers: Annotated[int, typer.Option(help="Decoder layers.", min=1)] = 8,
+    hidden: Annotated[int, typer.Option(help="Width of the residual stream.", min=1)] = 256,
+    heads: Annotated[int, typer.Option(help="Query heads.", min=1)] = 8,
+    kv_heads: Annotated[int, typer.Option(help="Key and value heads.", min=1)] = 4,
+    head_dim: Annotated[int | None, typer.Option(help="Width of a head (default: hidden / heads).", min=1)] = None,
+    intermediate: Annotated[int | None, typer.Option(help="Width of the MLP (default: about 8/3 hidden).", min=1)] = None,
+    vocab: Annotated[int | None, typer.Option(help="Tokens (default: what the byte-level tokenizer has).", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the weights.", min=0)] = 0,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float64.")] = "float32",
+    tied: Annotated[bool, typer.Option("--tied/--untied", help="Use the embedding as the head.")] = False,
+    std: Annotated[float, typer.Option(help="Standard deviation of the weights.", min=0.0)] = 0.08,
+    max_position_embeddings: Annotated[int, typer.Option(help="Context, in tokens.", min=1)] = 4096,
+    shard_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Split the weights into files of about this size.")
+    ] = None,
+) -> None:
+    """Write a small random model with a byte-level tokenizer: the same seed gives the same bytes."""
+    shard_num_bytes = None if shard_bytes is None else _size("--shard-bytes", shard_bytes)
+    from jettison.device.model.create import create_model
+
+    create_model(
+        directory,
+        arch=arch,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=intermediate,
+        vocab=vocab,
+        seed=seed,
+        dtype=dtype,
+        tied=tied,
+        std=std,
+        max_position_embeddings=max_position_embeddings,
+        shard_bytes=shard_num_bytes,
+    )
+    typer.echo(f"wrote {directory}")
+
+
+def _size(flag: str, text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise ConfigError(f"{flag} {error}") from None

@@ -1,0 +1,32 @@
+"""``jettison serve``: run the engine and its HTTP server until told to stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from jettison.cli.flags import resolve_config, with_config_flags
+
+
+@with_config_flags
+def serve(
+    model_dir: Annotated[
+        Path | None, typer.Argument(metavar="MODEL_DIR", help="Model folder (Hugging Face layout).")
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="YAML file with the same keys; a flag beats it.")
+    ] = None,
+    **flags: Any,
+) -> None:
+    """Serve a model over HTTP, with OpenAI's API.
+
+    --memory is a hard limit for each instance: parameters, KV cache, workspace.
+    With two instances or more, an overload of KV memory makes them drop layers
+    that the others hold and run as one pipeline until the wave has passed.
+    """
+    resolved = resolve_config(model_dir, config, flags)
+    from jettison.live.serve import serve as run_server
+
+    raise typer.Exit(run_server(resolved))

@@ -1,0 +1,25 @@
+"""``jettison verify``: show that output does not depend on what memory did meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def verify(
+    model_dir: Annotated[
+        Path | None, typer.Argument(metavar="MODEL_DIR", help="Model folder (default: a small model made for it).")
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Also write the result as JSON.")
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(metavar="DTYPE", help="Precision; tokens are promised equal in float64 only.")
+    ] = "float64",
+) -> None:
+    """Serve the same requests with and without drops and restores, and compare the tokens."""
+    from jettison.live.verify import run_verify
+
+    raise typer.Exit(run_verify(model_dir, json_out, dtype))

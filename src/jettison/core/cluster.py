@@ -1,0 +1,410 @@
+"""The core of the whole cluster, sans-I/O: ``handle(event, now_ns) -> actions``.
+
+Dispatches requests to groups, lets groups plan steps, watches for overload, and runs the moves (``core.merging``,
+``core.restoring``). One call handles one event completely; the same events at the same times give the same actions.
+
+Every accepted request ends with exactly one ``Emit`` that has a finish reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jettison.core.group import GroupCore, SchedulerLimits
+from jettison.core.merging import Merging, MergePhase
+from jettison.core.monitor import GroupMonitor
+from jettison.core.ports import (
+    Action,
+    Arrived,
+    CallFailed,
+    CancelRequested,
+    Emit,
+    Event,
+    FinishRequested,
+    LayoutApplied,
+    LayoutOffered,
+    MoveEnded,
+    Record,
+    ShardLoaded,
+    StepCompleted,
+    StepFailed,
+    Tick,
+)
+from jettison.core.request import RequestState
+from jettison.core.restoring import RestorePhase, Restoring
+from jettison.core.state import ClusterState, WorkerState
+from jettison.cost.steptime import StepTimeModel
+from jettison.memory.blocks import BlockLedger
+from jettison.memory.layout import LayoutSpec
+from jettison.memory.prefix import PrefixHasher
+from jettison.policy.dispatch import GroupFreeness, choose_group
+from jettison.policy.merge import MergeCandidate, StagePlan, plan_drop
+from jettison.policy.overload import Assessment, OverloadParams, assess_overload
+from jettison.policy.restore import MergedLoad, RestoreParams, should_restore
+from jettison.types import NANOSECONDS, FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
+
+OverloadPolicy = Literal["drop", "recompute"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterParams:
+    """Policies and their parameters."""
+
+    overload_policy: OverloadPolicy = "drop"
+    overload: OverloadParams = field(default_factory=OverloadParams)
+    restore: RestoreParams = field(default_factory=RestoreParams)
+    drop_dwell_s: float = 0.5
+    """Least time between the end of one move of a group and its next drop."""
+    growth_factor: float = 1.2
+    """Room to grow when computing what a plan must free: queued prompts will produce tokens."""
+    auto_restore: bool = True
+    """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
+
+
+class ClusterCore:
+    """Groups, requests and the moves between them."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        limits: SchedulerLimits,
+        params: ClusterParams,
+        capacity_blocks: Mapping[WorkerId, int],
+        secret: bytes,
+    ) -> None:
+        self.params = params
+        workers = {
+            worker_id: WorkerState(worker_id, BlockLedger(blocks, limits.block_size), blocks, layout=_full(shape))
+            for worker_id, blocks in sorted(capacity_blocks.items())
+        }
+        self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers)
+        self.merges: list[Merging] = []
+        self.restores: list[Restoring] = []
+        self.steptimes: dict[int, StepTimeModel] = {}
+        """Step-time fit by number of stages: a deeper pipeline steps faster and more often."""
+        self._monitors: dict[GroupId, GroupMonitor] = {}
+        for worker_id in workers:
+            self.state.form_group((StagePlan(worker_id, shape.all_layers),))
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> dict[GroupId, GroupCore]:
+        """Groups that exist now."""
+        return self.state.groups
+
+    @property
+    def in_transition(self) -> bool:
+        """Some move is under way."""
+        return bool(self.merges or self.restores)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for admission."""
+        return sum(len(g.waiting) for g in self.groups.values())
+
+    # --- the one entry ----------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now_ns: int) -> list[Action]:
+        """Everything that follows from one event at one time."""
+        actions = self._on(event, now_ns)
+        actions += self._advance_moves(now_ns)
+        actions += self._plan_steps(now_ns)
+        for group in self.groups.values():
+            self._monitor(group).note_blocked(group, now_ns)
+        return actions
+
+    def _on(self, event: Event, now_ns: int) -> list[Action]:
+        match event:
+            case Arrived():
+                self._dispatch(event.request)
+                return []
+            case StepCompleted():
+                return self._on_step(event, now_ns) + self._watch(now_ns)
+            case StepFailed():
+                return self._on_step_failed(event, now_ns)
+            case CancelRequested():
+                return self._end_early(event.request_id, FinishReason.CANCELLED, now_ns)
+            case FinishRequested():
+                return self._end_early(event.request_id, FinishReason.STOP, now_ns)
+            case LayoutOffered() | LayoutApplied() | CallFailed():
+                return self._on_layout(event, now_ns)
+            case ShardLoaded():
+                return self._first_answer([r.on_shard_loaded(event, now_ns) for r in self.restores])
+            case MoveEnded():
+                for move in (*self.merges, *self.restores):
+                    actions = move.on_move(event, now_ns)
+                    if actions is not None:
+                        return actions
+                return []
+            case Tick():
+                for group in self.groups.values():
+                    self._monitor(group).look(group, now_ns)
+                return self._watch(now_ns)
+
+    @staticmethod
+    def _first_answer(answers: list[list[Action] | None]) -> list[Action]:
+        return next((a for a in answers if a is not None), [])
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def _dispatch(self, request: Request) -> None:
+        state = RequestState(request, self.state.next_order)
+        self.state.next_order += 1
+        self.state.requests[request.request_id] = state
+        open_groups = [g for g in self.groups.values() if not self._is_emptying(g)]
+        needed = open_groups[0].blocks_for(len(state.tokens))
+        chosen = choose_group([self._freeness(g) for g in open_groups], needed)
+        assert chosen is not None
+        self.groups[chosen].enqueue(state)
+
+    def _is_emptying(self, group: GroupCore) -> bool:
+        """A pipeline whose members already serve on their own takes nothing new."""
+        return any(r.group is group and r.has_split for r in self.restores)
+
+    @staticmethod
+    def _freeness(group: GroupCore) -> GroupFreeness:
+        return GroupFreeness(
+            group.group_id,
+            group.capacity_blocks,
+            group.used_blocks,
+            group.queued_blocks(),
+            len(group.running) + len(group.moving) + len(group.waiting),
+            len(group.stages),
+        )
+
+    def _on_step(self, event: StepCompleted, now_ns: int) -> list[Action]:
+        group = self._group_of_step(event.step_id)
+        if group is None:
+            return []
+        flight = group.in_flight[event.step_id]
+        steptime = self.steptimes.setdefault(len(group.stages), StepTimeModel())
+        steptime.observe(flight.num_tokens, flight.num_kv_tokens, (now_ns - flight.issued_ns) / NANOSECONDS)
+        actions: list[Action] = []
+        for result in group.commit(event, now_ns):
+            if result.finish_reason is None:
+                actions.append(Emit(result.state.request_id, (result.token,)))
+            else:
+                actions += self.state.end(
+                    result.state, result.finish_reason, now_ns,
+                    tokens=(result.token,), stop_token_id=result.stop_token_id,
+                )
+                actions += self._stop_moves_of(result.state)
+        for row in flight.step.rows:
+            self.state.reap(row.state)
+        return actions
+
+    def _on_step_failed(self, event: StepFailed, now_ns: int) -> list[Action]:
+        group = self._group_of_step(event.step_id)
+        if group is None:
+            return []
+        actions: list[Action] = [Record("step_failed", now_ns, {"step": event.step_id, "message": event.message})]
+        for state in group.fail(event.step_id):
+            actions += self.state.end(state, FinishReason.ERROR, now_ns, error="the model step failed")
+            actions += self._stop_moves_of(state)
+            self.state.reap(state)
+        return actions
+
+    def _group_of_step(self, step_id: int) -> GroupCore | None:
+        return next((g for g in self.groups.values() if step_id in g.in_flight), None)
+
+    def _end_early(self, request_id: RequestId, reason: FinishReason, now_ns: int) -> list[Action]:
+        state = self.state.requests.get(request_id)
+        if state is None or state.is_finished:
+            return []
+        stop = self._stop_moves_of(state)
+        return stop + self.state.end(state, reason, now_ns)
+
+    def _stop_moves_of(self, state: RequestState) -> list[Action]:
+        actions: list[Action] = []
+        for move in (*self.merges, *self.restores):
+            actions += move.cancel(state)
+        return actions
+
+    # --- steps ------------------------------------------------------------------------------------------------
+
+    def _plan_steps(self, now_ns: int) -> list[Action]:
+        actions: list[Action] = []
+        for group in list(self.groups.values()):
+            while True:
+                step = group.next_step(self.state.next_step_id, now_ns)
+                if step is None:
+                    break
+                self.state.next_step_id += 1
+                actions.append(step)
+        return actions
+
+    # --- moves ------------------------------------------------------------------------------------------------
+
+    def _on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action]:
+        for move in (*self.merges, *self.restores):
+            actions = move.on_layout(event, now_ns)
+            if actions is not None:
+                return actions
+        return []
+
+    def _advance_moves(self, now_ns: int) -> list[Action]:
+        actions: list[Action] = []
+        for merge in list(self.merges):
+            actions += merge.advance(now_ns)
+            if merge.is_over:
+                self.merges.remove(merge)
+                self._settle(merge.worker_ids, now_ns)
+        for restore in list(self.restores):
+            actions += restore.advance(now_ns)
+            if restore.is_over:
+                self.restores.remove(restore)
+                self._settle(restore.worker_ids, now_ns)
+                if restore.phase is RestorePhase.TURNED and restore.has_split:
+                    sources = [*restore.homes.values(), restore.group]
+                    actions += self._merge(sources, restore.group.stages, now_ns)
+        return actions
+
+    def _settle(self, worker_ids: tuple[WorkerId, ...], now_ns: int) -> None:
+        for group in self.groups.values():
+            if set(group.worker_ids) & set(worker_ids):
+                self._monitor(group).settled_since_ns = now_ns
+
+    def _monitor(self, group: GroupCore) -> GroupMonitor:
+        return self._monitors.setdefault(group.group_id, GroupMonitor())
+
+    def _busy_workers(self) -> set[WorkerId]:
+        return {w for move in (*self.merges, *self.restores) for w in move.worker_ids}
+
+    def _watch(self, now_ns: int) -> list[Action]:
+        """Overload and restore checks: on every tick and after every step."""
+        for group_id in [g for g in self._monitors if g not in self.groups]:
+            del self._monitors[group_id]
+        if self.params.overload_policy != "drop":
+            return []
+        actions: list[Action] = []
+        for group in list(self.groups.values()):
+            if group.group_id not in self.groups or not group.waiting:
+                continue
+            assessment = self._assess(group, now_ns)
+            if assessment.overloaded:
+                actions += self._relieve(group, assessment, now_ns)
+        if self.params.auto_restore:
+            for group in list(self.groups.values()):
+                if self._wants_restore(group, now_ns):
+                    actions += self._restore(group, now_ns)
+        return actions
+
+    def _assess(self, group: GroupCore, now_ns: int) -> Assessment:
+        steptime = self.steptimes.get(len(group.stages), StepTimeModel())
+        return assess_overload(self._monitor(group).load(group, steptime, now_ns), self.params.overload)
+
+    # --- drop -------------------------------------------------------------------------------------------------
+
+    def _relieve(self, group: GroupCore, assessment: Assessment, now_ns: int) -> list[Action]:
+        """A group is overloaded: turn a restore round, or drop."""
+        members = set(group.worker_ids)
+        for restore in self.restores:
+            if members & set(restore.worker_ids):
+                return restore.turn_round(now_ns, assessment.reason)
+        if members & self._busy_workers() or not self._dwelled(group, now_ns):
+            return []
+        busy = self._busy_workers()
+        candidates = [
+            self._candidate(g)
+            for g in self.groups.values()
+            if not set(g.worker_ids) & busy and (g is group or self._dwelled(g, now_ns))
+        ]
+        required = self._required_bytes(group)
+        plan = plan_drop(candidates, required, self.state.shape)
+        actions: list[Action] = []
+        for merge in plan.merges:
+            actions += self._merge([self.groups[g] for g in merge.sources], merge.stages, now_ns)
+        if plan.merges:
+            decision = {
+                "group": group.group_id,
+                "required_bytes": required,
+                "freed_bytes": plan.freed_bytes,
+                "sufficient": plan.sufficient,
+                "load": assessment.load,
+                "memory_wait_s": assessment.memory_wait_s,
+                "compute_wait_s": assessment.compute_wait_s,
+            }
+            actions.insert(0, Record("drop_decided", now_ns, decision))
+        return actions
+
+    def _dwelled(self, group: GroupCore, now_ns: int) -> bool:
+        since = self._monitor(group).settled_since_ns
+        return since is None or now_ns - since >= self.params.drop_dwell_s * NANOSECONDS
+
+    def _candidate(self, group: GroupCore) -> MergeCandidate:
+        block_bytes = self.state.shape.block_bytes_per_layer(self.state.limits.block_size)
+        return MergeCandidate(
+            group.group_id,
+            group.worker_ids,
+            tuple(self.state.workers[w].resident(self.state.shape) for w in group.worker_ids),
+            (group.used_blocks + group.queued_blocks()) / max(1, group.capacity_blocks),
+            group.num_free_blocks * block_bytes * self.state.shape.num_layers,
+        )
+
+    def _required_bytes(self, group: GroupCore) -> int:
+        """R of KunServe v3 Fig. 6: what all queued prompts need, with room to grow, less what is free."""
+        block_bytes = self.state.shape.block_bytes_per_layer(self.state.limits.block_size)
+        missing = int(self.params.growth_factor * group.queued_blocks()) - group.num_free_blocks
+        return max(1, missing) * block_bytes * self.state.shape.num_layers
+
+    def _merge(self, sources: list[GroupCore], stages: tuple[StagePlan, ...], now_ns: int) -> list[Action]:
+        merge = Merging(self.state, sources, stages, now_ns)
+        self.merges.append(merge)
+        return merge.advance(now_ns)
+
+    def request_drop(self, now_ns: int) -> list[Action]:
+        """Merge the two smallest idle-of-moves groups whatever the load (administration, verification)."""
+        busy = self._busy_workers()
+        for restore in self.restores:
+            return restore.turn_round(now_ns, "requested")
+        candidates = [self._candidate(g) for g in self.groups.values() if not set(g.worker_ids) & busy]
+        plan = plan_drop(candidates, 1, self.state.shape)
+        actions: list[Action] = []
+        for merge in plan.merges:
+            actions += self._merge([self.groups[g] for g in merge.sources], merge.stages, now_ns)
+        return actions + self._plan_steps(now_ns)
+
+    # --- restore ----------------------------------------------------------------------------------------------
+
+    def _wants_restore(self, group: GroupCore, now_ns: int) -> bool:
+        if len(group.stages) == 1 or set(group.worker_ids) & self._busy_workers():
+            return False
+        monitor = self._monitor(group)
+        since = monitor.settled_since_ns
+        load = MergedLoad(
+            group.used_blocks,
+            sum(self.state.workers[w].full_blocks for w in group.worker_ids),
+            len(group.waiting) + len(group.moving),
+            monitor.used.per_s() or 0.0,
+            0.0 if since is None else (now_ns - since) / NANOSECONDS,
+        )
+        return should_restore(load, self.params.restore)
+
+    def _restore(self, group: GroupCore, now_ns: int) -> list[Action]:
+        headroom = min(self.state.workers[w].full_blocks for w in group.worker_ids) // 20
+        restore = Restoring(self.state, group, headroom, now_ns)
+        self.restores.append(restore)
+        return restore.advance(now_ns)
+
+    def request_restore(self, now_ns: int) -> list[Action]:
+        """Restore every merged group that no move is touching (administration, verification)."""
+        actions: list[Action] = []
+        for group in list(self.groups.values()):
+            if len(group.stages) > 1 and not set(group.worker_ids) & self._busy_workers():
+                actions += self._restore(group, now_ns)
+        return actions + self._plan_steps(now_ns)
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Invariants 5 to 7, for tests and idle moments. Raises AssertionError."""
+        self.state.check()
+        assert all(m.phase is not MergePhase.SETTLED for m in self.merges)
+
+
+def _full(shape: ModelShape) -> LayoutSpec:
+    return LayoutSpec(shape.all_shards, shape.all_layers)
+

@@ -1,0 +1,83 @@
+"""Rates and dwell times that the overload and restore policies need; fed by the cluster core, time as an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jettison.core.group import GroupCore
+from jettison.cost.steptime import StepTimeModel
+from jettison.policy.batching import BlockedBy
+from jettison.policy.overload import GroupLoad
+from jettison.types import NANOSECONDS
+
+WINDOW_NS = 2 * NANOSECONDS
+"""Rates are means over about this long: several ending requests, and short against a burst."""
+
+
+@dataclass(slots=True)
+class RateMeter:
+    """Change of a total per second over the last window."""
+
+    samples: list[tuple[int, float]] = field(default_factory=list)
+
+    def add(self, now_ns: int, total: float) -> None:
+        """Note the total at a time; times must not decrease."""
+        self.samples.append((now_ns, total))
+        while len(self.samples) > 2 and self.samples[1][0] <= now_ns - WINDOW_NS:
+            self.samples.pop(0)
+
+    def per_s(self) -> float | None:
+        """Rate over the window; None until a quarter of it has been seen."""
+        if len(self.samples) < 2:
+            return None
+        (t0, v0), (t1, v1) = self.samples[0], self.samples[-1]
+        if t1 - t0 < WINDOW_NS // 4:
+            return None
+        return (v1 - v0) * NANOSECONDS / (t1 - t0)
+
+
+@dataclass(slots=True)
+class GroupMonitor:
+    """What is remembered of one group between two looks at it."""
+
+    freed: RateMeter = field(default_factory=RateMeter)
+    used: RateMeter = field(default_factory=RateMeter)
+    blocked_since_ns: int | None = None
+    settled_since_ns: int | None = None
+    """Start of the time without a transition; None while one is under way."""
+
+    def look(self, group: GroupCore, now_ns: int) -> None:
+        """Take a sample (every tick)."""
+        self.freed.add(now_ns, group.counters.num_freed_blocks - group.counters.num_grown_blocks)
+        self.used.add(now_ns, group.used_blocks)
+
+    def note_blocked(self, group: GroupCore, now_ns: int) -> None:
+        """Follow whether the head of the queue is blocked by memory without a break."""
+        if group.waiting and group.head_blocked_by is BlockedBy.MEMORY:
+            if self.blocked_since_ns is None:
+                self.blocked_since_ns = now_ns
+        else:
+            self.blocked_since_ns = None
+
+    def load(self, group: GroupCore, steptime: StepTimeModel, now_ns: int) -> GroupLoad:
+        """The group as the overload policy sees it."""
+        head_blocks = group.blocks_for(len(group.waiting[0].tokens)) if group.waiting else 0
+        unfinished = sum(
+            ready for s in group.running.values() if (ready := len(s.tokens) - s.num_computed) > 1
+        )
+        queued = sum(len(s.tokens) for s in group.waiting) + unfinished
+        kv_tokens = group.used_blocks * group.limits.block_size
+        since = self.blocked_since_ns
+        return GroupLoad(
+            group.group_id,
+            group.capacity_blocks,
+            group.used_blocks,
+            head_blocks + group.watermark_blocks() if group.waiting else 0,
+            group.queued_blocks(),
+            len(group.waiting),
+            since is not None,
+            0.0 if since is None else (now_ns - since) / NANOSECONDS,
+            self.freed.per_s(),
+            queued,
+            steptime.prefill_tokens_per_s(group.limits.max_num_batched_tokens, len(group.running), kv_tokens),
+        )

@@ -1,0 +1,226 @@
+"""What goes into the core and what comes out: events and actions, nothing else.
+
+The core is sans-I/O: ``ClusterCore.handle(event, now_ns) -> list[Action]``. A driver (live or simulated) turns the
+world into events and carries out actions, in order. Actions never fail silently: each that can fail comes
+back as an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
+from jettison.types import (
+    FinishReason,
+    GroupId,
+    LayerRange,
+    MoveId,
+    Request,
+    RequestId,
+    SampledToken,
+    ShardId,
+    TokenLogprobs,
+    WorkerId,
+)
+
+if TYPE_CHECKING:
+    from jettison.core.request import RequestState
+    from jettison.policy.merge import StagePlan
+
+
+# --- events: what happened -------------------------------------------------------------------------------------
+
+
+class Arrived(NamedTuple):
+    """A request was accepted at the edge."""
+
+    request: Request
+
+
+class CancelRequested(NamedTuple):
+    """The client is gone or asked to stop. Unknown and finished ids are ignored."""
+
+    request_id: RequestId
+
+
+class FinishRequested(NamedTuple):
+    """The front end matched a stop string: end with STOP."""
+
+    request_id: RequestId
+
+
+class StepCompleted(NamedTuple):
+    """The last stage finished a step."""
+
+    step_id: int
+    tokens: list[SampledToken]
+    """One per row that samples, in row order."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]]
+    """Row index -> logprobs of prompt tokens."""
+    compute_ns: int
+
+
+class StepFailed(NamedTuple):
+    """A step raised in a worker; nothing of it counts."""
+
+    step_id: int
+    message: str
+
+
+class LayoutOffered(NamedTuple):
+    """Answer to OfferLayout."""
+
+    worker_id: WorkerId
+    call_id: int
+    offer: LayoutOffer
+
+
+class LayoutApplied(NamedTuple):
+    """Answer to ApplyLayout."""
+
+    worker_id: WorkerId
+    call_id: int
+    result: LayoutResult
+
+
+class CallFailed(NamedTuple):
+    """OfferLayout, ApplyLayout or LoadShard was refused or rolled back; the worker is as before."""
+
+    worker_id: WorkerId
+    call_id: int
+    message: str
+
+
+class ShardLoaded(NamedTuple):
+    """Answer to LoadShard."""
+
+    worker_id: WorkerId
+    call_id: int
+
+
+class MoveEnded(NamedTuple):
+    """The one end of a SendKV or SendShard."""
+
+    move_id: MoveId
+    complete: bool
+    num_bytes: int
+    duration_ns: int
+
+
+class Tick(NamedTuple):
+    """Time has passed (every 100 ms)."""
+
+
+Event = (
+    Arrived | CancelRequested | FinishRequested | StepCompleted | StepFailed | LayoutOffered | LayoutApplied
+    | CallFailed | ShardLoaded | MoveEnded | Tick
+)
+
+
+# --- actions: what to do ---------------------------------------------------------------------------------------
+
+
+class StepRow(NamedTuple):
+    """One chunk of one request in a step."""
+
+    state: RequestState
+    context_len: int
+    """Tokens already in the KV cache before this chunk."""
+    num_tokens: int
+    samples: bool
+    """The chunk ends at the request's last known token: a new one is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """Run one microbatch through the stages of a group.
+
+    The driver must read tokens and block tables while it carries the action out, not later: they change with the
+    next event.
+    """
+
+    step_id: int
+    group_id: GroupId
+    epoch: int
+    stages: tuple[StagePlan, ...]
+    rows: tuple[StepRow, ...]
+
+
+class OfferLayout(NamedTuple):
+    """Ask a worker what a layout needs."""
+
+    worker_id: WorkerId
+    call_id: int
+    spec: LayoutSpec
+    live_blocks: int
+
+
+class ApplyLayout(NamedTuple):
+    """Make a worker's memory look like ``spec``."""
+
+    worker_id: WorkerId
+    call_id: int
+    spec: LayoutSpec
+    live_blocks: int
+    version: int
+    copies: tuple[tuple[int, int], ...]
+
+
+class SendKV(NamedTuple):
+    """Copy KV blocks from worker to worker."""
+
+    move_id: MoveId
+    src: WorkerId
+    dst: WorkerId
+    layers: LayerRange
+    src_blocks: tuple[int, ...]
+    dst_blocks: tuple[int, ...]
+
+
+class SendShard(NamedTuple):
+    """Copy a parameter shard from worker to worker."""
+
+    move_id: MoveId
+    src: WorkerId
+    dst: WorkerId
+    shard: ShardId
+
+
+class LoadShard(NamedTuple):
+    """Fill a mapped shard from the model folder."""
+
+    worker_id: WorkerId
+    call_id: int
+    shard: ShardId
+
+
+class CancelMove(NamedTuple):
+    """Stop a move at its next piece; its MoveEnded still comes."""
+
+    src: WorkerId
+    move_id: MoveId
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """Tokens for a client. With a ``finish_reason`` it is the request's last."""
+
+    request_id: RequestId
+    tokens: tuple[SampledToken, ...]
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A decision or a milestone, for the event log: what, when, with which inputs and outcome."""
+
+    kind: str
+    time_ns: int
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+
+Action = RunStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | CancelMove | Emit | Record

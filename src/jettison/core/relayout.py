@@ -1,0 +1,103 @@
+"""Changing the layout of one worker: offer, evacuate, apply, then tell the ledger.
+
+    offer --LayoutOffered--> (plan compaction) --apply--> LayoutApplied -> DONE
+      |                            |                        |
+      '------- CallFailed ---------'--- cannot evacuate ----'--CallFailed--> FAILED (worker and ledger as before)
+
+The ledger changes only after the worker has said yes: a refused or rolled-back layout leaves both as they were.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from jettison.core.ports import Action, ApplyLayout, CallFailed, LayoutApplied, LayoutOffered, OfferLayout
+from jettison.core.state import ClusterState, WorkerState
+from jettison.memory.layout import LayoutResult, LayoutSpec
+
+
+class RelayoutPhase(StrEnum):
+    """Progress of one change."""
+
+    OFFER = "offer"
+    APPLY = "apply"
+    DONE = "done"
+    FAILED = "failed"
+
+
+class Relayout:
+    """One worker's way to ``spec``.
+
+    ``shrinks`` says that blocks may have to move: then no group may plan steps on this worker meanwhile, and the
+    ledger is locked (ended requests are reaped afterwards).
+    """
+
+    def __init__(self, cluster: ClusterState, worker: WorkerState, spec: LayoutSpec, *, shrinks: bool) -> None:
+        self._cluster = cluster
+        self.worker = worker
+        self.spec = spec
+        self.phase = RelayoutPhase.OFFER
+        self.result: LayoutResult | None = None
+        self.failure: str | None = None
+        self._shrinks = shrinks
+        self._call_id = cluster.new_call()
+        self._copies: tuple[tuple[int, int], ...] = ()
+        self._evacuate_from = 0
+        # Growth must not disturb any block; a shrink keeps as many as are held.
+        self._live_blocks = worker.ledger.num_held if shrinks else worker.ledger.capacity
+        worker.num_relayouts_open += 1
+        worker.ledger_locked = worker.ledger_locked or shrinks
+
+    @property
+    def is_over(self) -> bool:
+        """Done or failed."""
+        return self.phase in (RelayoutPhase.DONE, RelayoutPhase.FAILED)
+
+    def start(self) -> list[Action]:
+        """Ask for the offer."""
+        return [OfferLayout(self.worker.worker_id, self._call_id, self.spec, self._live_blocks)]
+
+    def on(self, event: LayoutOffered | LayoutApplied | CallFailed) -> list[Action] | None:
+        """Take an answer; None if it belongs to somebody else."""
+        if event.worker_id != self.worker.worker_id or event.call_id != self._call_id or self.is_over:
+            return None
+        if isinstance(event, CallFailed):
+            self._close(RelayoutPhase.FAILED, event.message)
+            return []
+        if isinstance(event, LayoutOffered):
+            return self._apply(event)
+        return self._applied(event)
+
+    def _apply(self, event: LayoutOffered) -> list[Action]:
+        ledger = self.worker.ledger
+        self._evacuate_from = min(event.offer.evacuate_from_block, event.offer.capacity_blocks)
+        if self._evacuate_from < ledger.capacity:
+            copies = ledger.plan_compaction(self._evacuate_from) if self._shrinks else None
+            if copies is None:
+                self._close(RelayoutPhase.FAILED, "live blocks do not fit below the new line")
+                return []
+            self._copies = tuple(copies)
+        self.phase = RelayoutPhase.APPLY
+        self._call_id = self._cluster.new_call()
+        return [
+            ApplyLayout(
+                self.worker.worker_id, self._call_id, self.spec, self._live_blocks, event.offer.version, self._copies
+            )
+        ]
+
+    def _applied(self, event: LayoutApplied) -> list[Action]:
+        ledger = self.worker.ledger
+        if self._evacuate_from < ledger.capacity:
+            ledger.apply_compaction(self._copies, self._evacuate_from)
+        ledger.resize(event.result.capacity_blocks)
+        self.worker.layout = self.spec
+        self.result = event.result
+        self._close(RelayoutPhase.DONE, None)
+        return []
+
+    def _close(self, phase: RelayoutPhase, failure: str | None) -> None:
+        self.phase = phase
+        self.failure = failure
+        self.worker.num_relayouts_open -= 1
+        if self._shrinks:
+            self.worker.ledger_locked = False

@@ -1,0 +1,92 @@
+"""The state of one accepted request. Owned by the core; drivers read it, only the core writes it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from jettison.types import FinishReason, GroupId, LayerRange, Request, RequestId, TokenLogprobs, WorkerId
+
+
+class Phase(StrEnum):
+    """Where a request is in its life.
+
+        WAITING --admit--> RUNNING --stop/length/cancel--> FINISHED
+           ^                 |  ^
+           |---- preempt ----|  |-- KV complete --
+           |                 |---- merge -------> MOVING (stalled until its KV is in place)
+    """
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    MOVING = "moving"
+    FINISHED = "finished"
+
+
+class RequestState:
+    """Progress of one request.
+
+    Invariant: ``num_computed <= num_computed + num_pending <= len(tokens)``. KV of tokens before ``num_computed`` is
+    valid at every worker in ``kv_at``, for the layers named there.
+    """
+
+    __slots__ = (
+        "request", "request_id", "num_prompt", "tokens", "num_computed", "num_pending", "phase", "group_id", "kv_at",
+        "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns", "first_token_ns",
+        "finished_ns", "num_preemptions", "order", "prompt_logprobs", "moves", "paused",
+    )
+
+    def __init__(self, request: Request, order: int) -> None:
+        self.request = request
+        self.request_id: RequestId = request.request_id
+        self.num_prompt = len(request.prompt_token_ids)
+        self.tokens: list[int] = list(request.prompt_token_ids)
+        """Prompt, then output."""
+        self.num_computed = 0
+        self.num_pending = 0
+        """Tokens in unfinished steps."""
+        self.phase = Phase.WAITING
+        self.group_id: GroupId = -1
+        self.kv_at: dict[WorkerId, LayerRange] = {}
+        self.num_cached = 0
+        """Prompt tokens taken from the prefix cache at the first admission."""
+        self.num_sealed = 0
+        """Leading blocks registered in the prefix cache."""
+        self.hashes: list[bytes] = []
+        """Chain hashes of the leading full blocks, computed as needed."""
+        self.ending: FinishReason | None = None
+        """Set when the request must end but part of it is still in flight or on a link."""
+        self.finish_reason: FinishReason | None = None
+        self.first_scheduled_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.finished_ns: int | None = None
+        self.num_preemptions = 0
+        self.order = (request.priority, order)
+        """Service order: priority first, then arrival."""
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = (
+            [None] if request.params.prompt_logprobs is not None else None
+        )
+        self.moves: set[int] = set()
+        """Moves of its KV that have not ended: until then its blocks stay reserved on both sides."""
+        self.paused = False
+        """Not scheduled: the last blocks of its KV are on their way to its new home."""
+
+    @property
+    def num_output(self) -> int:
+        """Tokens produced so far."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def num_ready(self) -> int:
+        """Tokens known but neither computed nor in flight."""
+        return len(self.tokens) - self.num_computed - self.num_pending
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its terminal event has been emitted."""
+        return self.finish_reason is not None
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.request_id} {self.phase} {self.num_computed}+{self.num_pending}/{len(self.tokens)}"
+            f" kv_at={self.kv_at}>"
+        )

@@ -1,0 +1,184 @@
+"""What the cluster core knows: workers with their ledgers, groups, requests, and the counters that make ids.
+
+Data and lookups only; decisions are in ``policy``, sequences in ``core.merging`` and ``core.restoring``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jettison.core.group import GroupCore, SchedulerLimits
+from jettison.core.ports import Action, Emit, SendKV
+from jettison.core.request import Phase, RequestState
+from jettison.memory.blocks import BlockLedger
+from jettison.memory.layout import LayoutSpec
+from jettison.memory.prefix import PrefixHasher
+from jettison.policy.merge import StagePlan
+from jettison.types import FinishReason, GroupId, LayerRange, ModelShape, MoveId, RequestId, SampledToken, WorkerId
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """One worker's memory as the controller knows it."""
+
+    worker_id: WorkerId
+    ledger: BlockLedger
+    full_blocks: int
+    """Capacity with every layer resident."""
+    layout: LayoutSpec
+    num_relayouts_open: int = 0
+    ledger_locked: bool = False
+    """A shrinking layout is being applied: no block may change hands until it has answered."""
+
+    def resident(self, shape: ModelShape) -> LayerRange:
+        """Layers whose parameters it holds and may run (a contiguous range)."""
+        return shape.all_layers if self.layout.shards >= shape.all_shards else self.layout.kv_layers
+
+
+@dataclass(slots=True)
+class ClusterCounters:
+    """Monotone totals of the cluster."""
+
+    num_drops: int = 0
+    num_restores: int = 0
+    num_turned_restores: int = 0
+    drop_ns: int = 0
+    """Decision to first step of the merged group possible, summed."""
+    remap_ns: int = 0
+    restore_ns: int = 0
+    exchanged_bytes: int = 0
+    returned_bytes: int = 0
+    pulled_bytes: int = 0
+    num_cancelled: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+
+
+@dataclass(slots=True)
+class ClusterState:
+    """Everything, in one place. Ids come from counters in here, so equal runs give equal ids."""
+
+    shape: ModelShape
+    limits: SchedulerLimits
+    hasher: PrefixHasher
+    workers: dict[WorkerId, WorkerState]
+    groups: dict[GroupId, GroupCore] = field(default_factory=dict)
+    requests: dict[RequestId, RequestState] = field(default_factory=dict)
+    counters: ClusterCounters = field(default_factory=ClusterCounters)
+    move_owner: dict[MoveId, RequestState] = field(default_factory=dict)
+    """Request whose KV a move carries."""
+    next_group_id: GroupId = 0
+    next_epoch: int = 0
+    next_step_id: int = 1
+    next_call_id: int = 1
+    next_move_id: MoveId = 1
+    next_order: int = 0
+
+    # --- groups -----------------------------------------------------------------------------------------------
+
+    def form_group(self, stages: tuple[StagePlan, ...]) -> GroupCore:
+        """A new, empty group over existing workers."""
+        group = GroupCore(
+            self.next_group_id,
+            self.next_epoch,
+            stages,
+            {w: s.ledger for w, s in self.workers.items()},
+            self.limits,
+            self.hasher,
+        )
+        self.next_group_id += 1
+        self.next_epoch += 1
+        self.groups[group.group_id] = group
+        return group
+
+    def dissolve(self, group: GroupCore) -> None:
+        """Remove an empty group and keep its totals."""
+        assert not group.running and not group.waiting and not group.moving and not group.in_flight, "group not empty"
+        del self.groups[group.group_id]
+        self.counters.num_preemptions += group.counters.num_preemptions
+        self.counters.num_recomputed_tokens += group.counters.num_recomputed_tokens
+        self.counters.prefix_queries += group.counters.prefix_queries
+        self.counters.prefix_hits += group.counters.prefix_hits
+
+    def full_layout(self) -> LayoutSpec:
+        """Every shard, every layer's KV."""
+        return LayoutSpec(self.shape.all_shards, self.shape.all_layers)
+
+    def stage_layout(self, layers: LayerRange) -> LayoutSpec:
+        """Only what a stage needs."""
+        return LayoutSpec(self.shape.shards_for(layers), layers)
+
+    # --- ids --------------------------------------------------------------------------------------------------
+
+    def new_call(self) -> int:
+        """A fresh call id."""
+        self.next_call_id += 1
+        return self.next_call_id - 1
+
+    def new_move(self) -> MoveId:
+        """A fresh move id."""
+        self.next_move_id += 1
+        return self.next_move_id - 1
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def send_kv(
+        self, state: RequestState, src: WorkerId, dst: WorkerId, layers: LayerRange,
+        src_blocks: list[int], dst_blocks: list[int],
+    ) -> SendKV:
+        """A KV move owned by a request: its blocks stay reserved until the move has ended."""
+        move = SendKV(self.new_move(), src, dst, layers, tuple(src_blocks), tuple(dst_blocks))
+        state.moves.add(move.move_id)
+        self.move_owner[move.move_id] = state
+        return move
+
+    def end(
+        self, state: RequestState, reason: FinishReason, now_ns: int, *,
+        tokens: tuple[SampledToken, ...] = (), stop_token_id: int | None = None, error: str | None = None,
+    ) -> list[Action]:
+        """Give a request its one terminal event, and its blocks back as soon as nothing touches them."""
+        if state.is_finished:
+            return []
+        state.finish_reason = reason
+        state.finished_ns = now_ns
+        state.ending = reason
+        if reason is FinishReason.CANCELLED:
+            self.counters.num_cancelled += 1
+        self.reap(state)
+        return [Emit(state.request_id, tokens, reason, stop_token_id, error)]
+
+    def reap(self, state: RequestState) -> bool:
+        """Free an ended request if no step, move or layout change touches its blocks any more."""
+        if state.ending is None or state.phase is Phase.FINISHED:
+            return False
+        group = self.groups[state.group_id]
+        if state.num_pending or state.moves or any(self.workers[w].ledger_locked for w in group.worker_ids):
+            return False
+        group.take_out(state)
+        group.release_blocks(state)
+        state.phase = Phase.FINISHED
+        del self.requests[state.request_id]
+        return True
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Invariants of the whole cluster, for tests and idle moments. Raises AssertionError."""
+        queued: dict[RequestId, GroupId] = {}
+        for group in self.groups.values():
+            group.check()
+            for state in (*group.waiting, *group.running.values(), *group.moving.values()):
+                assert state.request_id not in queued, f"{state} is in two queues"
+                queued[state.request_id] = group.group_id
+        assert queued.keys() == self.requests.keys(), "every live request is in exactly one queue"
+        for worker in self.workers.values():
+            for request_id in worker.ledger.requests():
+                assert request_id in self.requests, f"blocks of {request_id} at worker {worker.worker_id} leaked"
+
+    def is_idle(self) -> bool:
+        """No requests, no moves."""
+        return not self.requests and not self.move_owner
+
+

@@ -1,0 +1,52 @@
+"""Flat byte views of tensors and arrays, so that rooms without torch can move a device's bytes.
+
+Both directions share memory where they can. Numpy arrays pass through untouched and without importing torch,
+so a test's device may be made of numpy alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+
+def as_numpy_uint8(tensor: Any) -> npt.NDArray[np.uint8]:
+    """Flat uint8 array over the bytes of a torch tensor or numpy array of any dtype.
+
+    Zero-copy for contiguous host memory. Otherwise (device memory, strides) it is a copy, so never write
+    through the result unless the source is known to be contiguous on the host.
+    """
+    if isinstance(tensor, np.ndarray):
+        return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8)
+    import torch
+
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    array: npt.NDArray[np.uint8] = flat.cpu().numpy()
+    return array
+
+
+def as_tensor_uint8(data: Any) -> torch.Tensor:
+    """Flat uint8 tensor over the bytes of a numpy array, memoryview or tensor; zero-copy, the memory is kept alive.
+
+    Read-only memory (a shared-memory frame) gives a tensor too: writing to it is an error of the caller, and
+    a crash where the pages are mapped read-only.
+    """
+    import torch
+
+    if isinstance(data, torch.Tensor):
+        return data.view(-1).view(torch.uint8)
+    array = np.ascontiguousarray(np.asarray(data)).reshape(-1).view(np.uint8)
+    if array.size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    # torch warns about memory it may not write; a ctypes view of the same address carries no such flag.
+    view = (ctypes.c_uint8 * array.size).from_address(array.ctypes.data)
+    view.owner = array  # type: ignore[attr-defined]  # the tensor keeps the view, the view keeps the array
+    return torch.frombuffer(view, dtype=torch.uint8)

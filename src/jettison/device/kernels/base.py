@@ -1,0 +1,182 @@
+"""What the model asks of a device's compute kernels, and the argument checks that every back end shares.
+
+Here: the ``Kernels`` protocol (the contract) and cheap shape and dtype checks. Not here: any arithmetic, and
+anything that knows about requests, layers or memory ownership.
+
+Conventions of all methods: T tokens of R rows (one chunk of one request each) lie one after the other; row r's
+token i has the absolute position ``context_lens[r] + i``. Matrices may be row-strided views (a slice of a fused
+QKV buffer) as long as the elements inside a row are contiguous. dtypes are float64, float32 and bfloat16;
+sums are kept in float64, float32 and float32 respectively. No method allocates memory that outlives it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Int32Array = Tensor | npt.NDArray[np.int32]
+"""Host int32 array, torch or numpy."""
+
+SUPPORTED_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+
+class Kernels(Protocol):
+    """The compute of one device. Methods are thread-safe, and write only what they name.
+
+    All raise ValueError for shapes, dtypes or strides that break the contract, before anything is written.
+    A row's result never depends, not even in its last bit, on which other rows share the batch (``attention``
+    of every back end; every method of the native one).
+    """
+
+    name: str
+    """What was chosen, for logs and metrics: ``"native-avx2"``, ``"torch"``, ..."""
+
+    def write_kv(
+        self,
+        k: Tensor,
+        v: Tensor,
+        arena: Tensor,
+        block_tables: Int32Array,
+        query_lens: Int32Array,
+        context_lens: Int32Array,
+    ) -> None:
+        """Store this chunk's keys and values at their positions.
+
+        ``k``, ``v``: [T, num_kv_heads, head_dim]. ``arena``: [num_blocks, 2, num_kv_heads, block_size, head_dim],
+        contiguous. ``block_tables``: int32 [R, max_blocks]; ``query_lens``, ``context_lens``: int32 [R].
+        Raises IndexError when a block id lies outside the arena or a row outgrows its block table.
+        """
+        ...
+
+    def attention(
+        self,
+        q: Tensor,
+        arena: Tensor,
+        block_tables: Int32Array,
+        query_lens: Int32Array,
+        context_lens: Int32Array,
+        out: Tensor,
+        scale: float,
+    ) -> None:
+        """Causal grouped-query attention over the paged cache, for prefill, chunked prefill and decode rows alike.
+
+        ``q``, ``out``: [T, num_heads, head_dim]; ``num_heads`` is a multiple of the arena's ``num_kv_heads``. A token
+        at position p attends to positions 0..p; nothing beyond is read, whatever bytes lie there. ``write_kv``
+        must have stored this chunk first. Raises IndexError as ``write_kv`` does.
+        """
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """``out = weight * x / sqrt(mean(x^2) + eps)`` over the last dimension. ``x``, ``out``: [T, H]; ``out`` may be ``x``."""
+        ...
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """``residual += x`` in place, then ``out = rms_norm(residual)``. All [T, H]; ``out`` may be ``x``."""
+        ...
+
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array | Tensor) -> None:
+        """Rotate ``q`` [T, num_heads, D] and ``k`` [T, num_kv_heads, D] in place (Hugging Face's ``rotate_half`` pairing).
+
+        ``cos``, ``sin``: [max_positions, rotary_dim] with ``rotary_dim <= D`` and even, float32 (float64 for
+        float64 inputs); ``positions``: int32 or int64 [T]. Dimensions beyond ``rotary_dim`` stay as they are.
+        Raises IndexError for a position outside the tables.
+        """
+        ...
+
+    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """RMS norm of each head in place (QK norm of Qwen3). ``x``: [T, heads, D]; ``weight``: [D]."""
+        ...
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """``out = silu(gate) * up``. ``gate_up``: [T, 2 * I], gate first; ``out``: [T, I]."""
+        ...
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """``out = x @ weight.T + bias``. ``x``: [T, K]; ``weight``: plain row-major [N, K]; ``out``: [T, N], no alias of ``x``."""
+        ...
+
+
+def fail(message: str) -> None:
+    """Raise the ValueError of a broken contract (out of line: keeps the checks of hot calls short)."""
+    raise ValueError(message)
+
+
+def check_matrix(name: str, t: Tensor, rows: int, cols: int, dtype: torch.dtype) -> None:
+    """Raise ValueError unless ``t`` is [rows, cols] of ``dtype`` with contiguous rows."""
+    if t.dtype != dtype:
+        fail(f"{name}: dtype is {t.dtype}, expected {dtype}")
+    if t.shape != (rows, cols):
+        fail(f"{name}: shape is {tuple(t.shape)}, expected {(rows, cols)}")
+    if cols > 1 and t.stride(1) != 1:
+        fail(f"{name}: the elements of a row must be contiguous")
+
+
+def check_heads(name: str, t: Tensor, dtype: torch.dtype) -> None:
+    """Raise ValueError unless ``t`` is [tokens, heads, D] of ``dtype`` with contiguous tokens (rows may be strided)."""
+    if t.dim() != 3:
+        fail(f"{name}: expected [tokens, heads, head_dim], got {tuple(t.shape)}")
+    if t.dtype != dtype:
+        fail(f"{name}: dtype is {t.dtype}, expected {dtype}")
+    _, heads, head_dim = t.shape
+    _, head_stride, element_stride = t.stride()
+    if (head_dim > 1 and element_stride != 1) or (heads > 1 and head_stride != head_dim):
+        fail(f"{name}: the heads of a token must be contiguous, strides are {t.stride()}")
+
+
+def check_arena(arena: Tensor, dtype: torch.dtype) -> None:
+    """Raise ValueError unless ``arena`` is one layer's contiguous KV tensor of ``dtype``."""
+    if arena.dim() != 5 or arena.shape[1] != 2:
+        fail(f"arena: expected [blocks, 2, kv_heads, block_size, head_dim], got {tuple(arena.shape)}")
+    if arena.dtype != dtype:
+        fail(f"arena: dtype is {arena.dtype}, expected {dtype}")
+    if not arena.is_contiguous():
+        fail("arena: must be contiguous")
+
+
+def check_norm(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None = None) -> None:
+    """Checks of ``rms_norm`` and ``add_rms_norm``."""
+    if x.dim() != 2:
+        fail(f"x: expected [tokens, hidden], got {tuple(x.shape)}")
+    rows, cols = x.shape
+    check_matrix("x", x, rows, cols, x.dtype)
+    check_matrix("out", out, rows, cols, x.dtype)
+    if residual is not None:
+        check_matrix("residual", residual, rows, cols, x.dtype)
+    check_vector("weight", weight, cols, x.dtype)
+
+
+def check_vector(name: str, t: Tensor, size: int, dtype: torch.dtype) -> None:
+    """Raise ValueError unless ``t`` is a contiguous vector of ``size`` elements of ``dtype``."""
+    if t.dtype != dtype or t.shape != (size,) or (size > 1 and t.stride(0) != 1):
+        fail(f"{name}: expected a contiguous {dtype} vector of {size}, got {t.dtype} {tuple(t.shape)}")
+
+
+def check_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Checks of ``rotary``, positions aside."""
+    check_heads("q", q, q.dtype)
+    check_heads("k", k, q.dtype)
+    table_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if k.shape[0] != q.shape[0] or k.shape[2] != q.shape[2]:
+        fail(f"k: shape {tuple(k.shape)} does not go with q {tuple(q.shape)}")
+    if cos.dim() != 2 or cos.shape[1] % 2 or cos.shape[1] > q.shape[2]:
+        fail(f"cos: shape {tuple(cos.shape)} does not go with a head of {q.shape[2]}")
+    for name, table in (("cos", cos), ("sin", sin)):
+        check_matrix(name, table, cos.shape[0], cos.shape[1], table_dtype)
+        if not table.is_contiguous():
+            fail(f"{name}: must be contiguous")
+
+
+def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """Checks of ``linear``."""
+    if x.dim() != 2 or weight.dim() != 2:
+        fail(f"linear: expected matrices, got {tuple(x.shape)} and {tuple(weight.shape)}")
+    (rows, inner), cols = x.shape, weight.shape[0]
+    check_matrix("x", x, rows, inner, x.dtype)
+    check_matrix("weight", weight, cols, inner, x.dtype)
+    check_matrix("out", out, rows, cols, x.dtype)
+    if bias is not None:
+        check_vector("bias", bias, cols, x.dtype)

@@ -1,0 +1,173 @@
+"""The same kernels in plain torch: the fallback where there is no compiler, and the second opinion in tests.
+
+Attention gathers each row's blocks and calls SDPA row by row, so a row's result does not depend on the batch.
+Slow with many rows, right everywhere.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from jettison.device.kernels.base import (
+    Int32Array,
+    check_arena,
+    check_heads,
+    check_linear,
+    check_matrix,
+    check_norm,
+    check_rotary,
+    check_vector,
+    fail,
+)
+
+
+def _host(array: Int32Array | Tensor) -> npt.NDArray[np.integer]:
+    return array.numpy() if isinstance(array, Tensor) else array
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+class TorchKernels:
+    """``Kernels`` in torch; see ``base.Kernels`` for the contract."""
+
+    name = "torch"
+
+    def write_kv(
+        self,
+        k: Tensor,
+        v: Tensor,
+        arena: Tensor,
+        block_tables: Int32Array,
+        query_lens: Int32Array,
+        context_lens: Int32Array,
+    ) -> None:
+        """See ``Kernels.write_kv``."""
+        check_arena(arena, k.dtype)
+        check_heads("k", k, k.dtype)
+        check_heads("v", v, k.dtype)
+        if k.shape != v.shape or k.shape[1:] != (arena.shape[2], arena.shape[4]):
+            fail(f"k {tuple(k.shape)}, v {tuple(v.shape)} do not go with arena {tuple(arena.shape)}")
+        tables, queries, contexts = _check_rows(arena, block_tables, query_lens, context_lens, k.shape[0])
+        block_size = arena.shape[3]
+        rows = np.repeat(np.arange(len(queries)), queries)
+        starts = np.repeat(np.cumsum(queries) - queries - contexts, queries)
+        positions = np.arange(k.shape[0]) - starts
+        blocks = torch.from_numpy(tables[rows, positions // block_size].astype(np.int64))
+        offsets = torch.from_numpy(positions % block_size)
+        arena[blocks, 0, :, offsets, :] = k
+        arena[blocks, 1, :, offsets, :] = v
+
+    def attention(
+        self,
+        q: Tensor,
+        arena: Tensor,
+        block_tables: Int32Array,
+        query_lens: Int32Array,
+        context_lens: Int32Array,
+        out: Tensor,
+        scale: float,
+    ) -> None:
+        """See ``Kernels.attention``."""
+        check_arena(arena, q.dtype)
+        check_heads("q", q, q.dtype)
+        check_heads("out", out, q.dtype)
+        num_kv_heads, block_size, head_dim = arena.shape[2:]
+        if q.shape != out.shape or q.shape[2] != head_dim or q.shape[1] % num_kv_heads:
+            fail(f"q {tuple(q.shape)}, out {tuple(out.shape)} do not go with arena {tuple(arena.shape)}")
+        tables, queries, contexts = _check_rows(arena, block_tables, query_lens, context_lens, q.shape[0])
+        start = 0
+        for table, num_queries, context in zip(tables, queries.tolist(), contexts.tolist(), strict=True):
+            end, num_keys = start + num_queries, context + num_queries
+            if num_queries == 0:
+                continue
+            ids = torch.from_numpy(table[: -(-num_keys // block_size)].astype(np.int64))
+            cache = arena[ids]  # [blocks, 2, kv_heads, block_size, head_dim]
+            kv = cache.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :num_keys]
+            mask = None
+            if num_queries > 1:
+                mask = torch.ones(num_queries, num_keys, dtype=torch.bool).tril_(context)
+            query = q[start:end].transpose(0, 1).unsqueeze(0)
+            result = F.scaled_dot_product_attention(
+                query, kv[0:1], kv[1:2], attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != num_kv_heads
+            )
+            out[start:end] = result[0].transpose(0, 1)
+            start = end
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """See ``Kernels.rms_norm``."""
+        check_norm(x, weight, out)
+        out.copy_(_normalize(x, weight, eps))
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """See ``Kernels.add_rms_norm``."""
+        check_norm(x, weight, out, residual)
+        residual.add_(x)
+        out.copy_(_normalize(residual, weight, eps))
+
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array | Tensor) -> None:
+        """See ``Kernels.rotary``."""
+        check_rotary(q, k, cos, sin)
+        index = torch.as_tensor(positions).long()
+        if index.shape != (q.shape[0],):
+            fail(f"positions: expected {q.shape[0]}, got {tuple(index.shape)}")
+        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < cos.shape[0]:
+            raise IndexError(f"a position lies outside the {cos.shape[0]} of the rotary tables")
+        c, s = cos[index].unsqueeze(1), sin[index].unsqueeze(1)
+        for x in (q, k):
+            part = x[..., : cos.shape[1]]
+            wide = part.to(cos.dtype)
+            left, right = wide.chunk(2, dim=-1)
+            part.copy_(wide * c + torch.cat((-right, left), dim=-1) * s)
+
+    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """See ``Kernels.head_rms_norm``."""
+        check_heads("x", x, x.dtype)
+        check_vector("weight", weight, x.shape[2], x.dtype)
+        x.copy_(_normalize(x, weight, eps))
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """See ``Kernels.silu_mul``."""
+        rows, cols = out.shape
+        check_matrix("out", out, rows, cols, gate_up.dtype)
+        check_matrix("gate_up", gate_up, rows, 2 * cols, gate_up.dtype)
+        gate, up = gate_up.to(_accumulator(out.dtype)).chunk(2, dim=-1)
+        out.copy_(F.silu(gate) * up)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """See ``Kernels.linear``."""
+        check_linear(x, weight, bias, out)
+        if bias is None:
+            torch.mm(x, weight.t(), out=out)
+        else:
+            torch.addmm(bias, x, weight.t(), out=out)
+
+
+def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.to(_accumulator(x.dtype))
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return weight * scaled.to(x.dtype)
+
+
+def _check_rows(
+    arena: Tensor, block_tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array, num_tokens: int
+) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+    tables, queries, contexts = _host(block_tables), _host(query_lens), _host(context_lens)
+    if tables.ndim != 2 or queries.shape != (tables.shape[0],) or contexts.shape != queries.shape:
+        fail(f"block_tables {tables.shape}, query_lens {queries.shape}, context_lens {contexts.shape} do not match")
+    if any(array.dtype != np.int32 for array in (tables, queries, contexts)):
+        fail("block_tables, query_lens and context_lens must be int32")
+    if len(queries) == 0 or int(queries.sum()) != num_tokens or queries.min() < 0 or contexts.min() < 0:
+        fail(f"query_lens must be >= 0 and add up to {num_tokens} tokens, context_lens must be >= 0")
+    num_blocks = -(-(queries + contexts) // arena.shape[3])
+    if num_blocks.max() > tables.shape[1]:
+        raise IndexError(f"a row needs {num_blocks.max()} blocks, its table has {tables.shape[1]}")
+    used = tables[np.arange(tables.shape[1]) < num_blocks[:, None]]
+    if used.size and not 0 <= used.min() <= used.max() < arena.shape[0]:
+        raise IndexError(f"a block id lies outside the arena's {arena.shape[0]} blocks")
+    return tables, queries, contexts

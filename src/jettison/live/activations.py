@@ -1,0 +1,157 @@
+"""Hidden states between stages: cut into chunks that fit a frame, put together again, kept until their step.
+
+An activation belongs to a step id. It may arrive before its Step command does; a bounded number of such early
+ones is kept. A stage whose part of a step failed sends a failure flag in place of hidden states, so that
+every later stage ends its part too and the last one tells the controller.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from jettison.errors import LinkDownError
+from jettison.transport.link import EMPTY, Bytes, Frame, FrameKind, Link
+from jettison.types import WorkerId
+
+_CHUNK = struct.Struct("<QQ?")
+"""Offset of this chunk, total bytes of the activation, whether it is a failure (the bytes are then a message)."""
+
+MAX_FAILURE_BYTES = 512
+MAX_ACTIVATION_BYTES = 1 << 30
+"""What a peer can make this worker allocate for one step; far above any real microbatch."""
+
+
+@dataclass(slots=True)
+class Arrived:
+    """The whole input of a step from the stage before it."""
+
+    data: Bytes
+    """Hidden bytes, owned by the receiver; empty after a failure."""
+    failure: str | None = None
+
+
+class OutgoingActivation:
+    """One activation on its way out, resumed where back-pressure stopped it."""
+
+    def __init__(self, step_id: int, data: Bytes, failure: bool = False) -> None:
+        self.step_id = step_id
+        self._data = data
+        self._failure = failure
+        self._offset = 0
+        self._sent_any = False
+
+    @classmethod
+    def of_failure(cls, step_id: int, message: str) -> OutgoingActivation:
+        """Tell the later stages that this step has failed."""
+        data = np.frombuffer(message.encode()[:MAX_FAILURE_BYTES], dtype=np.uint8)
+        return cls(step_id, data, failure=True)
+
+    def send(self, link: Link) -> bool:
+        """Send as many chunks as the link takes now; whether all are sent. Raises LinkDownError."""
+        limit = link.max_payload(FrameKind.ACTIVATION)
+        total = len(self._data)
+        while not self._sent_any or self._offset < total:
+            chunk = self._data[self._offset : self._offset + limit]
+            aux = _CHUNK.pack(self._offset, total, self._failure)
+
+            def fill(out: Bytes, chunk: Bytes = chunk) -> None:
+                out[:] = chunk
+
+            if not link.send_frame(FrameKind.ACTIVATION, self.step_id, aux, len(chunk), fill):
+                return False
+            self._sent_any = True
+            self._offset += len(chunk)
+        return True
+
+
+@dataclass(slots=True)
+class _Partial:
+    peer: WorkerId
+    data: Bytes
+    num_bytes: int
+    failure: bool
+
+
+class ActivationInbox:
+    """Activations that have arrived, whole or in part, by step id.
+
+    Early ones (no Step command yet) are bounded by ``max_early``: beyond it the oldest is dropped and its
+    step, should it come, is told so. The controller keeps few microbatches in flight, so this bound only
+    meets steps that no longer exist.
+    """
+
+    def __init__(self, max_early: int = 64) -> None:
+        self._partial: OrderedDict[int, _Partial] = OrderedDict()
+        self._whole: OrderedDict[int, Arrived] = OrderedDict()
+        self._expected: set[int] = set()
+        self._max_early = max_early
+        self._dropped: deque[int] = deque(maxlen=4 * max_early)
+
+    def expect(self, step_id: int) -> None:
+        """The step's command is here: its activation is no longer early."""
+        self._expected.add(step_id)
+
+    def accept(self, peer: WorkerId, frame: Frame) -> None:
+        """Take one ACTIVATION frame (copied; the frame may be released). Raises LinkDownError on nonsense."""
+        try:
+            offset, total, failure = _CHUNK.unpack(frame.aux)
+        except struct.error as error:
+            raise LinkDownError(f"activation of step {frame.tag}: {error}") from None
+        step_id = frame.tag
+        if step_id in self._dropped:
+            return
+        partial = self._partial.get(step_id)
+        if partial is None:
+            if offset != 0 or total > MAX_ACTIVATION_BYTES or step_id in self._whole:
+                raise LinkDownError(f"activation of step {step_id} starts at {offset} of {total} bytes")
+            partial = _Partial(peer, np.empty(total, dtype=np.uint8), 0, failure)
+            self._partial[step_id] = partial
+        end = offset + len(frame.payload)
+        if (peer, offset, total) != (partial.peer, partial.num_bytes, len(partial.data)) or end > total:
+            raise LinkDownError(f"activation of step {step_id}: chunk {offset} to {end} of {total} bytes is out of place")
+        partial.data[offset:end] = frame.payload
+        partial.num_bytes = end
+        if end == total:
+            del self._partial[step_id]
+            self._whole[step_id] = _arrived(partial)
+        self._drop_oldest_early()
+
+    def ready(self, step_id: int) -> bool:
+        """Whether ``take`` has something for this step."""
+        return step_id in self._whole or step_id in self._dropped
+
+    def take(self, step_id: int) -> Arrived:
+        """Remove and return a step's input; KeyError unless ``ready``."""
+        self._expected.discard(step_id)
+        if step_id in self._dropped:
+            self._dropped.remove(step_id)
+            return Arrived(EMPTY, "its activation came too early and was dropped")
+        return self._whole.pop(step_id)
+
+    def forget(self, step_id: int) -> None:
+        """The step is over without its input."""
+        self._expected.discard(step_id)
+        self._partial.pop(step_id, None)
+        self._whole.pop(step_id, None)
+
+    def forget_partial(self, peer: WorkerId) -> None:
+        """The link to ``peer`` is down: what is not whole will never be."""
+        for step_id in [step_id for step_id, partial in self._partial.items() if partial.peer == peer]:
+            del self._partial[step_id]
+
+    def _drop_oldest_early(self) -> None:
+        early = [step_id for kept in (self._whole, self._partial) for step_id in kept if step_id not in self._expected]
+        for step_id in early[: max(0, len(early) - self._max_early)]:
+            self._whole.pop(step_id, None)
+            self._partial.pop(step_id, None)
+            self._dropped.append(step_id)
+
+
+def _arrived(partial: _Partial) -> Arrived:
+    if partial.failure:
+        return Arrived(EMPTY, partial.data.tobytes().decode(errors="replace"))
+    return Arrived(partial.data)

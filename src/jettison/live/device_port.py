@@ -1,0 +1,79 @@
+"""What a worker's loop asks of its device: the seam between ``live`` and ``device.worker.DeviceWorker``.
+
+Byte buffers are flat uint8 numpy arrays here (``device.bytesview`` turns them into tensors), so that the loop
+and its tests need no torch. All calls come from one thread, one at a time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from jettison.device.step import StepInput
+from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
+from jettison.transport.link import Bytes
+from jettison.types import LayerRange, ShardId
+
+
+class Device(Protocol):
+    """One device's memory, layers and KV cache. Any call may raise; what failed has changed nothing."""
+
+    @property
+    def capacity_blocks(self) -> int:
+        """Blocks per arena of the resident layers."""
+        ...
+
+    @property
+    def layout_version(self) -> int:
+        """Version of the page map."""
+        ...
+
+    @property
+    def kernels_name(self) -> str:
+        """Which kernels run, for the logs."""
+        ...
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block in one layer's arena (K and V)."""
+        ...
+
+    def start(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def run_step(self, step: StepInput, hidden: Any) -> Any:
+        """Run one stage. ``hidden`` is None on the first stage. Returns a StepOutput on the last stage, else hidden.
+
+        The hidden states returned are the caller's: their memory is not used again by the device.
+        """
+        ...
+
+    def hidden_from_bytes(self, data: Bytes, num_tokens: int) -> Any:
+        """Hidden states ``[num_tokens, hidden_size]`` over ``data``, which the device may keep and change."""
+        ...
+
+    def offer_layout(self, spec: LayoutSpec, live_blocks: int) -> LayoutOffer: ...
+
+    def apply_layout(
+        self, spec: LayoutSpec, live_blocks: int, version: int, copies: list[tuple[int, int]]
+    ) -> LayoutResult: ...
+
+    def kv_gather(self, layers: LayerRange, block_ids: Any, out: Bytes) -> int:
+        """Copy blocks out, layer by layer, block by block: ``len(layers) * len(block_ids) * kv_block_bytes``."""
+        ...
+
+    def kv_scatter(self, layers: LayerRange, block_ids: Any, data: Bytes) -> None:
+        """Inverse of ``kv_gather``; ``data`` may be read-only."""
+        ...
+
+    def shard_bytes(self, shard: ShardId) -> Any:
+        """The mapped bytes of a shard, as the device lays them out; writable. Raises when it is not mapped."""
+        ...
+
+    def mark_shard_filled(self, shard: ShardId) -> None: ...
+
+    def load_shard_from_disk(self, shard: ShardId) -> None: ...
+
+    def memory_report(self) -> dict[str, int]: ...
+
+

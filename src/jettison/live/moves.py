@@ -1,0 +1,310 @@
+"""Moves between workers: KV blocks or one parameter shard, cut into pieces that fit a link's frame.
+
+A move is MOVE_BEGIN, pieces, MOVE_END on one link, in that order. Pieces say where they belong, so the
+receiver keeps only a byte count; it checks every offset and id against its own memory before it writes.
+When to send is ``worker_loop``'s business; which move to make is the core's.
+
+    source                                     destination
+    queued --MOVE_BEGIN--> sending             (unknown) --MOVE_BEGIN--> receiving
+    sending --piece--> sending                 receiving --piece--> receiving | spoiled
+    sending --MOVE_END(True)--> over           receiving --MOVE_END(True), all bytes--> MoveEnded(complete=True)
+    queued, sending --cancel, error,           receiving, spoiled --MOVE_END, link down--> MoveEnded(complete=False)
+        then MOVE_END(False)--> over
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+from jettison.device.bytesview import as_numpy_uint8
+from jettison.errors import LinkDownError
+from jettison.live.device_port import Device
+from jettison.live.messages import MoveEnded, SendKV, SendShard
+from jettison.transport.link import Bytes, Frame, FrameKind, Link
+from jettison.types import LayerRange, MoveId, ShardId, WorkerId
+
+log = logging.getLogger(__name__)
+
+_BEGIN = struct.Struct("<Q")
+"""Total bytes; the shard's name follows (empty for KV)."""
+_KV_PIECE = struct.Struct("<iiI")
+"""Layer range and number of blocks; the payload is the blocks' bytes, then their int32 ids at the destination."""
+_SHARD_PIECE = struct.Struct("<Q")
+"""Offset in the shard."""
+_END = struct.Struct("<?")
+"""Whether everything was sent."""
+_ID_BYTES = 4
+
+
+class MoveProtocolError(LinkDownError):
+    """A peer sent move frames that make no sense; its link is not to be trusted any more."""
+
+
+class OutgoingMove(ABC):
+    """One move at its source."""
+
+    kind: FrameKind
+
+    def __init__(self, move_id: MoveId, total_bytes: int, shard: ShardId = "") -> None:
+        self.move_id = move_id
+        self.begun = False
+        """MOVE_BEGIN was accepted by the link: from then on the destination owns the move's end."""
+        self.cancelled = False
+        """Send no more pieces: the controller withdrew it, or reading failed here."""
+        self._broken = False
+        """Must not end complete, whatever the byte count says."""
+        self._total_bytes = total_bytes
+        self._shard = shard
+
+    def cancel(self) -> None:
+        """Stop at the next piece. A move whose last piece has gone still ends complete."""
+        self.cancelled = True
+        self._broken |= not self.begun
+
+    def fail(self) -> None:
+        """Something is wrong at this end: send no more and end incomplete."""
+        self.cancelled = self._broken = True
+
+    @property
+    @abstractmethod
+    def _exhausted(self) -> bool: ...
+
+    @abstractmethod
+    def _send_piece(self, link: Link, device: Device, piece_bytes: int) -> bool: ...
+
+    def send_turn(self, link: Link, device: Device, piece_bytes: int) -> tuple[bool, bool]:
+        """One turn on the link: at most one piece, with the begin or end that goes before or after it.
+
+        Returns whether anything was sent and whether the move is over here. Raises LinkDownError.
+        """
+        sent = False
+        if not self.begun:
+            aux = _BEGIN.pack(self._total_bytes) + self._shard.encode()
+            if not link.send_frame(FrameKind.MOVE_BEGIN, self.move_id, aux, 0, _nothing):
+                return False, False
+            self.begun = sent = True
+        if not self.cancelled and not self._exhausted:
+            try:
+                if not self._send_piece(link, device, piece_bytes):
+                    return sent, False
+                sent = True
+            except LinkDownError:
+                raise
+            except Exception:
+                log.exception("move %d: reading failed here; the destination will report it incomplete", self.move_id)
+                self.fail()
+        if not self.cancelled and not self._exhausted:
+            return sent, False
+        complete = self._exhausted and not self._broken
+        over = link.send_frame(FrameKind.MOVE_END, self.move_id, _END.pack(complete), 0, _nothing)
+        return sent or over, over
+
+
+class OutgoingKV(OutgoingMove):
+    """Blocks of some layers. Pieces are rectangles: as many whole layers of all blocks as fit, else blocks of one."""
+
+    kind = FrameKind.KV_PIECE
+
+    def __init__(self, command: SendKV, kv_block_bytes: int) -> None:
+        self._layers = LayerRange(command.layer_lo, command.layer_hi)
+        self._src = np.array(command.src_blocks, dtype=np.int32)
+        self._dst = np.array(command.dst_blocks, dtype=np.int32)
+        self._unit_bytes = kv_block_bytes
+        self._layer = self._layers.lo
+        self._block = 0
+        super().__init__(command.move_id, len(self._layers) * len(self._src) * kv_block_bytes)
+        if len(self._src) != len(self._dst) or self._layers.hi < self._layers.lo:
+            log.error("move %d: %d source blocks for %d destination blocks of layers %s",
+                      command.move_id, len(self._src), len(self._dst), tuple(self._layers))
+            self.fail()
+
+    @property
+    def _exhausted(self) -> bool:
+        return len(self._src) == 0 or self._layer >= self._layers.hi
+
+    def _send_piece(self, link: Link, device: Device, piece_bytes: int) -> bool:
+        num_layers, num_blocks = self._next_rectangle(min(piece_bytes, link.max_payload(self.kind)))
+        layers = LayerRange(self._layer, self._layer + num_layers)
+        blocks = slice(self._block, self._block + num_blocks)
+        data_bytes = num_layers * num_blocks * self._unit_bytes
+
+        def fill(out: Bytes) -> None:
+            device.kv_gather(layers, self._src[blocks], out[:data_bytes])
+            out[data_bytes:] = self._dst[blocks].view(np.uint8)
+
+        aux = _KV_PIECE.pack(*layers, num_blocks)
+        if not link.send_frame(self.kind, self.move_id, aux, data_bytes + _ID_BYTES * num_blocks, fill):
+            return False
+        self._block += num_blocks
+        if self._block == len(self._src):
+            self._layer, self._block = layers.hi, 0
+        return True
+
+    def _next_rectangle(self, limit_bytes: int) -> tuple[int, int]:
+        """Layers and blocks of the next piece: never less than one unit, whatever the limit."""
+        num_all = len(self._src)
+        if self._block == 0:
+            num_layers = (limit_bytes - _ID_BYTES * num_all) // (num_all * self._unit_bytes)
+            if num_layers >= 1:
+                return min(num_layers, self._layers.hi - self._layer), num_all
+        fit = max(1, limit_bytes // (self._unit_bytes + _ID_BYTES))
+        return 1, min(fit, num_all - self._block)
+
+
+class OutgoingShard(OutgoingMove):
+    """One parameter shard, front to back."""
+
+    kind = FrameKind.SHARD_PIECE
+
+    def __init__(self, command: SendShard, num_bytes: int) -> None:
+        self._offset = 0
+        super().__init__(command.move_id, num_bytes, command.shard)
+
+    @property
+    def _exhausted(self) -> bool:
+        return self._offset >= self._total_bytes
+
+    def _send_piece(self, link: Link, device: Device, piece_bytes: int) -> bool:
+        # Asked for anew at every piece: a layout applied meanwhile may have unmapped it, and the device says so.
+        source = as_numpy_uint8(device.shard_bytes(self._shard))
+        limit = min(piece_bytes, link.max_payload(self.kind), self._total_bytes - self._offset)
+        piece = source[self._offset : self._offset + limit]
+        if len(piece) != limit:
+            raise ValueError(f"shard {self._shard} shrank to {len(source)} bytes")
+
+        def fill(out: Bytes) -> None:
+            out[:] = piece
+
+        if not link.send_frame(self.kind, self.move_id, _SHARD_PIECE.pack(self._offset), limit, fill):
+            return False
+        self._offset += limit
+        return True
+
+
+class _Incoming:
+    __slots__ = ("expected_bytes", "num_bytes", "shard", "spoiled", "started_ns")
+
+    def __init__(self, expected_bytes: int, shard: ShardId | None, started_ns: int) -> None:
+        self.expected_bytes = expected_bytes
+        self.shard = shard
+        self.started_ns = started_ns
+        self.num_bytes = 0
+        self.spoiled = False
+
+
+class IncomingMoves:
+    """All unfinished moves that one peer sends here."""
+
+    def __init__(self, worker_id: WorkerId) -> None:
+        self._worker_id = worker_id
+        self._moves: dict[MoveId, _Incoming] = {}
+
+    def __len__(self) -> int:
+        return len(self._moves)
+
+    def accept(self, frame: Frame, device: Device, now_ns: int) -> MoveEnded | None:
+        """Take one bulk frame; the end of a move returns its event. The frame may be released afterwards.
+
+        A piece that cannot be written spoils its move, which then ends incomplete. Raises MoveProtocolError
+        for frames out of order: no move is known to be whole after that.
+        """
+        try:
+            if frame.kind is FrameKind.MOVE_BEGIN:
+                self._begin(frame, now_ns)
+            elif frame.kind is FrameKind.MOVE_END:
+                (complete,) = _END.unpack(frame.aux)
+                return self._end(frame.tag, complete, device, now_ns)
+            else:
+                self._piece(frame, device)
+        except (struct.error, UnicodeDecodeError) as error:
+            raise MoveProtocolError(f"{frame.kind.name} of move {frame.tag}: {error}") from None
+        return None
+
+    def abandon(self, now_ns: int) -> list[MoveEnded]:
+        """The link is down: end every unfinished move, incomplete."""
+        moves, self._moves = self._moves, {}
+        return [self._ended(move_id, move, False, now_ns) for move_id, move in moves.items()]
+
+    def _begin(self, frame: Frame, now_ns: int) -> None:
+        if frame.tag in self._moves:
+            raise MoveProtocolError(f"move {frame.tag} begins twice")
+        (expected_bytes,) = _BEGIN.unpack_from(frame.aux)
+        shard = frame.aux[_BEGIN.size :].decode() or None
+        self._moves[frame.tag] = _Incoming(expected_bytes, shard, now_ns)
+
+    def _piece(self, frame: Frame, device: Device) -> None:
+        move = self._moves.get(frame.tag)
+        if move is None or (frame.kind is FrameKind.SHARD_PIECE) != (move.shard is not None):
+            raise MoveProtocolError(f"{frame.kind.name} for move {frame.tag}, which is no such move")
+        if move.spoiled:
+            return
+        try:
+            if move.shard is None:
+                move.num_bytes += _write_kv(frame, device)
+            else:
+                move.num_bytes += _write_shard(frame, device, move.shard, move.num_bytes)
+        except MoveProtocolError:
+            raise
+        except Exception:
+            log.exception("move %d: a piece could not be written here", frame.tag)
+            move.spoiled = True
+
+    def _end(self, move_id: MoveId, complete: bool, device: Device, now_ns: int) -> MoveEnded:
+        move = self._moves.pop(move_id, None)
+        if move is None:
+            raise MoveProtocolError(f"MOVE_END for move {move_id}, which has not begun")
+        complete = complete and not move.spoiled and move.num_bytes == move.expected_bytes
+        if complete and move.shard is not None:
+            try:
+                device.mark_shard_filled(move.shard)
+            except Exception:
+                log.exception("move %d: shard %s arrived but is not wanted", move_id, move.shard)
+                complete = False
+        return self._ended(move_id, move, complete, now_ns)
+
+    def _ended(self, move_id: MoveId, move: _Incoming, complete: bool, now_ns: int) -> MoveEnded:
+        return MoveEnded(self._worker_id, move_id, complete, move.num_bytes, now_ns - move.started_ns)
+
+
+def _write_kv(frame: Frame, device: Device) -> int:
+    layer_lo, layer_hi, num_blocks = _KV_PIECE.unpack(frame.aux)
+    data_bytes = len(frame.payload) - _ID_BYTES * num_blocks
+    if not 0 <= layer_lo < layer_hi or data_bytes != (layer_hi - layer_lo) * num_blocks * device.kv_block_bytes:
+        raise MoveProtocolError(
+            f"KV piece of layers {layer_lo} to {layer_hi}, {num_blocks} blocks in {len(frame.payload)} bytes"
+        )
+    block_ids = frame.payload[data_bytes:].view(np.int32)
+    _check_ids(block_ids, device.capacity_blocks)
+    device.kv_scatter(LayerRange(layer_lo, layer_hi), block_ids, frame.payload[:data_bytes])
+    return data_bytes
+
+
+def _check_ids(block_ids: npt.NDArray[np.int32], capacity_blocks: int) -> None:
+    """A block id from a peer is an address: outside this worker's arenas it must never reach the device."""
+    if len(block_ids) and not (block_ids.min() >= 0 and block_ids.max() < capacity_blocks):
+        raise ValueError(f"block ids {block_ids.min()} to {block_ids.max()} in arenas of {capacity_blocks} blocks")
+
+
+def _write_shard(frame: Frame, device: Device, shard: ShardId, expected_offset: int) -> int:
+    (offset,) = _SHARD_PIECE.unpack(frame.aux)
+    if offset != expected_offset:
+        raise MoveProtocolError(f"shard piece at {offset}, {expected_offset} bytes came before it")
+    target = as_numpy_uint8(device.shard_bytes(shard))
+    if offset + len(frame.payload) > len(target):
+        raise ValueError(f"shard {shard} has {len(target)} bytes here, more came")
+    target[offset : offset + len(frame.payload)] = frame.payload
+    return len(frame.payload)
+
+
+def _nothing(out: Bytes) -> None:
+    """Fill of an empty payload."""
+
+
+def shard_num_bytes(device: Device, shard: ShardId) -> int:
+    """Size of a mapped shard. Raises what the device raises."""
+    return len(as_numpy_uint8(device.shard_bytes(shard)))

@@ -1,0 +1,395 @@
+"""What a worker does next: steps, control commands and bulk pieces on one thread, in a fixed order of urgency.
+
+Deterministic and without sockets, threads or sleeping: whoever owns it delivers commands, calls ``tick`` until
+it returns False, and then waits for a reason to call again. Control events leave through ``emit``; bulk bytes
+go over ``transport`` links. No torch here: tensors pass through untouched.
+
+Rule 1. The control stream is obeyed in order, except that a step whose input has arrived overtakes steps that
+        still wait for theirs.
+Rule 2. Layouts, moves, LoadShard and ReportMemory begin only when every step received before them has
+        finished here, and one after the other.
+Rule 3. No step received after an ApplyLayout runs before it. Steps do not wait for anything else.
+Rule 4. Between two steps, and whenever no step is ready, each link gets one bulk turn: at most one received
+        frame is written and at most one piece is sent. KV goes before shards, cancellations before both.
+Rule 5. Memory is written by received pieces only in those turns: never while a step runs.
+Rule 6. A step ends with exactly one StepDone or StepFailed, and its *last stage* tells. A stage that fails,
+        refuses a step, or has lost the stage before it, hands a failure flag on in place of hidden states.
+        Only a dead worker breaks this, and of that the controller hears from the operating system.
+Rule 7. A move ends with exactly one MoveEnded, and its *destination* tells. Only when the destination can
+        not have heard of the move (no link, or the link failed before MOVE_BEGIN) does the source tell.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from jettison.device.bytesview import as_numpy_uint8
+from jettison.device.step import StepInput, StepOutput
+from jettison.errors import JettisonError, LinkDownError
+from jettison.live import codec
+from jettison.live import messages as m
+from jettison.live.activations import ActivationInbox, OutgoingActivation
+from jettison.live.device_port import Device
+from jettison.live.moves import IncomingMoves, OutgoingKV, OutgoingMove, OutgoingShard, shard_num_bytes
+from jettison.transport.link import Frame, FrameKind, Link
+from jettison.types import MoveId, WorkerId
+
+log = logging.getLogger(__name__)
+
+Emit = Callable[[m.Event], None]
+
+
+@dataclass(slots=True, eq=False)
+class _PendingStep:
+    step: StepInput
+    refused: str | None = None
+    """Why it will not run. It still waits for its input, which would otherwise be nobody's."""
+    orphaned: bool = False
+    """The stage before it is gone: its input can no longer come."""
+
+
+_Entry = _PendingStep | m.OfferLayout | m.ApplyLayout | m.SendKV | m.SendShard | m.LoadShard | m.ReportMemory
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Everything that goes on with one peer."""
+
+    link: Link
+    incoming: IncomingMoves
+    bulk_frames: deque[Frame] = field(default_factory=deque)
+    """Received and not yet written; they hold the sender's room, so there are only a few."""
+    activations: deque[OutgoingActivation] = field(default_factory=deque)
+    moves: list[OutgoingMove] = field(default_factory=list)
+
+
+class WorkerLoop:
+    """One worker's share of the work. See the module's rules."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        device: Device,
+        links: Mapping[WorkerId, Link],
+        emit: Emit,
+        piece_bytes: int = 1 << 20,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.worker_id = worker_id
+        self.stopped = False
+        self._device = device
+        self._emit = emit
+        self._piece_bytes = piece_bytes
+        self._clock_ns = clock_ns
+        self._peers: dict[WorkerId, _Peer] = {}
+        self._stream: list[_Entry] = []
+        """The control stream, less what is over. A few entries long: the controller keeps few steps in flight."""
+        self._inbox = ActivationInbox()
+        self._epochs: dict[int, int] = {}
+        """Group -> newest epoch seen."""
+        self._bulk_turn = False
+        for peer, link in links.items():
+            self.attach_link(peer, link)
+
+    # --- what the owner calls
+
+    def deliver(self, command: m.Command) -> None:
+        """Take the next command of the control stream. Raises CodecError for a step that cannot be read."""
+        match command:
+            case m.Step():
+                self._stream.append(self._admit_step(codec.decode_step(command.payload)))
+            case m.CancelMove():
+                self._cancel_move(command.move_id)
+            case m.Stop():
+                self.stopped = True
+            case _:
+                self._stream.append(command)
+
+    def tick(self) -> bool:
+        """Do at most one unit of work, the most urgent that is ready; whether anything was done.
+
+        A unit is one step, one control command, or one bulk turn of every link. Activations are moved in every
+        tick: they are what the next stage waits for.
+        """
+        if self.stopped:
+            return False
+        progressed = False
+        for peer in self._peers.values():
+            progressed |= self._receive(peer)
+            progressed |= self._send_activations(peer)
+        if self._bulk_turn:
+            self._bulk_turn = False
+            if self._run_bulk():
+                return True
+        entry = self._next_entry()
+        if entry is None:
+            return self._run_bulk() or progressed
+        self._stream.remove(entry)
+        self._bulk_turn = True
+        if isinstance(entry, _PendingStep):
+            self._run_step(entry)
+        else:
+            self._run_command(entry)
+        return True
+
+    def attach_link(self, peer: WorkerId, link: Link) -> None:
+        """Use ``link`` for this peer from now on (a restarted worker); an older one is closed and given up."""
+        old = self._peers.get(peer)
+        if old is not None:
+            old.link.close()
+            self._give_up(peer, old, "replaced by a new link")
+        self._peers[peer] = _Peer(link, IncomingMoves(self.worker_id))
+
+    @property
+    def links(self) -> dict[WorkerId, Link]:
+        """The links in use; those that failed are gone from it."""
+        return {worker: peer.link for worker, peer in self._peers.items()}
+
+    def close(self) -> None:
+        """Close the links. The device belongs to the caller. Idempotent."""
+        self.stopped = True
+        for peer in self._peers.values():
+            peer.link.close()
+
+    # --- control stream
+
+    def _admit_step(self, step: StepInput) -> _PendingStep:
+        pending = _PendingStep(step)
+        newest = self._epochs.get(step.group_id, step.epoch)
+        if step.epoch < newest:
+            pending.refused = f"step of epoch {step.epoch} of group {step.group_id}, which is at epoch {newest}"
+        self._epochs[step.group_id] = max(step.epoch, newest)
+        if step.prev_worker is not None:
+            self._inbox.expect(step.step_id)
+            pending.orphaned = step.prev_worker not in self._peers
+        return pending
+
+    def _next_entry(self) -> _Entry | None:
+        """The first entry of the control stream that may start (rules 1 to 3)."""
+        earlier_step = earlier_barrier = False
+        for entry in self._stream:
+            if isinstance(entry, _PendingStep):
+                if self._is_ready(entry):
+                    return entry
+                earlier_step = True
+                continue
+            if not earlier_step and not earlier_barrier:
+                return entry
+            if isinstance(entry, m.ApplyLayout):
+                return None
+            earlier_barrier = True
+        return None
+
+    def _is_ready(self, pending: _PendingStep) -> bool:
+        return pending.step.prev_worker is None or pending.orphaned or self._inbox.ready(pending.step.step_id)
+
+    def _run_command(
+        self, command: m.OfferLayout | m.ApplyLayout | m.SendKV | m.SendShard | m.LoadShard | m.ReportMemory
+    ) -> None:
+        if isinstance(command, m.SendKV | m.SendShard):
+            self._start_move(command)
+            return
+        try:
+            self._emit(self._answer(command))
+        except JettisonError as error:
+            self._emit(m.CallFailed(self.worker_id, command.call_id, type(error).__name__, str(error)))
+        except Exception as error:
+            log.exception("%s failed", type(command).__name__)
+            message = f"{type(error).__name__}: {error}"
+            self._emit(m.CallFailed(self.worker_id, command.call_id, JettisonError.__name__, message))
+
+    def _answer(self, command: m.OfferLayout | m.ApplyLayout | m.LoadShard | m.ReportMemory) -> m.Event:
+        device, call_id = self._device, command.call_id
+        match command:
+            case m.OfferLayout():
+                spec = codec.layout_from_record(command.spec)
+                offer = device.offer_layout(spec, command.live_blocks)
+                return codec.layout_offered(self.worker_id, call_id, offer)
+            case m.ApplyLayout():
+                spec = codec.layout_from_record(command.spec)
+                copies = [(source, target) for source, target in command.copies]
+                result = device.apply_layout(spec, command.live_blocks, command.version, copies)
+                return codec.layout_applied(self.worker_id, call_id, result, device.memory_report())
+            case m.LoadShard():
+                device.load_shard_from_disk(command.shard)
+                return m.CallDone(self.worker_id, call_id)
+            case m.ReportMemory():
+                return m.MemoryReported(self.worker_id, call_id, device.memory_report())
+
+    # --- steps
+
+    def _run_step(self, pending: _PendingStep) -> None:
+        step = pending.step
+        failure = pending.refused
+        started_ns = self._clock_ns()
+        result: object = None
+        try:
+            hidden, upstream_failure = self._take_input(step)
+            failure = upstream_failure or failure
+            if failure is None:
+                result = self._device.run_step(step, hidden)
+        except Exception as error:
+            log.exception("step %d failed", step.step_id)
+            failure = f"{type(error).__name__}: {error}"
+        compute_ns = self._clock_ns() - started_ns
+        if step.next_worker is None:
+            self._end_step(step, result, failure, compute_ns)
+        else:
+            self._hand_on(step, step.next_worker, result, failure, compute_ns)
+
+    def _take_input(self, step: StepInput) -> tuple[object, str | None]:
+        """The stage's input, or why there is none."""
+        if step.prev_worker is None:
+            return None, None
+        if not self._inbox.ready(step.step_id):
+            self._inbox.forget(step.step_id)
+            return None, f"worker {step.prev_worker} went away before this step's input was complete"
+        arrived = self._inbox.take(step.step_id)
+        if arrived.failure is not None:
+            return None, arrived.failure
+        return self._device.hidden_from_bytes(arrived.data, step.num_tokens), None
+
+    def _end_step(self, step: StepInput, result: object, failure: str | None, compute_ns: int) -> None:
+        if failure is None and not isinstance(result, StepOutput):
+            failure = f"the last stage returned {type(result).__name__}"
+        if failure is not None:
+            self._emit(m.StepFailed(self.worker_id, step.step_id, failure))
+        elif isinstance(result, StepOutput):
+            self._emit(codec.step_done(self.worker_id, result, result.compute_ns or compute_ns))
+
+    def _hand_on(
+        self, step: StepInput, next_worker: WorkerId, hidden: object, failure: str | None, compute_ns: int
+    ) -> None:
+        if failure is None:
+            self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns))
+            activation = OutgoingActivation(step.step_id, as_numpy_uint8(hidden))
+        else:
+            activation = OutgoingActivation.of_failure(step.step_id, failure)
+        peer = self._peers.get(next_worker)
+        if peer is None:
+            # The next stage has lost the same link and ends the step there (rule 6), or is dead.
+            log.warning("step %d: no link to worker %d", step.step_id, next_worker)
+            return
+        peer.activations.append(activation)
+        self._send_activations(peer)
+
+    def _send_activations(self, peer: _Peer) -> bool:
+        """Push waiting activations into the link; whether any was sent whole."""
+        progressed = False
+        try:
+            while peer.activations and peer.activations[0].send(peer.link):
+                peer.activations.popleft()
+                progressed = True
+        except LinkDownError:
+            pass  # the bulk turn finds the link closed and gives it up once all that was received is used
+        return progressed
+
+    # --- links and moves
+
+    def _receive(self, peer: _Peer) -> bool:
+        """Take in activations; keep bulk frames for their turn."""
+        progressed = False
+        for frame in peer.link.poll_frames():
+            progressed = True
+            if frame.kind is not FrameKind.ACTIVATION:
+                peer.bulk_frames.append(frame)
+                continue
+            with frame:
+                try:
+                    self._inbox.accept(peer.link.peer, frame)
+                except LinkDownError as error:
+                    self._distrust(peer, error)
+        return progressed
+
+    def _run_bulk(self) -> bool:
+        """One bulk turn of every link (rule 4); whether anything happened."""
+        progressed = False
+        for worker, peer in list(self._peers.items()):
+            if peer.bulk_frames:
+                self._write_bulk(peer)
+                progressed = True
+            elif not peer.link.is_open:
+                del self._peers[worker]
+                self._give_up(worker, peer, peer.link.failure or "closed")
+                progressed = True
+                continue
+            if peer.moves and peer.link.is_open:
+                progressed |= self._send_bulk(peer)
+        return progressed
+
+    def _write_bulk(self, peer: _Peer) -> None:
+        with peer.bulk_frames.popleft() as frame:
+            try:
+                ended = peer.incoming.accept(frame, self._device, self._clock_ns())
+            except LinkDownError as error:
+                self._distrust(peer, error)
+                return
+        if ended is not None:
+            self._emit(ended)
+
+    def _send_bulk(self, peer: _Peer) -> bool:
+        move = min(peer.moves, key=lambda move: (not move.cancelled, move.kind))  # the first of the most urgent
+        try:
+            sent, over = move.send_turn(peer.link, self._device, self._piece_bytes)
+        except LinkDownError:
+            return True  # the next bulk turn gives the link up
+        if over:
+            peer.moves.remove(move)
+        return sent
+
+    def _start_move(self, command: m.SendKV | m.SendShard) -> None:
+        peer = self._peers.get(command.dst_worker)
+        if peer is None:
+            log.error("move %d: no link to worker %d", command.move_id, command.dst_worker)
+            self._emit(m.MoveEnded(self.worker_id, command.move_id, False, 0, 0))
+            return
+        peer.moves.append(self._outgoing(command))
+
+    def _outgoing(self, command: m.SendKV | m.SendShard) -> OutgoingMove:
+        if isinstance(command, m.SendKV):
+            return OutgoingKV(command, self._device.kv_block_bytes)
+        try:
+            return OutgoingShard(command, shard_num_bytes(self._device, command.shard))
+        except Exception:
+            log.exception("move %d: shard %s is not here", command.move_id, command.shard)
+            move = OutgoingShard(command, 0)
+            move.fail()
+            return move
+
+    def _cancel_move(self, move_id: MoveId) -> None:
+        for entry in self._stream:
+            if isinstance(entry, m.SendKV | m.SendShard) and entry.move_id == move_id:
+                # Nothing of it will be read, so it need not wait for the steps before it.
+                self._stream.remove(entry)
+                self._start_move(entry)
+                break
+        for peer in self._peers.values():
+            for move in peer.moves:
+                if move.move_id == move_id:
+                    move.cancel()
+
+    def _distrust(self, peer: _Peer, error: LinkDownError) -> None:
+        log.error("closing the link to worker %d: %s", peer.link.peer, error)
+        peer.link.close()
+        while peer.bulk_frames:
+            peer.bulk_frames.popleft().release()
+
+    def _give_up(self, worker: WorkerId, peer: _Peer, why: str) -> None:
+        """The link is gone: end what can no longer end by itself (rules 6 and 7)."""
+        log.warning("link to worker %d is down: %s", worker, why)
+        while peer.bulk_frames:
+            peer.bulk_frames.popleft().release()
+        peer.link.close()
+        for ended in peer.incoming.abandon(self._clock_ns()):
+            self._emit(ended)
+        for move in peer.moves:
+            if not move.begun:
+                self._emit(m.MoveEnded(self.worker_id, move.move_id, False, 0, 0))
+        self._inbox.forget_partial(worker)
+        for entry in self._stream:
+            if isinstance(entry, _PendingStep) and entry.step.prev_worker == worker:
+                entry.orphaned = not self._inbox.ready(entry.step.step_id)

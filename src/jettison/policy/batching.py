@@ -1,0 +1,191 @@
+"""Which tokens of which requests go into the next microbatch.
+
+Pure: a view of one group in, a plan out. A plan is ``{request: number of tokens}`` plus what has to happen to
+memory first (preemptions, admissions); prefill, chunked prefill and decode are only different numbers.
+
+Order of service: running requests first (oldest first), then the waiting queue, strictly in order. A request that
+cannot get a block preempts the youngest running request that is not in flight; the oldest is never preempted, so
+the batch always progresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from jettison.types import RequestId
+
+
+class BlockedBy(StrEnum):
+    """Why the head of the waiting queue was not admitted."""
+
+    MEMORY = "memory"
+    TOKEN_BUDGET = "token_budget"
+    SEQUENCES = "sequences"
+
+
+class RunningRow(NamedTuple):
+    """A running request that has tokens to schedule, oldest first in the view."""
+
+    request_id: RequestId
+    num_ready_tokens: int
+    """Tokens known but neither computed nor in flight; 1 for a decode."""
+    num_blocks_to_grow: int
+    """Blocks each stage lacks to hold all ready tokens."""
+    num_free_slots: int
+    """Tokens that fit into blocks already held."""
+    in_flight: bool
+    """Part of it is in an unfinished step: it may be given more prefill, but not be preempted."""
+
+
+class WaitingRow(NamedTuple):
+    """A waiting request, in queue order."""
+
+    request_id: RequestId
+    num_tokens: int
+    """Prompt plus what it had produced before a preemption."""
+    num_cached_tokens: int
+    """Of these, found in the prefix cache of every stage."""
+    num_blocks_needed: int
+    """Allocatable blocks that admission takes from the tightest stage."""
+
+
+class VictimRow(NamedTuple):
+    """A running request that may be preempted."""
+
+    request_id: RequestId
+    num_reclaimable_blocks: int
+    """Blocks that each stage gets back at least (shared ones do not count)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """Bounds of one microbatch."""
+
+    max_num_tokens: int
+    max_num_seqs: int
+    """Running requests of a group, all microbatches together."""
+    watermark_blocks: int
+    """Blocks that stay free at admission so that running requests can grow."""
+    block_size: int
+    num_microbatches: int = 1
+    """Microbatches that the running requests are divided among (= pipeline stages)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """One group as the batching policy sees it."""
+
+    version: int
+    running: Sequence[RunningRow]
+    num_running: int
+    """All running requests, also those with nothing to schedule now."""
+    waiting: Iterable[WaitingRow]
+    """Lazily evaluated: usually only the head is looked at."""
+    victims: Callable[[], Sequence[VictimRow]]
+    """Preemptible requests, youngest first; evaluated only under pressure."""
+    num_free_blocks: int
+    """Allocatable blocks of the tightest stage, less what is reserved for landing KV."""
+
+
+class Chunk(NamedTuple):
+    """Tokens of one running request in the microbatch."""
+
+    request_id: RequestId
+    num_tokens: int
+
+
+class Admission(NamedTuple):
+    """A waiting request that starts: its blocks for all known tokens are taken at once."""
+
+    request_id: RequestId
+    num_tokens: int
+    """Tokens of its first chunk."""
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """What the next microbatch holds. Apply preemptions, then chunks, then admissions."""
+
+    version: int
+    preemptions: tuple[RequestId, ...]
+    chunks: tuple[Chunk, ...]
+    admissions: tuple[Admission, ...]
+    head_blocked_by: BlockedBy | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing to run (preemptions alone are not a batch)."""
+        return not self.chunks and not self.admissions
+
+
+def plan_batch(view: BatchView, limits: BatchLimits) -> BatchPlan:
+    """Choose the next microbatch.
+
+    Running requests get tokens within the budget, decodes before prefill remainders so that a long prompt cannot
+    starve them; then waiting requests are admitted on their whole prompt with a watermark. No admission in a
+    microbatch that preempts: what was just freed would be taken by newcomers.
+    """
+    free_blocks = view.num_free_blocks
+    budget = limits.max_num_tokens
+    share = -(-view.num_running // limits.num_microbatches)
+    max_rows = max(1, share) if limits.num_microbatches > 1 else limits.max_num_seqs
+    chunks: list[Chunk] = []
+    preempted: list[RequestId] = []
+    gone: set[RequestId] = set()
+    victims: list[VictimRow] | None = None
+
+    decodes = [row for row in view.running if row.num_ready_tokens == 1]
+    prefills = [row for row in view.running if row.num_ready_tokens > 1]
+    for row in (*decodes, *prefills):
+        if budget <= 0 or len(chunks) >= max_rows:
+            break
+        if row.request_id in gone:
+            continue
+        num_tokens = min(row.num_ready_tokens, budget)
+        grow = -(-max(0, num_tokens - row.num_free_slots) // limits.block_size)
+        while grow > free_blocks:
+            if victims is None:
+                victims = list(view.victims())
+            scheduled = {chunk.request_id for chunk in chunks}
+            index = next((i for i, v in enumerate(victims) if v.request_id not in scheduled), None)
+            if index is None:
+                break
+            victim = victims.pop(index)
+            preempted.append(victim.request_id)
+            gone.add(victim.request_id)
+            free_blocks += victim.num_reclaimable_blocks
+            if victim.request_id == row.request_id:
+                break
+        if row.request_id in gone or grow > free_blocks:
+            continue
+        free_blocks -= grow
+        budget -= num_tokens
+        chunks.append(Chunk(row.request_id, num_tokens))
+
+    admissions: list[Admission] = []
+    blocked: BlockedBy | None = None
+    num_running = view.num_running - len(gone)
+    if not preempted:
+        for waiting in view.waiting:
+            if num_running >= limits.max_num_seqs:
+                blocked = BlockedBy.SEQUENCES
+                break
+            watermark = limits.watermark_blocks if num_running > 0 else 0
+            if waiting.num_blocks_needed + watermark > free_blocks:
+                blocked = BlockedBy.MEMORY
+                break
+            if budget <= 0:
+                blocked = BlockedBy.TOKEN_BUDGET
+                break
+            num_tokens = min(waiting.num_tokens - waiting.num_cached_tokens, budget)
+            admissions.append(Admission(waiting.request_id, num_tokens, waiting.num_cached_tokens))
+            free_blocks -= waiting.num_blocks_needed
+            budget -= num_tokens
+            num_running += 1
+    else:
+        blocked = BlockedBy.MEMORY
+    return BatchPlan(view.version, tuple(preempted), tuple(chunks), tuple(admissions), blocked)

@@ -1,0 +1,44 @@
+"""Which group gets a new request: the freest one (Llumnix's metric, design 5.1).
+
+Pure. Freeness = (capacity - virtual usage) / batch size, in blocks; what queued requests will need counts as
+usage, so a burst spreads over the groups before anything of it has been admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jettison.types import GroupId
+
+
+class GroupFreeness(NamedTuple):
+    """One group as the dispatcher sees it. A group is one pooled unit, whatever its number of instances."""
+
+    group_id: GroupId
+    capacity_blocks: int
+    used_blocks: int
+    queued_blocks: int
+    """Need of all waiting requests."""
+    batch_size: int
+    num_instances: int
+    """Batch sizes are compared per instance."""
+
+
+def freeness(group: GroupFreeness) -> float:
+    """Blocks that each request of the batch could still take; negative when the queue outgrows the memory."""
+    free = group.capacity_blocks - group.used_blocks - group.queued_blocks
+    return free / max(1.0, group.batch_size / group.num_instances)
+
+
+def choose_group(groups: Sequence[GroupFreeness], needed_blocks: int) -> GroupId | None:
+    """The freest group that could hold ``needed_blocks`` at all; if none could, the largest. None without groups.
+
+    Ties go to the smaller batch, then to the smaller id, so that the choice does not depend on order.
+    """
+    if not groups:
+        return None
+    able = [g for g in groups if g.capacity_blocks >= needed_blocks]
+    if not able:
+        return max(groups, key=lambda g: (g.capacity_blocks, -g.group_id)).group_id
+    return max(able, key=lambda g: (freeness(g), -g.batch_size, -g.group_id)).group_id

@@ -1,0 +1,43 @@
+"""Which KV must travel so that a request can run in a new group: the common core of exchange, return and migration.
+
+Pure. A request's KV lies as layer ranges at workers; a group's stages want layer ranges at workers; the difference
+is what moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from jettison.policy.merge import StagePlan
+from jettison.types import LayerRange, WorkerId
+
+
+class KVMovePlan(NamedTuple):
+    """Layers of one request's KV that go from one worker to another."""
+
+    src: WorkerId
+    dst: WorkerId
+    layers: LayerRange
+
+
+def plan_kv_moves(kv_at: Mapping[WorkerId, LayerRange], stages: Sequence[StagePlan]) -> tuple[KVMovePlan, ...]:
+    """Moves that give every stage its layers, as few as contiguous ranges allow.
+
+    Raises ValueError if some layer's KV is nowhere: such a request has to be recomputed.
+    """
+    moves: list[KVMovePlan] = []
+    for stage in stages:
+        have = kv_at.get(stage.worker_id)
+        for layer in stage.layers.layers():
+            if have is not None and have.lo <= layer < have.hi:
+                continue
+            source = next((w for w, r in sorted(kv_at.items()) if r.lo <= layer < r.hi), None)
+            if source is None:
+                raise ValueError(f"KV of layer {layer} is nowhere")
+            last = moves[-1] if moves else None
+            if last is not None and last.dst == stage.worker_id and last.src == source and last.layers.hi == layer:
+                moves[-1] = last._replace(layers=LayerRange(last.layers.lo, layer + 1))
+            else:
+                moves.append(KVMovePlan(source, stage.worker_id, LayerRange(layer, layer + 1)))
+    return tuple(moves)

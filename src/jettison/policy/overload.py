@@ -1,0 +1,88 @@
+"""Is a group overloaded in a way that more KV memory cures? (design 5.1, KunServe v3 section 4.1)
+
+Pure. Overload means: requests wait, the head of the queue waits *for memory*, and the time until enough blocks
+come free is longer than the time the compute backlog would take anyway. The last clause keeps the system from
+paying for a pipeline where the queue waits for compute (code completion: 2,000 tokens in, 28 out).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jettison.types import GroupId
+
+
+class GroupLoad(NamedTuple):
+    """One group's pressure, in blocks and seconds."""
+
+    group_id: GroupId
+    capacity_blocks: int
+    used_blocks: int
+    """Held by requests; cached blocks count as free."""
+    head_need_blocks: int
+    """What the head of the queue lacks to be admitted, watermark included."""
+    queue_need_blocks: int
+    """Need of everything that waits."""
+    num_waiting: int
+    head_blocked_by_memory: bool
+    head_blocked_s: float
+    """How long the head has been blocked by memory without a break."""
+    freed_blocks_per_s: float | None
+    """Blocks that ending requests give back, net of what running ones take; None = not known yet."""
+    queued_prefill_tokens: int
+    prefill_tokens_per_s: float | None
+    """What the step-time model predicts for full prefill steps; None = not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadParams:
+    """When a drop is worth it."""
+
+    min_blocked_s: float = 0.05
+    """Grace: a head blocked for less may be served by the next ending request."""
+    min_gain_s: float = 0.2
+    """Predicted wait that must be saved."""
+    min_gain_ratio: float = 1.5
+    """Predicted memory wait over predicted compute wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """The verdict with its inputs, for the event log."""
+
+    overloaded: bool
+    load: float
+    """(used + head's need) / capacity."""
+    memory_wait_s: float
+    compute_wait_s: float
+    reason: str
+
+
+def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
+    """Decide for one group. 95 % used without a queue is healthy."""
+    pressure = (load.used_blocks + load.head_need_blocks) / max(1, load.capacity_blocks)
+    missing = load.used_blocks + load.queue_need_blocks - load.capacity_blocks
+    if load.freed_blocks_per_s is None or load.freed_blocks_per_s <= 0.0:
+        memory_wait_s = float("inf") if missing > 0 else 0.0
+    else:
+        memory_wait_s = max(0, missing) / load.freed_blocks_per_s
+    if load.prefill_tokens_per_s is None or load.prefill_tokens_per_s <= 0.0:
+        compute_wait_s = 0.0
+    else:
+        compute_wait_s = load.queued_prefill_tokens / load.prefill_tokens_per_s
+
+    def verdict(overloaded: bool, reason: str) -> Assessment:
+        return Assessment(overloaded, pressure, memory_wait_s, compute_wait_s, reason)
+
+    if load.num_waiting == 0:
+        return verdict(False, "nothing waits")
+    if not load.head_blocked_by_memory or pressure <= 1.0:
+        return verdict(False, "memory does not bind")
+    if load.head_blocked_s < params.min_blocked_s:
+        return verdict(False, "blocked for too short a time")
+    if memory_wait_s - compute_wait_s < params.min_gain_s:
+        return verdict(False, "predicted gain too small")
+    if memory_wait_s < params.min_gain_ratio * compute_wait_s:
+        return verdict(False, "compute binds")
+    return verdict(True, "memory binds")

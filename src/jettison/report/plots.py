@@ -1,0 +1,208 @@
+"""Pictures of runs as SVG: memory map, queue, time to first token. matplotlib without pyplot or a display.
+
+Each ``draw_*`` returns a figure, or None where the runs hold nothing to draw; :func:`to_svg` and
+:func:`to_png` turn it into bytes. The same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from jettison.report.results import RunResult, SeriesPoint
+
+MEMORY_SERIES = "worker_memory_bytes"
+"""Series ``worker_memory_bytes/<use>/<worker>``: bytes of each use on each worker."""
+
+MEMORY_USES = {
+    "parameters": ("parameters", "#4c6a92"),
+    "kv": ("KV cache", "#e08e45"),
+    "workspace": ("workspace", "#9aa5b1"),
+    "free": ("free", "#e9ecef"),
+}
+RUN_COLORS = ("#c0392b", "#1f77b4", "#2a9d5c", "#8e5ea2", "#b8860b", "#444444")
+EVENT_COLORS = {"drop": "#b3261e", "restore": "#1b7f4b"}
+
+_STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e8eb",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "svg.hashsalt": "jettison",
+    "svg.fonttype": "none",
+}
+_MIB = 1024.0**2
+_WIDTH_IN = 9.0
+
+
+def run_color(index: int) -> str:
+    """The colour of the ``index``-th run in every picture."""
+    return RUN_COLORS[index % len(RUN_COLORS)]
+
+
+def memory_workers(run: RunResult) -> list[str]:
+    """Workers whose memory the run recorded, in numeric order where names are numbers."""
+    parts = [name.split("/") for name in run.series if name.startswith(f"{MEMORY_SERIES}/")]
+    names = {part[2] for part in parts if len(part) == 3}
+    return sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
+
+
+def draw_memory(run: RunResult) -> Figure | None:
+    """What each worker's memory held over time, stacked: parameters, KV, workspace, free."""
+    workers = memory_workers(run)
+    if not workers:
+        return None
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH_IN, 0.7 + 1.55 * len(workers)), layout="constrained")
+        axes = figure.subplots(len(workers), 1, sharex=True, squeeze=False)[:, 0]
+        for axis, worker in zip(axes, workers, strict=True):
+            _stack_memory(axis, run, worker)
+            mark_events(axis, run)
+            axis.set_ylabel(f"worker {worker}\nMiB")
+            axis.grid(visible=False)
+        axes[0].set_title(f"{run.name}: memory of each worker")
+        axes[-1].set_xlabel("seconds since the first arrival")
+        axes[0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(MEMORY_USES))
+        _share_span(axes, [run])
+    return figure
+
+
+def _stack_memory(axis: Axes, run: RunResult, worker: str) -> None:
+    named = {use: run.series.get(f"{MEMORY_SERIES}/{use}/{worker}", []) for use in MEMORY_USES}
+    times = np.array(sorted({t for points in named.values() for t, _ in points}))
+    layers, labels, colors = [], [], []
+    for use, points in named.items():
+        if points:
+            layers.append(_held(points, times) / _MIB)
+            labels.append(MEMORY_USES[use][0])
+            colors.append(MEMORY_USES[use][1])
+    # Values hold until the next sample, so that a drop is an edge and not a slope.
+    axis.stackplot(times, *layers, labels=labels, colors=colors, step="post", linewidth=0)
+    axis.set_ylim(0, float(np.sum(layers, axis=0).max()) or 1.0)
+
+
+def _held(points: Sequence[SeriesPoint], times: np.ndarray) -> np.ndarray:
+    """The series' value at each time: the last one at or before it, the first one earlier than that."""
+    stamps = np.array([t for t, _ in points])
+    values = np.array([value for _, value in points])
+    return values[np.clip(np.searchsorted(stamps, times, side="right") - 1, 0, len(values) - 1)]
+
+
+def draw_queue(runs: Sequence[RunResult]) -> Figure | None:
+    """Requests waiting and running, and KV usage, over time, a run a colour."""
+    wanted = {"queue": "waiting requests", "running": "running requests", "kv_usage": "KV cache in use"}
+    shown = [name for name in wanted if any(run.series.get(name) for run in runs)]
+    if not shown:
+        return None
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH_IN, 0.8 + 1.5 * len(shown)), layout="constrained")
+        axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+        for axis, name in zip(axes, shown, strict=True):
+            for index, run in enumerate(runs):
+                points = run.series.get(name)
+                if points:
+                    times, values = zip(*points, strict=True)
+                    axis.plot(times, values, color=run_color(index), linewidth=1.3, label=run.name, drawstyle="steps-post")
+                mark_events(axis, run)
+            axis.set_ylabel(wanted[name])
+            axis.set_ylim(bottom=0)
+        axes[0].set_title("queue, batch and KV usage over time")
+        axes[0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(len(runs), 1))
+        axes[-1].set_xlabel("seconds since the first arrival")
+        _share_span(axes, runs)
+    return figure
+
+
+def draw_ttft(runs: Sequence[RunResult]) -> Figure | None:
+    """Each request's time to first token at its arrival, log scale, a run a colour."""
+    pairs = [_detail_pairs(run, "ttft_s") for run in runs]
+    if not any(pairs):
+        return None
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH_IN, 3.2), layout="constrained")
+        axis = figure.subplots()
+        for index, (run, points) in enumerate(zip(runs, pairs, strict=True)):
+            if points:
+                times, values = zip(*points, strict=True)
+                axis.scatter(times, values, s=9, color=run_color(index), alpha=0.65, linewidths=0, label=run.name)
+            mark_events(axis, run)
+        axis.set_yscale("log")
+        axis.set_title("time to first token of each request")
+        axis.set_ylabel("TTFT, s (log)")
+        axis.set_xlabel("arrival, seconds since the first arrival")
+        axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(len(runs), 1))
+        _share_span([axis], runs)
+    return figure
+
+
+def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
+    """Share of requests above each TTFT and TPOT, both axes logarithmic: the tail is the story."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH_IN, 2.9), layout="constrained")
+        axes = figure.subplots(1, 2, sharey=True)
+        drawn = False
+        for axis, key, label in zip(axes, ("ttft_s", "tpot_s"), ("TTFT, s", "TPOT, s"), strict=True):
+            for index, run in enumerate(runs):
+                values = np.sort([value for _, value in _detail_pairs(run, key)])
+                if len(values):
+                    share = 1.0 - np.arange(len(values)) / len(values)
+                    axis.step(values, share, where="post", color=run_color(index), linewidth=1.4, label=run.name)
+                    drawn = True
+            axis.set_xscale("log")
+            axis.set_yscale("log")
+            axis.set_xlabel(f"{label} (log)")
+        if not drawn:
+            return None
+        axes[0].set_ylabel("share of requests above (log)")
+        axes[0].set_title("tails")
+        axes[1].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(len(runs), 1))
+    return figure
+
+
+def mark_events(axis: Axes, run: RunResult) -> None:
+    """Vertical lines where the run's log tells of a drop or a restore, coloured by kind."""
+    for event in run.events.get("log") or []:
+        color = EVENT_COLORS.get(str(event.get("kind", "")).split("_")[0])
+        if color is not None:
+            axis.axvline(event["t"], color=color, linewidth=0.9, linestyle="--", alpha=0.8)
+
+
+def _detail_pairs(run: RunResult, key: str) -> list[SeriesPoint]:
+    """(arrival, value) of requests that have a value above 0, which a log scale can show."""
+    rows = run.requests_detail or []
+    return [(row["scheduled_s"], row[key]) for row in rows if row.get(key)]
+
+
+def _share_span(axes: Sequence[Axes], runs: Sequence[RunResult]) -> None:
+    end_s = max((run.duration_s for run in runs), default=0.0)
+    if end_s > 0:
+        for axis in axes:
+            axis.set_xlim(0.0, end_s)
+
+
+def to_svg(figure: Figure) -> bytes:
+    """The figure as SVG, byte for byte the same each time."""
+    with mpl.rc_context(_STYLE):
+        out = io.BytesIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+        return out.getvalue()
+
+
+def to_png(figure: Figure, *, dpi: int = 120) -> bytes:
+    """The figure as PNG."""
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=dpi)
+    return out.getvalue()

@@ -1,0 +1,335 @@
+"""The one result format of every tool: percentiles, one run, and the file that holds runs.
+
+``jettison bench`` (live) and ``jettison simulate`` (virtual time) both build a :class:`RunResult` from
+:class:`RequestRecord` rows with :func:`build_run`, so a metric is defined here once and nowhere else.
+``docs/results.md`` is the description for readers of the files. Nothing here draws, prints or talks to a server.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from jettison.errors import UserError
+
+FORMAT_VERSION = 1
+
+Status = Literal["completed", "failed", "cancelled", "rejected"]
+SeriesPoint = tuple[float, float]
+
+METRIC_DEFINITIONS = {
+    "ttft_s": "scheduled arrival to the first chunk with non-empty choices; every request that got one",
+    "ttft_from_send_s": "as ttft_s, counted from the moment the client really sent the request",
+    "tpot_s": "mean gap between output tokens of one request: (last - first) / (tokens - 1); completed requests",
+    "itl_s": "every single gap between two chunks of one request; all requests",
+    "e2e_s": "scheduled arrival to the end of the stream; completed requests",
+    "output_tokens_per_s": "output tokens received by all requests / duration_s",
+    "duration_s": "first scheduled arrival to the last end of a request",
+    "percentiles": "linear interpolation between order statistics (numpy's default)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Five figures of a distribution, in its own unit; all None when there was no sample."""
+
+    mean: float | None = None
+    p50: float | None = None
+    p90: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCounts:
+    """Where the submitted requests ended. ``submitted`` is the sum of the other four."""
+
+    submitted: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    """Closed by the client on purpose."""
+    rejected: int = 0
+    """Refused with 429 or 503."""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What happened to one request; times are seconds since the run's time zero (its first scheduled arrival)."""
+
+    index: int
+    scheduled_s: float
+    input_tokens: int
+    wanted_tokens: int
+    """Output tokens asked for."""
+    status: Status = "failed"
+    sent_s: float | None = None
+    first_s: float | None = None
+    finished_s: float | None = None
+    output_tokens: int = 0
+    gaps_s: list[float] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Scheduled arrival to first token."""
+        return None if self.first_s is None else self.first_s - self.scheduled_s
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Mean time per output token after the first; None below two tokens."""
+        if self.first_s is None or self.finished_s is None or self.output_tokens < 2:
+            return None
+        last_s = self.first_s + math.fsum(self.gaps_s) if self.gaps_s else self.finished_s
+        return (last_s - self.first_s) / (self.output_tokens - 1)
+
+    @property
+    def e2e_s(self) -> float | None:
+        """Scheduled arrival to the end of the stream."""
+        return None if self.finished_s is None else self.finished_s - self.scheduled_s
+
+
+@dataclass(slots=True)
+class RunResult:
+    """One run, as stored. See ``docs/results.md`` for each field."""
+
+    name: str
+    config: dict[str, Any] = field(default_factory=dict)
+    requests: RequestCounts = field(default_factory=RequestCounts)
+    ttft_s: Summary = field(default_factory=Summary)
+    ttft_from_send_s: Summary = field(default_factory=Summary)
+    tpot_s: Summary = field(default_factory=Summary)
+    itl_s: Summary = field(default_factory=Summary)
+    e2e_s: Summary = field(default_factory=Summary)
+    output_tokens_per_s: float = 0.0
+    duration_s: float = 0.0
+    events: dict[str, Any] = field(default_factory=dict)
+    """Counts by name; ``log`` (optional) is a list of ``{"t": seconds, "kind": name, ...}``."""
+    series: dict[str, list[SeriesPoint]] = field(default_factory=dict)
+    client: dict[str, Any] = field(default_factory=dict)
+    """The load generator on itself: ``lag_s`` summary, threads, concurrency reached."""
+    goodput: dict[str, Any] | None = None
+    requests_detail: list[dict[str, Any]] | None = None
+
+
+def percentile(values: Sequence[float], q: float) -> float | None:
+    """The ``q``-th percentile (0 to 100) by linear interpolation, None for no values."""
+    if len(values) == 0:
+        return None
+    return float(np.percentile(np.asarray(values, dtype=np.float64), q))
+
+
+def summarize(values: Iterable[float | None]) -> Summary:
+    """Summary of the values that are not None."""
+    known = np.asarray([value for value in values if value is not None], dtype=np.float64)
+    if known.size == 0:
+        return Summary()
+    p50, p90, p99 = (float(value) for value in np.percentile(known, [50, 90, 99]))
+    # The mean of equal values may round to an ulp beyond them; a summary must stay ordered.
+    mean = min(max(float(known.mean()), float(known.min())), float(known.max()))
+    return Summary(mean=mean, p50=p50, p90=p90, p99=p99, max=float(known.max()))
+
+
+def goodput(
+    records: Sequence[RequestRecord], duration_s: float, *, slo_ttft_s: float | None, slo_tpot_s: float | None
+) -> dict[str, Any]:
+    """Requests that completed within both objectives, per second and as a share of all submitted.
+
+    A missing objective is not tested. A request of one token has no TPOT and meets that objective.
+    """
+
+    def meets(record: RequestRecord) -> bool:
+        if record.status != "completed" or record.ttft_s is None:
+            return False
+        within_ttft = slo_ttft_s is None or record.ttft_s <= slo_ttft_s
+        tpot_s = record.tpot_s
+        return within_ttft and (slo_tpot_s is None or tpot_s is None or tpot_s <= slo_tpot_s)
+
+    num_good = sum(meets(record) for record in records)
+    return {
+        "slo_ttft_s": slo_ttft_s,
+        "slo_tpot_s": slo_tpot_s,
+        "requests_within": num_good,
+        "share": num_good / len(records) if records else None,
+        "requests_per_s": num_good / duration_s if duration_s > 0 else None,
+    }
+
+
+def build_run(
+    name: str,
+    records: Sequence[RequestRecord],
+    *,
+    config: Mapping[str, Any] | None = None,
+    events: Mapping[str, Any] | None = None,
+    series: Mapping[str, Sequence[SeriesPoint]] | None = None,
+    client: Mapping[str, Any] | None = None,
+    slo_ttft_s: float | None = None,
+    slo_tpot_s: float | None = None,
+    detail: bool = True,
+) -> RunResult:
+    """Turn per-request rows into one run.
+
+    ``detail`` keeps one row a request (arrival, TTFT, TPOT, ...) for scatter plots and later questions.
+    """
+    tally = {status: sum(record.status == status for record in records) for status in get_args(Status)}
+    completed = [record for record in records if record.status == "completed"]
+    duration_s = max((record.finished_s for record in records if record.finished_s is not None), default=0.0)
+    num_tokens = sum(record.output_tokens for record in records)
+    wants_goodput = slo_ttft_s is not None or slo_tpot_s is not None
+    return RunResult(
+        name=name,
+        config=dict(config or {}),
+        requests=RequestCounts(submitted=len(records), **tally),
+        ttft_s=summarize(record.ttft_s for record in records),
+        ttft_from_send_s=summarize(
+            record.first_s - record.sent_s
+            for record in records
+            if record.first_s is not None and record.sent_s is not None
+        ),
+        tpot_s=summarize(record.tpot_s for record in completed),
+        itl_s=summarize(gap for record in records for gap in record.gaps_s),
+        e2e_s=summarize(record.e2e_s for record in completed),
+        output_tokens_per_s=num_tokens / duration_s if duration_s > 0 else 0.0,
+        duration_s=duration_s,
+        events=dict(events or {}),
+        series={key: [(float(t), float(v)) for t, v in points] for key, points in (series or {}).items()},
+        client=dict(client or {}),
+        goodput=goodput(records, duration_s, slo_ttft_s=slo_ttft_s, slo_tpot_s=slo_tpot_s) if wants_goodput else None,
+        requests_detail=[detail_row(record) for record in records] if detail else None,
+    )
+
+
+def detail_row(record: RequestRecord) -> dict[str, Any]:
+    """One request as stored under ``requests_detail``: single gaps shrink to their largest."""
+    return {
+        "index": record.index,
+        "scheduled_s": record.scheduled_s,
+        "sent_s": record.sent_s,
+        "ttft_s": record.ttft_s,
+        "tpot_s": record.tpot_s,
+        "max_itl_s": max(record.gaps_s, default=None),
+        "e2e_s": record.e2e_s,
+        "input_tokens": record.input_tokens,
+        "wanted_tokens": record.wanted_tokens,
+        "output_tokens": record.output_tokens,
+        "status": record.status,
+        "error": record.error,
+    }
+
+
+def write_results(path: Path, runs: Sequence[RunResult]) -> None:
+    """Write a result file. The same runs give the same bytes (sorted keys, no time stamp of its own)."""
+    document = {"format_version": FORMAT_VERSION, "runs": [_plain(asdict(run)) for run in runs]}
+    text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def read_results(path: Path) -> list[RunResult]:
+    """Read and check a result file.
+
+    Raises UserError naming the file and the field when it is not one: missing file, no JSON, unknown or
+    missing keys, counts that do not add up, a series that is no list of pairs.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
+        raise UserError(f"{path}: not a JSON result file: {error}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("runs"), list):
+        raise UserError(f"{path}: not a result file: an object with a list under 'runs' is expected")
+    if document.get("format_version") != FORMAT_VERSION:
+        found = document.get("format_version")
+        raise UserError(f"{path}: format_version is {found!r}, this program reads {FORMAT_VERSION}")
+    return [_parse_run(raw, f"{path}: runs[{index}]") for index, raw in enumerate(document["runs"])]
+
+
+_SUMMARY_FIELDS = ("ttft_s", "ttft_from_send_s", "tpot_s", "itl_s", "e2e_s")
+_OBJECT_FIELDS = ("config", "events", "client")
+
+
+def _parse_run(raw: Any, where: str) -> RunResult:
+    if not isinstance(raw, dict):
+        raise UserError(f"{where}: an object is expected")
+    _check_keys(raw, {item.name for item in fields(RunResult)}, where)
+    if not isinstance(raw["name"], str):
+        raise UserError(f"{where}.name: a string is expected")
+    values: dict[str, Any] = {"name": raw["name"], "goodput": raw["goodput"], "requests_detail": raw["requests_detail"]}
+    for key in _OBJECT_FIELDS:
+        if not isinstance(raw[key], dict):
+            raise UserError(f"{where}.{key}: an object is expected")
+        values[key] = raw[key]
+    for key in _SUMMARY_FIELDS:
+        values[key] = Summary(**_numbers(raw[key], Summary, f"{where}.{key}"))
+    for key in ("output_tokens_per_s", "duration_s"):
+        if not _is_number(raw[key]):
+            raise UserError(f"{where}.{key}: a number is expected")
+        values[key] = float(raw[key])
+    values["requests"] = _parse_counts(raw["requests"], f"{where}.requests")
+    if not isinstance(raw["series"], dict):
+        raise UserError(f"{where}.series: an object is expected")
+    values["series"] = {key: _parse_series(points, f"{where}.series.{key}") for key, points in raw["series"].items()}
+    return RunResult(**values)
+
+
+def _parse_counts(raw: Any, where: str) -> RequestCounts:
+    numbers = _numbers(raw, RequestCounts, where)
+    if any(not isinstance(value, int) or value < 0 for value in numbers.values()):
+        raise UserError(f"{where}: counts must be whole numbers of at least 0")
+    counts = RequestCounts(**numbers)
+    if counts.submitted != counts.completed + counts.failed + counts.cancelled + counts.rejected:
+        raise UserError(f"{where}: submitted must be the sum of completed, failed, cancelled and rejected")
+    return counts
+
+
+def _parse_series(raw: Any, where: str) -> list[SeriesPoint]:
+    is_pairs = isinstance(raw, list) and all(
+        isinstance(point, list) and len(point) == 2 and all(_is_number(value) for value in point) for point in raw
+    )
+    if not is_pairs:
+        raise UserError(f"{where}: a list of [t, value] pairs is expected")
+    return [(float(t), float(value)) for t, value in raw]
+
+
+def _numbers(raw: Any, shape: type[Summary] | type[RequestCounts], where: str) -> dict[str, Any]:
+    if not isinstance(raw, dict):
+        raise UserError(f"{where}: an object is expected")
+    _check_keys(raw, {item.name for item in fields(shape)}, where)
+    for key, value in raw.items():
+        if not (_is_number(value) or (value is None and shape is Summary)):
+            raise UserError(f"{where}.{key}: a number is expected")
+    return raw
+
+
+def _check_keys(raw: Mapping[str, Any], expected: set[str], where: str) -> None:
+    missing, unknown = sorted(expected - raw.keys()), sorted(raw.keys() - expected)
+    if missing or unknown:
+        raise UserError(f"{where}: missing keys {missing}, unknown keys {unknown}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as JSON's own types; floats keep microsecond-scale precision so that files stay small."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        return [_plain(item) for item in items]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float):
+        # Infinities and NaN are not JSON; a result that holds one is a bug upstream, so let dumps refuse it.
+        return float(f"{value:.9g}") if math.isfinite(value) else value
+    if isinstance(value, Path):
+        return str(value)
+    return value

@@ -1,0 +1,152 @@
+"""Runs side by side in a terminal: figures, and each one's ratio to the first run (the baseline)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jettison.report.results import RunResult
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One line of a comparison. ``lower_is_better`` None where neither is."""
+
+    label: str
+    value: Callable[[RunResult], float | None]
+    unit: str
+    lower_is_better: bool | None
+
+
+def _figure(field: str, which: str) -> Callable[[RunResult], float | None]:
+    def value(run: RunResult) -> float | None:
+        found: float | None = getattr(getattr(run, field), which)
+        return found
+
+    return value
+
+
+METRICS: tuple[Metric, ...] = (
+    *(
+        Metric(f"{name} {which}", _figure(field, which), "s", True)
+        for name, field in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("end to end", "e2e_s"))
+        for which in ("mean", "p50", "p90", "p99", "max")
+    ),
+    Metric("output tokens/s", lambda run: run.output_tokens_per_s, "", False),
+    Metric("goodput share", lambda run: run.goodput["share"] if run.goodput else None, "", False),
+    Metric("duration", lambda run: run.duration_s, "s", True),
+)
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """A figure for people: times below a second in ms, three or four digits, '-' for nothing."""
+    if value is None:
+        return "-"
+    if unit == "s":
+        return f"{value * 1000:.3g} ms" if abs(value) < 0.9995 else f"{value:.4g} s"
+    return f"{value:.4g}{' ' + unit if unit else ''}"
+
+
+def ratio(run: RunResult, baseline: RunResult, metric: Metric) -> float | None:
+    """How many times better ``run`` is than ``baseline`` (above 1 = better), None where it cannot be said."""
+    ours, theirs = metric.value(run), metric.value(baseline)
+    if not ours or not theirs or metric.lower_is_better is None:
+        return None
+    return theirs / ours if metric.lower_is_better else ours / theirs
+
+
+def comparison_rows(runs: Sequence[RunResult]) -> list[list[str]]:
+    """Cells of the comparison, a row a metric: label, each run's figure, and after each but the first its ratio."""
+    rows = []
+    for metric in METRICS:
+        if all(metric.value(run) is None for run in runs):
+            continue
+        cells = [metric.label]
+        for index, run in enumerate(runs):
+            cells.append(format_value(metric.value(run), metric.unit))
+            if index:
+                times = ratio(run, runs[0], metric)
+                cells.append("-" if times is None else f"{times:.2f}x")
+        rows.append(cells)
+    for label in ("submitted", "completed", "failed", "cancelled", "rejected"):
+        rows.append(_plain_row(f"requests {label}", [str(getattr(run.requests, label)) for run in runs]))
+    for name in sorted({name for run in runs for name in run.events if name != "log"}):
+        rows.append(_plain_row(name.replace("_", " "), [format_count(run.events.get(name)) for run in runs]))
+    return rows
+
+
+def _plain_row(label: str, cells: Sequence[str]) -> list[str]:
+    row = [label]
+    for index, cell in enumerate(cells):
+        row += [cell, ""] if index else [cell]
+    return row
+
+
+def format_count(value: Any) -> str:
+    """A count with thousands separated; other values as they print, '-' for nothing."""
+    if value is None:
+        return "-"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def comparison_headers(runs: Sequence[RunResult]) -> list[str]:
+    """Column titles that go with :func:`comparison_rows`."""
+    headers = [""]
+    for index, run in enumerate(runs):
+        headers += [run.name, f"against {runs[0].name}"] if index else [run.name]
+    return headers
+
+
+FAIRNESS_LABELS = {
+    "parameter_share": "parameters' share of memory",
+    "mean_load": "mean load (mean KV demand / capacity)",
+    "capacity_over_mean_need": "KV capacity / mean need",
+    "peak_over_capacity": "peak demand / undropped capacity",
+    "peak_over_merged": "peak demand / merged capacity",
+    "mean_demand_tokens": "mean KV demand, tokens",
+    "peak_demand_tokens": "peak KV demand, tokens",
+    "kv_capacity_tokens": "undropped KV capacity, tokens",
+    "merged_capacity_tokens": "merged KV capacity, tokens",
+    "online_load_share": "online load as a share of the maximum",
+    "demand_model": "demand found by",
+}
+"""Keys of ``config.fairness`` in the order they are shown."""
+
+
+def fairness_rows(run: RunResult) -> list[tuple[str, str]]:
+    """The run's fairness header as (label, value), then what stands in for the arrivals."""
+    header = run.config.get("fairness")
+    if not isinstance(header, dict):
+        return []
+    rows = []
+    for key, label in FAIRNESS_LABELS.items():
+        value = header.get(key)
+        if key == "online_load_share" and value is None:
+            continue
+        is_number = isinstance(value, int | float)
+        rows.append((label, "not stated" if value is None else f"{value:.4g}" if is_number else str(value)))
+    rows.extend(("arrivals", str(note)) for note in header.get("arrivals") or [])
+    return rows
+
+
+def print_summary(runs: Sequence[RunResult], console: Console | None = None) -> None:
+    """Print the comparison, the fairness header of the first run that has one, and the client's own lag."""
+    console = console or Console()
+    table = Table(title=None, header_style="bold", show_edge=False, pad_edge=False)
+    for index, header in enumerate(comparison_headers(runs)):
+        table.add_column(header, justify="left" if index == 0 else "right", no_wrap=index == 0)
+    for row in comparison_rows(runs):
+        table.add_row(*row)
+    console.print(table)
+    for run in runs:
+        lag = run.client.get("lag_s") or {}
+        if lag.get("p99") is not None:
+            lag_text = f"p99 {format_value(lag['p99'], 's')}, max {format_value(lag['max'], 's')}"
+            console.print(f"client lag of {run.name}: {lag_text} (included in TTFT)", markup=False, style="dim")
+    rows = next((rows for run in runs if (rows := fairness_rows(run))), [])
+    for label, value in rows:
+        console.print(f"{label}: {value}", markup=False, style="dim")

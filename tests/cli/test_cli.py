@@ -1,0 +1,143 @@
+"""The command line: what it prints, how it fails, and that it starts without the heavy libraries."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from jettison import __version__
+from jettison.cli.flags import read_config_file
+from jettison.cli.main import main
+from jettison.config import KEYS
+from jettison.errors import ConfigError
+
+COMMANDS = ["bench", "config show", "demo", "model create", "serve", "verify", "version"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command, capsys):
+    assert main([*command.split(), "--help"]) == 0
+    assert "Usage: jettison " + command in capsys.readouterr().out
+
+
+def test_the_commands_are_these(capsys):
+    """A promise to scripts: a command is added here on purpose, and removed with a line in the changelog."""
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    listed = re.findall(r"^. (\w+) ", shown.partition("Commands")[2], re.MULTILINE)
+    assert sorted(listed) == sorted({command.split()[0] for command in COMMANDS})
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_version(arguments, capsys):
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"jettison {__version__}\n"
+
+
+def test_help_loads_nothing_heavy():
+    script = "import sys, jettison.cli.main; jettison.cli.main.main(['--help']); print(*sys.modules, file=sys.stderr)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    loaded = {name.partition(".")[0] for name in run.stderr.split()}
+    assert "jettison" in loaded
+    assert not loaded & {"torch", "numpy", "fastapi", "uvicorn", "aiohttp", "matplotlib", "scipy", "transformers"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["serve"], ["no model folder"]),
+        (["serve", "m", "--memory", "lots"], ["--memory", "'lots'"]),
+        (["serve", "m", "--config", "absent.yaml"], ["absent.yaml", "No such file"]),
+        (["config", "show", "--max-num-seqs", "-3"], ["--max-num-seqs", "'-3'"]),
+        (["bench"], ["--trace", "--workload"]),
+        (["model", "create", "x", "--shard-bytes", "big"], ["--shard-bytes", "'big'"]),
+    ],
+)
+def test_a_user_s_mistake_is_one_line_and_exit_2(arguments, words, capsys):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("jettison: ")
+    assert all(word in captured.err for word in words), captured.err
+
+
+@pytest.mark.parametrize("arguments", [["serve", "m", "--no-such-flag"], ["nonsense"]])
+def test_an_unknown_flag_or_command_is_exit_2(arguments, capsys):
+    assert main(arguments) == 2
+    assert arguments[-1] in capsys.readouterr().err
+
+
+def shown_config(capsys, *arguments) -> dict:
+    assert main(["config", "show", "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_config_show_says_what_and_from_where(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("JETTISON_API_KEY", "secret")
+    path = tmp_path / "jettison.yaml"
+    path.write_text("model: models/tiny\nmemory: 256MiB\nport: 9000\nenable-prefix-caching: false\n")
+    shown = shown_config(capsys, "--config", str(path), "--port", "9001")
+    assert list(shown) == list(KEYS)
+    assert shown["model"] == {"value": "models/tiny", "source": "file"}
+    assert shown["memory"] == {"value": 256 << 20, "source": "file"}
+    assert shown["enable_prefix_caching"] == {"value": False, "source": "file"}
+    assert shown["port"] == {"value": 9001, "source": "flag"}
+    assert shown["block_size"] == {"value": 16, "source": "default"}
+    assert shown["api_key"] == {"value": "***", "source": "env"}
+
+
+def test_config_show_as_a_table(capsys, monkeypatch):
+    monkeypatch.delenv("JETTISON_API_KEY", raising=False)
+    assert main(["config", "show", "models/tiny", "--no-enable-prefix-caching", "--memory", "1GiB"]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    assert rows["memory"] == ["1GiB", "flag"]
+    assert rows["enable_prefix_caching"] == ["false", "flag"]
+    assert rows["max_model_len"] == ["auto", "default"]
+    assert rows["served_model_name"] == ["tiny", "default"]
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS.values() if key.name != "model"], ids=lambda key: key.name)
+def test_every_key_is_a_flag(key, capsys):
+    value = [] if key.is_bool else [{"api_key": "k", "served_model_name": "name"}.get(key.name, key.show(key.default))]
+    shown = shown_config(capsys, "m", key.flag, *value)
+    assert shown[key.name]["source"] == "flag"
+    assert [name for name, row in shown.items() if row["source"] == "flag"] == ["model", key.name] or key.section == ""
+
+
+def test_serve_hands_over_the_resolved_configuration(monkeypatch):
+    seen = []
+    monkeypatch.setitem(sys.modules, "jettison.live.serve", _module(serve=lambda config: seen.append(config) or 3))
+    assert main(["serve", "models/tiny", "--instances", "2", "--api-key", "a", "--api-key", "b"]) == 3
+    assert (seen[0].model.model, seen[0].instances, seen[0].server.api_keys) == ("models/tiny", 2, ("a", "b"))
+
+
+def _module(**names):
+    return type("Module", (), {name: staticmethod(value) for name, value in names.items()})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("port: 1\nport: 2\n", ["line 1", "'port'", "twice"]),
+        ("port: [1\n", ["line"]),
+        ("- 1\n", ["key: value", "list"]),
+        ("x: !!python/object/apply:os.system [ls]\n", ["line 1"]),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(text, words, tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_config_file(path)
+    assert all(word in str(caught.value) for word in ["bad.yaml", *words]), str(caught.value)
+
+
+def test_an_empty_file_is_an_empty_mapping(tmp_path):
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing\n")
+    assert read_config_file(path) == {}

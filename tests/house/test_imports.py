@@ -1,0 +1,149 @@
+"""The house's arrows point one way: who may import whom, and who may import torch."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+
+import pytest
+
+LEVEL = {
+    "": 0, "types": 0, "errors": 0, "config": 0,
+    "cost": 1, "memory": 1, "policy": 1,
+    "core": 2,
+    "device": 3, "transport": 3, "sim": 3, "workload": 3, "report": 3,
+    "live": 4, "simulate": 4,
+    "server": 5, "cli": 5, "__main__": 5,
+}
+"""Room -> level. A room imports only from rooms of its own level or a lower one."""
+
+FORBIDDEN = {
+    ("transport", "device"): "links carry bytes and know nothing of tensors",
+    ("workload", "device"): "a load generator runs where there is no torch",
+    ("report", "device"): "reports are read where there is no torch",
+    ("sim", "device"): "the simulator replaces the device",
+    ("server", "cli"): "the server is started by the command line, not the other way round",
+}
+"""Arrows that the levels would allow and the design does not."""
+
+TORCH_FREE_ROOMS = ("types", "errors", "config", "cost", "memory", "policy", "core", "sim", "transport")
+
+
+def imported_names(tree: ast.AST, module: str, is_package: bool) -> list[tuple[str, int]]:
+    """``(dotted name, line)`` of everything a module imports, inside functions and TYPE_CHECKING too."""
+    names = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [(alias.name, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = module.split(".")
+                parts = parts[: len(parts) - node.level + (1 if is_package else 0)]
+                base = ".".join([*parts, base] if base else parts)
+            names += [(f"{base}.{alias.name}", node.lineno) for alias in node.names]
+    return names
+
+
+def room_of(dotted_name: str) -> str | None:
+    """The room a dotted name lies in; None outside the package."""
+    head, _, rest = dotted_name.partition(".")
+    if head != "jettison":
+        return None
+    room = rest.partition(".")[0]
+    return "" if room == "__version__" else room
+
+
+def complaints_about(module, rooms_imported):
+    level = LEVEL[module.room]
+    for name, line in rooms_imported:
+        room = room_of(name)
+        if room is None or room == module.room:
+            continue
+        if room not in LEVEL:
+            yield f"{module.at(line)}: {name} is in no known room"
+        elif LEVEL[room] > level:
+            yield f"{module.at(line)}: {module.room or 'jettison'} (L{level}) imports {name} (L{LEVEL[room]})"
+        elif (module.room, room) in FORBIDDEN:
+            yield f"{module.at(line)}: {module.room} imports {name}: {FORBIDDEN[module.room, room]}"
+
+
+def test_every_room_has_a_level(sources):
+    assert {module.room for module in sources} <= LEVEL.keys()
+
+
+def test_arrows_point_one_way(sources):
+    complaints = [
+        complaint
+        for module in sources
+        for complaint in complaints_about(
+            module, imported_names(module.tree, module.name, module.path.name == "__init__.py")
+        )
+    ]
+    assert not complaints, "\n".join(complaints)
+
+
+def test_rooms_do_not_import_each_other_in_circles(sources):
+    arrows = {room: set() for room in LEVEL}
+    for module in sources:
+        for name, _ in imported_names(module.tree, module.name, module.path.name == "__init__.py"):
+            room = room_of(name)
+            if room in LEVEL and room != module.room:
+                arrows[module.room].add(room)
+    while free := [room for room, targets in arrows.items() if not targets]:
+        for room in free:
+            del arrows[room]
+        for targets in arrows.values():
+            targets.difference_update(free)
+    assert not arrows, f"rooms that import each other in a circle (or a room that does): {arrows}"
+
+
+def test_only_the_device_imports_torch(sources):
+    offenders = [
+        f"{module.at(line)}: {name}"
+        for module in sources
+        if module.room != "device"
+        for name, line in imported_names(module.tree, module.name, module.path.name == "__init__.py")
+        if name.partition(".")[0] in ("torch", "triton", "flashinfer", "cuda")
+    ]
+    assert not offenders, "\n".join(offenders)
+
+
+def test_rooms_without_torch_load_without_torch(sources):
+    """By what is loaded, not by what is written: a third party could bring torch in."""
+    names = [module.name for module in sources if module.room in TORCH_FREE_ROOMS]
+    script = (
+        "import importlib, json, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    loaded = set(json.loads(run.stdout))
+    assert "jettison" in loaded
+    assert not loaded & {"torch", "transformers", "safetensors", "fastapi", "matplotlib"}
+
+
+@pytest.mark.parametrize(
+    ("statement", "module", "is_package", "expected"),
+    [
+        ("import jettison.core.group", "jettison.policy.merge", False, "jettison.core.group"),
+        ("from ..live import api", "jettison.core.group", False, "jettison.live.api"),
+        ("from . import group", "jettison.core", True, "jettison.core.group"),
+        ("def f():\n    from jettison.live.api import EngineInfo", "jettison.core.group", False,
+         "jettison.live.api.EngineInfo"),
+        ("if TYPE_CHECKING:\n    from jettison.device import step", "jettison.core.group", False,
+         "jettison.device.step"),
+    ],
+)
+def test_the_walk_sees_an_import(statement, module, is_package, expected):
+    assert [name for name, _ in imported_names(ast.parse(statement), module, is_package)] == [expected]
+
+
+def test_the_walk_sees_an_arrow_that_points_up(sources):
+    core = next(module for module in sources if module.room == "core")
+    assert list(complaints_about(core, [("jettison.live.api", 1)]))
+    assert list(complaints_about(core, [("jettison.nowhere", 1)]))
+    assert not list(complaints_about(core, [("jettison.policy.merge", 1), ("jettison.core.ports", 1), ("math", 1)]))

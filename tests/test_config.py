@@ -1,0 +1,169 @@
+"""Parsing, validation and provenance of the configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jettison.config import KEYS, EngineConfig, ServerConfig, format_bytes, parse_bytes
+from jettison.errors import ConfigError
+
+
+def complaint(**arguments) -> str:
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig.resolve(**arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_model_folder_is_all_that_is_needed():
+    config = EngineConfig.resolve(model="models/tiny")
+    assert config.model.model == "models/tiny"
+    assert config.model.served_model_name == "tiny"
+    assert config.instances == 1
+    assert set(config.provenance) == set(KEYS)
+    assert [key for key, source in config.provenance.items() if source != "default"] == ["model"]
+
+
+def test_values_reach_their_fields():
+    config = EngineConfig.resolve(
+        model="m", instances=2, memory="256MiB", page_size="4KiB", overload="recompute", shutdown_timeout="2.5",
+        api_key=["a", "b"], max_model_len="auto", max_num_queued_reqs="none", enable_prefix_caching="off",
+    )
+    assert config.instances == 2
+    assert config.memory.memory_bytes == 256 << 20
+    assert config.memory.page_bytes == 4096
+    assert not config.memory.enable_prefix_caching
+    assert config.overload.policy == "recompute"
+    assert config.server.shutdown_timeout_s == 2.5
+    assert config.server.api_keys == ("a", "b")
+    assert config.model.max_model_len is None
+    assert config.scheduler.max_num_queued_reqs is None
+
+
+def test_milliseconds_become_the_clock_s_nanoseconds():
+    overload = EngineConfig.resolve(model="m", overload_min_wait_ms=3, drop_dwell_ms=5).overload
+    assert (overload.min_wait_ns, overload.drop_dwell_ns) == (3_000_000, 5_000_000)
+    assert (overload.check_interval_ns, overload.restore_dwell_ns) == (100_000_000, 2_000_000_000)
+
+
+def test_flag_beats_environment_beats_file_beats_default():
+    file = {"model": "m", "max-num-seqs": 7, "max_model_len": 64, "api_key": "from-file"}
+    environ = {"JETTISON_API_KEY": "from-env"}
+    config = EngineConfig.resolve(file=file, environ=environ, max_num_seqs=9)
+    assert (config.scheduler.max_num_seqs, config.provenance["max_num_seqs"]) == (9, "flag")
+    assert (config.model.max_model_len, config.provenance["max_model_len"]) == (64, "file")
+    assert (config.server.api_keys, config.provenance["api_key"]) == (("from-env",), "env")
+    assert (config.memory.block_size, config.provenance["block_size"]) == (16, "default")
+    assert EngineConfig.resolve(file=file, environ=environ, api_key="x").server.api_keys == ("x",)
+    assert EngineConfig.resolve(file=file, environ={"JETTISON_API_KEY": ""}).server.api_keys == ("from-file",)
+
+
+def test_what_depends_on_other_keys_is_worked_out():
+    assert EngineConfig.resolve(model="m", instances=2, num_cores=7).num_threads == 3
+    assert EngineConfig.resolve(model="m", instances=4, num_cores=2).num_threads == 1
+    assert EngineConfig.resolve(model="m", num_threads=5, num_cores=2).num_threads == 5
+    assert EngineConfig.resolve(model="m", max_num_batched_tokens=32).scheduler.max_num_seqs == 32
+    assert EngineConfig.resolve(model="m", max_num_batched_tokens=4096).scheduler.max_num_seqs == 256
+
+
+def test_a_value_survives_the_way_through_json():
+    config = EngineConfig.resolve(model="m", memory="3MiB", api_key=["k"], max_num_queued_reqs=None, num_threads=2)
+    assert EngineConfig.resolve(**json.loads(json.dumps(config.flat()))) == config
+
+
+def test_a_resolved_configuration_cannot_be_changed():
+    config = EngineConfig.resolve(model="m")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.instances = 3
+    with pytest.raises(TypeError):
+        config.provenance["model"] = "file"
+
+
+def test_an_api_key_is_not_printed():
+    assert "secret" not in repr(EngineConfig.resolve(model="m", api_key="secret"))
+    assert "host" in repr(ServerConfig())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, ["no model folder"]),
+        ({"model": ""}, ["--model", "not empty"]),
+        ({"model": "m", "memroy": "1GiB"}, ["unknown key 'memroy'", "did you mean 'memory'"]),
+        ({"model": "m", "file": {"blocksize": 1}}, ["configuration file", "'blocksize'", "'block_size'"]),
+        ({"model": "m", "file": {3: 1}}, ["unknown key 3"]),
+        ({"model": "m", "file": {"block-size": 1, "block_size": 2}}, ["'block_size'", "twice"]),
+        ({"model": "m", "file": {"port": "http"}}, ["configuration file: port", "65535", "'http'"]),
+        ({"model": "m", "memory": "1 banana"}, ["--memory", "256MiB", "banana"]),
+        ({"model": "m", "memory": "1KiB"}, ["--memory", "at least 1MiB"]),
+        ({"model": "m", "memory": True}, ["--memory", "True"]),
+        ({"model": "m", "memory": "-5"}, ["--memory"]),
+        ({"model": "m", "memory": "1MiB", "page_size": "2MiB"}, ["--memory 1MiB", "--page-size 2MiB"]),
+        ({"model": "m", "page_size": 5000}, ["--page-size", "power of two"]),
+        ({"model": "m", "page_size": 1024}, ["--page-size", "4KiB"]),
+        ({"model": "m", "dtype": "float46"}, ["--dtype", "did you mean 'float64'"]),
+        ({"model": "m", "overload": "pray"}, ["--overload", "drop or recompute", "'pray'"]),
+        ({"model": "m", "instances": 0}, ["--instances", "0"]),
+        ({"model": "m", "instances": None}, ["--instances", "None"]),
+        ({"model": "m", "instances": "two"}, ["--instances", "'two'"]),
+        ({"model": "m", "instances": 1.5}, ["--instances", "1.5"]),
+        ({"model": "m", "restore_threshold": "nan"}, ["--restore-threshold", "0 to 1"]),
+        ({"model": "m", "restore_threshold": 1.5}, ["--restore-threshold", "0 to 1"]),
+        ({"model": "m", "admission_watermark": "lots"}, ["--admission-watermark"]),
+        ({"model": "m", "enable_prefix_caching": 2}, ["--enable-prefix-caching", "true or false"]),
+        ({"model": "m", "api_key": [""]}, ["--api-key"]),
+        ({"model": "m", "api_key": "clé"}, ["--api-key", "ASCII"]),
+        ({"model": "m", "api_key": 7}, ["--api-key"]),
+        ({"model": "m", "max_num_seqs": 600}, ["--max-num-seqs 600", "--max-num-batched-tokens 512"]),
+        ({"model": "m", "environ": {"JETTISON_API_KEY": " x"}}, ["JETTISON_API_KEY"]),
+    ],
+)
+def test_a_wrong_value_is_named(arguments, words):
+    message = complaint(**arguments)
+    assert all(word in message for word in words), message
+
+
+def test_a_missing_model_can_be_let_through():
+    assert EngineConfig.resolve(needs_model=False, port=1).model.model == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [("0", 0), ("17", 17), ("1 KiB", 1024), ("1.5GiB", 3 << 29), ("2mb", 2_000_000), ("3TiB", 3 << 40), (9, 9)],
+)
+def test_sizes(text, num_bytes):
+    assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "1.0001KiB", "1 GiBs", "0x10", "1e3", None, 1.5, "-1", "1,5GiB"])
+def test_what_is_not_a_size(text):
+    with pytest.raises(ValueError, match="needs a size"):
+        parse_bytes(text)
+
+
+@given(st.integers(min_value=0, max_value=1 << 60))
+def test_a_size_reads_back(num_bytes):
+    assert parse_bytes(format_bytes(num_bytes)) == num_bytes
+
+
+@given(st.dictionaries(st.sampled_from(sorted(KEYS)) | st.text(), st.none() | st.booleans() | st.integers() | st.text()))
+def test_anything_is_either_a_configuration_or_one_line(file):
+    try:
+        config = EngineConfig.resolve(file=file)
+    except ConfigError as error:
+        assert str(error)
+    else:
+        assert EngineConfig.resolve(**config.flat()) == config
+
+
+@pytest.mark.parametrize("key", KEYS.values(), ids=lambda key: key.name)
+def test_every_key_explains_itself_and_shows_a_default_that_reads_back(key):
+    assert key.text.endswith(".") or key.text.endswith(")."), key.text
+    assert key.metavar
+    if key.name != "model" and not key.is_repeatable:
+        assert key.parse(key.show(key.default)) == key.default
