@@ -151,14 +151,19 @@ def test_a_size_reads_back(num_bytes):
     assert parse_bytes(format_bytes(num_bytes)) == num_bytes
 
 
-@given(st.dictionaries(st.sampled_from(sorted(KEYS)) | st.text(), st.none() | st.booleans() | st.integers() | st.text()))
-def test_anything_is_either_a_configuration_or_one_line(file):
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text(), max_size=2)
+
+
+@given(name=st.sampled_from(sorted(KEYS)), value=VALUES)
+def test_any_value_is_either_taken_or_refused_by_name(name, value):
     try:
-        config = EngineConfig.resolve(file=file)
+        config = EngineConfig.resolve(**{"model": "m", name: value})
     except ConfigError as error:
-        assert str(error)
+        refused = str(error)
     else:
+        refused = None
         assert EngineConfig.resolve(**config.flat()) == config
+    assert refused is None or KEYS[name].flag in refused
 
 
 @pytest.mark.parametrize("key", KEYS.values(), ids=lambda key: key.name)

@@ -227,7 +227,8 @@ class SchedulerConfig:
     admission_watermark: float = _key(
         0.01, _float(0.0, 0.9), "Part of the blocks kept free when a request is admitted.", metavar="FRACTION")
     max_num_queued_reqs: int | None = _key(
-        1000, _int(1), "Waiting requests beyond which a client is told 429 (none: no limit).", metavar="N", unset="none")
+        1000, _int(1), "Waiting requests beyond which a client is told 429 (none: no limit).",
+        metavar="N", unset="none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,8 +406,8 @@ def _collect_keys() -> dict[str, Key]:
         for item in fields(owner):  # type: ignore[arg-type]  # _SECTIONS holds classes, seen as callables
             if "parse" in item.metadata:
                 name = item.metadata["name"] or item.name
-                metadata = {detail: item.metadata[detail] for detail in ("default", "parse", "text", "metavar", "unset")}
-                keys[name] = Key(name, section, item.name, **metadata)
+                details = {key: value for key, value in item.metadata.items() if key != "name"}
+                keys[name] = Key(name=name, section=section, field=item.name, **details)
     return keys
 
 

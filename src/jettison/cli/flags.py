@@ -89,7 +89,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"cannot read the configuration file {path}: {reason}") from None
     try:
-        content = yaml.load(text, Loader=_StrictLoader)  # noqa: S506  # a SafeLoader underneath
+        content = yaml.load(text, Loader=_StrictLoader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{path}, line {mark.line + 1}" if mark is not None else str(path)

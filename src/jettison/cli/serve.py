@@ -27,6 +27,6 @@ def serve(
     that the others hold and run as one pipeline until the wave has passed.
     """
     resolved = resolve_config(model_dir, config, flags)
-    from jettison.live.serve import serve as run_server
+    from jettison.server.launch import serve as run_server
 
     raise typer.Exit(run_server(resolved))

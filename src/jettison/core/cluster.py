@@ -105,6 +105,21 @@ class ClusterCore:
         """Requests that wait for admission."""
         return sum(len(g.waiting) for g in self.groups.values())
 
+    def max_request_blocks(self) -> int:
+        """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge."""
+        workers = self.state.workers.values()
+        most = max(w.full_blocks for w in workers)
+        num = min(len(workers), self.state.shape.num_layers)
+        if self.params.overload_policy != "drop" or num == 1:
+            return most
+        layer_block_bytes = self.state.shape.block_bytes_per_layer(self.state.limits.block_size)
+        kv_bytes = min(w.full_blocks for w in workers) * self.state.shape.num_layers * layer_block_bytes
+        dropped_bytes = self.state.shape.parameter_bytes * (num - 1) // num
+        stage_layers = -(-self.state.shape.num_layers // num)
+        # Ranges are balanced by bytes, so a stage may run a layer more than its share.
+        merged = (kv_bytes + dropped_bytes) // ((stage_layers + 1) * layer_block_bytes)
+        return max(most, merged)
+
     # --- the one entry ----------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now_ns: int) -> list[Action]:
@@ -132,7 +147,7 @@ class ClusterCore:
             case LayoutOffered() | LayoutApplied() | CallFailed():
                 return self._on_layout(event, now_ns)
             case ShardLoaded():
-                return self._first_answer([r.on_shard_loaded(event, now_ns) for r in self.restores])
+                return self._first_answer([r.on_shard_loaded(event, now_ns) for r in (*self.merges, *self.restores)])
             case MoveEnded():
                 for move in (*self.merges, *self.restores):
                     actions = move.on_move(event, now_ns)
@@ -185,7 +200,7 @@ class ClusterCore:
         actions: list[Action] = []
         for result in group.commit(event, now_ns):
             if result.finish_reason is None:
-                actions.append(Emit(result.state.request_id, (result.token,)))
+                actions.append(Emit(result.state.request_id, (result.token,), state=result.state))
             else:
                 actions += self.state.end(
                     result.state, result.finish_reason, now_ns,

@@ -316,7 +316,7 @@ class GroupCore:
             state = self.waiting.popleft()
             assert state.request_id == admission.request_id
             self._admit(state, admission.num_cached_tokens, now_ns)
-            rows.append(self._schedule(state, admission.num_tokens))
+            rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not rows:
             return None
         self._version += 1
@@ -337,11 +337,15 @@ class GroupCore:
                 ledger.allocate(state.request_id, missing)
 
     def _admit(self, state: RequestState, num_cached_tokens: int, now_ns: int) -> None:
-        num_cached_blocks = num_cached_tokens // self.limits.block_size
+        hashes = state.hashes[: num_cached_tokens // self.limits.block_size]
+        found = [ledger.lookup(hashes) for ledger in self.ledgers]
+        # An admission before this one in the same plan may have evicted cached blocks that the plan counted on;
+        # they were counted as allocatable as well, so there is room to compute them instead.
+        num_cached_blocks = min(len(ids) for ids in found)
+        num_cached_tokens = num_cached_blocks * self.limits.block_size
         total = self.blocks_for(len(state.tokens))
-        hashes = state.hashes[:num_cached_blocks]
-        for ledger in self.ledgers:
-            ledger.adopt_prefix(state.request_id, ledger.lookup(hashes) if hashes else [])
+        for ledger, ids in zip(self.ledgers, found, strict=True):
+            ledger.adopt_prefix(state.request_id, ids[:num_cached_blocks])
             ledger.allocate(state.request_id, total - num_cached_blocks)
         if self.seals and state.prompt_logprobs is None:
             self.counters.prefix_queries += len(state.tokens)

@@ -5,7 +5,8 @@
     EXCHANGE  the merged group serves; running requests of the old groups are stalled until the KV of the layers
               that changed hands has arrived; queued requests run meanwhile
     SETTLED   every request is in place, the KV of foreign layers is freed
-    REVERTING a member could not remap: the others go back to what they were
+    REVERTING a member could not remap: the others map everything again (tried again until it works)
+    REFILLING ... and fetch what was overwritten meanwhile
     FAILED    ... and the old groups serve on as if nothing had happened
 
 Ownership: until its last move has ended, a request's blocks stay reserved at both ends. Landing space comes first:
@@ -18,14 +19,29 @@ from __future__ import annotations
 from enum import StrEnum
 
 from jettison.core.group import GroupCore
-from jettison.core.ports import Action, CallFailed, CancelMove, LayoutApplied, LayoutOffered, MoveEnded, Record, SendKV
+from jettison.core.ports import (
+    Action,
+    CallFailed,
+    CancelMove,
+    LayoutApplied,
+    LayoutOffered,
+    LoadShard,
+    MoveEnded,
+    Record,
+    SendKV,
+    ShardLoaded,
+)
 from jettison.core.relayout import Relayout, RelayoutPhase
 from jettison.core.request import Phase, RequestState
-from jettison.core.state import ClusterState
+from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec, RetainedKV
 from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
 from jettison.policy.merge import StagePlan
-from jettison.types import LayerRange, MoveId, WorkerId
+from jettison.types import LayerRange, MoveId, ShardId, WorkerId
+
+
+RETRY_NS = 100_000_000
+"""Between attempts to map back what a failed merge had dropped."""
 
 
 class MergePhase(StrEnum):
@@ -36,6 +52,7 @@ class MergePhase(StrEnum):
     EXCHANGE = "exchange"
     SETTLED = "settled"
     REVERTING = "reverting"
+    REFILLING = "refilling"
     FAILED = "failed"
 
 
@@ -63,6 +80,8 @@ class Merging:
         self._waits_for: dict[str, set[MoveId]] = {}
         """Request -> moves of other requests that carry its shared prefix."""
         self._num_moved_bytes = 0
+        self._loads: dict[int, LoadShard] = {}
+        self._retry_ns = 0
         for group in sources:
             group.paused = True
 
@@ -82,6 +101,9 @@ class Merging:
 
     def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
         """Take the answer to one of this merge's layout calls; None if it is not one."""
+        if isinstance(event, CallFailed) and event.call_id in self._loads:
+            failed = self._loads.pop(event.call_id)
+            return [self._load(failed.worker_id, failed.shard)]
         for relayout in self._relayouts:
             actions = relayout.on(event)
             if actions is not None:
@@ -89,6 +111,13 @@ class Merging:
                     self._relayouts.remove(relayout)
                 return actions + self.advance(now_ns)
         return None
+
+    def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
+        """Take the end of a load from the model folder; None if it is not one of this merge's."""
+        if event.call_id not in self._loads:
+            return None
+        del self._loads[event.call_id]
+        return self.advance(now_ns)
 
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of one of this merge's transfers; None if it is not one."""
@@ -135,6 +164,8 @@ class Merging:
                 return self._revert(now_ns)
             return self._form(now_ns) + self._exchange(now_ns)
         if self.phase is MergePhase.REVERTING and all(r.is_over for r in self._relayouts):
+            return self._refill(now_ns)
+        if self.phase is MergePhase.REFILLING and not self._loads:
             return self._reverted(now_ns)
         if self.phase is MergePhase.EXCHANGE:
             return self._exchange(now_ns)
@@ -191,14 +222,40 @@ class Merging:
         self._landing = []
         applied = [r.worker for r in self._relayouts if r.phase is RelayoutPhase.DONE]
         self._relayouts = []
-        actions: list[Action] = []
         for worker in applied:
             # Free and cached blocks of the dropped layers' arenas were unmapped: their content is gone.
             worker.ledger.forget_cached()
-            relayout = Relayout(self._cluster, worker, self._before[worker.worker_id], shrinks=True)
-            self._relayouts.append(relayout)
-            actions += relayout.start()
-        return actions + (self._reverted(now_ns) if not applied else [])
+        actions: list[Action] = []
+        for worker in applied:
+            actions += self._take_back(worker)
+        return actions or self._reverted(now_ns)
+
+    def _take_back(self, worker: WorkerState) -> list[Action]:
+        relayout = Relayout(self._cluster, worker, self._before[worker.worker_id], shrinks=True)
+        self._relayouts.append(relayout)
+        return relayout.start()
+
+    def _refill(self, now_ns: int) -> list[Action]:
+        failed = [r for r in self._relayouts if r.phase is RelayoutPhase.FAILED]
+        if failed:
+            if now_ns < self._retry_ns:
+                return []
+            self._retry_ns = now_ns + RETRY_NS
+            self._relayouts = [r for r in self._relayouts if r not in failed]
+            return [action for r in failed for action in self._take_back(r.worker)]
+        self.phase = MergePhase.REFILLING
+        actions: list[Action] = []
+        for relayout in self._relayouts:
+            assert relayout.result is not None
+            for shard in sorted(relayout.result.missing_shards):
+                actions.append(self._load(relayout.worker.worker_id, shard))
+        self._relayouts = []
+        return actions or self._reverted(now_ns)
+
+    def _load(self, worker_id: WorkerId, shard: ShardId) -> LoadShard:
+        load = LoadShard(worker_id, self._cluster.new_call(), shard)
+        self._loads[load.call_id] = load
+        return load
 
     def _reverted(self, now_ns: int) -> list[Action]:
         self.phase = MergePhase.FAILED

@@ -212,6 +212,8 @@ class Emit:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: str | None = None
+    state: RequestState | None = field(default=None, compare=False, repr=False)
+    """The request, for what else the front end wants to know (times, cached tokens, prompt logprobs)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,7 +147,7 @@ class ClusterState:
         if reason is FinishReason.CANCELLED:
             self.counters.num_cancelled += 1
         self.reap(state)
-        return [Emit(state.request_id, tokens, reason, stop_token_id, error)]
+        return [Emit(state.request_id, tokens, reason, stop_token_id, error, state)]
 
     def reap(self, state: RequestState) -> bool:
         """Free an ended request if no step, move or layout change touches its blocks any more."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.device_port import Device
+from jettison.live.moves import bulk_frame_bytes
 from jettison.live.worker_loop import WorkerLoop
 from jettison.transport.inproc import InProcessLink
 from jettison.transport.link import Link
@@ -75,7 +76,8 @@ class InProcessCluster:
         idle: set[WorkerId] = set()
         while len(idle) < len(self._loops) and (max_ticks is None or num_done < max_ticks):
             for worker in self._next_workers():
-                if self._loops[worker].tick():
+                loop = self._loops.get(worker)
+                if loop is not None and loop.tick():
                     num_done += 1
                     idle.clear()
                 else:
@@ -97,11 +99,12 @@ class InProcessCluster:
 
     def _connect(self) -> None:
         workers = list(self._devices)
+        largest_unit = max(device.kv_block_bytes for device in self._devices.values())
         self._links = {worker: {} for worker in workers}
         for i, a in enumerate(workers):
             for b in workers[i + 1 :]:
                 self._links[a][b], self._links[b][a] = InProcessLink.pair(
-                    a, b, bulk_bytes=self._piece_bytes + (self._piece_bytes >> 4) + 4096
+                    a, b, bulk_bytes=bulk_frame_bytes(self._piece_bytes, largest_unit)
                 )
         for worker in workers:
             self._loops[worker] = WorkerLoop(

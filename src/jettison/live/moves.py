@@ -308,3 +308,8 @@ def _nothing(out: Bytes) -> None:
 def shard_num_bytes(device: Device, shard: ShardId) -> int:
     """Size of a mapped shard. Raises what the device raises."""
     return len(as_numpy_uint8(device.shard_bytes(shard)))
+
+
+def bulk_frame_bytes(piece_bytes: int, kv_block_bytes: int) -> int:
+    """Payload room a link's bulk frame needs: a piece, but never less than one block of one layer and its id."""
+    return max(piece_bytes, kv_block_bytes + _ID_BYTES)

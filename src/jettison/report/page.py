@@ -11,12 +11,14 @@ PAGE = """<!doctype html>
 <style>
 :root { --ink: #1d2329; --soft: #5d6873; --line: #e1e5e9; --paper: #ffffff; --ground: #f5f6f8; --accent: #b3261e; }
 * { box-sizing: border-box; }
-body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
+body { margin: 0; background: var(--ground); color: var(--ink);
+  font: 15px/1.5 system-ui, "Segoe UI", Helvetica, Arial, sans-serif; }
 main { max-width: 1060px; margin: 0 auto; padding: 28px 20px 60px; }
 h1 { font-size: 26px; margin: 0 0 4px; letter-spacing: -0.01em; }
 h2 { font-size: 17px; margin: 0 0 10px; }
 .lead { color: var(--soft); margin: 0 0 22px; }
-section { background: var(--paper); border: 1px solid var(--line); border-radius: 10px; padding: 18px 20px; margin: 0 0 18px; }
+section { background: var(--paper); border: 1px solid var(--line); border-radius: 10px;
+  padding: 18px 20px; margin: 0 0 18px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { padding: 4px 12px 4px 0; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
@@ -93,7 +95,7 @@ pre { overflow-x: auto; background: var(--ground); padding: 12px; border-radius:
 <section>
 <h2><span class="dot" style="background: {{ run.color }}"></span>{{ run.name }}</h2>
 {% if run.lag %}
-<p>Load generator's own lag: p50 {{ run.lag.p50 }}, p99 {{ run.lag.p99 }}, max {{ run.lag.max }}; it is part of TTFT.</p>
+<p>Load generator's own lag: p50 {{ run.lag.p50 }}, p99 {{ run.lag.p99 }}, max {{ run.lag.max }}; part of TTFT.</p>
 {% endif %}
 {% for error, count in run.failures %}
 <p>{{ count }} requests: {{ error }}</p>

@@ -13,6 +13,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from jettison.report.results import RunResult, SeriesPoint
 
@@ -44,6 +45,7 @@ _STYLE = {
     "svg.hashsalt": "jettison",
     "svg.fonttype": "none",
 }
+_PLAIN = FuncFormatter(lambda value, _position: f"{value:g}")
 _MIB = 1024.0**2
 _WIDTH_IN = 9.0
 
@@ -67,14 +69,14 @@ def draw_memory(run: RunResult) -> Figure | None:
         return None
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH_IN, 0.7 + 1.55 * len(workers)), layout="constrained")
-        axes = figure.subplots(len(workers), 1, sharex=True, squeeze=False)[:, 0]
+        axes: list[Axes] = list(figure.subplots(len(workers), 1, sharex=True, squeeze=False)[:, 0])
         for axis, worker in zip(axes, workers, strict=True):
             _stack_memory(axis, run, worker)
             mark_events(axis, run)
             axis.set_ylabel(f"worker {worker}\nMiB")
             axis.grid(visible=False)
         axes[0].set_title(f"{run.name}: memory of each worker")
-        axes[-1].set_xlabel("seconds since the first arrival")
+        axes[-1].set_xlabel("seconds since the start")
         axes[0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(MEMORY_USES))
         _share_span(axes, [run])
     return figure
@@ -109,19 +111,19 @@ def draw_queue(runs: Sequence[RunResult]) -> Figure | None:
         return None
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH_IN, 0.8 + 1.5 * len(shown)), layout="constrained")
-        axes = figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0]
+        axes: list[Axes] = list(figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0])
         for axis, name in zip(axes, shown, strict=True):
             for index, run in enumerate(runs):
                 points = run.series.get(name)
                 if points:
                     times, values = zip(*points, strict=True)
-                    axis.plot(times, values, color=run_color(index), linewidth=1.3, label=run.name, drawstyle="steps-post")
+                    axis.step(times, values, where="post", color=run_color(index), linewidth=1.3, label=run.name)
                 mark_events(axis, run)
             axis.set_ylabel(wanted[name])
             axis.set_ylim(bottom=0)
         axes[0].set_title("queue, batch and KV usage over time")
         axes[0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(len(runs), 1))
-        axes[-1].set_xlabel("seconds since the first arrival")
+        axes[-1].set_xlabel("seconds since the start")
         _share_span(axes, runs)
     return figure
 
@@ -140,16 +142,17 @@ def draw_ttft(runs: Sequence[RunResult]) -> Figure | None:
                 axis.scatter(times, values, s=9, color=run_color(index), alpha=0.65, linewidths=0, label=run.name)
             mark_events(axis, run)
         axis.set_yscale("log")
+        axis.yaxis.set_major_formatter(_PLAIN)
         axis.set_title("time to first token of each request")
         axis.set_ylabel("TTFT, s (log)")
-        axis.set_xlabel("arrival, seconds since the first arrival")
+        axis.set_xlabel("arrival, seconds since the start")
         axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(len(runs), 1))
         _share_span([axis], runs)
     return figure
 
 
 def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
-    """Share of requests above each TTFT and TPOT, both axes logarithmic: the tail is the story."""
+    """Share of requests above each TTFT and TPOT, on a logarithmic share: the tail is the story."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(_WIDTH_IN, 2.9), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
@@ -161,11 +164,13 @@ def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
                     share = 1.0 - np.arange(len(values)) / len(values)
                     axis.step(values, share, where="post", color=run_color(index), linewidth=1.4, label=run.name)
                     drawn = True
-            axis.set_xscale("log")
             axis.set_yscale("log")
-            axis.set_xlabel(f"{label} (log)")
+            axis.yaxis.set_major_formatter(_PLAIN)
+            axis.set_xlabel(label)
         if not drawn:
             return None
+        axes[0].set_xscale("log")  # TTFT spans decades, TPOT does not
+        axes[0].xaxis.set_major_formatter(_PLAIN)
         axes[0].set_ylabel("share of requests above (log)")
         axes[0].set_title("tails")
         axes[1].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(len(runs), 1))

@@ -30,7 +30,7 @@ METRIC_DEFINITIONS = {
     "itl_s": "every single gap between two chunks of one request; all requests",
     "e2e_s": "scheduled arrival to the end of the stream; completed requests",
     "output_tokens_per_s": "output tokens received by all requests / duration_s",
-    "duration_s": "first scheduled arrival to the last end of a request",
+    "duration_s": "start of the workload to the last end of a request",
     "percentiles": "linear interpolation between order statistics (numpy's default)",
 }
 
@@ -61,7 +61,7 @@ class RequestCounts:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What happened to one request; times are seconds since the run's time zero (its first scheduled arrival)."""
+    """What happened to one request; times are seconds since the workload's time zero."""
 
     index: int
     scheduled_s: float

@@ -45,7 +45,7 @@ class PromptMaker:
         return prefix + self._ids(np.random.default_rng((self.seed, 0, index)), own)
 
     def text(self, index: int, num_chars: int) -> str:
-        """Prompt ``index`` as ``num_chars`` characters: one token each for a byte-level tokenizer, fewer tokens else."""
+        """Prompt ``index`` as ``num_chars`` characters: one token each for a byte-level tokenizer, else fewer."""
         shared, own = self._parts(num_chars)
         prefix = self._letters(self._prefix_rng(index), shared)
         return prefix + self._letters(np.random.default_rng((self.seed, 0, index)), own)

@@ -16,7 +16,17 @@ class StreamMeter:
     Feed it what the socket gives, with the time in seconds; all bytes of one read share that time.
     """
 
-    __slots__ = ("_tail", "completion_tokens", "done", "error", "finish_reason", "first_s", "gaps_s", "last_s", "num_chunks")
+    __slots__ = (
+        "_tail",
+        "completion_tokens",
+        "done",
+        "error",
+        "finish_reason",
+        "first_s",
+        "gaps_s",
+        "last_s",
+        "num_chunks",
+    )
 
     def __init__(self) -> None:
         self._tail = b""

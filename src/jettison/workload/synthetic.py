@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -100,7 +101,7 @@ def _arrivals(spec: SyntheticSpec, rng: np.random.Generator) -> list[float]:
         | {min(edge, spec.duration_s) for b in spec.bursts for edge in (b.start_s, b.start_s + b.duration_s)}
     )
     cumulative = [0.0]
-    for lo, hi in zip(edges_s, edges_s[1:], strict=False):
+    for lo, hi in pairwise(edges_s):
         middle = (lo + hi) / 2
         multiplier = math.prod(b.multiplier for b in spec.bursts if b.start_s <= middle < b.start_s + b.duration_s)
         cumulative.append(cumulative[-1] + spec.rate_per_s * multiplier * (hi - lo))
@@ -155,17 +156,18 @@ PRESETS: dict[str, SyntheticSpec] = {
 }
 """Named workloads.
 
-``burst``: the setting in which dropping layers paid on ten seeds of ten in a simulated probe of two small instances:
-prompt median 64, output median 200 (sigma 0.5), 2 requests/s, two 3 s bursts of 7 times, 75 s. Where the bursts
-stand (20 s and 45 s) and the caps are our choice. Calibrate it to the machine first (``calibrate``).
+``burst``: the setting in which dropping layers paid on ten seeds of ten in a simulated probe of two small
+instances: prompt median 64, output median 200 (sigma 0.5), 2 requests/s, two 3 s bursts of 7 times, 75 s. Where
+the bursts stand (20 s and 45 s) and the caps are our choice. Calibrate it to the machine first (``calibrate``).
 
-``azure-conv-like``: Azure 2023 conversation trace (Patel et al., Splitwise, ISCA 2024): 5.53 requests/s, inter-arrival CV
-1.09, input mean 1154.7 / median 1020 / largest 14,050, output 211.1 / 129 / 1,000. The real inputs have two humps (a second
-near 4,096); a log-normal has one.
+``azure-conv-like``: Azure 2023 conversation trace (Patel et al., Splitwise, ISCA 2024): 5.53 requests/s,
+inter-arrival CV 1.09, input mean 1154.7 / median 1020 / largest 14,050, output 211.1 / 129 / 1,000. The real
+inputs have two humps (a second near 4,096); a log-normal has one.
 
-``burstgpt-like``: lengths from KunServe v1's description of BurstGPT (Wang et al., KDD 2025): input mean 603 / median 400,
-output 289 / 249; rate and CV of the trace's head slice without failures, time divided by 20 (0.76 requests/s, 1.37); overloads
-of 2 times at 45 s and 440 s of 640 s from KunServe v2 and v3. The 30 s width of an overload is our choice.
+``burstgpt-like``: lengths from KunServe v1's description of BurstGPT (Wang et al., KDD 2025): input mean 603 /
+median 400, output 289 / 249; rate and CV of the trace's head slice from 30,000 s on, without failures and with
+time divided by 20 (0.76 requests/s, 1.37); overloads of 2 times at 45 s and 440 s of 640 s from KunServe v2 and
+v3. The 30 s width of an overload and the caps are our choice.
 """
 
 

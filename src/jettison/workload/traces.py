@@ -112,7 +112,7 @@ def read_trace(path: Path, *, jitter: bool | None = None, seed: int = 0) -> Work
     rows = [row._replace(arrival_s=row.arrival_s - start_s) for row in rows]
     if trace_format.jitter_by_default if jitter is None else jitter:
         if trace_format.stamp_step_s is None:
-            raise ConfigError(f"{path}: {trace_format.name} stamps are not rounded to steps, so there is nothing to jitter")
+            raise ConfigError(f"{path}: {trace_format.name} stamps are exact, there is no step to jitter in")
         rows = _jittered(rows, trace_format.stamp_step_s, seed)
         notes.append(f"arrivals jittered uniformly inside {trace_format.stamp_step_s:g} s steps, seed {seed}")
     rows.sort(key=lambda row: row.arrival_s)
@@ -176,7 +176,8 @@ def _parse_rows(
             rows.append(parsed)
     if num_bad:
         more = f"; and {num_bad - len(bad)} more" if num_bad > len(bad) else ""
-        raise TraceError(f"{path}: {num_bad} bad row{'s' if num_bad > 1 else ''}, nothing loaded: {'; '.join(bad)}{more}")
+        count = "1 bad row" if num_bad == 1 else f"{num_bad} bad rows"
+        raise TraceError(f"{path}: {count}, nothing loaded: {'; '.join(bad)}{more}")
     return rows, num_failed
 
 

@@ -1,9 +1,320 @@
+"""The C kernels behind the ``Kernels`` protocol, called through ctypes (which releases the GIL).
+
+Here: loading the library, choosing the instruction set, checking arguments and passing pointers. Not here: any
+arithmetic. What walks the block tables (bounds of block ids, lengths) is checked in C, before anything is written;
+what torch knows (shapes, strides, dtypes) is checked here.
+"""
+
 from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jettison.device.kernels import build
+from jettison.device.kernels.base import (
+    Int32Array,
+    check_arena,
+    check_heads,
+    check_linear,
+    check_matrix,
+    check_norm,
+    check_rotary,
+    check_vector,
+    fail,
+)
+
+LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
+
+_DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
+
+_P, _L, _I, _D = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
+_ROWS = (_P, _L, _L, _P, _P, _L, _L)  # tables, row stride, max blocks, query lens, context lens, R, T
+_ARENA = (_P, _L, _L, _L, _L)  # pointer, blocks, KV heads, block size, head dim
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "write_kv": (_I, _P, _L, _P, _L, *_ARENA, *_ROWS),
+    "attention": (_I, _P, _L, _L, *_ARENA, *_ROWS, _P, _L, _D, _I),
+    "linear": (_I, _P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _I),
+    "rms_norm": (_I, _P, _L, _P, _D, _P, _L, _L, _L),
+    "add_rms_norm": (_I, _P, _L, _P, _L, _P, _D, _P, _L, _L, _L),
+    "head_rms_norm": (_I, _P, _L, _P, _D, _L, _L, _L),
+    "rotary": (_I, _P, _L, _L, _P, _L, _L, _P, _P, _P, _I, _L, _L, _L, _L),
+    "silu_mul": (_I, _P, _L, _P, _L, _L, _L),
+}
+
+_ERRORS: dict[int, tuple[type[Exception], str]] = {
+    1: (IndexError, "a block id lies outside the arena"),
+    2: (IndexError, "a row needs more blocks than its block table has"),
+    4: (ValueError, "lengths must be >= 0 and query_lens must add up to the number of tokens"),
+    8: (IndexError, "a position lies outside the rotary tables"),
+    16: (MemoryError, "no memory for the kernels' working space"),
+}
 
 
 class NativeUnavailableError(Exception):
-    pass
+    """Native kernels cannot be had here; the message says why and how to mend it."""
 
 
-def load_native(variant):
-    raise NativeUnavailableError("not built")
+def load_native(variant: str | None = None) -> NativeKernels:
+    """The kernels of ``variant``, or of the best instruction set that this CPU runs *and* that passes a self-check.
+
+    Raises NativeUnavailableError.
+    """
+    library = _library()
+    names = library.jettison_variants().decode().split()
+    supported = [name for name in names if library.jettison_cpu_supports(name.encode())]
+    if variant is not None and variant not in supported:
+        raise NativeUnavailableError(f"no kernels for {variant!r} here; there are {', '.join(supported)}")
+    failed = []
+    for name in [variant] if variant is not None else supported:
+        kernels = NativeKernels(library, name)
+        if _passes_self_check(kernels):
+            return kernels
+        failed.append(name)
+    raise NativeUnavailableError(f"native kernels compute wrong results here ({', '.join(failed)})")
+
+
+def supported_variants() -> list[str]:
+    """Instruction sets that are both built and supported by this CPU, best first; empty without a library."""
+    try:
+        library = _library()
+    except NativeUnavailableError:
+        return []
+    names = library.jettison_variants().decode().split()
+    return [name for name in names if library.jettison_cpu_supports(name.encode())]
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    how = "build it with `python -m jettison.device.kernels.build`"
+    if not LIBRARY_PATH.exists():
+        raise NativeUnavailableError(f"the kernel library is not built; {how}")
+    # The library borrows the OpenMP runtime that torch brought; make its symbols visible.
+    for path in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*")):
+        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    try:
+        library = ctypes.CDLL(str(LIBRARY_PATH))
+    except OSError as error:
+        raise NativeUnavailableError(f"the kernel library does not load ({error}); {how}") from error
+    library.jettison_build_id.restype = library.jettison_variants.restype = ctypes.c_char_p
+    if build.SOURCES.is_dir() and library.jettison_build_id().decode() != build.build_id():
+        raise NativeUnavailableError(f"the kernel library was built from other sources; {how}")
+    return library
+
+
+def _pointer(array: Int32Array) -> int:
+    """Address of a host int32 array whose last dimension is contiguous."""
+    if isinstance(array, Tensor):
+        if array.dtype != torch.int32:
+            fail(f"expected int32, got {array.dtype}")
+        if array.shape[-1] > 1 and array.stride(-1) != 1:
+            fail("int32 rows must be contiguous")
+        return array.data_ptr()
+    if array.dtype != np.int32:
+        fail(f"expected int32, got {array.dtype}")
+    if array.shape[-1] > 1 and array.strides[-1] != 4:
+        fail("int32 rows must be contiguous")
+    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+
+
+class _Rows:
+    """Pointers and sizes of a step's block tables and lengths, checked."""
+
+    __slots__ = ("arguments", "keys")
+
+    def __init__(self, tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array) -> None:
+        self.keys = (tables, query_lens, context_lens)
+        if len(tables.shape) != 2:
+            fail(f"block_tables: expected [rows, blocks], got {tuple(tables.shape)}")
+        rows, blocks = tables.shape
+        if rows == 0 or tuple(query_lens.shape) != (rows,) or tuple(context_lens.shape) != (rows,):
+            fail(
+                f"block_tables {tuple(tables.shape)}, query_lens {tuple(query_lens.shape)}, "
+                f"context_lens {tuple(context_lens.shape)} do not match"
+            )
+        stride = tables.stride(0) if isinstance(tables, Tensor) else tables.strides[0] // 4
+        self.arguments = (_pointer(tables), stride, blocks, _pointer(query_lens), _pointer(context_lens), rows)
+
+
+class NativeKernels:
+    """``Kernels`` in C; see ``base.Kernels`` for the contract.
+
+    Threads follow ``torch.get_num_threads()`` in ``linear`` and ``attention``; results do not depend on them.
+    Working space is per thread and bounded: about ``64 * K`` accumulators for ``linear``, 200 KiB for ``attention``.
+    """
+
+    def __init__(self, library: ctypes.CDLL, variant: str) -> None:
+        self.name = f"native-{variant}"
+        self._functions = {}
+        for operation, argument_types in _SIGNATURES.items():
+            function = getattr(library, f"jettison_{variant}_{operation}")
+            function.argtypes, function.restype = argument_types, _I
+            self._functions[operation] = function
+        self._write_kv = self._functions["write_kv"]
+        self._attention = self._functions["attention"]
+        self._linear = self._functions["linear"]
+        self._rms_norm = self._functions["rms_norm"]
+        self._add_rms_norm = self._functions["add_rms_norm"]
+        self._head_rms_norm = self._functions["head_rms_norm"]
+        self._rotary = self._functions["rotary"]
+        self._silu_mul = self._functions["silu_mul"]
+        self._last_rows = threading.local()
+
+    def write_kv(
+        self,
+        k: Tensor,
+        v: Tensor,
+        arena: Tensor,
+        block_tables: Int32Array,
+        query_lens: Int32Array,
+        context_lens: Int32Array,
+    ) -> None:
+        """See ``Kernels.write_kv``."""
+        dtype = k.dtype
+        check_arena(arena, dtype)
+        check_heads("k", k, dtype)
+        check_heads("v", v, dtype)
+        num_blocks, _, num_kv_heads, block_size, head_dim = arena.shape
+        tokens = k.shape[0]
+        if k.shape != (tokens, num_kv_heads, head_dim) or v.shape != k.shape:
+            fail(f"k {tuple(k.shape)}, v {tuple(v.shape)} do not go with arena {tuple(arena.shape)}")
+        code = self._write_kv(
+            _DTYPE_CODES[dtype], k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0),
+            arena.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
+            *self._rows(block_tables, query_lens, context_lens), tokens,
+        )  # fmt: skip
+        if code:
+            _raise(code)
+
+    def attention(
+        self,
+        q: Tensor,
+        arena: Tensor,
+        block_tables: Int32Array,
+        query_lens: Int32Array,
+        context_lens: Int32Array,
+        out: Tensor,
+        scale: float,
+    ) -> None:
+        """See ``Kernels.attention``."""
+        dtype = q.dtype
+        check_arena(arena, dtype)
+        check_heads("q", q, dtype)
+        check_heads("out", out, dtype)
+        num_blocks, _, num_kv_heads, block_size, head_dim = arena.shape
+        tokens, num_heads, query_dim = q.shape
+        if out.shape != q.shape or query_dim != head_dim or num_heads % num_kv_heads:
+            fail(f"q {tuple(q.shape)}, out {tuple(out.shape)} do not go with arena {tuple(arena.shape)}")
+        code = self._attention(
+            _DTYPE_CODES[dtype], q.data_ptr(), q.stride(0), num_heads,
+            arena.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
+            *self._rows(block_tables, query_lens, context_lens), tokens,
+            out.data_ptr(), out.stride(0), scale, torch.get_num_threads(),
+        )  # fmt: skip
+        if code:
+            _raise(code)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """See ``Kernels.rms_norm``."""
+        check_norm(x, weight, out)
+        rows, cols = x.shape
+        self._rms_norm(
+            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), eps, out.data_ptr(), out.stride(0),
+            rows, cols,
+        )  # fmt: skip
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
+        """See ``Kernels.add_rms_norm``."""
+        check_norm(x, weight, out, residual)
+        rows, cols = x.shape
+        self._add_rms_norm(
+            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0),
+            weight.data_ptr(), eps, out.data_ptr(), out.stride(0), rows, cols,
+        )  # fmt: skip
+
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array | Tensor) -> None:
+        """See ``Kernels.rotary``."""
+        check_rotary(q, k, cos, sin)
+        tokens, num_heads, head_dim = q.shape
+        wide = positions.dtype in (torch.int64, np.int64)
+        if tuple(positions.shape) != (tokens,):
+            fail(f"positions: expected {tokens}, got {tuple(positions.shape)}")
+        if wide:
+            flat = positions if isinstance(positions, Tensor) else torch.from_numpy(positions)
+            pointer = flat.contiguous().data_ptr() if flat.is_contiguous() else fail("positions: must be contiguous")
+        else:
+            pointer = _pointer(positions)
+        max_positions, rotary_dim = cos.shape
+        code = self._rotary(
+            _DTYPE_CODES[q.dtype], q.data_ptr(), q.stride(0), num_heads, k.data_ptr(), k.stride(0), k.shape[1],
+            cos.data_ptr(), sin.data_ptr(), pointer, wide, tokens, head_dim, rotary_dim, max_positions,
+        )  # fmt: skip
+        if code:
+            _raise(code)
+
+    def head_rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """See ``Kernels.head_rms_norm``."""
+        check_heads("x", x, x.dtype)
+        tokens, heads, head_dim = x.shape
+        check_vector("weight", weight, head_dim, x.dtype)
+        self._head_rms_norm(
+            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), eps, tokens, heads, head_dim
+        )
+
+    def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
+        """See ``Kernels.silu_mul``."""
+        rows, cols = out.shape
+        dtype = out.dtype
+        check_matrix("gate_up", gate_up, rows, 2 * cols, dtype)
+        check_matrix("out", out, rows, cols, dtype)
+        self._silu_mul(
+            _DTYPE_CODES[dtype], gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), out.stride(0), rows, cols
+        )
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """See ``Kernels.linear``."""
+        check_linear(x, weight, bias, out)
+        rows, inner = x.shape
+        code = self._linear(
+            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0),
+            None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0),
+            rows, weight.shape[0], inner, torch.get_num_threads(),
+        )  # fmt: skip
+        if code:
+            _raise(code)
+
+    def _rows(self, tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array) -> tuple[int, ...]:
+        """Arguments for a step's rows; kept for the next call, as every layer of a step passes the same arrays."""
+        last: _Rows | None = getattr(self._last_rows, "rows", None)
+        if last is not None:
+            keys = last.keys
+            if keys[0] is tables and keys[1] is query_lens and keys[2] is context_lens:
+                return last.arguments
+        rows = self._last_rows.rows = _Rows(tables, query_lens, context_lens)
+        return rows.arguments
+
+
+def _raise(code: int) -> None:
+    error, message = _ERRORS.get(code, (RuntimeError, f"the kernel library failed with code {code}"))
+    raise error(message)
+
+
+def _passes_self_check(kernels: NativeKernels) -> bool:
+    """Multiply and normalize something small whose result is known: guards against a miscompiled variant."""
+    x = torch.arange(-35, 35, dtype=torch.float32).remainder(7).reshape(2, 35)
+    w = torch.arange(5 * 35, dtype=torch.float32).remainder(5).reshape(5, 35)
+    for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
+        out, normed = torch.empty(2, 5, dtype=dtype), torch.empty(2, 35, dtype=dtype)
+        kernels.linear(x.to(dtype), w.to(dtype), None, out)
+        kernels.silu_mul(torch.cat((x, x), dim=1).to(dtype), normed)
+        expected = x.double() * torch.nn.functional.silu(x.double())
+        for actual, wanted in ((out, x.double() @ w.double().t()), (normed, expected)):
+            if not torch.allclose(actual.double(), wanted, rtol=tolerance, atol=tolerance):
+                return False
+    return True

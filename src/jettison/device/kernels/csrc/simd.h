@@ -43,7 +43,7 @@ typedef uint32_t vu32_mem __attribute__((vector_size(VEC_BYTES), aligned(2), may
 
 /* ---- bfloat16 <-> float ---- */
 
-INLINE float widen_bf16(bf16 x) {
+INLINE float bf16_to_f32(bf16 x) {
     uint32_t bits = (uint32_t)x << 16;
     float wide;
     memcpy(&wide, &bits, 4);
@@ -51,7 +51,7 @@ INLINE float widen_bf16(bf16 x) {
 }
 
 /* Round to nearest even; a NaN stays a (quiet) NaN. */
-INLINE bf16 narrow_bf16(float x) {
+INLINE bf16 f32_to_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
     uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;

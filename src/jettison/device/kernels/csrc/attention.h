@@ -1,0 +1,206 @@
+/* Paged causal attention and the write of new keys and values, for one dtype. See kernels.c for the macros.
+ *
+ * One item of work is a KV head's query heads for a few consecutive tokens of one row; keys and values stream by
+ * in tiles of KEY_TILE positions, aligned to absolute position 0, with a running softmax (Milakov and
+ * Gimelshein 2018, "Online normalizer calculation for softmax"). Each number is produced by the same operations in
+ * the same order however many tokens, heads or rows are processed together: a token's result depends neither on
+ * the batch nor on how its prompt was chunked. Masked scores have weight exactly 0 and change nothing.
+ */
+#define KEY_TILE 64
+#define MAX_QUERIES 48 /* rows (token x head) of one item */
+
+/* One layer's arena. */
+typedef struct {
+    const T *arena;
+    long kv_heads, block_size, head_dim;
+} NAME(Cache);
+
+/* Where the keys of positions [first, first + count) of one row lie. */
+INLINE void NAME(locate)(const NAME(Cache) *c, const int32_t *table, long kv_head, long first, long count,
+                         const T **keys) {
+    const long head = c->block_size * c->head_dim;
+    long j = 0, block = first / c->block_size, offset = first % c->block_size;
+    for (; j < count; block++, offset = 0) {
+        const T *key = c->arena + (table[block] * 2 * c->kv_heads + kv_head) * head + offset * c->head_dim;
+        for (; offset < c->block_size && j < count; offset++, j++, key += c->head_dim) keys[j] = key;
+    }
+}
+
+#define FORM(name) NAME(GLUE(name, _stored))
+#define KV T
+#define LOAD_KV LOAD_T
+#include "attention_tile.h"
+#undef FORM
+#undef KV
+#undef LOAD_KV
+
+/* Packed into scratch as sums are: narrow keys that serve many rows, and heads that are no whole number of chunks. */
+#if STORAGE_IS_NARROW
+#define FORM(name) NAME(GLUE(name, _packed))
+#define KV ACC
+#define LOAD_KV LOAD_A
+#include "attention_tile.h"
+#undef FORM
+#undef KV
+#undef LOAD_KV
+#define ALL_SCORES_PACKED NAME(all_scores_packed)
+#define ALL_VALUES_PACKED NAME(all_values_packed)
+#else
+#define ALL_SCORES_PACKED NAME(all_scores_stored)
+#define ALL_VALUES_PACKED NAME(all_values_stored)
+#endif
+
+/* Turn one row's scores of a tile into weights relative to the running maximum and rescale what was summed so far. */
+static void NAME(online_softmax)(ACC *restrict scores, long valid, long padded, ACC scale, ACC *restrict maximum,
+                                 ACC *restrict total, ACC *restrict out, long width) {
+    ACC tile_max = -INFINITY;
+#pragma omp simd reduction(max : tile_max)
+    for (long j = 0; j < valid; j++) {
+        scores[j] *= scale;
+        tile_max = scores[j] > tile_max ? scores[j] : tile_max;
+    }
+    for (long j = valid; j < padded; j++) scores[j] = -INFINITY;
+    if (valid == 0) {
+        for (long j = 0; j < padded; j++) scores[j] = 0;
+        return;
+    }
+    const ACC new_max = tile_max > *maximum ? tile_max : *maximum;
+    for (long j = 0; j < padded; j++) scores[j] = EXP(scores[j] - new_max);
+    /* Lanes of a fixed number keep the order of the sum independent of `padded`. */
+    ACC lanes[16] = {0}, sum = 0;
+    for (long j = 0; j < padded; j += 16)
+        for (int l = 0; l < 16; l++) lanes[l] += scores[j + l];
+    for (int l = 0; l < 16; l++) sum += lanes[l];
+    if (*maximum != new_max) {
+        const ACC shrink = EXP(*maximum - new_max); /* 0 on the first tile: EXP(-inf) */
+        *total *= shrink;
+        for (long i = 0; i < width; i++) out[i] *= shrink;
+        *maximum = new_max;
+    }
+    *total += sum;
+}
+
+/* Working space of one item. */
+typedef struct {
+    ACC *q, *out, *scores, *keys, *values;
+} NAME(Space);
+
+static size_t NAME(space)(char *base, long width, NAME(Space) *s) {
+    size_t q = (size_t)(MAX_QUERIES * width) * sizeof(ACC), tile = (size_t)(KEY_TILE * width) * sizeof(ACC);
+    if (base) {
+        s->q = (ACC *)base;
+        s->out = (ACC *)(base + q);
+        s->keys = (ACC *)(base + 2 * q);
+        s->values = (ACC *)(base + 2 * q + tile);
+        s->scores = (ACC *)(base + 2 * q + 2 * tile);
+    }
+    return 2 * q + 2 * tile + MAX_QUERIES * KEY_TILE * sizeof(ACC);
+}
+
+/* Tokens of one row from `first` on: q and out point at the first of them, at the KV head's first query head. */
+static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_head, long first, long num_tokens,
+                         long group, const T *q, long q_stride, T *out, long out_stride, ACC scale, NAME(Space) *s) {
+    const long dim = c->head_dim, width = ROUND_UP(dim, CHUNK), rows = num_tokens * group;
+    const int pack = width != dim || (STORAGE_IS_NARROW && rows >= PACK_FROM);
+    ACC maximum[MAX_QUERIES], total[MAX_QUERIES];
+    for (long m = 0; m < rows; m++) {
+        NAME(widen)(q + m / group * q_stride + m % group * dim, dim, s->q + m * width);
+        maximum[m] = -INFINITY;
+        total[m] = 0;
+    }
+    memset(s->out, 0, (size_t)(rows * width) * sizeof(ACC));
+    const long num_keys = first + num_tokens, value_offset = c->kv_heads * c->block_size * dim;
+    for (long tile = 0; tile < num_keys; tile += KEY_TILE) {
+        const long count = num_keys - tile < KEY_TILE ? num_keys - tile : KEY_TILE;
+        const T *keys[KEY_TILE], *values[KEY_TILE];
+        NAME(locate)(c, table, kv_head, tile, count, keys);
+        for (long j = 0; j < count; j++) values[j] = keys[j] + value_offset;
+        const ACC *packed_keys[KEY_TILE], *packed_values[KEY_TILE];
+        for (long j = 0; pack && j < count; j++) {
+            NAME(widen)(keys[j], dim, s->keys + j * width);
+            NAME(widen)(values[j], dim, s->values + j * width);
+            packed_keys[j] = s->keys + j * width;
+            packed_values[j] = s->values + j * width;
+        }
+        for (long j = count; j < ROUND_UP(count, 4); j++) {
+            keys[j] = keys[count - 1];
+            packed_keys[j] = s->keys;
+        }
+        if (pack)
+            ALL_SCORES_PACKED(rows, s->q, width, packed_keys, count, s->scores);
+        else
+            NAME(all_scores_stored)(rows, s->q, width, keys, count, s->scores);
+        for (long m = 0; m < rows; m++) {
+            long valid = first + m / group - tile + 1;
+            valid = valid < 0 ? 0 : valid > count ? count : valid;
+            NAME(online_softmax)(s->scores + m * KEY_TILE, valid, ROUND_UP(count, 16), scale, maximum + m, total + m,
+                                 s->out + m * width, width);
+        }
+        if (pack)
+            ALL_VALUES_PACKED(rows, s->scores, packed_values, count, width, s->out);
+        else
+            NAME(all_values_stored)(rows, s->scores, values, count, width, s->out);
+    }
+    for (long m = 0; m < rows; m++)
+        NAME(narrow_scaled)(s->out + m * width, 1 / total[m], dim, out + m / group * out_stride + m % group * dim);
+}
+
+static int NAME(attention)(const T *q, long q_stride, const T *arena, long num_kv_heads, long block_size, long head_dim,
+                          long num_heads, const int32_t *tables, long table_stride, const int32_t *query_lens,
+                          const int32_t *context_lens, long num_rows, T *out, long out_stride, double scale,
+                          int num_threads) {
+    const NAME(Cache) cache = {arena, num_kv_heads, block_size, head_dim};
+    const long group = num_heads / num_kv_heads;
+    const long step = group > MAX_QUERIES ? 1 : MAX_QUERIES / group;
+    const long width = ROUND_UP(head_dim, CHUNK);
+    long next = 0;
+    int error = 0;
+    (void)num_threads;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1) reduction(| : error)
+    {
+        NAME(Space) space;
+        char *base = scratch(NAME(space)(NULL, width, NULL));
+        if (base) NAME(space)(base, width, &space);
+        error |= base ? 0 : ERROR_MEMORY;
+        /* Every thread walks all items and takes those whose number it drew from the shared counter. */
+        long item = 0, mine = error ? -1 : __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED), start = 0;
+        for (long r = 0; r < num_rows; r++) {
+            const long tokens = query_lens[r];
+            for (long t = 0; t < tokens; t += step)
+                for (long h = 0; h < num_kv_heads; h++) {
+                    if (item++ != mine) continue;
+                    const long n = tokens - t < step ? tokens - t : step;
+                    for (long g = 0; g < group; g += MAX_QUERIES) {
+                        const long heads = group - g < MAX_QUERIES ? group - g : MAX_QUERIES;
+                        const long column = (h * group + g) * head_dim;
+                        NAME(attend)(&cache, tables + r * table_stride, h, context_lens[r] + t, n, heads,
+                                     q + (start + t) * q_stride + column, q_stride,
+                                     out + (start + t) * out_stride + column, out_stride, (ACC)scale, &space);
+                    }
+                    mine = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
+                }
+            start += tokens;
+        }
+    }
+    return error;
+}
+
+static void NAME(write_kv)(const T *k, long k_stride, const T *v, long v_stride, T *arena, long num_kv_heads,
+                           long block_size, long head_dim, const int32_t *tables, long table_stride,
+                           const int32_t *query_lens, const int32_t *context_lens, long num_rows) {
+    const long plane = num_kv_heads * block_size * head_dim;
+    for (long r = 0; r < num_rows; r++) {
+        for (long i = 0; i < query_lens[r]; i++, k += k_stride, v += v_stride) {
+            const long position = context_lens[r] + i;
+            T *to = arena + tables[r * table_stride + position / block_size] * 2 * plane + position % block_size * head_dim;
+            for (long h = 0; h < num_kv_heads; h++, to += block_size * head_dim) {
+                memcpy(to, k + h * head_dim, (size_t)head_dim * sizeof(T));
+                memcpy(to + plane, v + h * head_dim, (size_t)head_dim * sizeof(T));
+            }
+        }
+    }
+}
+#undef ALL_SCORES_PACKED
+#undef ALL_VALUES_PACKED
+#undef KEY_TILE
+#undef MAX_QUERIES

@@ -1,0 +1,131 @@
+/* out = x @ w^T + bias for one dtype. See kernels.c for the macros that stand for the dtype.
+ *
+ * Blocking: BLOCK_M rows of x (widened once into scratch where their stored form cannot be used as it is), BLOCK_N
+ * outputs, BLOCK_K elements of the inner dimension. The split of k is fixed, so that results do not depend on how
+ * many rows there are. Where a weight row serves many rows of x, it is widened once for all of them.
+ */
+#define FORM(name) NAME(name)
+#define TILE_W T
+#ifdef BF16_DOT
+#define TILE_X T
+#define TILE_DOT
+#define X_AS_STORED 1
+#else
+#define TILE_X ACC
+#define TILE_LOAD_X LOAD_A
+#define TILE_LOAD_W LOAD_T
+#define X_AS_STORED (!STORAGE_IS_NARROW)
+#endif
+#include "gemm_tile.h"
+typedef TILE_X NAME(Staged); /* x as the tiles read it */
+#undef FORM
+#undef TILE_W
+
+#if STORAGE_IS_NARROW && !defined(BF16_DOT)
+#define WIDE_WEIGHTS 1
+#define FORM(name) NAME(GLUE(name, _wide))
+#define TILE_W ACC
+#undef TILE_LOAD_W
+#define TILE_LOAD_W LOAD_A
+#include "gemm_tile.h"
+#undef FORM
+#undef TILE_W
+#else
+#define WIDE_WEIGHTS 0
+#endif
+#undef TILE_X
+#undef TILE_LOAD_X
+#undef TILE_LOAD_W
+#undef TILE_DOT
+
+/* Copy n elements into scratch form, padded with zeros to whole chunks. */
+INLINE void NAME(stage_x)(const T *x, long n, NAME(Staged) *out) {
+    long whole = n / CHUNK * CHUNK;
+#if defined(BF16_DOT)
+    memcpy(out, x, (size_t)n * sizeof(T));
+    if (whole < n) memset(out + n, 0, (size_t)(whole + CHUNK - n) * sizeof(T));
+#else
+    NAME(widen)(x, n, out);
+#endif
+    (void)whole;
+}
+
+/* Outputs [n_begin, n_end) for all rows. */
+static int NAME(linear_part)(const T *x, long x_stride, const T *w, long w_stride, const T *bias, T *out,
+                            long out_stride, long num_rows, long n_begin, long n_end, long k) {
+    const long k_whole = k / CHUNK * CHUNK, k_padded = ROUND_UP(k, CHUNK);
+    const int stage = !X_AS_STORED || k_whole != k;
+    const long block_m = num_rows < BLOCK_M ? num_rows : BLOCK_M;
+    const size_t staged_bytes = stage ? ROUND_UP((size_t)(block_m * k_padded) * sizeof(NAME(Staged)), 64) : 0;
+    const size_t sums_bytes = ROUND_UP((size_t)(block_m * BLOCK_N) * sizeof(ACC), 64);
+    char *space = scratch(staged_bytes + sums_bytes + (WIDE_WEIGHTS ? 4 * BLOCK_K * sizeof(ACC) : 0));
+    if (!space) return ERROR_MEMORY;
+    NAME(Staged) *staged = (NAME(Staged) *)space;
+    ACC *sums = (ACC *)(space + staged_bytes);
+#if WIDE_WEIGHTS
+    ACC *wide = (ACC *)(space + staged_bytes + sums_bytes);
+#endif
+    for (long m0 = 0; m0 < num_rows; m0 += block_m) {
+        const long rows = num_rows - m0 < block_m ? num_rows - m0 : block_m;
+        const NAME(Staged) *xb = (const NAME(Staged) *)(x + m0 * x_stride);
+        long xb_stride = x_stride;
+        if (stage) {
+            for (long m = 0; m < rows; m++) NAME(stage_x)(x + (m0 + m) * x_stride, k, staged + m * k_padded);
+            xb = staged;
+            xb_stride = k_padded;
+        }
+        for (long n0 = n_begin; n0 < n_end; n0 += BLOCK_N) {
+            const long cols = n_end - n0 < BLOCK_N ? n_end - n0 : BLOCK_N;
+            memset(sums, 0, (size_t)(rows * BLOCK_N) * sizeof(ACC));
+            for (long k0 = 0; k0 < k_whole; k0 += BLOCK_K) {
+                const long depth = k_whole - k0 < BLOCK_K ? k_whole - k0 : BLOCK_K;
+                long n = 0;
+                for (; n + 4 <= cols; n += 4) {
+                    const T *wn = w + (n0 + n) * w_stride + k0;
+#if WIDE_WEIGHTS
+                    if (rows >= WIDEN_FROM) {
+                        for (int j = 0; j < 4; j++) NAME(widen)(wn + j * w_stride, depth, wide + j * BLOCK_K);
+                        NAME(tile_rows_wide)(rows, 4, xb + k0, xb_stride, wide, BLOCK_K, depth, sums + n, BLOCK_N);
+                        continue;
+                    }
+#endif
+                    NAME(tile_rows)(rows, 4, xb + k0, xb_stride, wn, w_stride, depth, sums + n, BLOCK_N);
+                }
+                for (; n < cols; n++)
+                    NAME(tile_rows)(rows, 1, xb + k0, xb_stride, w + (n0 + n) * w_stride + k0, w_stride, depth,
+                                    sums + n, BLOCK_N);
+            }
+            if (k_whole != k) {
+                for (long n = 0; n < cols; n++) {
+                    T rest[CHUNK] = {0};
+                    memcpy(rest, w + (n0 + n) * w_stride + k_whole, (size_t)(k - k_whole) * sizeof(T));
+                    NAME(tile_rows)(rows, 1, xb + k_whole, xb_stride, rest, 0, CHUNK, sums + n, BLOCK_N);
+                }
+            }
+            for (long m = 0; m < rows; m++) {
+                const ACC *restrict from = sums + m * BLOCK_N;
+                T *restrict to = out + (m0 + m) * out_stride + n0;
+                if (bias)
+                    for (long n = 0; n < cols; n++) to[n] = FROM_ACC(from[n] + TO_ACC(bias[n0 + n]));
+                else
+                    for (long n = 0; n < cols; n++) to[n] = FROM_ACC(from[n]);
+            }
+        }
+    }
+    return 0;
+}
+
+static int NAME(linear)(const T *x, long x_stride, const T *w, long w_stride, const T *bias, T *out, long out_stride,
+                       long num_rows, long n, long k, int num_threads) {
+    int error = 0;
+    (void)num_threads;
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1 && n >= 64) reduction(| : error)
+    {
+        const long parts = TEAM_SIZE, part = TEAM_RANK;
+        const long begin = part * n / parts / 4 * 4, end = part + 1 == parts ? n : (part + 1) * n / parts / 4 * 4;
+        error |= NAME(linear_part)(x, x_stride, w, w_stride, bias, out, out_stride, num_rows, begin, end, k);
+    }
+    return error;
+}
+#undef X_AS_STORED
+#undef WIDE_WEIGHTS

@@ -1,0 +1,190 @@
+"""Writes a small random model with a byte-level tokenizer, from a seed: nothing has to be downloaded to try things.
+
+The folder is an ordinary Hugging Face one. Weights are drawn with a standard deviation large enough for varied
+output, norms lie around one and biases around zero, so that a decoder which forgets any of them is found out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from jettison.device.model import byte_tokenizer
+from jettison.device.model.hf_config import FAMILIES, DecoderConfig, parse_config
+from jettison.device.model.jsonfile import JsonObject
+from jettison.device.model.shards import FINAL_NORM, TensorSource, shard_layouts
+from jettison.device.model.weights import INDEX_FILE, SINGLE_FILE
+from jettison.errors import ConfigError
+
+DTYPES = {
+    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
+}  # fmt: skip
+
+_NORM_NOISE = 0.1
+
+
+def create_model(
+    dir: Path,
+    *,
+    arch: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int | None = None,
+    intermediate: int | None = None,
+    vocab: int | None = None,
+    seed: int = 0,
+    dtype: str = "float32",
+    tied: bool = False,
+    std: float = 0.08,
+    max_position_embeddings: int = 4096,
+    rope_scaling: str | None = None,
+    shard_bytes: int | None = None,
+) -> None:
+    """Write a model folder; the same arguments give the same bytes.
+
+    ``arch``: llama, mistral, qwen2 or qwen3. ``head_dim`` None = hidden / heads; ``intermediate`` None = about 8/3
+    hidden; ``vocab`` None = what the byte-level tokenizer has. ``rope_scaling``: None or ``"llama3"``.
+    ``shard_bytes``: None = one weight file, else several of about this size with an index.
+    Raises ConfigError for arguments that make no model, or when ``dir`` exists and is not an empty folder;
+    ModelError where the resulting config cannot be served (odd head size, heads that do not divide).
+    """
+    model_dir = Path(dir)
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if vocab is not None and vocab < byte_tokenizer.MIN_VOCAB_SIZE:
+        raise ConfigError(f"vocab must be at least {byte_tokenizer.MIN_VOCAB_SIZE} (bytes and special tokens)")
+    if model_dir.exists() and (not model_dir.is_dir() or any(model_dir.iterdir())):
+        raise ConfigError(f"{model_dir} exists and is not an empty folder")
+    values = {
+        **_family_values(arch, hidden, heads, head_dim),
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": intermediate or 8 * math.ceil(hidden / 3),
+        "vocab_size": vocab or byte_tokenizer.MIN_VOCAB_SIZE,
+        "max_position_embeddings": max_position_embeddings,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "initializer_range": std,
+        "rope_theta": 10_000.0,
+        "rope_scaling": _rope_scaling(rope_scaling, max_position_embeddings),
+        "tie_word_embeddings": tied,
+        "torch_dtype": dtype,
+        "bos_token_id": byte_tokenizer.BOS_ID,
+        "eos_token_id": byte_tokenizer.EOS_ID,
+        "pad_token_id": byte_tokenizer.PAD_ID,
+    }
+    config = parse_config(JsonObject(model_dir / "config.json", values))
+    model_dir.mkdir(parents=True, exist_ok=True)
+    _write_json(model_dir / "config.json", values)
+    _write_json(model_dir / "generation_config.json", {
+        "bos_token_id": byte_tokenizer.BOS_ID,
+        "eos_token_id": [byte_tokenizer.EOS_ID, byte_tokenizer.TURN_END_ID],
+        "pad_token_id": byte_tokenizer.PAD_ID,
+    })  # fmt: skip
+    byte_tokenizer.write_tokenizer(model_dir, config.vocab_size, max_position_embeddings)
+    _write_weights(model_dir, _random_tensors(config, seed, std, DTYPES[dtype]), shard_bytes)
+
+
+def _family_values(arch: str, hidden: int, heads: int, head_dim: int | None) -> dict[str, Any]:
+    by_type = {family.model_type: (name, family) for name, family in FAMILIES.items()}
+    if arch not in by_type:
+        raise ConfigError(f"arch must be one of {', '.join(by_type)}, not {arch!r}")
+    name, family = by_type[arch]
+    values: dict[str, Any] = {"architectures": [name], "model_type": arch}
+    if family.reads_head_dim:
+        values["head_dim"] = head_dim or hidden // heads
+    elif head_dim is not None and head_dim * heads != hidden:
+        raise ConfigError(f"{arch} models have no head size of their own: it is hidden / heads, {hidden / heads:g}")
+    if family.window == "always":
+        values["sliding_window"] = None
+    if family.reads_attention_bias:
+        values["attention_bias"] = False
+    if family.reads_mlp_bias:
+        values["mlp_bias"] = False
+    return values
+
+
+def _rope_scaling(name: str | None, max_position_embeddings: int) -> dict[str, Any] | None:
+    if name is None:
+        return None
+    if name != "llama3":
+        raise ConfigError(f"rope_scaling must be llama3, not {name!r}")
+    return {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": max(1, max_position_embeddings // 8),
+    }
+
+
+def _random_tensors(
+    config: DecoderConfig, seed: int, std: float, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the checkpoint, in a fixed order; each has a random stream of its own."""
+    sources = [
+        source
+        for layout in shard_layouts(config, dtype).values()
+        for slot in layout.slots
+        for source in slot.sources
+    ]
+    sources.append(TensorSource(FINAL_NORM, (config.hidden_size,)))
+    for i, (name, shape) in enumerate(sources):
+        # Philox is counter-based: (seed, i) is the whole state, so no tensor's values depend on another's size.
+        noise = np.random.Generator(np.random.Philox(key=[seed, i])).standard_normal(shape, dtype=np.float32)
+        if name.endswith("norm.weight"):
+            values = 1.0 + _NORM_NOISE * noise
+        else:
+            values = std * noise
+        yield name, torch.from_numpy(values).to(dtype)
+
+
+def _write_weights(model_dir: Path, tensors: Iterator[tuple[str, Tensor]], shard_bytes: int | None) -> None:
+    if shard_bytes is None:
+        save_file(dict(tensors), model_dir / SINGLE_FILE, metadata={"format": "pt"})
+        return
+    parts: list[list[str]] = []
+    pending: dict[str, Tensor] = {}
+    total = pending_bytes = 0
+
+    def flush() -> None:
+        if pending:
+            save_file(pending, _part(model_dir, len(parts)), metadata={"format": "pt"})
+            parts.append(list(pending))
+            pending.clear()
+
+    for name, tensor in tensors:
+        num_bytes = tensor.numel() * tensor.itemsize
+        if pending_bytes + num_bytes > shard_bytes:
+            flush()
+            pending_bytes = 0
+        pending[name] = tensor
+        pending_bytes += num_bytes
+        total += num_bytes
+    flush()
+    weight_map = {}
+    for i, names in enumerate(parts):  # the number of parts, which is in every file's name, is known only now
+        final = model_dir / f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
+        _part(model_dir, i).rename(final)
+        weight_map |= dict.fromkeys(names, final.name)
+    _write_json(model_dir / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _part(model_dir: Path, index: int) -> Path:
+    return model_dir / f"part-{index}.safetensors"
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,162 @@
+"""The decoder's arithmetic: embedding, a run of layers, final norm and head, over kernels and prepared buffers.
+
+The residual stream is kept apart from what the projections make of it, and is added to in one place (the norm that
+follows). A stage hands on the residual with its last addition done, and the next stage begins with a plain norm:
+the same operations in the same order as in an unsplit run, so a split changes no bit.
+
+Not here: which step it is, sampling, and whether a shard may be dropped.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from jettison.device.kernels import Kernels
+from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.model.shards import shard_layouts
+from jettison.device.model.workspace import StepBuffers, Workspace
+from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ShardId, layer_shard
+
+Int32s = npt.NDArray[np.int32]
+
+
+class ModelMemory(Protocol):
+    """The part of ``device.memory.DeviceMemory`` that the decoder uses. Addresses never change while it is open."""
+
+    def shard_bytes(self, shard: ShardId) -> Tensor:
+        """The shard's slab: flat uint8."""
+        ...
+
+    def kv_arena(self, layer: int) -> Tensor:
+        """The layer's KV cache: [blocks, 2, kv_heads, block_size, head_dim]."""
+        ...
+
+    def workspace(self) -> Tensor:
+        """The bytes asked for at construction: flat uint8."""
+        ...
+
+
+class Batch(NamedTuple):
+    """Where the tokens of a step stand. R rows, T tokens, one row's after the other's."""
+
+    query_lens: Int32s
+    """[R]"""
+    context_lens: Int32s
+    """[R]"""
+    block_tables: Int32s
+    """[R, max_blocks]"""
+    positions: Int32s
+    """[T]"""
+
+
+class LayerWeights:
+    """One layer's parameters: views of its slab, made once, valid whenever the slab is mapped and filled."""
+
+    __slots__ = (
+        "arena", "down_bias", "down_weight", "gate_up_bias", "gate_up_weight", "input_norm", "k_norm", "o_bias",
+        "o_weight", "post_norm", "q_norm", "qkv_bias", "qkv_weight",
+    )  # fmt: skip
+
+    def __init__(self, tensors: dict[str, Tensor], arena: Tensor) -> None:
+        self.input_norm = tensors["input_norm"]
+        self.qkv_weight = tensors["qkv_weight"]
+        self.qkv_bias = tensors.get("qkv_bias")
+        self.q_norm = tensors.get("q_norm")
+        self.k_norm = tensors.get("k_norm")
+        self.o_weight = tensors["o_weight"]
+        self.o_bias = tensors.get("o_bias")
+        self.post_norm = tensors["post_norm"]
+        self.gate_up_weight = tensors["gate_up_weight"]
+        self.gate_up_bias = tensors.get("gate_up_bias")
+        self.down_weight = tensors["down_weight"]
+        self.down_bias = tensors.get("down_bias")
+        self.arena = arena
+
+
+class Decoder:
+    """Runs any layer range. Not thread-safe: a device computes one step at a time.
+
+    Reads parameters and writes KV through ``memory``; the caller sees to it that the shards of the range are mapped
+    and filled and that the block tables stay inside the arenas.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, memory: ModelMemory, kernels: Kernels, dtype: torch.dtype, workspace: Workspace
+    ) -> None:
+        self.config = config
+        self._memory = memory
+        self._kernels = kernels
+        self._dtype = dtype
+        self._workspace = workspace
+        self._layouts = shard_layouts(config, dtype)
+        self._layers: dict[int, LayerWeights] = {}
+        self._tables: dict[ShardId, Tensor] = {}
+        self._scale = config.head_dim**-0.5
+
+    def embed(self, token_ids: Tensor, out: Tensor) -> None:
+        """Rows of the embedding: ``token_ids`` [T], ``out`` [T, hidden]. Raises IndexError for an unknown token."""
+        torch.index_select(self._table(EMBED_SHARD), 0, token_ids, out=out)
+
+    def run_layers(self, layers: LayerRange, batch: Batch, buffers: StepBuffers, is_last: bool) -> None:
+        """Run a contiguous, non-empty range over ``buffers.residual``, storing KV on the way.
+
+        Afterwards the residual holds every addition, and where ``is_last``, ``buffers.x`` the final norm of it.
+        """
+        kernels, eps = self._kernels, self.config.rms_norm_eps
+        x, residual = buffers.x, buffers.residual
+        weights = self._layer(layers.lo)
+        kernels.rms_norm(x=residual, weight=weights.input_norm, eps=eps, out=x)
+        for layer in layers.layers():
+            if layer > layers.lo:
+                weights = self._layer(layer)
+                kernels.add_rms_norm(x, residual, weights.input_norm, eps, x)
+            self._attend(weights, batch, buffers)
+            kernels.add_rms_norm(x, residual, weights.post_norm, eps, x)
+            kernels.linear(x, weights.gate_up_weight, weights.gate_up_bias, buffers.gate_up)
+            kernels.silu_mul(buffers.gate_up, buffers.activated)
+            kernels.linear(buffers.activated, weights.down_weight, weights.down_bias, x)
+        if is_last:
+            kernels.add_rms_norm(x, residual, self._workspace.final_norm, eps, x)
+        else:
+            residual.add_(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits of final hidden states ``x`` [n, hidden], n <= max_num_seqs: a view that the next call overwrites."""
+        out = self._workspace.logits[: x.shape[0]]
+        self._kernels.linear(x, self._table(EMBED_SHARD if self.config.tied_embeddings else HEAD_SHARD), None, out)
+        return out
+
+    def _attend(self, weights: LayerWeights, batch: Batch, buffers: StepBuffers) -> None:
+        """Attention of one layer: from the norm in ``buffers.x`` to the output projection in ``buffers.x``."""
+        kernels = self._kernels
+        kernels.linear(buffers.x, weights.qkv_weight, weights.qkv_bias, buffers.qkv)
+        q, k = buffers.q, buffers.k
+        if weights.q_norm is not None and weights.k_norm is not None:
+            kernels.head_rms_norm(q, weights.q_norm, self.config.rms_norm_eps)
+            kernels.head_rms_norm(k, weights.k_norm, self.config.rms_norm_eps)
+        kernels.rotary(q, k, self._workspace.cos, self._workspace.sin, batch.positions)
+        rows = (batch.block_tables, batch.query_lens, batch.context_lens)
+        kernels.write_kv(k, buffers.v, weights.arena, *rows)
+        kernels.attention(q, weights.arena, *rows, buffers.attention, self._scale)
+        kernels.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
+
+    def _layer(self, layer: int) -> LayerWeights:
+        weights = self._layers.get(layer)
+        if weights is None:
+            shard = layer_shard(layer)
+            tensors = self._layouts[shard].views(self._memory.shard_bytes(shard), self._dtype)
+            weights = self._layers[layer] = LayerWeights(tensors, self._memory.kv_arena(layer))
+        return weights
+
+    def _table(self, shard: ShardId) -> Tensor:
+        """The only tensor of the embedding or head shard: [vocab, hidden]."""
+        table = self._tables.get(shard)
+        if table is None:
+            (table,) = self._layouts[shard].views(self._memory.shard_bytes(shard), self._dtype).values()
+            self._tables[shard] = table
+        return table

@@ -1,0 +1,140 @@
+"""How a decoder's parameters lie in memory: one slab of bytes a lending unit, tensors at aligned offsets in it.
+
+Projections that read the same input are fused: one matrix for query, key and value, one for gate and up. Where
+each part comes from in a Hugging Face checkpoint is written beside it. Pure arithmetic: no bytes are touched.
+
+The final norm belongs to no shard: every stage keeps it (see ``workspace``), so that it is never dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from jettison.device.model.hf_config import DecoderConfig
+from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, ShardId, layer_shard
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and a multiple of every element size."""
+
+FINAL_NORM = "model.norm.weight"
+
+
+class TensorSource(NamedTuple):
+    """A tensor of the checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class TensorSlot(NamedTuple):
+    """A tensor's place in its slab."""
+
+    name: str
+    offset: int
+    """Bytes from the start of the slab."""
+    shape: tuple[int, ...]
+    sources: tuple[TensorSource, ...]
+    """Stacked along the first dimension they make the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLayout:
+    """The tensors of one lending unit."""
+
+    shard: ShardId
+    slots: tuple[TensorSlot, ...]
+    num_bytes: int
+    """Length of the slab, a multiple of ``ALIGNMENT``."""
+
+    def views(self, slab: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The tensors by name, as views of ``slab`` (flat uint8, at least ``num_bytes`` long)."""
+        views = {}
+        for slot in self.slots:
+            num_bytes = math.prod(slot.shape) * dtype.itemsize
+            views[slot.name] = slab[slot.offset : slot.offset + num_bytes].view(dtype).view(slot.shape)
+        return views
+
+
+def shard_layouts(config: DecoderConfig, dtype: torch.dtype) -> dict[ShardId, ShardLayout]:
+    """The layout of every lending unit of one full copy; all layers' layouts are alike."""
+    table = (config.vocab_size, config.hidden_size)
+    layouts = [_layout(EMBED_SHARD, [_plain("embed", "model.embed_tokens.weight", *table)], dtype)]
+    layouts += [_layout(layer_shard(i), _layer_tensors(config, f"model.layers.{i}."), dtype)
+                for i in range(config.num_layers)]  # fmt: skip
+    if not config.tied_embeddings:
+        layouts.append(_layout(HEAD_SHARD, [_plain("head", "lm_head.weight", *table)], dtype))
+    return {layout.shard: layout for layout in layouts}
+
+
+def model_shape(config: DecoderConfig, dtype: torch.dtype) -> ModelShape:
+    """Sizes for the cost model, the ledgers and the planner."""
+    return ModelShape(
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        intermediate_size=config.intermediate_size,
+        vocab_size=config.vocab_size,
+        dtype_bytes=dtype.itemsize,
+        tied_embeddings=config.tied_embeddings,
+        shard_bytes={shard: layout.num_bytes for shard, layout in shard_layouts(config, dtype).items()},
+    )
+
+
+def align(num_bytes: int) -> int:
+    """Round up to ``ALIGNMENT``."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+_Tensor = tuple[str, tuple[TensorSource, ...]]
+
+
+def _layer_tensors(config: DecoderConfig, prefix: str) -> list[_Tensor]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q, kv = config.q_size, config.kv_size
+    attn, mlp = prefix + "self_attn.", prefix + "mlp."
+    qkv = [(attn + "q_proj", q), (attn + "k_proj", kv), (attn + "v_proj", kv)]
+    gate_up = [(mlp + "gate_proj", inner), (mlp + "up_proj", inner)]
+    tensors = [_plain("input_norm", prefix + "input_layernorm.weight", hidden), _fused("qkv_weight", qkv, hidden)]
+    if config.qkv_bias:
+        tensors.append(_fused("qkv_bias", qkv))
+    if config.qk_norm:
+        tensors.append(_plain("q_norm", attn + "q_norm.weight", config.head_dim))
+        tensors.append(_plain("k_norm", attn + "k_norm.weight", config.head_dim))
+    tensors.append(_plain("o_weight", attn + "o_proj.weight", hidden, q))
+    if config.o_bias:
+        tensors.append(_plain("o_bias", attn + "o_proj.bias", hidden))
+    tensors.append(_plain("post_norm", prefix + "post_attention_layernorm.weight", hidden))
+    tensors.append(_fused("gate_up_weight", gate_up, hidden))
+    if config.mlp_bias:
+        tensors.append(_fused("gate_up_bias", gate_up))
+    tensors.append(_plain("down_weight", mlp + "down_proj.weight", hidden, inner))
+    if config.mlp_bias:
+        tensors.append(_plain("down_bias", mlp + "down_proj.bias", hidden))
+    return tensors
+
+
+def _plain(name: str, source: str, *shape: int) -> _Tensor:
+    return name, (TensorSource(source, shape),)
+
+
+def _fused(name: str, parts: list[tuple[str, int]], num_columns: int | None = None) -> _Tensor:
+    """Projections stacked by rows: weights of ``num_columns``, or (None) their biases."""
+    if num_columns is None:
+        return name, tuple(TensorSource(part + ".bias", (rows,)) for part, rows in parts)
+    return name, tuple(TensorSource(part + ".weight", (rows, num_columns)) for part, rows in parts)
+
+
+def _layout(shard: ShardId, tensors: list[_Tensor], dtype: torch.dtype) -> ShardLayout:
+    slots, offset = [], 0
+    for name, sources in tensors:
+        shape = (sum(source.shape[0] for source in sources), *sources[0].shape[1:])
+        slots.append(TensorSlot(name, offset, shape, sources))
+        offset += align(math.prod(shape) * dtype.itemsize)
+    return ShardLayout(shard, tuple(slots), offset)

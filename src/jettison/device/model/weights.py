@@ -1,0 +1,163 @@
+"""Reading a model folder's safetensors into slabs.
+
+``WeightFolder`` checks the whole folder against what the decoder needs before a byte of weights is read, then fills
+one slab at a time, at start and as the last resort of a restore. Rows are copied in pieces, so that loading takes
+little memory besides the slab. Nothing but safetensors is opened: other formats can carry code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.model.jsonfile import JsonObject, short_repr
+from jettison.device.model.shards import FINAL_NORM, ShardLayout, TensorSource, shard_layouts
+from jettison.errors import ModelError
+from jettison.types import ShardId
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+STORED_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
+PIECE_BYTES = 16 << 20
+"""Most bytes of a checkpoint that are held beside the slab while loading."""
+
+
+class WeightFolder:
+    """The weights of one model folder, checked once, read shard by shard.
+
+    ``open`` reads headers only and is idempotent; no file stays open between calls. All methods raise ModelError,
+    one line that names the file, for whatever is wrong in the folder.
+    """
+
+    def __init__(self, model_dir: Path, config: DecoderConfig, dtype: torch.dtype) -> None:
+        self.model_dir = Path(model_dir)
+        self.layouts: dict[ShardId, ShardLayout] = shard_layouts(config, dtype)
+        self._dtype = dtype
+        self._tied = config.tied_embeddings
+        self._final_norm = TensorSource(FINAL_NORM, (config.hidden_size,))
+        self._file_of: dict[str, Path] = {}
+
+    def open(self) -> None:
+        """Find every tensor, and check that the folder holds exactly those that the model has, in their shapes."""
+        if self._file_of:
+            return
+        files, listing = self._files()
+        expected = {source.name: source for source in self._sources()}
+        file_of: dict[str, Path] = {}
+        for path in files:
+            with _opened(path) as file:
+                for name in file.keys():  # noqa: SIM118  (not a dict: it cannot be iterated)
+                    if name in file_of:
+                        raise ModelError(f"{path}: tensor {name} is in {file_of[name].name} too")
+                    if name in expected:
+                        _check_header(path, file.get_slice(name), expected[name])
+                    elif not self._is_spare(name):
+                        raise ModelError(f"{path}: unexpected tensor {name[:80]}; weights and config.json do not match")
+                    file_of[name] = path
+        missing = [name for name in expected if name not in file_of]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            hint = "; set tie_word_embeddings if it shares the embedding" if missing == ["lm_head.weight"] else ""
+            raise ModelError(f"{listing}: tensor {missing[0]}{more} is missing{hint}")
+        self._file_of = file_of
+
+    def load_shard(self, shard: ShardId, slab: Tensor) -> None:
+        """Fill a shard's slab (flat uint8), converting to the serving dtype. Opens the folder if need be."""
+        self.open()
+        layout = self.layouts[shard]
+        views = layout.views(slab, self._dtype)
+        for slot in layout.slots:
+            start = 0
+            for source in slot.sources:
+                end = start + source.shape[0]
+                self._load(source, views[slot.name][start:end])
+                start = end
+
+    def load_final_norm(self, dest: Tensor) -> None:
+        """Fill the final norm, [hidden_size] of any float dtype."""
+        self.open()
+        self._load(self._final_norm, dest)
+
+    def _sources(self) -> Iterator[TensorSource]:
+        for layout in self.layouts.values():
+            for slot in layout.slots:
+                yield from slot.sources
+        yield self._final_norm
+
+    def _is_spare(self, name: str) -> bool:
+        """Tensors that old exporters wrote although they follow from others."""
+        return name.endswith("rotary_emb.inv_freq") or (self._tied and name == "lm_head.weight")
+
+    def _files(self) -> tuple[list[Path], Path]:
+        """(weight files, the path to name when a tensor is missing)."""
+        single, index = self.model_dir / SINGLE_FILE, self.model_dir / INDEX_FILE
+        if single.is_file():
+            return [single], single
+        if index.is_file():
+            return _indexed_files(index), index
+        pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in self.model_dir.glob(pattern))
+        if pickled:
+            raise ModelError(
+                f"{self.model_dir / pickled[0]}: pickled weights are never opened; convert the model to safetensors"
+            )
+        raise ModelError(f"{self.model_dir}: no weights; expected {SINGLE_FILE} or {INDEX_FILE}")
+
+    def _load(self, source: TensorSource, dest: Tensor) -> None:
+        path = self._file_of[source.name]
+        with _opened(path) as file:
+            stored = file.get_slice(source.name)
+            _check_header(path, stored, source)
+            num_rows = source.shape[0]
+            row_bytes = 8 * (dest.numel() // num_rows)
+            step = max(1, PIECE_BYTES // row_bytes)
+            for start in range(0, num_rows, step):
+                end = min(start + step, num_rows)
+                dest[start:end] = stored[start:end]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """An open safetensors file; errors of the library and the system become ModelError."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(f"{path}: truncated or not safetensors ({reason}); download the file again") from None
+
+
+def _check_header(path: Path, stored: Any, source: TensorSource) -> None:
+    if stored.get_dtype() not in STORED_DTYPES:
+        raise ModelError(
+            f"{path}: tensor {source.name} has type {stored.get_dtype()}; only {', '.join(sorted(STORED_DTYPES))} "
+            "can be served, so use the unquantized model"
+        )
+    if tuple(stored.get_shape()) != source.shape:
+        raise ModelError(
+            f"{path}: tensor {source.name} has shape {tuple(stored.get_shape())}, expected {source.shape}; "
+            "weights and config.json do not match"
+        )
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    """The files that an index names, all of which must lie beside it."""
+    weight_map = JsonObject.read(index).values.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelError(f"{index}: weight_map is missing; download the file again")
+    files = []
+    for name in dict.fromkeys(weight_map.values()):
+        if not isinstance(name, str) or PurePath(name).name != name or not name.endswith(".safetensors"):
+            raise ModelError(f"{index}: {short_repr(name)} is not the name of a safetensors file in this folder")
+        path = index.parent / name
+        if not path.is_file():
+            raise ModelError(f"{path}: not found, but named in {INDEX_FILE}; download the file")
+        files.append(path)
+    return files

@@ -1,0 +1,110 @@
+"""What a worker keeps beside parameters and KV: activations of one step, and the buffers that are never dropped.
+
+One flat run of bytes, sized before the first step and counted against the budget. Never dropped: the final norm
+and the rotary tables. Activations that are never alive together share their bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.model.shards import align
+
+
+class StepBuffers:
+    """The activations of one step of T tokens: views of the workspace, contents undefined until written.
+
+    ``qkv`` and ``attention`` share bytes with ``gate_up`` and ``activated``, and both pairs with the workspace's
+    ``rows`` and ``logits``: each is used up before the next is written.
+    """
+
+    __slots__ = ("activated", "attention", "attention_flat", "gate_up", "k", "q", "qkv", "residual", "v", "x")
+
+    def __init__(self, workspace: Workspace, config: DecoderConfig, num_tokens: int) -> None:
+        self.residual = workspace.residual[:num_tokens]
+        """[T, hidden]: the sum of everything so far; what travels between stages."""
+        self.x = workspace.x[:num_tokens]
+        """[T, hidden]: input of the next projection, or output of the last."""
+        self.qkv = workspace.qkv[:num_tokens]
+        q_end, k_end = config.q_size, config.q_size + config.kv_size
+        self.q = self.qkv[:, :q_end].view(num_tokens, config.num_heads, config.head_dim)
+        self.k = self.qkv[:, q_end:k_end].view(num_tokens, config.num_kv_heads, config.head_dim)
+        self.v = self.qkv[:, k_end:].view(num_tokens, config.num_kv_heads, config.head_dim)
+        self.attention_flat = workspace.attention[:num_tokens]
+        self.attention = self.attention_flat.view(num_tokens, config.num_heads, config.head_dim)
+        self.gate_up = workspace.gate_up[:num_tokens]
+        self.activated = workspace.activated[:num_tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Name -> (offset, shape) of every buffer, and the bytes they take together."""
+
+    places: dict[str, tuple[int, tuple[int, ...], torch.dtype]]
+    num_bytes: int
+
+
+class Workspace:
+    """The workspace's bytes cut into tensors."""
+
+    def __init__(
+        self, memory: Tensor, config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int
+    ) -> None:
+        """``memory``: flat uint8, at least ``num_bytes`` of the same arguments long, 64-byte aligned."""
+        plan = _plan(config, dtype, max_num_tokens, max_num_seqs)
+        tensors = {
+            name: memory[offset : offset + math.prod(shape) * kind.itemsize].view(kind).view(shape)
+            for name, (offset, shape, kind) in plan.places.items()
+        }
+        self.final_norm = tensors["final_norm"]
+        """[hidden]. Permanent."""
+        self.cos = tensors["cos"]
+        """[max_model_len, head_dim], float32 (float64 when serving in float64). Permanent."""
+        self.sin = tensors["sin"]
+        self.residual = tensors["residual"]
+        self.x = tensors["x"]
+        self.qkv = tensors["qkv"]
+        self.attention = tensors["attention"]
+        self.gate_up = tensors["gate_up"]
+        self.activated = tensors["activated"]
+        self.rows = tensors["rows"]
+        """[max_num_seqs, hidden]: final hidden states of the rows whose logits are wanted."""
+        self.logits = tensors["logits"]
+        """[max_num_seqs, vocab]."""
+
+    @staticmethod
+    def num_bytes(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int) -> int:
+        """Bytes that a workspace for steps of these sizes takes."""
+        return _plan(config, dtype, max_num_tokens, max_num_seqs).num_bytes
+
+
+def table_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Precision of the rotary tables."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def _plan(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int) -> _Plan:
+    places: dict[str, tuple[int, tuple[int, ...], torch.dtype]] = {}
+
+    def place(offset: int, kind: torch.dtype, **shapes: tuple[int, ...]) -> int:
+        for name, shape in shapes.items():
+            places[name] = (offset, shape, kind)
+            offset += align(math.prod(shape) * kind.itemsize)
+        return offset
+
+    tokens, hidden, table = max_num_tokens, config.hidden_size, (config.max_model_len, config.head_dim)
+    shared = place(0, dtype, final_norm=(hidden,))
+    shared = place(shared, table_dtype(dtype), cos=table, sin=table)
+    shared = place(shared, dtype, residual=(tokens, hidden), x=(tokens, hidden))
+    inner = config.intermediate_size
+    num_bytes = max(
+        place(shared, dtype, qkv=(tokens, config.qkv_size), attention=(tokens, config.q_size)),
+        place(shared, dtype, gate_up=(tokens, 2 * inner), activated=(tokens, inner)),
+        place(shared, dtype, rows=(max_num_seqs, hidden), logits=(max_num_seqs, config.vocab_size)),
+    )
+    return _Plan(places, num_bytes)

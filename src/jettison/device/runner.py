@@ -1,0 +1,127 @@
+"""One step of one stage: from ``StepInput`` to the hidden states for the next stage, or to tokens.
+
+Not here: whether the shards and blocks that a step names are there (``device.worker`` checks), and the clock.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from jettison.device.kernels import Kernels
+from jettison.device.model.decoder import Batch, Decoder, Int32s, ModelMemory
+from jettison.device.model.hf_config import DecoderConfig
+from jettison.device.model.rope import fill_rotary_tables
+from jettison.device.model.workspace import StepBuffers, Workspace
+from jettison.device.sampler import Sampler
+from jettison.device.step import StepInput, StepOutput
+from jettison.types import LayerRange, ModelShape, TokenLogprobs
+
+
+class Runner:
+    """Runs steps over any resident layer range, one at a time, in preallocated memory.
+
+    Cheap to construct over open memory: it cuts the workspace and fills the rotary tables; ``final_norm`` is for the
+    loader to fill.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        shape: ModelShape,
+        memory: ModelMemory,
+        kernels: Kernels,
+        dtype: torch.dtype,
+        max_num_tokens: int,
+        max_num_seqs: int,
+    ) -> None:
+        self.config = config
+        self.shape = shape
+        self.dtype = dtype
+        self.max_num_tokens = max_num_tokens
+        self.max_num_seqs = max_num_seqs
+        self._workspace = Workspace(memory.workspace(), config, dtype, max_num_tokens, max_num_seqs)
+        self._decoder = Decoder(config, memory, kernels, dtype, self._workspace)
+        self._sampler = Sampler(config.vocab_size)
+        fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
+
+    @staticmethod
+    def workspace_bytes(config: DecoderConfig, dtype: torch.dtype, max_num_tokens: int, max_num_seqs: int) -> int:
+        """Exact bytes that the runner needs in ``memory.workspace()``."""
+        return Workspace.num_bytes(config, dtype, max_num_tokens, max_num_seqs)
+
+    @property
+    def final_norm(self) -> Tensor:
+        """[hidden_size], a view of the workspace."""
+        return self._workspace.final_norm
+
+    def run(self, step: StepInput, hidden: Tensor | None) -> Tensor | StepOutput:
+        """Run the step's layers.
+
+        ``hidden``: [T, hidden_size] from the previous stage, None on the first one; it is copied, not kept.
+        Returns the residual stream [T, hidden_size] for the next stage, in memory of its own so that it may be
+        sent while the next step runs; or, where the range ends with the last layer, the sampled tokens.
+        Raises ValueError or IndexError for a step that does not fit the model or the limits; blocks of the
+        step's own rows may have been written by then, nothing else has changed.
+        """
+        layers = LayerRange(step.layer_lo, step.layer_hi)
+        batch = self._batch(step, layers)
+        buffers = StepBuffers(self._workspace, self.config, len(batch.positions))
+        self._enter(step, hidden, buffers, is_first=layers.lo == 0)
+        is_last = layers.hi == self.config.num_layers
+        self._decoder.run_layers(layers, batch, buffers, is_last)
+        return self._leave(step, buffers.x) if is_last else buffers.residual.clone()
+
+    def _batch(self, step: StepInput, layers: LayerRange) -> Batch:
+        if not 0 <= layers.lo < layers.hi <= self.config.num_layers:
+            raise ValueError(f"step {step.step_id}: layers {layers.lo} to {layers.hi} of {self.config.num_layers}")
+        num_tokens = step.num_tokens
+        if not 0 < num_tokens <= self.max_num_tokens:
+            raise ValueError(f"step {step.step_id}: {num_tokens} tokens, the workspace holds {self.max_num_tokens}")
+        if len(step.sample_rows) > self.max_num_seqs:
+            raise ValueError(f"step {step.step_id}: samples {len(step.sample_rows)} of at most {self.max_num_seqs} rows")
+        query_lens = step.query_lens
+        first_positions = step.context_lens - (np.cumsum(query_lens, dtype=np.int32) - query_lens)
+        positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(first_positions, query_lens)
+        return Batch(query_lens, step.context_lens, step.block_tables, positions)
+
+    def _enter(self, step: StepInput, hidden: Tensor | None, buffers: StepBuffers, is_first: bool) -> None:
+        """Fill the residual."""
+        expected = buffers.residual.shape
+        if is_first:
+            if hidden is not None or len(step.token_ids) != expected[0]:
+                raise ValueError(f"step {step.step_id}: the first stage takes {expected[0]} token ids, no hidden states")
+            self._decoder.embed(torch.tensor(step.token_ids), buffers.residual)
+            return
+        if hidden is None or hidden.shape != expected or hidden.dtype != self.dtype:
+            got = "none" if hidden is None else f"{hidden.dtype} {tuple(hidden.shape)}"
+            raise ValueError(f"step {step.step_id}: expected {self.dtype} {tuple(expected)} hidden states, got {got}")
+        buffers.residual.copy_(hidden)
+
+    def _leave(self, step: StepInput, x: Tensor) -> StepOutput:
+        """Logits and tokens from final hidden states ``x`` [T, hidden]."""
+        row_ends = np.cumsum(step.query_lens)
+        prompt_logprobs = self._prompt_logprobs(step, x, row_ends)
+        if len(step.sample_rows) == 0:
+            return StepOutput(step.step_id, [], prompt_logprobs)
+        sampled = self._workspace.rows[: len(step.sample_rows)]
+        torch.index_select(x, 0, torch.from_numpy(row_ends[step.sample_rows] - 1), out=sampled)
+        tokens = self._sampler.sample(self._decoder.logits(sampled), step.sample_rows.tolist(), step.sampling)
+        return StepOutput(step.step_id, tokens, prompt_logprobs)
+
+    def _prompt_logprobs(self, step: StepInput, x: Tensor, row_ends: Int32s) -> dict[int, list[TokenLogprobs]]:
+        """As many positions at a time as the logits buffer has rows."""
+        result: dict[int, list[TokenLogprobs]] = {}
+        for asked in step.prompt_logprobs:
+            first = int(row_ends[asked.row] - step.query_lens[asked.row])
+            targets = asked.target_token_ids
+            if len(targets) > step.query_lens[asked.row]:
+                raise ValueError(f"step {step.step_id}: more prompt logprobs asked than row {asked.row} has tokens")
+            described: list[TokenLogprobs] = []
+            for start in range(0, len(targets), self.max_num_seqs):
+                piece = targets[start : start + self.max_num_seqs]
+                logits = self._decoder.logits(x[first + start : first + start + len(piece)])
+                described += self._sampler.prompt_logprobs(logits, piece, asked.num_top)
+            result[asked.row] = described
+        return result

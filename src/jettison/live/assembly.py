@@ -1,0 +1,91 @@
+"""From a resolved configuration to the parts of an engine: model shape, worker specs, limits, core."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jettison.config import EngineConfig
+from jettison.core.cluster import ClusterCore, ClusterParams
+from jettison.core.group import SchedulerLimits
+from jettison.device.model.hf_config import DecoderConfig, read_config
+from jettison.device.model.layout import model_shape
+from jettison.errors import ConfigError
+from jettison.live.launcher import WorkerSpec
+from jettison.policy.overload import OverloadParams
+from jettison.policy.restore import RestoreParams
+from jettison.types import ModelShape, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Everything that follows from the configuration and the model folder."""
+
+    config: EngineConfig
+    model: DecoderConfig
+    shape: ModelShape
+    limits: SchedulerLimits
+    worker_specs: list[WorkerSpec]
+
+    def build_core(self, capacity_blocks: Mapping[WorkerId, int], secret: bytes) -> ClusterCore:
+        """A core over workers that have reported their capacity."""
+        overload = self.config.overload
+        params = ClusterParams(
+            overload_policy=overload.policy.value if hasattr(overload.policy, "value") else overload.policy,
+            overload=OverloadParams(min_blocked_s=overload.min_wait_ms / 1e3),
+            restore=RestoreParams(overload.restore_threshold, overload.restore_dwell_ms / 1e3),
+            drop_dwell_s=overload.drop_dwell_ms / 1e3,
+        )
+        return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
+
+
+def resolve_dtype(config: EngineConfig, model: DecoderConfig) -> str:
+    """``auto`` is the model's own type; float16 is served as float32 (CPUs compute it slowly or not at all)."""
+    dtype = str(config.model.dtype)
+    if dtype != "auto":
+        return dtype
+    own = model.dtype
+    return own if own in ("float64", "float32", "bfloat16") else "float32"
+
+
+def assemble(config: EngineConfig) -> Assembly:
+    """Read the model folder and lay out the cluster. Raises ModelError, ConfigError."""
+    model_dir = Path(config.model.model)
+    model = read_config(model_dir)
+    dtype = resolve_dtype(config, model)
+    shape = model_shape(model, dtype)
+    max_model_len = config.model.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
+        raise ConfigError(
+            f"--max-model-len {max_model_len} exceeds the model's {model.max_position_embeddings} positions"
+        )
+    limits = SchedulerLimits(
+        block_size=config.memory.block_size,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=max_model_len,
+        watermark=config.scheduler.admission_watermark,
+        eos_token_ids=frozenset(model.eos_token_ids),
+        enable_prefix_caching=config.memory.enable_prefix_caching,
+    )
+    num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)
+    specs = [
+        WorkerSpec(
+            worker_id=worker_id,
+            model_dir=str(model_dir),
+            dtype=dtype,
+            memory_bytes=config.memory.memory_bytes,
+            block_size=config.memory.block_size,
+            page_bytes=config.memory.page_bytes,
+            # A pipeline may hold a decode of every request beside a full prefill budget.
+            max_num_tokens=max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs),
+            max_num_seqs=config.scheduler.max_num_seqs,
+            kernels=str(config.model.kernels),
+            num_threads=num_threads,
+            piece_bytes=config.overload.exchange_piece_bytes,
+        )
+        for worker_id in range(config.instances)
+    ]
+    return Assembly(config, model, shape, limits, specs)

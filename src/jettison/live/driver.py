@@ -1,0 +1,146 @@
+"""Carries the core's actions to workers and their answers back. Synchronous; owns no sockets and no clock.
+
+Used by the asyncio engine (real processes) and by the in-process cluster of tests and ``jettison verify``: both
+differ only in ``send`` and in who calls ``on_worker_event``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jettison.core import ports
+from jettison.core.cluster import ClusterCore
+from jettison.live import codec
+from jettison.live import messages as m
+from jettison.live.encoder import StepEncoder
+from jettison.types import SampledToken, WorkerId
+
+SendCommand = Callable[[WorkerId, m.Command], None]
+
+
+class CoreDriver:
+    """Glue between one ``ClusterCore`` and its workers."""
+
+    def __init__(
+        self,
+        core: ClusterCore,
+        encoder: StepEncoder,
+        send: SendCommand,
+        emit: Callable[[ports.Emit], None],
+        record: Callable[[ports.Record], None],
+        on_event: Callable[[ports.Event, int], None] | None = None,
+    ) -> None:
+        self.core = core
+        self._encoder = encoder
+        self._send = send
+        self._emit = emit
+        self._record = record
+        self._on_event = on_event
+        """Sees every event before the core does: a recording replays."""
+        self.memory: dict[WorkerId, dict[str, int]] = {}
+        """Latest memory report of each worker."""
+        self.stage_compute_ns: dict[WorkerId, int] = {}
+        """Compute time of each worker's stages, summed."""
+
+    def handle(self, event: ports.Event, now_ns: int) -> None:
+        """Let the core handle an event and carry out what follows."""
+        if self._on_event is not None:
+            self._on_event(event, now_ns)
+        self.carry_out(self.core.handle(event, now_ns))
+
+    def on_worker_event(self, event: m.Event, now_ns: int) -> None:
+        """An answer of a worker."""
+        core_event = self._translate(event)
+        if core_event is not None:
+            self.handle(core_event, now_ns)
+
+    # --- actions ----------------------------------------------------------------------------------------------
+
+    def carry_out(self, actions: list[ports.Action]) -> None:
+        """Carry out actions, in order."""
+        for action in actions:
+            match action:
+                case ports.RunStep():
+                    for worker_id, step in self._encoder.encode(action):
+                        self._send(worker_id, codec.step_command(step))
+                case ports.Emit():
+                    if action.finish_reason is not None:
+                        self._encoder.forget(action.request_id)
+                    self._emit(action)
+                case ports.Record():
+                    self._record(action)
+                case _:
+                    self._send(*_to_command(action))
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def _translate(self, event: m.Event) -> ports.Event | None:
+        match event:
+            case m.StepDone():
+                self._add_compute(event.worker_id, event.compute_ns)
+                return _step_completed(event)
+            case m.StageDone():
+                self._add_compute(event.worker_id, event.compute_ns)
+                return None
+            case m.StepFailed():
+                return ports.StepFailed(event.step_id, event.message)
+            case m.LayoutOffered():
+                return ports.LayoutOffered(event.worker_id, event.call_id, codec.offer_from_event(event))
+            case m.LayoutApplied():
+                self.memory[event.worker_id] = event.memory
+                return ports.LayoutApplied(event.worker_id, event.call_id, codec.result_from_event(event))
+            case m.CallFailed():
+                return ports.CallFailed(event.worker_id, event.call_id, f"{event.error_type}: {event.message}")
+            case m.CallDone():
+                return ports.ShardLoaded(event.worker_id, event.call_id)
+            case m.MoveEnded():
+                return ports.MoveEnded(event.move_id, event.complete, event.num_bytes, event.duration_ns)
+            case m.MemoryReported():
+                self.memory[event.worker_id] = event.memory
+                return None
+            case m.WorkerReady():
+                self.memory[event.worker_id] = event.memory
+                return None
+            case _:
+                return None
+
+    def _add_compute(self, worker_id: WorkerId, compute_ns: int) -> None:
+        self.stage_compute_ns[worker_id] = self.stage_compute_ns.get(worker_id, 0) + compute_ns
+
+
+def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:
+    match action:
+        case ports.OfferLayout():
+            spec = codec.layout_to_record(action.spec)
+            return action.worker_id, m.OfferLayout(action.call_id, spec, action.live_blocks)
+        case ports.ApplyLayout():
+            spec = codec.layout_to_record(action.spec)
+            return action.worker_id, m.ApplyLayout(
+                action.call_id, spec, action.live_blocks, action.version, list(action.copies)
+            )
+        case ports.SendKV():
+            return action.src, m.SendKV(
+                action.move_id, action.dst, action.layers.lo, action.layers.hi,
+                list(action.src_blocks), list(action.dst_blocks),
+            )
+        case ports.SendShard():
+            return action.src, m.SendShard(action.move_id, action.dst, action.shard)
+        case ports.LoadShard():
+            return action.worker_id, m.LoadShard(action.call_id, action.shard)
+        case ports.CancelMove():
+            return action.src, m.CancelMove(action.move_id)
+        case _:
+            raise TypeError(f"not a worker's action: {action!r}")
+
+
+def _step_completed(event: m.StepDone) -> ports.StepCompleted:
+    logprobs = event.logprobs
+    if logprobs:
+        tokens = [
+            SampledToken(t, codec.logprobs_from_record(logprobs[i]) if i in logprobs else None)
+            for i, t in enumerate(event.token_ids)
+        ]
+    else:
+        tokens = [SampledToken(t) for t in event.token_ids]
+    prompt = {row: [codec.logprobs_from_record(r) for r in rows] for row, rows in event.prompt_logprobs.items()}
+    return ports.StepCompleted(event.step_id, tokens, prompt, event.compute_ns)

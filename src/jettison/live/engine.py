@@ -1,0 +1,282 @@
+"""The running engine: one core, its workers, and the streams of its clients, on one asyncio loop.
+
+Reads the wall clock and owns processes; decides nothing (the core does). Implements ``live.api.EngineClient``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from jettison.config import EngineConfig
+from jettison.core import ports
+from jettison.core.cluster import ClusterCore
+from jettison.errors import JettisonError, NotReadyError, OverCapacityError, TooLongError
+from jettison.live import messages as m
+from jettison.live.api import (
+    EngineInfo,
+    EngineSnapshot,
+    EngineState,
+    RequestTimings,
+    TokenEvent,
+)
+from jettison.live.assembly import Assembly, assemble
+from jettison.live.driver import CoreDriver
+from jettison.live.encoder import StepEncoder
+from jettison.live.launcher import LocalLauncher
+from jettison.live.snapshot import take_snapshot
+from jettison.live.warmup import WarmUp
+from jettison.types import FinishReason, Request, RequestId, WorkerId
+
+logger = logging.getLogger(__name__)
+
+MAX_EVENT_LOG = 10_000
+"""Decisions kept in memory; older ones are dropped."""
+
+
+class _Stream:
+    """Events of one request on their way to its client."""
+
+    __slots__ = ("ended", "queue", "sent_prompt_logprobs", "timings")
+
+    def __init__(self, arrival_ns: int) -> None:
+        self.queue: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self.timings = RequestTimings(arrival_ns)
+        self.sent_prompt_logprobs = False
+        self.ended = False
+
+
+class Engine:
+    """Jettison, running. ``start`` loads workers, ``submit`` streams tokens, ``drain`` and ``close`` end it."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._state: EngineState = "loading"
+        self._streams: dict[RequestId, _Stream] = {}
+        self._assembly: Assembly | None = None
+        self._launcher: LocalLauncher | None = None
+        self._driver: CoreDriver | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._warm_up: WarmUp | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.event_log: deque[ports.Record] = deque(maxlen=MAX_EVENT_LOG)
+        self.started_ns = time.monotonic_ns()
+        self.failure: str | None = None
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start workers and load the model. Raises ModelError, BudgetError, ConfigError. Idempotent."""
+        if self._launcher is not None:
+            return
+        assembly = assemble(self._config)
+        self._assembly = assembly
+        self._launcher = LocalLauncher(assembly.worker_specs, self._on_worker_event, self._on_worker_exit)
+        ready = await self._launcher.start()
+        capacity = {r.worker_id: r.capacity_blocks for r in ready}
+        core = assembly.build_core(capacity, os.urandom(16))
+        ledgers = {w: s.ledger for w, s in core.state.workers.items()}
+        encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
+        driver = CoreDriver(core, encoder, self._launcher.send, self._on_emit, self.event_log.append)
+        self._warm_up = WarmUp(assembly, capacity, self._launcher.send)
+        await self._warm_up.run(core)
+        self._warm_up = None
+        for event in ready:
+            driver.on_worker_event(event, time.monotonic_ns())
+        self._driver = driver
+        self._ticker = asyncio.create_task(self._tick(), name="jettison-ticker")
+        if self._state == "loading":
+            self._state = "ready"
+        logger.info(
+            "ready: %d instance(s), %s KV blocks each, kernels %s",
+            len(ready), sorted(set(capacity.values())), sorted({r.kernels for r in ready}),
+        )
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the accepted ones; True if all ended in time."""
+        if self._state in ("ready", "loading"):
+            self._state = "draining"
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End everything; requests still open end with ERROR. Idempotent."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+            self._ticker = None
+        if self._state != "failed":
+            self._state = "draining"
+        self._fail_open_streams("the server is shutting down")
+        if self._launcher is not None:
+            await self._launcher.close(5.0)
+            self._launcher = None
+
+    async def _tick(self) -> None:
+        interval_s = self._config.overload.check_interval_ms / 1e3
+        while True:
+            await asyncio.sleep(interval_s)
+            self._handle(ports.Tick())
+
+    # --- EngineClient -----------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> EngineInfo:
+        """What does not change. Raises NotReadyError before ``start`` has read the model."""
+        if self._assembly is None:
+            raise NotReadyError("the model is still loading")
+        capacity = self._driver.core.max_request_blocks() if self._driver is not None else 0
+        return EngineInfo(
+            model_dir=str(Path(self._config.model.model)),
+            max_model_len=self._assembly.limits.max_model_len,
+            max_request_tokens=capacity * self._config.memory.block_size,
+            vocab_size=self._assembly.shape.vocab_size,
+            eos_token_ids=tuple(sorted(self._assembly.limits.eos_token_ids)),
+        )
+
+    @property
+    def state(self) -> EngineState:
+        """loading, ready, draining or failed."""
+        return self._state
+
+    @property
+    def core(self) -> ClusterCore:
+        """The core, for reading (tests, benchmarks). Raises NotReadyError before start."""
+        if self._driver is None:
+            raise NotReadyError("the engine has not started")
+        return self._driver.core
+
+    def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+        """See ``EngineClient.submit``."""
+        if self._state != "ready" or self._driver is None:
+            raise NotReadyError(f"the engine is {self._state}")
+        core = self._driver.core
+        limit = self._config.scheduler.max_num_queued_reqs
+        if limit is not None and core.num_waiting >= limit:
+            raise OverCapacityError(f"the queue is full ({limit} requests wait)")
+        info = self.info
+        needed = len(request.prompt_token_ids) + request.params.max_tokens
+        bound = min(info.max_model_len, info.max_request_tokens)
+        if needed > bound:
+            raise TooLongError(
+                f"prompt ({len(request.prompt_token_ids)} tokens) plus max_tokens ({request.params.max_tokens})"
+                f" exceeds what one request may hold ({bound} tokens)",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+        if request.request_id in self._streams:
+            raise JettisonError(f"request id {request.request_id} is in use")
+        stream = _Stream(request.arrival_ns)
+        self._streams[request.request_id] = stream
+        self._idle.clear()
+        self._handle(ports.Arrived(request))
+        return self._events(request.request_id, stream)
+
+    async def _events(self, request_id: RequestId, stream: _Stream) -> AsyncIterator[TokenEvent]:
+        try:
+            while True:
+                event = await stream.queue.get()
+                yield event
+                if event.finish_reason is not None:
+                    return
+        finally:
+            if not stream.ended:
+                self.cancel(request_id)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """See ``EngineClient.cancel``."""
+        self._handle(ports.CancelRequested(request_id))
+
+    def finish_early(self, request_id: RequestId) -> None:
+        """See ``EngineClient.finish_early``."""
+        self._handle(ports.FinishRequested(request_id))
+
+    def snapshot(self) -> EngineSnapshot:
+        """See ``EngineClient.snapshot``."""
+        if self._driver is None or self._launcher is None:
+            return EngineSnapshot(self._state, self._config.memory.block_size)
+        pids = self._launcher.pids
+        return take_snapshot(self._driver, self._state, self._config, pids)
+
+    def request_drop(self) -> None:
+        """Merge groups now, whatever the load (administration and experiments)."""
+        if self._driver is not None:
+            self._driver.carry_out(self._driver.core.request_drop(time.monotonic_ns()))
+
+    def request_restore(self) -> None:
+        """Restore merged groups now, whatever the load (administration and experiments)."""
+        if self._driver is not None:
+            self._driver.carry_out(self._driver.core.request_restore(time.monotonic_ns()))
+
+    # --- glue -------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: ports.Event) -> None:
+        if self._driver is None or self._state == "failed":
+            return
+        try:
+            self._driver.handle(event, time.monotonic_ns())
+        except Exception:
+            logger.exception("the core failed on %s", type(event).__name__)
+            self._fail("internal error in the scheduler")
+
+    def _on_worker_event(self, worker_id: WorkerId, event: m.Event) -> None:
+        if self._warm_up is not None:
+            self._warm_up.on_event(worker_id, event)
+        elif self._driver is not None and self._state != "failed":
+            try:
+                self._driver.on_worker_event(event, time.monotonic_ns())
+            except Exception:
+                logger.exception("the core failed on %s", type(event).__name__)
+                self._fail("internal error in the scheduler")
+
+    def _on_worker_exit(self, worker_id: WorkerId, returncode: int) -> None:
+        if self._launcher is None or self._state == "failed":
+            return
+        logger.error("worker %d ended with code %d", worker_id, returncode)
+        if self._warm_up is not None:
+            self._warm_up.fail(f"worker {worker_id} ended with code {returncode}")
+        self._fail(f"worker {worker_id} is gone")
+
+    def _fail(self, reason: str) -> None:
+        self._state = "failed"
+        self.failure = reason
+        self._fail_open_streams("the engine failed; the request was not completed")
+
+    def _fail_open_streams(self, message: str) -> None:
+        for request_id in list(self._streams):
+            self._on_emit(ports.Emit(request_id, (), FinishReason.ERROR, None, message))
+
+    def _on_emit(self, emit: ports.Emit) -> None:
+        stream = self._streams.get(emit.request_id)
+        if stream is None:
+            return
+        state = emit.state
+        event = TokenEvent(list(emit.tokens), emit.finish_reason, emit.stop_token_id, emit.error)
+        if state is not None:
+            event.num_cached_tokens = state.num_cached
+            if state.prompt_logprobs is not None and not stream.sent_prompt_logprobs and emit.tokens:
+                event.prompt_logprobs = list(state.prompt_logprobs)
+                stream.sent_prompt_logprobs = True
+        if emit.finish_reason is not None:
+            stream.ended = True
+            del self._streams[emit.request_id]
+            if not self._streams:
+                self._idle.set()
+            event.timings = stream.timings
+            if state is not None:
+                stream.timings.first_scheduled_ns = state.first_scheduled_ns
+                stream.timings.first_token_ns = state.first_token_ns
+                stream.timings.finished_ns = state.finished_ns
+                stream.timings.num_preemptions = state.num_preemptions
+        stream.queue.put_nowait(event)

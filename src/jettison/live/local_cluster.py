@@ -1,0 +1,164 @@
+"""A whole cluster inside one process, synchronous: real devices, real memory moves, no sockets.
+
+For tests, ``jettison verify``, benchmarks of the engine itself, and offline use from Python. Time is a counter that
+advances with every unit of work, so runs repeat exactly; a seed interleaves the workers at random but reproducibly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from jettison.config import EngineConfig
+from jettison.core import ports
+from jettison.core.cluster import ClusterCore
+from jettison.device.worker import DeviceWorker
+from jettison.live import messages as m
+from jettison.live.assembly import Assembly, assemble
+from jettison.live.driver import CoreDriver
+from jettison.live.encoder import StepEncoder
+from jettison.live.inprocess import InProcessCluster
+from jettison.types import FinishReason, Request, RequestId, SampledToken, SamplingParams, TokenLogprobs, WorkerId
+
+TICK_EVERY_NS = 100_000_000
+NS_PER_UNIT = 1_000_000
+"""Virtual time of one unit of work."""
+
+
+@dataclass(slots=True)
+class Completion:
+    """What a request produced."""
+
+    tokens: list[SampledToken] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Ids only."""
+        return [t.token_id for t in self.tokens]
+
+
+class LocalCluster:
+    """``instances`` workers in this process behind one core."""
+
+    def __init__(self, config: EngineConfig, *, seed: int | None = None, auto_restore: bool = False) -> None:
+        self._config = config
+        self._seed = seed
+        self._auto_restore = auto_restore
+        self.assembly: Assembly = assemble(config)
+        self.completions: dict[RequestId, Completion] = {}
+        self.records: list[ports.Record] = []
+        self._now_ns = 0
+        self._next_tick_ns = TICK_EVERY_NS
+        self._cluster: InProcessCluster | None = None
+        self._driver: CoreDriver | None = None
+        self._num_open = 0
+
+    def start(self) -> None:
+        """Load every device. Raises BudgetError, ModelError. Idempotent."""
+        if self._cluster is not None:
+            return
+        devices = {s.worker_id: DeviceWorker(**s.device_arguments()) for s in self.assembly.worker_specs}
+        cluster = InProcessCluster(
+            devices, self._on_event, piece_bytes=self._config.overload.exchange_piece_bytes, seed=self._seed
+        )
+        ready = cluster.start()
+        self._cluster = cluster
+        core = self.assembly.build_core({r.worker_id: r.capacity_blocks for r in ready}, b"local-cluster")
+        if not self._auto_restore:
+            core.params = replace(core.params, auto_restore=False)
+        ledgers = {w: s.ledger for w, s in core.state.workers.items()}
+        encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
+        self._driver = CoreDriver(core, encoder, cluster.send, self._on_emit, self.records.append)
+        for event in ready:
+            self._driver.on_worker_event(event, self._now_ns)
+
+    def close(self) -> None:
+        """Give the memory back. Idempotent."""
+        if self._cluster is not None:
+            self._cluster.close()
+            self._cluster = None
+
+    def __enter__(self) -> LocalCluster:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def core(self) -> ClusterCore:
+        """The core, for reading."""
+        assert self._driver is not None, "not started"
+        return self._driver.core
+
+    @property
+    def num_open(self) -> int:
+        """Requests without a terminal event."""
+        return self._num_open
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def submit(self, request_id: RequestId, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> None:
+        """Accept a request; it runs in later pumps."""
+        self.completions[request_id] = Completion()
+        self._num_open += 1
+        self._handle(ports.Arrived(Request(request_id, tuple(prompt), params, self._now_ns, 0, cache_salt)))
+
+    def cancel(self, request_id: RequestId) -> None:
+        """End a request wherever it is."""
+        self._handle(ports.CancelRequested(request_id))
+
+    def request_drop(self) -> None:
+        """Merge now."""
+        assert self._driver is not None
+        self._driver.carry_out(self._driver.core.request_drop(self._now_ns))
+
+    def request_restore(self) -> None:
+        """Restore now."""
+        assert self._driver is not None
+        self._driver.carry_out(self._driver.core.request_restore(self._now_ns))
+
+    def run(self, until: Callable[[], bool] | None = None, max_units: int = 10_000_000) -> None:
+        """Work until ``until`` holds (checked after every unit of work), or until nothing is open or on the move."""
+        assert self._cluster is not None
+        for _ in range(max_units):
+            if until is not None and until():
+                return
+            if until is None and self._num_open == 0 and not self.core.in_transition and self.core.state.is_idle():
+                return
+            worked = self._cluster.pump(1)
+            self._now_ns += NS_PER_UNIT
+            if self._now_ns >= self._next_tick_ns or not worked:
+                self._now_ns = max(self._now_ns, self._next_tick_ns)
+                self._next_tick_ns = self._now_ns + TICK_EVERY_NS
+                self._handle(ports.Tick())
+        raise RuntimeError("the cluster did not come to rest")
+
+    # --- glue -------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: ports.Event) -> None:
+        assert self._driver is not None, "not started"
+        self._driver.handle(event, self._now_ns)
+
+    def _on_event(self, worker_id: WorkerId, event: m.Event) -> None:
+        del worker_id
+        if self._driver is not None:
+            self._driver.on_worker_event(event, self._now_ns)
+
+    def _on_emit(self, emit: ports.Emit) -> None:
+        completion = self.completions[emit.request_id]
+        completion.tokens += emit.tokens
+        if emit.finish_reason is not None:
+            self._num_open -= 1
+            completion.finish_reason = emit.finish_reason
+            completion.error = emit.error
+            if emit.state is not None:
+                completion.num_cached_tokens = emit.state.num_cached
+                completion.num_preemptions = emit.state.num_preemptions
+                completion.prompt_logprobs = emit.state.prompt_logprobs
+

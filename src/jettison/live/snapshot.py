@@ -1,0 +1,71 @@
+"""The engine's state as plain data, for /health, /metrics and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jettison.config import EngineConfig
+from jettison.core.cluster import ClusterCore
+from jettison.live.api import EngineSnapshot, EngineState, GroupSnapshot, WorkerSnapshot
+from jettison.live.driver import CoreDriver
+from jettison.types import WorkerId
+
+
+def take_snapshot(
+    driver: CoreDriver, state: EngineState, config: EngineConfig, pids: Mapping[WorkerId, int]
+) -> EngineSnapshot:
+    """Read everything at one moment; cheap."""
+    core = driver.core
+    groups = [
+        GroupSnapshot(
+            group_id=g.group_id,
+            worker_ids=g.worker_ids,
+            layer_ranges=tuple((s.layers.lo, s.layers.hi) for s in g.stages),
+            num_running=len(g.running),
+            num_waiting=len(g.waiting),
+            num_moving=len(g.moving),
+            kv_blocks_total=g.capacity_blocks,
+            kv_blocks_used=g.used_blocks,
+            kv_blocks_cached=max(ledger.num_cached for ledger in g.ledgers),
+        )
+        for g in core.groups.values()
+    ]
+    workers = []
+    for worker_id in core.state.workers:
+        memory = driver.memory.get(worker_id, {})
+        workers.append(
+            WorkerSnapshot(
+                worker_id=worker_id,
+                pid=pids.get(worker_id, 0),
+                alive=worker_id in pids,
+                budget_bytes=memory.get("budget_bytes", config.memory.memory_bytes),
+                parameter_bytes=memory.get("parameter_bytes", 0),
+                dropped_parameter_bytes=memory.get("dropped_parameter_bytes", 0),
+                kv_bytes=memory.get("kv_bytes", 0),
+                workspace_bytes=memory.get("workspace_bytes", 0),
+                free_bytes=memory.get("free_bytes", 0),
+            )
+        )
+    return EngineSnapshot(state, config.memory.block_size, groups, workers, counters(core))
+
+
+def counters(core: ClusterCore) -> dict[str, float]:
+    """Monotone totals of the cluster, groups that are gone included."""
+    total = core.state.counters
+    live = [g.counters for g in core.groups.values()]
+    return {
+        "num_preemptions": total.num_preemptions + sum(c.num_preemptions for c in live),
+        "recomputed_tokens": total.num_recomputed_tokens + sum(c.num_recomputed_tokens for c in live),
+        "prefix_cache_queries": total.prefix_queries + sum(c.prefix_queries for c in live),
+        "prefix_cache_hits": total.prefix_hits + sum(c.prefix_hits for c in live),
+        "drops": total.num_drops,
+        "restores": total.num_restores,
+        "restores_turned": total.num_turned_restores,
+        "drop_seconds": total.drop_ns / 1e9,
+        "remap_seconds": total.remap_ns / 1e9,
+        "restore_seconds": total.restore_ns / 1e9,
+        "exchanged_bytes": total.exchanged_bytes,
+        "returned_bytes": total.returned_bytes,
+        "pulled_bytes": total.pulled_bytes,
+        "cancelled": total.num_cancelled,
+    }

@@ -1,0 +1,113 @@
+"""Everything that can go wrong, as OpenAI's error body: ``{"error": {message, type, param, code}}``.
+
+What a client is told is decided here and nowhere else. Internals never leave the process: an unexpected exception
+becomes a generic message with a correlation id that stands beside the traceback in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from jettison.errors import NotReadyError, OverCapacityError, RequestError, TooLongError
+
+logger = logging.getLogger(__name__)
+
+NOT_READY_RETRY_MS = 1000
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "invalid_request_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "cancelled",
+    500: "server_error",
+    503: "service_unavailable",
+}
+
+
+class ApiError(Exception):
+    """An answer other than 200, ready to be sent."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> bytes:
+        """The JSON document, whole answer or payload of a stream's error event alike."""
+        kind = _ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
+
+    def response(self) -> Response:
+        """The HTTP answer."""
+        return Response(self.body, self.status, headers=self.headers, media_type="application/json")
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the client can mend it. ``param`` names the field."""
+    return ApiError(400, message, param=param, code=code or "invalid_value")
+
+
+def _retry_headers(retry_after_ms: int) -> dict[str, str]:
+    # ``retry-after`` has whole seconds and must not promise less than ``retry-after-ms``.
+    return {"retry-after": str(max(1, -(-retry_after_ms // 1000))), "retry-after-ms": str(retry_after_ms)}
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The answer to any exception. Unexpected ones are logged here, with the id that the client is told."""
+    match error:
+        case ApiError():
+            return error
+        case TooLongError():
+            code = error.code or "context_length_exceeded"
+            return ApiError(400, str(error), param=error.param or "max_tokens", code=code)
+        case RequestError():
+            return ApiError(400, str(error), param=error.param, code=error.code or "invalid_value")
+        case OverCapacityError():
+            headers = _retry_headers(error.retry_after_ms)
+            return ApiError(429, str(error), code="queue_full", headers=headers)
+        case NotReadyError():
+            return ApiError(503, str(error), code="not_ready", headers=_retry_headers(NOT_READY_RETRY_MS))
+        case HTTPException():
+            return _from_http(error)
+        case _:
+            correlation_id = secrets.token_hex(8)
+            logger.error("request failed; correlation id %s", correlation_id, exc_info=error)
+            return ApiError(500, f"Internal error; correlation id {correlation_id}.", code="internal_error")
+
+
+def _from_http(error: HTTPException) -> ApiError:
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    return ApiError(error.status_code, error.detail, code=codes.get(error.status_code), headers=error.headers)
+
+
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Starlette's exception handler for what the endpoints raise on purpose."""
+    if isinstance(error, HTTPException) and error.status_code in (404, 405):
+        what = "There is no" if error.status_code == 404 else "Not allowed:"
+        error.detail = f"{what} {request.method} {request.url.path[:200]}."
+    return as_api_error(error).response()

@@ -1,0 +1,49 @@
+"""What the HTTP front end is told. Every limit here is enforced before the work that it bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Names, keys and limits of one HTTP front end."""
+
+    model_names: tuple[str, ...]
+    """Names under which clients may ask for the model; the first one is reported."""
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Empty: no key is asked for."""
+    default_completion_max_tokens: int = 16
+    default_chat_max_tokens: int | None = None
+    """None: what is left of the context."""
+    default_seed: int | None = None
+    """Seeds of requests that send none are drawn from this one; None draws them from the system."""
+    max_num_queued_reqs: int | None = None
+    """Checked on arrival, before a body is read or a prompt tokenized; the engine checks again. None: the engine alone."""
+    max_body_bytes: int = 4 << 20
+    max_header_bytes: int = 16 << 10
+    max_buffered_bytes: int = 256 << 20
+    """All request bodies that are being read or tokenized at one time."""
+    max_choices: int = 1024
+    """Prompts times ``n`` of one HTTP request."""
+    max_template_chars: int = 8 << 20
+    """A rendered chat prompt."""
+    header_timeout_s: float = 20.0
+    body_timeout_s: float = 60.0
+    write_timeout_s: float = 120.0
+    """A client that takes nothing of its stream for so long is dropped."""
+    keep_alive_s: float = 15.0
+    """Silence on a stream after which a comment is sent."""
+    thread_tokenize_chars: int = 16 << 10
+    """Longer prompts are tokenized outside the event loop, so that streams do not stall."""
+    health_details: Mapping[str, Any] = field(default_factory=dict)
+    """Added to ``/health``: precision, and whether token identity is promised in it."""
+    event_log: Callable[[], Mapping[str, Any]] | None = None
+    """Answers ``GET /jettison/events``: ``{"now_s": t, "events": [{"t": s, "kind": ...}, ...]}``; None: no such endpoint."""
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers and metrics carry."""
+        return self.model_names[0]

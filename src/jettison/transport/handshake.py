@@ -1,0 +1,124 @@
+"""Who is at the other end of a socket: a three-message proof that both know the cluster's secret.
+
+    initiator                                 acceptor
+    HELLO(identity, nonce)          ->
+                                    <-        HELLO(identity, nonce), MAC("accept", both hellos)
+    MAC("initiate", both hellos)    ->
+
+Sans-I/O: bytes in, bytes out, so the same code serves blocking sockets, worker loops and asyncio. Each proof
+covers both nonces, the purpose of the connection and the epochs, so nothing can be replayed or reflected. The
+messages are fixed binary structs; the secret never travels. Confidentiality is not provided: links between
+hosts belong on a private network or inside a tunnel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+from enum import IntEnum
+from typing import NamedTuple
+
+from jettison.errors import LinkDownError
+from jettison.types import WorkerId
+
+_HELLO = struct.Struct("<8s H i I 32s")
+_MAGIC = b"JETTSN01"  # ends with the version of everything that follows on the socket
+_MAC_BYTES = 32
+MIN_SECRET_BYTES = 16
+
+
+class Purpose(IntEnum):
+    """What the connection is for; a proof for one does not open another."""
+
+    CONTROL = 1
+    LINK = 2
+
+
+class Identity(NamedTuple):
+    """One end. ``epoch`` counts the lives of a worker id: a peer of an older life is refused."""
+
+    worker_id: WorkerId
+    epoch: int
+
+
+CONTROLLER = Identity(-1, 0)
+"""The controller's end of a control channel."""
+
+
+class HandshakeError(LinkDownError):
+    """The other end is not who it should be; the connection must be closed."""
+
+
+class Handshake:
+    """One end's progress. Send ``first()`` (initiator), then ``feed`` each message and send what it returns."""
+
+    def __init__(self, secret: bytes, me: Identity, purpose: Purpose, *, initiator: bool) -> None:
+        if len(secret) < MIN_SECRET_BYTES:
+            raise ValueError(f"a secret of {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed")
+        self._secret = secret
+        self._purpose = purpose
+        self._initiator = initiator
+        self._hello = _HELLO.pack(_MAGIC, purpose, me.worker_id, me.epoch, os.urandom(32))
+        self._transcript: bytes | None = None
+        self._peer: Identity | None = None
+        self.done = False
+        self.needed = _HELLO.size + (_MAC_BYTES if initiator else 0)
+        """Bytes of the next message to feed; 0 when done."""
+
+    @property
+    def peer(self) -> Identity:
+        """Who is there, proven. Only when ``done``."""
+        if not self.done or self._peer is None:
+            raise HandshakeError("the peer has not proven who it is")
+        return self._peer
+
+    @property
+    def session_key(self) -> bytes:
+        """32 bytes that only both ends know, fresh for this connection. Only when ``done``."""
+        if not self.done:
+            raise HandshakeError("the peer has not proven who it is")
+        return self._mac(b"session")
+
+    def first(self) -> bytes:
+        """The initiator's opening message."""
+        return self._hello
+
+    def feed(self, message: bytes) -> bytes:
+        """Take the next message of ``needed`` bytes; returns what to send back. Raises HandshakeError."""
+        if self.done or len(message) != self.needed:
+            raise HandshakeError(f"a handshake message of {len(message)} bytes where {self.needed} were due")
+        if self._initiator:
+            self._read_hello(message[: _HELLO.size], self._hello + message[: _HELLO.size])
+            self._verify(message[_HELLO.size :], b"accept")
+            self._finish()
+            return self._mac(b"initiate")
+        if self._transcript is None:
+            self._read_hello(message, message + self._hello)
+            self.needed = _MAC_BYTES
+            return self._hello + self._mac(b"accept")
+        self._verify(message, b"initiate")
+        self._finish()
+        return b""
+
+    def _read_hello(self, hello: bytes, transcript: bytes) -> None:
+        magic, purpose, worker_id, epoch, _ = _HELLO.unpack(hello)
+        if magic != _MAGIC:
+            raise HandshakeError("the peer speaks another protocol or version")
+        if purpose != self._purpose:
+            raise HandshakeError(f"the peer wants purpose {purpose}, this is {self._purpose.name}")
+        self._transcript = transcript
+        self._peer = Identity(worker_id, epoch)
+
+    def _finish(self) -> None:
+        self.done = True
+        self.needed = 0
+
+    def _mac(self, label: bytes) -> bytes:
+        assert self._transcript is not None
+        return hmac.new(self._secret, label + self._transcript, hashlib.sha256).digest()
+
+    def _verify(self, proof: bytes, label: bytes) -> None:
+        if not hmac.compare_digest(proof, self._mac(label)):
+            raise HandshakeError("the peer does not know the secret")

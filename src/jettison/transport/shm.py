@@ -1,0 +1,336 @@
+"""Link between two workers of one machine: payloads in shared memory, headers over a Unix socket.
+
+Each end owns a sealed memfd, its *outgoing slots*, and hands the descriptor to the peer, which maps it
+read-only. A frame is: take a free slot, write the payload into it, send its header as one SEQPACKET message.
+The message is the doorbell, and its system call is the barrier that orders the payload before it. When the
+receiver releases frames it returns their slots with a credit message, several at a time.
+
+        sender                                                       receiver
+    free --fill, header message--> in flight --poll--> held (payload is a view of the slot)
+      ^                                                     |
+      +------------------ credit message (bit mask) --------+--release
+
+Headers are fixed structs; every field of a header is checked before it is used as an index or a length, and
+a peer that breaks the protocol loses the link. There is no name in a file system for the memory, so nothing
+is left behind when a process dies.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from jettison.errors import LinkDownError
+from jettison.transport.handshake import Handshake
+from jettison.transport.link import EMPTY, MAX_AUX_BYTES, Bytes, Fill, Frame, FrameKind, Link, check_send
+from jettison.types import WorkerId
+
+_HEADER = struct.Struct("<I B x H I I q Q")
+"""Magic, kind, length of aux, slot, epoch, tag, payload bytes; aux follows."""
+_MAGIC = 0x4A53484D
+_CREDIT = 255
+_ATTACH = 254
+_NO_SLOT = 0xFFFFFFFF
+_GEOMETRY = struct.Struct("<I I Q Q")
+_MAX_SLOTS = 31
+"""Per class: credits of both classes are bits of one signed 64-bit tag."""
+_MAX_SLOT_BYTES = 1 << 30
+_MESSAGE_BYTES = _HEADER.size + MAX_AUX_BYTES
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class SlotGeometry(NamedTuple):
+    """How one direction's memory is divided. Untouched slots cost no memory."""
+
+    activation_slots: int = 4
+    bulk_slots: int = 4
+    activation_bytes: int = 1 << 20
+    bulk_bytes: int = (1 << 20) + (1 << 16)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of the whole mapping."""
+        return self.activation_slots * self.activation_bytes + self.bulk_slots * self.bulk_bytes
+
+    def check(self) -> None:
+        """Raises ValueError for sizes no sane peer has."""
+        if not all(1 <= slots <= _MAX_SLOTS for slots in self[:2]):
+            raise ValueError(f"{self[:2]} slots; each class has 1 to {_MAX_SLOTS}")
+        if not all(1 <= size <= _MAX_SLOT_BYTES for size in self[2:]):
+            raise ValueError(f"slots of {self[2:]} bytes; each has 1 to {_MAX_SLOT_BYTES}")
+
+    def offset(self, is_bulk: bool, slot: int) -> int:
+        """Where a slot begins."""
+        if is_bulk:
+            return self.activation_slots * self.activation_bytes + slot * self.bulk_bytes
+        return slot * self.activation_bytes
+
+
+class _Room:
+    """Slots of one class in one direction, as a bit mask; bit i set = this side may use slot i."""
+
+    __slots__ = ("free", "num_slots", "pending_credit", "shift")
+
+    def __init__(self, num_slots: int, is_bulk: bool) -> None:
+        self.num_slots = num_slots
+        self.free = (1 << num_slots) - 1
+        self.pending_credit = 0
+        self.shift = 32 if is_bulk else 0
+
+    def lowest_free(self) -> int | None:
+        """The lowest free slot: low slots stay warm in the caches, high ones untouched."""
+        return (self.free & -self.free).bit_length() - 1 if self.free else None
+
+
+class ShmLink(Link):
+    """One end, over a connected SEQPACKET socket whose peer has proven itself (``sockets``)."""
+
+    def __init__(
+        self, sock: socket.socket, handshake: Handshake, geometry: SlotGeometry | None = None, epoch: int = 0
+    ) -> None:
+        geometry = geometry or SlotGeometry()
+        geometry.check()
+        self.peer: WorkerId = handshake.peer.worker_id
+        self._sock = sock
+        self._epoch = epoch
+        self._geometry = geometry
+        self._failure: str | None = None
+        self._open = True
+        self._blocked = False
+        self._outgoing = (_Room(geometry.activation_slots, False), _Room(geometry.bulk_slots, True))
+        self._theirs: SlotGeometry | None = None
+        self._incoming: tuple[_Room, _Room] | None = None
+        self._incoming_memory: Bytes = EMPTY
+        self._buffer = bytearray(_MESSAGE_BYTES + 1)  # one more byte than any message: a longer one shows
+        sock.setblocking(False)
+        self._outgoing_memory = self._send_memory()
+
+    # --- sending
+
+    def send_frame(self, kind: FrameKind, tag: int, aux: bytes, nbytes: int, fill: Fill) -> bool:
+        check_send(self, kind, tag, aux, nbytes)
+        if not self._open:
+            raise LinkDownError(f"link to worker {self.peer} is down: {self._failure or 'closed'}")
+        room = self._outgoing[kind is not FrameKind.ACTIVATION]
+        slot: int | None = _NO_SLOT
+        if nbytes:
+            slot = room.lowest_free()
+            if slot is None:
+                return False
+            start = self._geometry.offset(kind.is_bulk, slot)
+            fill(self._outgoing_memory[start : start + nbytes])
+        message = _HEADER.pack(_MAGIC, kind, len(aux), slot, self._epoch, tag, nbytes) + aux
+        if not self._send(message):
+            return False
+        if nbytes:
+            room.free &= ~(1 << slot)
+        return True
+
+    def _send(self, message: bytes) -> bool:
+        """Whether the kernel took the message. Raises LinkDownError."""
+        try:
+            self._sock.send(message)
+        except BlockingIOError:
+            self._blocked = True
+            return False
+        except OSError as error:
+            self._fail(f"send: {error}")
+            raise LinkDownError(f"link to worker {self.peer} is down: {self._failure}") from None
+        self._blocked = False
+        return True
+
+    def _send_memory(self) -> Bytes:
+        """Make the outgoing slots and hand them to the peer with the first message."""
+        fd = os.memfd_create("jettison-link", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, self._geometry.total_bytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            memory = np.frombuffer(mmap.mmap(fd, self._geometry.total_bytes), dtype=np.uint8)
+            body = _GEOMETRY.pack(*self._geometry)
+            header = _HEADER.pack(_MAGIC, _ATTACH, len(body), _NO_SLOT, self._epoch, 0, 0)
+            socket.send_fds(self._sock, [header + body], [fd])
+        except OSError as error:
+            self._fail(f"attach: {error}")
+            raise LinkDownError(f"link to worker {self.peer} is down: {self._failure}") from None
+        finally:
+            os.close(fd)
+        return memory
+
+    # --- receiving
+
+    def poll_frames(self) -> Iterator[Frame]:
+        if self._incoming is None and not self._attach():
+            return
+        self._flush_credits(at_least=None)
+        while self._open:
+            try:
+                num_bytes = self._sock.recv_into(self._buffer)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._fail(f"receive: {error}")
+                return
+            if num_bytes == 0:
+                self._fail("the peer closed the link")
+                return
+            frame = self._parse(num_bytes)
+            if frame is not None:
+                yield frame
+
+    def wait_attached(self, timeout_s: float) -> None:
+        """Block until the peer's memory is mapped, so the peer is using this link. Raises LinkDownError."""
+        deadline = time.monotonic() + timeout_s
+        while self._incoming is None and not self._attach():
+            if not self._open or time.monotonic() > deadline:
+                raise LinkDownError(f"link to worker {self.peer}: {self._failure or 'the peer sent no memory'}")
+            select.select([self._sock], [], [], max(0.0, deadline - time.monotonic()))
+
+    def _attach(self) -> bool:
+        """Map the peer's memory, which its first message brings."""
+        if not self._open:
+            return False
+        try:
+            message, fds, _, _ = socket.recv_fds(self._sock, _MESSAGE_BYTES, 1)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._fail(f"attach: {error}")
+            return False
+        try:
+            geometry = self._parse_attach(message, fds)
+            memory = mmap.mmap(fds[0], geometry.total_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        except (ValueError, OSError, struct.error) as error:
+            self._fail(f"attach: {error}")
+            return False
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._incoming_memory = np.frombuffer(memory, dtype=np.uint8)
+        self._theirs = geometry
+        self._incoming = (_Room(geometry.activation_slots, False), _Room(geometry.bulk_slots, True))
+        return True
+
+    def _parse_attach(self, message: bytes, fds: list[int]) -> SlotGeometry:
+        if not message:
+            raise ValueError("the peer closed the link")
+        magic, kind, aux_len, _, epoch, _, _ = _HEADER.unpack_from(message)
+        if (magic, kind, epoch) != (_MAGIC, _ATTACH, self._epoch) or len(fds) != 1:
+            raise ValueError("the first message brings no memory")
+        geometry = SlotGeometry(*_GEOMETRY.unpack(message[_HEADER.size : _HEADER.size + aux_len]))
+        geometry.check()
+        if os.fstat(fds[0]).st_size != geometry.total_bytes:
+            raise ValueError(f"memory of {os.fstat(fds[0]).st_size} bytes for slots of {geometry.total_bytes}")
+        if fcntl.fcntl(fds[0], fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+            raise ValueError("memory that its owner could shrink under a reader")
+        return geometry
+
+    def _parse(self, num_bytes: int) -> Frame | None:
+        """The frame in the buffer; None for credits and for nonsense, which closes the link."""
+        if num_bytes < _HEADER.size:
+            self._fail(f"a message of {num_bytes} bytes")
+            return None
+        magic, kind, aux_len, slot, epoch, tag, nbytes = _HEADER.unpack_from(self._buffer)
+        if magic != _MAGIC or epoch != self._epoch or num_bytes != _HEADER.size + aux_len:
+            self._fail("a message that is no frame header")
+            return None
+        if kind == _CREDIT:
+            self._take_credit(tag)
+            return None
+        if kind > FrameKind.MOVE_END:
+            self._fail(f"a frame of unknown kind {kind}")
+            return None
+        aux = bytes(self._buffer[_HEADER.size : num_bytes])
+        return self._open_frame(FrameKind(kind), tag, aux, slot, nbytes)
+
+    def _open_frame(self, kind: FrameKind, tag: int, aux: bytes, slot: int, nbytes: int) -> Frame | None:
+        assert self._incoming is not None and self._theirs is not None
+        if slot == _NO_SLOT:
+            if nbytes:
+                self._fail(f"a payload of {nbytes} bytes in no slot")
+                return None
+            return Frame(kind, tag, aux, EMPTY)
+        room = self._incoming[kind.is_bulk]
+        limit = self._theirs.bulk_bytes if kind.is_bulk else self._theirs.activation_bytes
+        if slot >= room.num_slots or not room.free >> slot & 1 or not 0 < nbytes <= limit:
+            self._fail(f"{nbytes} bytes in slot {slot} of {room.num_slots}, which is not the sender's to use")
+            return None
+        room.free &= ~(1 << slot)
+        start = self._theirs.offset(kind.is_bulk, slot)
+        payload = self._incoming_memory[start : start + nbytes]
+
+        def give_back() -> None:
+            room.free |= 1 << slot
+            room.pending_credit |= 1 << slot
+            # Half the slots at a time: one message instead of many, and the sender is never left with none.
+            if 2 * room.pending_credit.bit_count() >= room.num_slots:
+                self._flush_credits(room)
+
+        return Frame(kind, tag, aux, payload, give_back)
+
+    # --- credits
+
+    def _flush_credits(self, at_least: _Room | None) -> None:
+        """Return released slots: all classes that have half their slots pending, or ``at_least`` this one."""
+        assert self._incoming is not None
+        mask = 0
+        due = []
+        for room in self._incoming:
+            if room is at_least or 2 * room.pending_credit.bit_count() >= room.num_slots:
+                mask |= room.pending_credit << room.shift
+                due.append(room)
+        if not mask or not self._open:
+            return
+        try:
+            sent = self._send(_HEADER.pack(_MAGIC, _CREDIT, 0, _NO_SLOT, self._epoch, mask, 0))
+        except LinkDownError:
+            return  # nobody is left to use the slots
+        if sent:
+            for room in due:
+                room.pending_credit = 0
+
+    def _take_credit(self, mask: int) -> None:
+        for room in self._outgoing:
+            slots = mask >> room.shift & 0xFFFFFFFF
+            if slots & room.free or slots >> room.num_slots:
+                self._fail(f"credit {slots:#x} for slots that were not in flight")
+                return
+            room.free |= slots
+
+    # --- life
+
+    def max_payload(self, kind: FrameKind) -> int:
+        return self._geometry.bulk_bytes if kind.is_bulk else self._geometry.activation_bytes
+
+    @property
+    def is_open(self) -> bool:
+        return self._open
+
+    @property
+    def failure(self) -> str | None:
+        return self._failure
+
+    @property
+    def wants_write(self) -> bool:
+        return self._blocked and self._open
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        """The mappings live on as long as a frame's payload does, and go with the last of them."""
+        self._open = False
+        self._sock.close()
+
+    def _fail(self, why: str) -> None:
+        if self._open:
+            self._failure = why
+        self.close()

@@ -1,0 +1,206 @@
+"""Connecting and accepting: sockets whose other end has proven itself, for links of any kind.
+
+Addresses are ``unix:<path>`` (one machine) or ``tcp:<host>:<port>``. A Unix socket's folder must be private
+(0700) and its peer must have this process's user id; TCP binds to the interface it is given, never to all.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+import time
+from dataclasses import dataclass, field
+
+from jettison.errors import LinkDownError
+from jettison.transport.handshake import Handshake, HandshakeError, Identity, Purpose
+
+HANDSHAKE_TIMEOUT_S = 5.0
+_MAX_PENDING = 16
+_UCRED = struct.Struct("iII")
+
+
+def parse_address(address: str) -> tuple[str, str, int]:
+    """``("unix", path, 0)`` or ``("tcp", host, port)``. Raises ValueError."""
+    scheme, _, rest = address.partition(":")
+    if scheme == "unix" and rest:
+        return "unix", rest, 0
+    host, _, port = rest.rpartition(":")
+    if scheme == "tcp" and host and port.isdigit():
+        return "tcp", host.strip("[]"), int(port)
+    raise ValueError(f"{address!r} is neither unix:<path> nor tcp:<host>:<port>")
+
+
+def listening_socket(address: str, *, seqpacket: bool = False) -> socket.socket:
+    """A bound, listening, non-blocking socket. Raises ValueError, OSError."""
+    scheme, host, port = parse_address(address)
+    if scheme == "unix":
+        _check_private(os.path.dirname(host) or ".")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET if seqpacket else socket.SOCK_STREAM)
+        sock.bind(host)
+        os.chmod(host, 0o600)
+    else:
+        if host in ("", "0.0.0.0", "::", "*"):
+            raise ValueError(f"refusing to listen on every interface ({address}): name one")
+        family, kind, proto, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        sock = socket.socket(family, kind, proto)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+    sock.listen(_MAX_PENDING)
+    sock.setblocking(False)
+    return sock
+
+
+def connect(
+    address: str,
+    secret: bytes,
+    me: Identity,
+    purpose: Purpose,
+    *,
+    seqpacket: bool = False,
+    timeout_s: float = HANDSHAKE_TIMEOUT_S,
+) -> tuple[socket.socket, Handshake]:
+    """Connect and prove both ends; blocks, retrying while nobody listens yet. Raises LinkDownError."""
+    deadline = time.monotonic() + timeout_s
+    scheme, host, port = parse_address(address)
+    while True:
+        try:
+            if scheme == "unix":
+                sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET if seqpacket else socket.SOCK_STREAM)
+                sock.settimeout(timeout_s)
+                sock.connect(host)
+                check_same_user(sock)
+            else:
+                sock = socket.create_connection((host, port), timeout_s)
+            break
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
+            sock.close() if scheme == "unix" else None
+            if time.monotonic() > deadline:
+                raise LinkDownError(f"nobody listens at {address}: {error}") from None
+            time.sleep(0.005)
+        except OSError as error:
+            raise LinkDownError(f"cannot connect to {address}: {error}") from None
+    try:
+        return sock, _prove(sock, secret, me, purpose)
+    except (OSError, HandshakeError) as error:
+        sock.close()
+        raise LinkDownError(f"handshake with {address} failed: {error}") from None
+
+
+def _prove(sock: socket.socket, secret: bytes, me: Identity, purpose: Purpose) -> Handshake:
+    handshake = Handshake(secret, me, purpose, initiator=True)
+    sock.sendall(handshake.first())
+    reply = b""
+    while len(reply) < handshake.needed:
+        part = sock.recv(handshake.needed - len(reply))
+        if not part:
+            raise HandshakeError("the peer hung up")
+        reply += part
+    sock.sendall(handshake.feed(reply))
+    return handshake
+
+
+def check_same_user(sock: socket.socket) -> None:
+    """The peer of a Unix socket runs as this user. Raises LinkDownError."""
+    _, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    if uid != os.getuid():
+        raise LinkDownError(f"the peer runs as user {uid}")
+
+
+def _check_private(folder: str) -> None:
+    info = os.stat(folder)
+    if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
+        raise ValueError(f"{folder} must belong to this user with mode 0700: sockets in it open the cluster")
+
+
+@dataclass(slots=True)
+class _Pending:
+    sock: socket.socket
+    handshake: Handshake
+    deadline: float
+    received: bytearray = field(default_factory=bytearray)
+
+
+class Acceptor:
+    """Takes connections without ever blocking on one: watch ``filenos()``, call ``poll``.
+
+    A peer that stays silent is dropped after a few seconds; a peer of an older epoch than one seen is refused,
+    so a worker that was declared dead cannot come back in the place of its successor.
+    """
+
+    def __init__(self, sock: socket.socket, secret: bytes, me: Identity, purpose: Purpose) -> None:
+        self._sock = sock
+        self._secret = secret
+        self._me = me
+        self._purpose = purpose
+        self._pending: list[_Pending] = []
+        self._epochs: dict[int, int] = {}
+
+    def filenos(self) -> list[int]:
+        """Descriptors to watch for readability: the listening one first."""
+        return [self._sock.fileno(), *(pending.sock.fileno() for pending in self._pending)]
+
+    def poll(self) -> list[tuple[socket.socket, Handshake]]:
+        """Non-blocking sockets whose peer has proven itself since the last call."""
+        self._accept()
+        proven: list[tuple[socket.socket, Handshake]] = []
+        waiting: list[_Pending] = []
+        for pending in self._pending:
+            try:
+                if self._advance(pending):
+                    proven.append((pending.sock, pending.handshake))
+                elif time.monotonic() < pending.deadline:
+                    waiting.append(pending)
+                else:
+                    pending.sock.close()
+            except (OSError, LinkDownError):
+                pending.sock.close()
+        self._pending = waiting
+        return proven
+
+    def close(self) -> None:
+        """Stop listening; connections already proven live on. Idempotent."""
+        self._sock.close()
+        for pending in self._pending:
+            pending.sock.close()
+        self._pending.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            sock.setblocking(False)
+            try:
+                if sock.family == socket.AF_UNIX:
+                    check_same_user(sock)
+            except LinkDownError:
+                sock.close()
+                continue
+            if len(self._pending) == _MAX_PENDING:
+                self._pending.pop(0).sock.close()
+            handshake = Handshake(self._secret, self._me, self._purpose, initiator=False)
+            self._pending.append(_Pending(sock, handshake, time.monotonic() + HANDSHAKE_TIMEOUT_S))
+
+    def _advance(self, pending: _Pending) -> bool:
+        handshake = pending.handshake
+        while not handshake.done:
+            try:
+                part = pending.sock.recv(handshake.needed - len(pending.received))
+            except BlockingIOError:
+                return False
+            if not part:
+                raise HandshakeError("the peer hung up")
+            pending.received += part
+            if len(pending.received) == handshake.needed:
+                answer = handshake.feed(bytes(pending.received))
+                pending.received.clear()
+                if answer:
+                    pending.sock.send(answer)
+        worker_id, epoch = handshake.peer
+        if epoch < self._epochs.get(worker_id, 0):
+            raise HandshakeError(f"worker {worker_id} of epoch {epoch} was replaced")
+        self._epochs[worker_id] = epoch
+        return True

@@ -1,0 +1,299 @@
+"""Workers that hold pretend KV: every token's KV in every layer is (token, position), and every step checks that what
+it attends to is exactly what the request's tokens say. A wrong block, a late copy or a lost layer fails the step."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from dataclasses import dataclass, field
+
+from jettison.core import ports
+from jettison.core.cluster import ClusterCore, ClusterParams
+from jettison.core.group import SchedulerLimits
+from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
+from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, Request, SampledToken, SamplingParams, layer_shard
+
+BLOCK_SIZE = 4
+SHARD_BYTES = 64 * 1024
+MS = 1_000_000
+
+
+def make_shape(num_layers: int = 4) -> ModelShape:
+    shards = {layer_shard(i): SHARD_BYTES for i in range(num_layers)}
+    shards |= {EMBED_SHARD: SHARD_BYTES // 2, HEAD_SHARD: SHARD_BYTES // 2}
+    return ModelShape(num_layers, 16, 2, 1, 8, 32, 64, 4, False, shards)
+
+
+def next_token(tokens: list[int]) -> int:
+    """A 'model': depends on the whole history, never on the batch."""
+    value = 7
+    for token in tokens[-5:]:
+        value = (value * 31 + token + len(tokens)) % 61
+    return value + 1
+
+
+@dataclass
+class FakeWorker:
+    """Memory of one worker: KV per layer and block, shards, a capacity that follows from the layout."""
+
+    worker_id: int
+    shape: ModelShape
+    full_blocks: int
+    spec: LayoutSpec
+    capacity: int = 0
+    version: int = 0
+    kv: dict[tuple[int, int], dict[int, tuple[int, int]]] = field(default_factory=dict)
+    filled: set[str] = field(default_factory=set)
+    dirty: bool = True
+    fail_applies: int = 0
+
+    def __post_init__(self) -> None:
+        self.capacity = self.full_blocks
+        self.filled = set(self.shape.all_shards)
+
+    def capacity_for(self, spec: LayoutSpec) -> int:
+        block = self.shape.block_bytes_per_layer(BLOCK_SIZE)
+        total = self.full_blocks * self.shape.num_layers * block + self.shape.parameter_bytes
+        total -= sum(self.shape.shard_bytes[s] for s in spec.shards)
+        total -= sum(len(r.layers) * len(r.block_ids) * block for r in spec.retained)
+        return total // (len(spec.kv_layers) * block)
+
+    def apply(self, spec: LayoutSpec, copies: tuple[tuple[int, int], ...]) -> LayoutResult:
+        for src, dst in copies:
+            for layer in range(self.shape.num_layers):
+                if (layer, src) in self.kv:
+                    self.kv[layer, dst] = dict(self.kv[layer, src])
+        keep = {(layer, b) for r in spec.retained for layer in r.layers.layers() for b in r.block_ids}
+        capacity = self.capacity_for(spec)
+        self.kv = {
+            (layer, block): content
+            for (layer, block), content in self.kv.items()
+            if (layer, block) in keep or (spec.kv_layers.lo <= layer < spec.kv_layers.hi and block < capacity)
+        }
+        new = spec.shards - self.spec.shards
+        self.filled &= spec.shards
+        missing = frozenset(new)
+        self.spec, self.capacity = spec, capacity
+        self.version += 1
+        return LayoutResult(self.version, capacity, 0, 1, 1, frozenset(), missing)
+
+
+class FakeCluster:
+    """Drives a ClusterCore in virtual time with seeded delays."""
+
+    def __init__(
+        self, *, num_workers: int = 2, full_blocks: int = 24, num_layers: int = 4, seed: int = 0,
+        policy: str = "drop", auto_restore: bool = True, max_seqs: int = 16, max_tokens: int = 32,
+        prefix_caching: bool = True,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.shape = make_shape(num_layers)
+        limits = SchedulerLimits(
+            BLOCK_SIZE, max_tokens, max_seqs, 10_000, 0.01, frozenset({0}), prefix_caching
+        )
+        params = ClusterParams(overload_policy=policy, auto_restore=auto_restore)  # type: ignore[arg-type]
+        self.core = ClusterCore(self.shape, limits, params, dict.fromkeys(range(num_workers), full_blocks), b"secret")
+        self.workers = {
+            w: FakeWorker(w, self.shape, full_blocks, LayoutSpec(self.shape.all_shards, self.shape.all_layers))
+            for w in range(num_workers)
+        }
+        self.now = 0
+        self.heap: list[tuple[int, int, ports.Event | object]] = []
+        self.sequence = 0
+        self.outputs: dict[str, list[int]] = {}
+        self.ends: dict[str, list[str]] = {}
+        self.records: list[ports.Record] = []
+        self.cancelled_moves: set[int] = set()
+        self.requests: dict[str, Request] = {}
+        self.worker_free_at = dict.fromkeys(range(num_workers), 0)
+        self.log: list[tuple[int, str]] = []
+        self.check_every_event = True
+        self.num_steps = 0
+        self.at(100 * MS, ports.Tick())
+
+    # --- scheduling
+
+    def at(self, time_ns: int, event: object) -> None:
+        self.sequence += 1
+        heapq.heappush(self.heap, (time_ns, self.sequence, event))
+
+    def delay(self, low_ms: float, high_ms: float) -> int:
+        return int(self.rng.uniform(low_ms, high_ms) * MS)
+
+    def submit(self, request_id: str, prompt: list[int], max_tokens: int, at_ms: float = 0.0, **params: object) -> None:
+        when = int(at_ms * MS)
+        request = Request(
+            request_id, tuple(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0, **params), when  # type: ignore[arg-type]
+        )
+        self.requests[request_id] = request
+        self.at(when, ports.Arrived(request))
+
+    def cancel(self, request_id: str, at_ms: float) -> None:
+        self.at(int(at_ms * MS), ports.CancelRequested(request_id))
+
+    def run(self, until_ms: float = 1e9, max_events: int = 200_000) -> None:
+        """Until nothing is left but ticks (and no transition is under way) or time is over."""
+        for _ in range(max_events):
+            if not self.heap or self.heap[0][0] > until_ms * MS:
+                return
+            busy = any(not isinstance(e, ports.Tick) for _, _, e in self.heap)
+            if not busy and self.core.state.is_idle() and not self.core.in_transition and self._settled():
+                return
+            self.now, _, event = heapq.heappop(self.heap)
+            self._process(event)
+        raise AssertionError("did not come to rest")
+
+    def _settled(self) -> bool:
+        return all(len(g.stages) == 1 for g in self.core.groups.values()) or not self.core.params.auto_restore
+
+    def _process(self, event: object) -> None:
+        if callable(event):
+            event = event()
+            if event is None:
+                return
+        if isinstance(event, ports.Tick):
+            self.at(self.now + 100 * MS, ports.Tick())
+        self.log.append((self.now, type(event).__name__))
+        actions = self.core.handle(event, self.now)  # type: ignore[arg-type]
+        self.carry_out(actions)
+        if self.check_every_event:
+            self.core.check()
+
+    def carry_out(self, actions: list[ports.Action]) -> None:
+        for action in actions:
+            self._carry_out(action)
+
+    # --- actions
+
+    def _carry_out(self, action: ports.Action) -> None:
+        match action:
+            case ports.RunStep():
+                self._run_step(action)
+            case ports.OfferLayout():
+                worker = self.workers[action.worker_id]
+                capacity = worker.capacity_for(action.spec)
+                shrink = min(capacity, worker.capacity)
+                line = max(shrink if shrink < worker.capacity else worker.capacity, 0)
+                self._in_order(action.worker_id, 0.1, lambda: ports.LayoutOffered(
+                    action.worker_id, action.call_id, LayoutOffer(worker.version, line, capacity)))
+            case ports.ApplyLayout():
+                self._in_order(action.worker_id, 1.0, lambda: self._apply(action))
+            case ports.SendKV():
+                self._in_order(action.src, 0.0, lambda: self._begin_kv(action))
+            case ports.SendShard():
+                self.at(self.now + self.delay(1, 40), lambda: self._shard_arrives(action))
+            case ports.LoadShard():
+                self.workers[action.worker_id].filled.add(action.shard)
+                self.at(self.now + self.delay(1, 5), ports.ShardLoaded(action.worker_id, action.call_id))
+            case ports.CancelMove():
+                self.cancelled_moves.add(action.move_id)
+            case ports.Emit():
+                self.outputs.setdefault(action.request_id, []).extend(t.token_id for t in action.tokens)
+                if action.finish_reason is not None:
+                    self.ends.setdefault(action.request_id, []).append(str(action.finish_reason))
+            case ports.Record():
+                self.records.append(action)
+
+    def _in_order(self, worker_id: int, cost_ms: float, what: object) -> None:
+        """Commands of one worker run one after the other, after the steps issued before."""
+        start = max(self.now, self.worker_free_at[worker_id])
+        end = start + int(cost_ms * MS) + self.delay(0.01, 0.2)
+        self.worker_free_at[worker_id] = end
+        self.at(end, what)
+
+    def _apply(self, action: ports.ApplyLayout) -> ports.Event:
+        worker = self.workers[action.worker_id]
+        assert action.version == worker.version
+        if worker.fail_applies > 0:
+            worker.fail_applies -= 1
+            return ports.CallFailed(action.worker_id, action.call_id, "MappingError: injected")
+        return ports.LayoutApplied(action.worker_id, action.call_id, worker.apply(action.spec, action.copies))
+
+    def _run_step(self, step: ports.RunStep) -> None:
+        self.num_steps += 1
+        when = self.now
+        tables = [
+            [list(self.core.state.workers[s.worker_id].ledger.table(r.state.request_id).ids) for r in step.rows]
+            for s in step.stages
+        ]
+        tokens = [list(r.state.tokens[: r.context_len + r.num_tokens]) for r in step.rows]
+        num_tokens = sum(r.num_tokens for r in step.rows)
+        for stage, stage_tables in zip(step.stages, tables, strict=True):
+            start = max(when, self.worker_free_at[stage.worker_id])
+            when = start + self.delay(1, 2) + num_tokens * MS // 20
+            self.worker_free_at[stage.worker_id] = when
+
+            def compute(stage=stage, stage_tables=stage_tables) -> None:
+                worker = self.workers[stage.worker_id]
+                assert self.shape.shards_for(stage.layers) <= worker.filled, "stage runs without its parameters"
+                for row, ids, history in zip(step.rows, stage_tables, tokens, strict=True):
+                    self._attend(worker, stage.layers, ids, history, row.context_len)
+
+            self.at(when, compute)
+        sampled = [SampledToken(next_token(t)) for r, t in zip(step.rows, tokens, strict=True) if r.samples]
+        self.at(when, ports.StepCompleted(step.step_id, sampled, {}, 1))
+
+    def _attend(self, worker: FakeWorker, layers: object, ids: list[int], history: list[int], context: int) -> None:
+        for layer in layers.layers():  # type: ignore[attr-defined]
+            for position in range(context, len(history)):
+                block = ids[position // BLOCK_SIZE]
+                assert block < worker.capacity
+                worker.kv.setdefault((layer, block), {})[position % BLOCK_SIZE] = (history[position], position)
+            for position, token in enumerate(history):
+                block = ids[position // BLOCK_SIZE]
+                have = worker.kv.get((layer, block), {}).get(position % BLOCK_SIZE)
+                assert have == (token, position), f"layer {layer} block {block} position {position}: {have} != {token}"
+
+    # --- moves
+
+    def _begin_kv(self, move: ports.SendKV) -> None:
+        src = self.workers[move.src]
+        content = {}
+        for layer in move.layers.layers():
+            for there, here in zip(move.src_blocks, move.dst_blocks, strict=True):
+                assert (layer, there) in src.kv, f"move {move.move_id}: layer {layer} block {there} is not at {move.src}"
+                content[layer, here] = dict(src.kv[layer, there])
+
+        def arrive() -> ports.Event:
+            complete = move.move_id not in self.cancelled_moves
+            if complete:
+                worker = self.workers[move.dst]
+                for (layer, block), value in content.items():
+                    assert worker.spec.kv_layers.lo <= layer < worker.spec.kv_layers.hi and block < worker.capacity
+                    worker.kv[layer, block] = value
+            return ports.MoveEnded(move.move_id, complete, 100, 1)
+
+        self.at(self.now + self.delay(0.5, 15), arrive)
+
+    def _shard_arrives(self, move: ports.SendShard) -> ports.Event:
+        complete = move.move_id not in self.cancelled_moves
+        if complete:
+            assert move.shard in self.workers[move.src].filled
+            assert move.shard in self.workers[move.dst].spec.shards
+            self.workers[move.dst].filled.add(move.shard)
+        return ports.MoveEnded(move.move_id, complete, SHARD_BYTES, 1)
+
+    # --- verdicts
+
+    def expect_outputs(self) -> None:
+        """Every request has one end, and its tokens are those of an undisturbed run (a prefix, if cancelled)."""
+        for request_id, request in self.requests.items():
+            assert len(self.ends.get(request_id, [])) == 1, f"{request_id}: ends {self.ends.get(request_id)}"
+            tokens = list(request.prompt_token_ids)
+            expected: list[int] = []
+            for _ in range(request.params.max_tokens):
+                expected.append(next_token(tokens))
+                tokens.append(expected[-1])
+            got = self.outputs.get(request_id, [])
+            if self.ends[request_id] == ["length"]:
+                assert got == expected, request_id
+            else:
+                assert got == expected[: len(got)], request_id
+
+    def expect_nothing_left(self) -> None:
+        """All blocks free or cached, no request, no move, everybody alone again (with auto restore)."""
+        self.core.check()
+        assert self.core.state.is_idle()
+        for worker in self.core.state.workers.values():
+            assert worker.ledger.num_held == 0
+            assert worker.num_relayouts_open == 0 and not worker.ledger_locked

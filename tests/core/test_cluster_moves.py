@@ -1,0 +1,180 @@
+"""Drop, exchange, restore, split, turn round: with pretend KV that every step checks."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from fakes import MS, FakeCluster
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "60"))
+
+
+def burst(cluster: FakeCluster, num: int, *, at_ms: float = 0.0, prompt: int = 12, output: int = 40, tag: str = "r") -> None:
+    rng = random.Random(num)
+    for i in range(num):
+        tokens = [rng.randrange(1, 60) for _ in range(prompt + i % 5)]
+        cluster.submit(f"{tag}{i}", tokens, output + i % 7, at_ms + i)
+
+
+def kinds(cluster: FakeCluster) -> list[str]:
+    return [r.kind for r in cluster.records]
+
+
+def test_burst_drops_exchanges_and_restores() -> None:
+    cluster = FakeCluster()
+    burst(cluster, 30)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert {"drop_decided", "drop", "exchange_done", "restore_begin", "split", "restore_done"} <= set(kinds(cluster))
+    assert all(len(g.stages) == 1 for g in cluster.core.groups.values())
+    assert all(w.ledger.capacity == w.full_blocks for w in cluster.core.state.workers.values())
+
+
+def test_recompute_policy_never_drops() -> None:
+    cluster = FakeCluster(policy="recompute")
+    burst(cluster, 30)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert "drop" not in kinds(cluster)
+
+
+def test_running_requests_keep_their_kv_through_a_drop() -> None:
+    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    burst(cluster, 6, prompt=20, output=60)
+    cluster.run(until_ms=60)
+    cluster.carry_out(cluster.core.request_drop(cluster.now))
+    cluster.run()
+    cluster.expect_outputs()
+    assert cluster.core.state.counters.exchanged_bytes > 0
+    assert sum(g.counters.num_preemptions for g in cluster.core.groups.values()) == 0
+    cluster.carry_out(cluster.core.request_restore(cluster.now))
+    burst(cluster, 3, at_ms=cluster.now / MS, tag="s")
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("drop_again_ms", [0.05, 1.0, 3.0, 8.0, 20.0, 40.0, 60.0, 90.0])
+def test_drop_again_during_restore(drop_again_ms: float) -> None:
+    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    burst(cluster, 8, prompt=20, output=120)
+    cluster.run(until_ms=50)
+    cluster.carry_out(cluster.core.request_drop(cluster.now))
+    cluster.run(until_ms=150)
+    cluster.carry_out(cluster.core.request_restore(cluster.now))
+    cluster.run(until_ms=150 + drop_again_ms)
+    cluster.carry_out(cluster.core.request_drop(cluster.now))
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("cancel_ms", [50.5, 52, 54, 58, 65])
+def test_cancel_in_mid_exchange(cancel_ms: float) -> None:
+    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    burst(cluster, 8, prompt=20, output=80)
+    for i in range(0, 8, 2):
+        cluster.cancel(f"r{i}", cancel_ms)
+    cluster.run(until_ms=50)
+    cluster.carry_out(cluster.core.request_drop(cluster.now))
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("who", [(0,), (1,), (0, 1)])
+def test_failed_remap_leaves_everything_as_it_was(who: tuple[int, ...]) -> None:
+    cluster = FakeCluster(full_blocks=40, auto_restore=False)
+    burst(cluster, 8, prompt=12, output=40)
+    cluster.run(until_ms=30)
+    for worker_id in who:
+        cluster.workers[worker_id].fail_applies = 1
+    cluster.carry_out(cluster.core.request_drop(cluster.now))
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert "drop_failed" in kinds(cluster)
+    assert all(len(g.stages) == 1 for g in cluster.core.groups.values())
+
+
+@pytest.mark.parametrize("fail_at", [1, 2])
+def test_failed_restore_serves_on(fail_at: int) -> None:
+    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    burst(cluster, 6, prompt=20, output=90)
+    cluster.run(until_ms=40)
+    cluster.carry_out(cluster.core.request_drop(cluster.now))
+    cluster.run(until_ms=120)
+    cluster.workers[fail_at - 1].fail_applies = 1
+    cluster.carry_out(cluster.core.request_restore(cluster.now))
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_shared_prefixes_move_once_and_stay_right() -> None:
+    cluster = FakeCluster(full_blocks=80, auto_restore=False)
+    prefix = [5, 9, 2, 7] * 4
+    for i in range(8):
+        cluster.submit(f"p{i}", [*prefix, i + 1, i + 2], 60, at_ms=10.0 * i)
+    cluster.run(until_ms=110)
+    cluster.carry_out(cluster.core.request_drop(cluster.now))
+    cluster.run(until_ms=130)
+    cluster.cancel("p0", cluster.now / MS)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_same_events_same_actions() -> None:
+    def play() -> tuple[list[tuple[int, str]], dict[str, list[int]]]:
+        cluster = FakeCluster(seed=3)
+        burst(cluster, 25)
+        cluster.run()
+        return cluster.log, cluster.outputs
+
+    assert play() == play()
+
+
+@settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 10_000),
+    full_blocks=st.integers(14, 60),
+    num_workers=st.integers(2, 3),
+    requests=st.lists(
+        st.tuples(st.integers(1, 30), st.integers(1, 50), st.floats(0, 400), st.booleans()), min_size=1, max_size=25
+    ),
+    orders=st.lists(st.tuples(st.sampled_from(["drop", "restore"]), st.floats(0, 500)), max_size=6),
+)
+def test_any_schedule_keeps_every_invariant(
+    seed: int,
+    full_blocks: int,
+    num_workers: int,
+    requests: list[tuple[int, int, float, bool]],
+    orders: list[tuple[str, float]],
+) -> None:
+    cluster = FakeCluster(seed=seed, full_blocks=full_blocks, num_workers=num_workers)
+    rng = random.Random(seed)
+    shared = [rng.randrange(1, 60) for _ in range(16)]
+    for i, (prompt, output, at_ms, is_cancelled) in enumerate(requests):
+        prompt = min(prompt, full_blocks * 2)
+        head = shared[: rng.choice([0, 8, 16])]
+        tokens = (head + [rng.randrange(1, 60) for _ in range(prompt)])[: full_blocks * 2]
+        cluster.submit(f"r{i}", tokens, min(output, full_blocks), at_ms)
+        if is_cancelled:
+            cluster.cancel(f"r{i}", at_ms + rng.uniform(0, 200))
+    for what, at_ms in orders:
+        def act(what: str = what) -> None:
+            order = cluster.core.request_drop if what == "drop" else cluster.core.request_restore
+            cluster.carry_out(order(cluster.now))
+            cluster.core.check()
+
+        cluster.at(int(at_ms * MS), act)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()

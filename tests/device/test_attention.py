@@ -1,0 +1,236 @@
+"""Paged attention of every back end against dense attention written out, and the promises around it."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from jettison.device.kernels import Kernels, load_kernels
+from jettison.device.kernels.native import supported_variants
+
+VARIANTS = ["torch", *(f"native-{name}" for name in supported_variants())]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2e-2}
+DTYPES = list(TOLERANCE)
+
+
+@pytest.fixture(params=VARIANTS)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return load_kernels(request.param)
+
+
+class Batch:
+    """Rows with random contents in an arena whose every unwritten element is NaN."""
+
+    def __init__(
+        self,
+        lens: list[tuple[int, int]],
+        *,
+        heads: int = 4,
+        kv_heads: int = 2,
+        head_dim: int = 16,
+        block_size: int = 8,
+        dtype: torch.dtype = torch.float64,
+        seed: int = 0,
+    ) -> None:
+        """``lens``: (tokens in the cache, tokens of the chunk) of each row."""
+        generator = torch.Generator().manual_seed(seed)
+        self.lens, self.dtype, self.block_size = lens, dtype, block_size
+        self.query_lens = np.array([query for _, query in lens], dtype=np.int32)
+        self.context_lens = np.array([context for context, _ in lens], dtype=np.int32)
+        blocks = [-(-(context + query) // block_size) for context, query in lens]
+        ids = torch.randperm(sum(blocks) + 3, generator=generator).numpy().astype(np.int32)
+        self.block_tables = np.zeros((len(lens), max(blocks) + 1), dtype=np.int32)
+        start = 0
+        for row, count in enumerate(blocks):
+            self.block_tables[row, :count] = ids[start : start + count]
+            start += count
+        self.arena = torch.full((len(ids), 2, kv_heads, block_size, head_dim), math.nan, dtype=dtype)
+        tokens = int(self.query_lens.sum())
+        fused = torch.randn(tokens, (heads + 2 * kv_heads) * head_dim, generator=generator, dtype=torch.float64)
+        fused = fused.to(dtype)
+        q, k, v = fused.split([heads * head_dim, kv_heads * head_dim, kv_heads * head_dim], dim=1)
+        self.q = q.unflatten(1, (heads, head_dim))
+        self.k = k.unflatten(1, (kv_heads, head_dim))
+        self.v = v.unflatten(1, (kv_heads, head_dim))
+        past = (len(lens), 2, int(self.context_lens.max()), kv_heads, head_dim)
+        self.past = torch.randn(past, generator=generator, dtype=torch.float64).to(dtype)
+        for row, context in enumerate(self.context_lens.tolist()):
+            for position in range(context):
+                block = self.block_tables[row, position // block_size]
+                self.arena[block, :, :, position % block_size] = self.past[row, :, position]
+        self.scale = head_dim**-0.5
+
+    def write(self, kernels: Kernels) -> None:
+        kernels.write_kv(self.k, self.v, self.arena, self.block_tables, self.query_lens, self.context_lens)
+
+    def attend(self, kernels: Kernels) -> torch.Tensor:
+        out = torch.full_like(self.q, math.nan)
+        kernels.attention(
+            self.q, self.arena, self.block_tables, self.query_lens, self.context_lens, out, self.scale
+        )
+        return out
+
+    def expected(self) -> torch.Tensor:
+        """Dense attention, one token and head at a time, in float64."""
+        out = torch.empty(self.q.shape, dtype=torch.float64)
+        group = self.q.shape[1] // self.k.shape[1]
+        start = 0
+        for row, (context, query) in enumerate(self.lens):
+            keys = torch.cat((self.past[row, 0, :context], self.k[start : start + query])).double()
+            values = torch.cat((self.past[row, 1, :context], self.v[start : start + query])).double()
+            for i in range(query):
+                seen = context + i + 1
+                for head in range(self.q.shape[1]):
+                    scores = keys[:seen, head // group] @ self.q[start + i, head].double() * self.scale
+                    out[start + i, head] = torch.softmax(scores, 0) @ values[:seen, head // group]
+            start += query
+        return out
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> dict[str, object]:
+    kv_heads = draw(st.integers(1, 3))
+    return {
+        "lens": draw(st.lists(st.tuples(st.integers(0, 150), st.integers(1, 40)), min_size=1, max_size=4)),
+        "heads": kv_heads * draw(st.sampled_from([1, 2, 3, 5, 8])),
+        "kv_heads": kv_heads,
+        "head_dim": draw(st.sampled_from([8, 16, 20, 32, 64, 80, 96, 128])),
+        "block_size": draw(st.sampled_from([1, 3, 8, 16, 32])),
+        "seed": draw(st.integers(0, 1000)),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_matches_dense_attention(name: str, dtype: torch.dtype) -> None:
+    kernels = load_kernels(name)
+
+    @settings(max_examples=12, deadline=None, derandomize=True)
+    @given(batches())
+    def check(shape: dict[str, object]) -> None:
+        batch = Batch(dtype=dtype, **shape)  # type: ignore[arg-type]
+        batch.write(kernels)
+        actual = batch.attend(kernels).double()
+        # NaN anywhere beyond the written length would show: the arena is full of it.
+        torch.testing.assert_close(actual, batch.expected(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+    check()
+
+
+def test_write_kv_touches_only_its_slots(kernels: Kernels) -> None:
+    batch = Batch([(5, 7), (0, 1), (16, 3)])
+    before = batch.arena.clone()
+    batch.write(kernels)
+    start = 0
+    for row, (context, query) in enumerate(batch.lens):
+        for i in range(query):
+            block, offset = batch.block_tables[row, (context + i) // 8], (context + i) % 8
+            assert torch.equal(batch.arena[block, 0, :, offset], batch.k[start + i])
+            assert torch.equal(batch.arena[block, 1, :, offset], batch.v[start + i])
+            before[block, :, :, offset] = batch.arena[block, :, :, offset]
+        start += query
+    assert torch.equal(batch.arena.nan_to_num(9e9), before.nan_to_num(9e9))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_does_not_depend_on_the_batch(kernels: Kernels, dtype: torch.dtype) -> None:
+    lens = [(100, 1), (0, 30), (64, 1), (37, 20), (0, 1), (129, 3)]
+    batch = Batch(lens, dtype=dtype, heads=6, head_dim=64, block_size=16)
+    batch.write(kernels)
+    together = batch.attend(kernels)
+    ends = np.cumsum(batch.query_lens)
+    for order in ([3], [5, 0], [4, 3, 2, 1, 0], [1, 1, 1]):
+        q = torch.cat([batch.q[ends[r] - batch.query_lens[r] : ends[r]] for r in order])
+        out = torch.empty_like(q)
+        kernels.attention(
+            q, batch.arena, batch.block_tables[order], batch.query_lens[order], batch.context_lens[order], out,
+            batch.scale,
+        )  # fmt: skip
+        wanted = torch.cat([together[ends[r] - batch.query_lens[r] : ends[r]] for r in order])
+        assert torch.equal(out, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "torch"])
+def test_token_does_not_depend_on_chunking(name: str, dtype: torch.dtype) -> None:
+    kernels = load_kernels(name)
+    batch = Batch([(0, 131)], dtype=dtype, heads=4, head_dim=32, block_size=16)
+    batch.write(kernels)
+    whole = batch.attend(kernels)
+    for chunk in (1, 7, 64):
+        for start in range(0, 131, chunk):
+            q = batch.q[start : start + chunk]
+            out = torch.empty_like(q)
+            lens = np.array([q.shape[0]], dtype=np.int32), np.array([start], dtype=np.int32)
+            kernels.attention(q, batch.arena, batch.block_tables, *lens, out, batch.scale)
+            assert torch.equal(out, whole[start : start + chunk])
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    kernels = load_kernels()
+    batch = Batch([(100, 1), (3, 77), (64, 1)], dtype=torch.float32, head_dim=64)
+    batch.write(kernels)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = batch.attend(kernels)
+        torch.set_num_threads(2)
+        two = batch.attend(kernels)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(one, two)
+
+
+def test_torch_int32_arrays_are_accepted(kernels: Kernels) -> None:
+    batch = Batch([(9, 4), (20, 1)])
+    batch.write(kernels)
+    out = torch.empty_like(batch.q)
+    tables, queries, contexts = (
+        torch.from_numpy(array) for array in (batch.block_tables, batch.query_lens, batch.context_lens)
+    )
+    kernels.attention(batch.q, batch.arena, tables, queries, contexts, out, batch.scale)
+    assert torch.equal(out, batch.attend(kernels))
+
+
+def test_output_may_be_strided(kernels: Kernels) -> None:
+    batch = Batch([(9, 4), (20, 1)])
+    batch.write(kernels)
+    wide = torch.full((5, 7, 16), math.nan, dtype=torch.float64)
+    kernels.attention(
+        batch.q, batch.arena, batch.block_tables, batch.query_lens, batch.context_lens, wide[:, :4], batch.scale
+    )
+    assert torch.equal(wide[:, :4], batch.attend(kernels))
+    assert wide[:, 4:].isnan().all()
+
+
+def test_bad_arguments_are_refused_before_anything_is_written(kernels: Kernels) -> None:
+    batch = Batch([(9, 4), (20, 1)])
+    before = batch.arena.clone().nan_to_num(9e9)
+    for block_id in (-1, batch.arena.shape[0]):
+        tables = batch.block_tables.copy()
+        tables[1, 1] = block_id
+        with pytest.raises(IndexError, match="block id"):
+            kernels.write_kv(batch.k, batch.v, batch.arena, tables, batch.query_lens, batch.context_lens)
+    with pytest.raises(IndexError, match="needs"):
+        kernels.write_kv(
+            batch.k, batch.v, batch.arena, batch.block_tables, batch.query_lens, batch.context_lens + np.int32(99)
+        )
+    with pytest.raises(ValueError, match="add up"):
+        kernels.write_kv(
+            batch.k[:4], batch.v[:4], batch.arena, batch.block_tables, batch.query_lens, batch.context_lens
+        )
+    with pytest.raises(ValueError, match="dtype"):
+        kernels.write_kv(
+            batch.k.float(), batch.v.float(), batch.arena, batch.block_tables, batch.query_lens, batch.context_lens
+        )
+    with pytest.raises(ValueError, match="int32"):
+        kernels.attention(
+            batch.q, batch.arena, batch.block_tables.astype(np.int64), batch.query_lens, batch.context_lens,
+            torch.empty_like(batch.q), batch.scale,
+        )  # fmt: skip
+    assert torch.equal(batch.arena.nan_to_num(9e9), before)

@@ -1,0 +1,121 @@
+"""A device made of numpy, small enough to reason about, that checks what it is told."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from jettison.device.step import StepInput, StepOutput
+from jettison.errors import StalePlanError
+from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
+from jettison.types import LayerRange, SampledToken
+
+HIDDEN = 24
+
+
+def fresh_bytes(seed: object, num_bytes: int) -> np.ndarray:
+    digest = int.from_bytes(hashlib.sha256(repr(seed).encode()).digest()[:8], "little")
+    return np.random.default_rng(digest).integers(0, 256, num_bytes, dtype=np.uint8)
+
+
+class FakeDevice:
+    """``num_layers`` arenas of ``capacity_blocks`` blocks of ``kv_block_bytes``; shards of ``shard_num_bytes``."""
+
+    def __init__(self, worker_id=0, num_layers=4, capacity_blocks=16, kv_block_bytes=40, shard_num_bytes=1000):
+        self.worker_id = worker_id
+        self.num_layers = num_layers
+        self.capacity_blocks = capacity_blocks
+        self.layout_version = 0
+        self.kernels_name = "fake"
+        self.kv_block_bytes = kv_block_bytes
+        self.kv = fresh_bytes(("kv", worker_id), num_layers * capacity_blocks * kv_block_bytes).reshape(
+            num_layers, capacity_blocks, kv_block_bytes
+        )
+        self.shards = {
+            f"layer:{i}": fresh_bytes(("shard", worker_id, i), shard_num_bytes) for i in range(num_layers)
+        }
+        self.filled: list[str] = []
+        self.log: list[tuple] = []
+        self.poisoned: set[int] = set()
+        """Step ids that raise."""
+        self.running = False
+
+    def start(self):
+        self.running = True
+
+    def close(self):
+        self.running = False
+
+    def run_step(self, step: StepInput, hidden):
+        self.log.append(("step", step.step_id))
+        if step.step_id in self.poisoned:
+            raise RuntimeError(f"poisoned step {step.step_id}")
+        if step.prev_worker is None:
+            hidden = np.repeat(step.token_ids.astype(np.int64)[:, None], HIDDEN, axis=1)
+        assert hidden.shape == (step.num_tokens, HIDDEN)
+        hidden = hidden * 3 + (step.layer_hi - step.layer_lo)
+        if step.next_worker is not None:
+            return hidden
+        assert (hidden == hidden[:, :1]).all(), "hidden bytes were mixed up"
+        last = np.cumsum(step.query_lens) - 1
+        return StepOutput(step.step_id, [SampledToken(int(hidden[last[row], 0])) for row in step.sample_rows])
+
+    def hidden_from_bytes(self, data, num_tokens):
+        return data.view(np.int64).reshape(num_tokens, HIDDEN)
+
+    def offer_layout(self, spec: LayoutSpec, live_blocks):
+        self.log.append(("offer", live_blocks))
+        return LayoutOffer(self.layout_version, live_blocks, self.capacity_blocks)
+
+    def apply_layout(self, spec: LayoutSpec, live_blocks, version, copies):
+        self.log.append(("apply", live_blocks))
+        if version != self.layout_version:
+            raise StalePlanError(f"layout {version} asked, {self.layout_version} in force")
+        self.layout_version += 1
+        return LayoutResult(self.layout_version, self.capacity_blocks, 0, 0, 0, frozenset(), frozenset())
+
+    def kv_gather(self, layers: LayerRange, block_ids, out):
+        rows = self.kv[layers.lo : layers.hi][:, np.asarray(block_ids)]
+        out[:] = rows.reshape(-1)
+        return rows.size
+
+    def kv_scatter(self, layers: LayerRange, block_ids, data):
+        assert layers.hi <= self.num_layers
+        self.kv[layers.lo : layers.hi, np.asarray(block_ids)] = data.reshape(
+            len(layers), len(block_ids), self.kv_block_bytes
+        )
+
+    def shard_bytes(self, shard):
+        return self.shards[shard]
+
+    def mark_shard_filled(self, shard):
+        self.filled.append(shard)
+
+    def load_shard_from_disk(self, shard):
+        self.log.append(("load", shard))
+        if shard not in self.shards:
+            raise StalePlanError(f"shard {shard} is not mapped")
+        self.shards[shard][:] = fresh_bytes(("disk", shard), len(self.shards[shard]))
+
+    def memory_report(self):
+        return {"kv": self.kv.nbytes}
+
+
+def make_step(step_id, tokens, layers=(0, 4), prev=None, next_=None, group_id=0, epoch=0):
+    """A step of one row; later stages get no token ids."""
+    token_ids = np.array(tokens if prev is None else [], dtype=np.int32)
+    return StepInput(
+        step_id=step_id, layer_lo=layers[0], layer_hi=layers[1], prev_worker=prev, next_worker=next_,
+        token_ids=token_ids, query_lens=np.array([len(tokens)], dtype=np.int32),
+        context_lens=np.zeros(1, dtype=np.int32), block_tables=np.zeros((1, 2), dtype=np.int32),
+        sample_rows=np.zeros(1, dtype=np.int32), group_id=group_id, epoch=epoch,
+    )
+
+
+def expected_token(tokens, stages):
+    """What ``FakeDevice`` samples for ``make_step`` through ``stages`` (layer ranges)."""
+    value = tokens[-1]
+    for lo, hi in stages:
+        value = value * 3 + (hi - lo)
+    return value

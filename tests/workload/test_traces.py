@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jettison.errors import ConfigError, TraceError
+from jettison.workload.traces import Workload, read_trace
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2224670,879,55
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,0,1087,Conversation log
+118,GPT-4,417,276,693,API log
+"""
+MOONCAKE = "\n".join(
+    json.dumps({"timestamp": stamp, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]})
+    for stamp in (0, 0, 3000, 6000)
+)
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["trace.csv", "trace.csv.gz"])
+def test_azure_is_read_with_seven_digits(tmp_path: Path, name: str) -> None:
+    workload = read_trace(write(tmp_path, name, AZURE))
+    assert workload.name == "trace"
+    assert [row[1:] for row in workload.rows] == [(374, 44), (396, 109), (879, 55)]
+    assert [row.arrival_s for row in workload.rows] == pytest.approx([0.0, 4.314579, 4.541877], abs=5e-8)
+
+
+def test_windows_line_ends_and_a_missing_last_one_are_fine(tmp_path: Path) -> None:
+    plain = read_trace(write(tmp_path, "a.csv", AZURE))
+    assert read_trace(write(tmp_path, "b.csv", AZURE.replace("\n", "\r\n").rstrip())).rows == plain.rows
+
+
+def test_burstgpt_failures_are_dropped_and_counted(tmp_path: Path) -> None:
+    workload = read_trace(write(tmp_path, "b.csv", BURSTGPT))
+    assert [tuple(row) for row in workload.rows] == [(0.0, 472, 18), (113.0, 417, 276)]
+    assert "1 failed requests" in " ".join(workload.notes)
+
+
+def test_mooncake_is_jittered_inside_its_steps_by_default(tmp_path: Path) -> None:
+    path = write(tmp_path, "m.jsonl.gz", MOONCAKE)
+    exact = read_trace(path, jitter=False)
+    assert [row.arrival_s for row in exact.rows] == [0.0, 0.0, 3.0, 6.0]
+    jittered = read_trace(path, seed=1)
+    moved = np.array([row.arrival_s for row in jittered.rows]) - np.array([0.0, 0.0, 3.0, 6.0])
+    assert (moved >= 0).all() and (moved < 3).all() and len(set(moved)) == 4
+    assert read_trace(path, seed=1) == jittered
+    assert read_trace(path, seed=2) != jittered
+
+
+def test_exact_stamps_are_not_jittered(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="exact"):
+        read_trace(write(tmp_path, "a.csv", AZURE), jitter=True)
+
+
+def test_bad_rows_are_all_counted_and_nothing_is_loaded(tmp_path: Path) -> None:
+    bad = AZURE + "yesterday,1,1\n2023-11-16 18:15:52,-3,1\n2023-11-16 18:15:53,1\n\n" + "2023-11-16 18:15:54,x,1\n" * 5
+    with pytest.raises(TraceError) as caught:
+        read_trace(write(tmp_path, "bad.csv", bad))
+    message = str(caught.value)
+    assert "8 bad rows, nothing loaded" in message
+    for part in ("line 5: TIMESTAMP is 'yesterday'", "line 6: ContextTokens is -3", "line 7: 2 columns", "line 9:"):
+        assert part in message
+    assert "and 3 more" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "not a JSON object"),
+        ('{"timestamp": 1, "input_length": 2}', "no output_length"),
+        ('{"timestamp": -1, "input_length": 2, "output_length": 3}', "timestamp is -1"),
+        ('{"timestamp": NaN, "input_length": 2, "output_length": 3}', "timestamp is nan"),
+        ('{"timestamp": 1, "input_length": 2.5, "output_length": 3}', "input_length is 2.5"),
+        ('{"timestamp": 1, "input_length": true, "output_length": 3}', "input_length is True"),
+        ('{"timestamp": 1, "input_length": null, "output_length": 3}', "input_length is None"),
+    ],
+)
+def test_bad_json_lines_say_why(tmp_path: Path, line: str, reason: str) -> None:
+    with pytest.raises(TraceError, match="line 5: ") as caught:
+        read_trace(write(tmp_path, "bad.jsonl", f"{MOONCAKE}\n{line}\n"))
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty"),
+        (b"a,b\n1,2\n", "no header of a known trace format"),
+        (b"\xff\xfe\x00bad", "not a text file"),
+        (gzip.compress(AZURE.encode())[:40], "cannot be read"),
+        (AZURE.splitlines()[0].encode(), "no usable request"),
+    ],
+)
+def test_files_that_are_no_trace_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    path = tmp_path / "file.csv"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=reason):
+        read_trace(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"nowhere\.csv"):
+        read_trace(tmp_path / "nowhere.csv")
+
+
+# Real traces: figures of the data folder's README ("Measured statistics").
+
+
+def data_folder() -> Path:
+    named = os.environ.get("JETTISON_DATA")
+    folder = Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
+    if not (folder / "arrivals").is_dir():
+        pytest.skip(f"no trace data: {folder} has no arrivals folder and JETTISON_DATA names none")
+    return folder / "arrivals"
+
+
+def figures(workload: Workload) -> tuple[float, ...]:
+    values = np.array(workload.rows)
+    inputs, outputs = values[:, 1], values[:, 2]
+    return (
+        inputs.mean(), np.percentile(inputs, 50), np.percentile(inputs, 99),
+        outputs.mean(), np.percentile(outputs, 50), np.percentile(outputs, 99),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "num_rows", "span_s", "expected"),
+    [
+        ("AzureLLMInferenceTrace_conv.csv.gz", 19_366, 3501.7, (1154.7, 1020, 4142, 211.1, 129, 601)),
+        ("AzureLLMInferenceTrace_code.csv.gz", 8_819, 3435.9, (2047.8, 1469, 7436, 27.9, 13, 251)),
+        ("burstgpt_1_head400.csv", 383, 37269.0, (543.6, 353, 1958, 288.8, 238, 1425)),
+        ("mooncake_conversation_trace.jsonl.gz", 12_031, 3537.0, (12035.1, 6909, 85400, 342.6, 350, 1119)),
+    ],
+)
+def test_real_traces_have_their_published_figures(
+    name: str, num_rows: int, span_s: float, expected: tuple[float, ...]
+) -> None:
+    workload = read_trace(data_folder() / name, jitter=False)
+    assert len(workload.rows) == num_rows
+    assert workload.duration_s == pytest.approx(span_s, abs=0.05)
+    assert figures(workload) == pytest.approx(expected, abs=0.6)
+
+
+def test_jitter_removes_mooncakes_three_second_steps() -> None:
+    path = data_folder() / "mooncake_conversation_trace.jsonl.gz"
+
+    def gap_cv(workload: Workload) -> float:
+        gaps = np.diff([row.arrival_s for row in workload.rows])
+        return float(gaps.std() / gaps.mean())
+
+    assert gap_cv(read_trace(path, jitter=False)) == pytest.approx(3.03, abs=0.01)
+    assert gap_cv(read_trace(path, seed=0)) == pytest.approx(1.0, abs=0.1)
