@@ -1,10 +1,15 @@
-"""Tiny models, made once a session, and a memory that is nothing but tensors."""
+"""Tiny models, a driver that runs requests over stages, and transformers in double as the second opinion."""
 
 from __future__ import annotations
 
+import json
+import math
+import random
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +18,8 @@ from jettison.device.model.hf_config import read_config
 from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import WeightFolder
 from jettison.device.runner import Runner
+from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput, StepOutput
+from jettison.types import TokenLogprobs
 
 BLOCK_SIZE = 4
 
@@ -73,3 +80,176 @@ def make_runner(model_dir: Path, dtype=torch.float64, *, kernels, num_blocks=256
         folder.load_shard(shard, slab)
     folder.load_final_norm(runner.final_norm)
     return runner
+
+
+@pytest.fixture(scope="session")
+def new_runner():
+    """``make_runner``, for test modules."""
+    return make_runner
+
+
+@dataclass
+class TestRequest:
+    """One request as ``StepDriver`` sees it."""
+
+    __test__ = False
+
+    token_ids: list[int]
+    tables: list[list[int]]
+    """Block ids, one list a stage: shuffled differently, as in life."""
+    num_prompt_tokens: int
+    num_computed: int = 0
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def num_pending(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def output(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+
+class StepDriver:
+    """Runs requests through stages, in chunks as told: what the core does, without its policies.
+
+    ``stages``: (run, layers) pairs, run being ``Runner.run`` or ``DeviceWorker.run_step``. Greedy.
+    """
+
+    def __init__(self, stages, num_blocks: int, *, with_logprobs=False, seed=0, wire=lambda hidden, stage: hidden) -> None:
+        self.stages = stages
+        self.requests: dict[str, TestRequest] = {}
+        self._random = random.Random(seed)
+        self._free = [self._random.sample(range(num_blocks), num_blocks) for _ in stages]
+        self._with_logprobs = with_logprobs
+        self._wire = wire
+        self._num_steps = 0
+
+    def add(self, name: str, prompt: list[int]) -> None:
+        self.requests[name] = TestRequest(list(prompt), [[] for _ in self.stages], len(prompt))
+
+    def step(self, plan: dict[str, int]) -> StepOutput:
+        """One step: request -> number of its pending tokens to compute. Its last pending token is sampled from."""
+        self._num_steps += 1
+        rows = [self.requests[name] for name in plan]
+        counts = list(plan.values())
+        samples = [i for i, (request, n) in enumerate(zip(rows, counts)) if n == request.num_pending]
+        result = None
+        for stage, (run, layers) in enumerate(self.stages):
+            step = self._input(rows, counts, samples, stage, layers)
+            result = run(step, None if stage == 0 else self._wire(result, stage))
+        self._commit(rows, counts, samples, result)
+        return result
+
+    def decode(self, names: list[str], num_tokens: int) -> None:
+        for _ in range(num_tokens):
+            self.step(dict.fromkeys(names, 1))
+
+    def _input(self, rows, counts, samples, stage, layers) -> StepInput:
+        for request, n in zip(rows, counts):
+            num_blocks = -(-(request.num_computed + n) // BLOCK_SIZE)
+            while len(request.tables[stage]) < num_blocks:
+                request.tables[stage].append(self._free[stage].pop())
+        width = max(len(request.tables[stage]) for request in rows)
+        tables = [request.tables[stage] + [0] * (width - len(request.tables[stage])) for request in rows]
+        chunks = [request.token_ids[request.num_computed :][:n] for request, n in zip(rows, counts)]
+        extra = {}
+        if self._with_logprobs:
+            extra["sampling"] = [
+                SamplingRow(row, len(rows[row].token_ids), 0, 0.0, 1.0, 0, 0.0, logprobs=10) for row in samples
+            ]
+            extra["prompt_logprobs"] = [
+                PromptLogprobsRow(i, 2, tuple(request.token_ids[request.num_computed + 1 : request.num_prompt_tokens][:n]))
+                for i, (request, n) in enumerate(zip(rows, counts))
+                if request.num_computed < request.num_prompt_tokens
+            ]
+        return StepInput(
+            step_id=self._num_steps,
+            layer_lo=layers.lo,
+            layer_hi=layers.hi,
+            token_ids=np.array(sum(chunks, []) if layers.lo == 0 else [], dtype=np.int32),
+            query_lens=np.array(counts, dtype=np.int32),
+            context_lens=np.array([request.num_computed for request in rows], dtype=np.int32),
+            block_tables=np.array(tables, dtype=np.int32),
+            sample_rows=np.array(samples, dtype=np.int32),
+            **extra,
+        )
+
+    @staticmethod
+    def _commit(rows, counts, samples, result: StepOutput) -> None:
+        for request, n in zip(rows, counts):
+            request.num_computed += n
+        for i, described in result.prompt_logprobs.items():
+            rows[i].prompt_logprobs += described
+        assert len(result.tokens) == len(samples)
+        for i, token in zip(samples, result.tokens):
+            rows[i].token_ids.append(token.token_id)
+            if token.logprobs is not None:
+                rows[i].logprobs.append(token.logprobs)
+
+
+@pytest.fixture(scope="session")
+def new_driver():
+    """``StepDriver``, for test modules."""
+    return StepDriver
+
+
+def in_double(model: torch.nn.Module, model_dir: Path) -> torch.nn.Module:
+    """transformers computes norms and rotary tables in float32 whatever the model's dtype: mend both."""
+    values = json.loads((model_dir / "config.json").read_text())
+    head_dim = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
+    frequencies = torch.tensor(reference_frequencies(head_dim, values["rope_theta"], values["rope_scaling"]))
+
+    def rms_norm(module, x):
+        return module.weight * (x / (x.double().pow(2).mean(-1, keepdim=True) + module.variance_epsilon).sqrt())
+
+    def rotary(module, x, position_ids):
+        assert torch.allclose(module.inv_freq.double(), frequencies, rtol=1e-5, atol=0)  # theirs, in single
+        angles = torch.cat([position_ids[..., None].double() * frequencies] * 2, dim=-1)
+        return angles.cos(), angles.sin()
+
+    for module in model.modules():
+        name = type(module).__name__
+        if name.endswith("RMSNorm"):
+            module.forward = types.MethodType(rms_norm, module)
+        elif name.endswith("RotaryEmbedding"):
+            module.forward = types.MethodType(rotary, module)
+    return model
+
+
+def reference_frequencies(head_dim: int, theta: float, scaling: dict | None) -> list[float]:
+    """Radians per position in plain Python, for rope types default, linear and llama3."""
+    result = []
+    for i in range(head_dim // 2):
+        frequency = theta ** (-2 * i / head_dim)
+        kind = scaling["rope_type"] if scaling else "default"
+        if kind == "linear":
+            frequency /= scaling["factor"]
+        elif kind == "llama3":
+            low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+            turns = scaling["original_max_position_embeddings"] * frequency / (2 * math.pi)
+            if turns < low:
+                frequency /= scaling["factor"]
+            elif turns < high:
+                smooth = (turns - low) / (high - low)
+                frequency = (1 - smooth) * frequency / scaling["factor"] + smooth * frequency
+        result.append(frequency)
+    return result
+
+
+@pytest.fixture(scope="session")
+def reference_logprobs():
+    """(folder, token ids, dtype) -> transformers' log-probabilities [tokens, vocab]; float64 means double throughout."""
+    transformers = pytest.importorskip("transformers")
+    models = {}
+
+    def compute(model_dir: Path, token_ids: list[int], dtype=torch.float64) -> torch.Tensor:
+        if (model_dir, dtype) not in models:
+            model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype).eval()
+            models[model_dir, dtype] = in_double(model, model_dir) if dtype == torch.float64 else model
+        with torch.no_grad():
+            logits = models[model_dir, dtype](torch.tensor([token_ids])).logits[0]
+        return logits.double().log_softmax(-1)
+
+    return compute

@@ -66,8 +66,8 @@ async def test_cancelled_requests_hang_up_and_are_not_failures(serve) -> None:
     async with serve(gap_s=0.01) as fake:
         run = await replay(fake.url, WORKLOAD, ReplayOptions(cancel_fraction=1.0, seed=3))
         assert run.requests.failed == run.requests.rejected == 0
-        assert run.requests.cancelled >= 6  # one that is to be closed at once may be quicker than that
-        assert run.e2e_s.p50 is None or run.requests.completed > 0
+        assert run.requests.cancelled >= 1  # one whose whole answer came in a single read has ended before
+        assert run.requests.cancelled + run.requests.completed == 8
     assert fake.num_hung_up >= 1
 
 

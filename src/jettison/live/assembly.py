@@ -11,7 +11,9 @@ from jettison.config import EngineConfig
 from jettison.core.cluster import ClusterCore, ClusterParams
 from jettison.core.group import SchedulerLimits
 from jettison.device.model.hf_config import DecoderConfig, read_config
-from jettison.device.model.layout import model_shape
+from jettison.device.model.dtypes import resolve_dtype
+from jettison.device.model.shards import model_shape
+from jettison.device.runner import Runner
 from jettison.errors import ConfigError
 from jettison.live.launcher import WorkerSpec
 from jettison.policy.overload import OverloadParams
@@ -29,6 +31,17 @@ class Assembly:
     limits: SchedulerLimits
     worker_specs: list[WorkerSpec]
 
+    def memory_for_blocks(self, num_blocks: int) -> int:
+        """Bytes of a worker that holds all parameters, its workspace and ``num_blocks`` KV blocks."""
+        page = self.config.memory.page_bytes
+        spec = self.worker_specs[0]
+        workspace = Runner.workspace_bytes(
+            self.model, resolve_dtype(spec.dtype, self.model), spec.max_num_tokens, spec.max_num_seqs
+        )
+        arena = num_blocks * self.shape.block_bytes_per_layer(self.config.memory.block_size)
+        parts = [workspace, *self.shape.shard_bytes.values(), *([arena] * self.shape.num_layers)]
+        return sum(-(-part // page) * page for part in parts)
+
     def build_core(self, capacity_blocks: Mapping[WorkerId, int], secret: bytes) -> ClusterCore:
         """A core over workers that have reported their capacity."""
         overload = self.config.overload
@@ -41,21 +54,13 @@ class Assembly:
         return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
 
 
-def resolve_dtype(config: EngineConfig, model: DecoderConfig) -> str:
-    """``auto`` is the model's own type; float16 is served as float32 (CPUs compute it slowly or not at all)."""
-    dtype = str(config.model.dtype)
-    if dtype != "auto":
-        return dtype
-    own = model.dtype
-    return own if own in ("float64", "float32", "bfloat16") else "float32"
-
-
 def assemble(config: EngineConfig) -> Assembly:
     """Read the model folder and lay out the cluster. Raises ModelError, ConfigError."""
     model_dir = Path(config.model.model)
-    model = read_config(model_dir)
-    dtype = resolve_dtype(config, model)
-    shape = model_shape(model, dtype)
+    model = read_config(model_dir, config.model.max_model_len)
+    torch_dtype = resolve_dtype(str(config.model.dtype), model)
+    dtype = str(torch_dtype).removeprefix("torch.")
+    shape = model_shape(model, torch_dtype)
     max_model_len = config.model.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ConfigError(

@@ -163,6 +163,6 @@ def _named(error: msgspec.ValidationError) -> ApiError:
     """``Expected `int`, got `str` - at `$.n``` -> a message and the name of the field."""
     text = str(error)
     found = _PATH.search(text)
-    param = found.group(1) if found else None
+    param = found.group(1).removesuffix("[...]") if found else None
     message = _PATH.sub("", text).replace("`", "")
     return bad_request(f"{param}: {message}." if param else f"{message}.", param, "invalid_type")

@@ -59,7 +59,7 @@ class Handshake:
             raise ValueError(f"a secret of {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed")
         self._secret = secret
         self._purpose = purpose
-        self._initiator = initiator
+        self.is_initiator = initiator
         self._hello = _HELLO.pack(_MAGIC, purpose, me.worker_id, me.epoch, os.urandom(32))
         self._transcript: bytes | None = None
         self._peer: Identity | None = None
@@ -89,7 +89,7 @@ class Handshake:
         """Take the next message of ``needed`` bytes; returns what to send back. Raises HandshakeError."""
         if self.done or len(message) != self.needed:
             raise HandshakeError(f"a handshake message of {len(message)} bytes where {self.needed} were due")
-        if self._initiator:
+        if self.is_initiator:
             self._read_hello(message[: _HELLO.size], self._hello + message[: _HELLO.size])
             self._verify(message[_HELLO.size :], b"accept")
             self._finish()

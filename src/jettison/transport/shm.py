@@ -170,7 +170,7 @@ class ShmLink(Link):
     def poll_frames(self) -> Iterator[Frame]:
         if self._incoming is None and not self._attach():
             return
-        self._flush_credits(at_least=None)
+        self._flush_credits()
         while self._open:
             try:
                 num_bytes = self._sock.recv_into(self._buffer)
@@ -270,21 +270,23 @@ class ShmLink(Link):
         def give_back() -> None:
             room.free |= 1 << slot
             room.pending_credit |= 1 << slot
-            # Half the slots at a time: one message instead of many, and the sender is never left with none.
-            if 2 * room.pending_credit.bit_count() >= room.num_slots:
-                self._flush_credits(room)
+            self._flush_credits()
 
         return Frame(kind, tag, aux, payload, give_back)
 
     # --- credits
 
-    def _flush_credits(self, at_least: _Room | None) -> None:
-        """Return released slots: all classes that have half their slots pending, or ``at_least`` this one."""
+    def _flush_credits(self) -> None:
+        """Return released slots of each class that has half of its slots pending.
+
+        One message instead of many; and a sender that has none left is never left waiting, because then all
+        slots of the class are in flight and the release of half of them comes here.
+        """
         assert self._incoming is not None
         mask = 0
         due = []
         for room in self._incoming:
-            if room is at_least or 2 * room.pending_credit.bit_count() >= room.num_slots:
+            if 2 * room.pending_credit.bit_count() >= room.num_slots:
                 mask |= room.pending_credit << room.shift
                 due.append(room)
         if not mask or not self._open:

@@ -1,0 +1,257 @@
+"""A worker's device as one object: its memory, the parameters in it, and the runner over both.
+
+Synchronous and single-threaded: whoever owns it makes one call at a time. No sockets, processes or clocks of its
+own; moving bytes between workers is done by whoever reads and writes the tensors that are handed out here.
+
+Invariant: a step runs only when every shard it needs is mapped and filled, and all its blocks lie inside the arenas.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jettison.device.bytesview import as_tensor_uint8
+from jettison.device.kernels import load_kernels
+from jettison.device.memory import DeviceMemory
+from jettison.device.model.dtypes import resolve_dtype
+from jettison.device.model.hf_config import DecoderConfig, read_config
+from jettison.device.model.shards import model_shape
+from jettison.device.model.weights import WeightFolder
+from jettison.device.runner import Runner
+from jettison.device.step import StepInput, StepOutput
+from jettison.errors import ConfigError, NotReadyError
+from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
+from jettison.types import LayerRange, ModelShape, ShardId
+
+logger = logging.getLogger(__name__)
+
+
+class DeviceWorker:
+    """One device with a model on it.
+
+    ``layers``: what is resident after ``start`` (None = the whole model); ``max_model_len``: see ``read_config``.
+    ``num_threads``: compute threads of this *process* (None = leave as they are). Between ``start`` and ``close`` the
+    attributes ``config``, ``shape`` and ``kernels_name`` are set, and all other methods may be called.
+    """
+
+    config: DecoderConfig
+    shape: ModelShape
+    kernels_name: str
+
+    def __init__(
+        self,
+        *,
+        model_dir: Path,
+        dtype: str,
+        budget_bytes: int,
+        block_size: int,
+        max_num_tokens: int,
+        max_num_seqs: int,
+        kernels: str = "auto",
+        page_bytes: int = 65536,
+        num_threads: int | None = None,
+        layers: LayerRange | None = None,
+        max_model_len: int | None = None,
+    ) -> None:
+        self._model_dir = Path(model_dir)
+        self._dtype_name = dtype
+        self._budget_bytes = budget_bytes
+        self._block_size = block_size
+        self._max_num_tokens = max_num_tokens
+        self._max_num_seqs = max_num_seqs
+        self._kernels_name = kernels
+        self._page_bytes = page_bytes
+        self._num_threads = num_threads
+        self._initial_layers = layers
+        self._max_model_len = max_model_len
+        self._memory: DeviceMemory | None = None
+        self._runner: Runner | None = None
+        self._kv_layers = LayerRange(0, 0)
+        self._resident: frozenset[ShardId] = frozenset()
+        self._complete: set[ShardId] = set()
+        """Shards whose pages, where nobody has overwritten them, hold all of the parameters: dropped ones too."""
+
+    def start(self) -> None:
+        """Read the config, lay out memory, load the resident shards from disk. Idempotent.
+
+        Raises ModelError, ConfigError, or BudgetError with the bytes needed; nothing stays acquired then.
+        """
+        if self._memory is not None:
+            return
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        config = read_config(self._model_dir, self._max_model_len)
+        dtype = resolve_dtype(self._dtype_name, config)
+        weights = WeightFolder(self._model_dir, config, dtype)
+        weights.open()
+        kernels = load_kernels(self._kernels_name)
+        shape = model_shape(config, dtype)
+        memory = DeviceMemory(
+            budget_bytes=self._budget_bytes,
+            shape=shape,
+            dtype=dtype,
+            block_size=self._block_size,
+            workspace_bytes=Runner.workspace_bytes(config, dtype, self._max_num_tokens, self._max_num_seqs),
+            page_bytes=self._page_bytes,
+        )
+        layers = shape.all_layers if self._initial_layers is None else self._initial_layers
+        if not layers or not shape.all_layers.covers(layers):
+            raise ConfigError(f"layers {layers.lo} to {layers.hi} are not in the model's {config.num_layers}")
+        self.config, self.shape, self.kernels_name, self._weights = config, shape, kernels.name, weights
+        self._dtype = dtype
+        try:
+            self._memory = memory
+            self._resident, self._kv_layers = shape.shards_for(layers), layers
+            memory.start(LayoutSpec(self._resident, layers))
+            runner = Runner(config, shape, memory, kernels, dtype, self._max_num_tokens, self._max_num_seqs)
+            weights.load_final_norm(runner.final_norm)
+            self._runner = runner
+            for shard in sorted(self._resident):
+                self.load_shard_from_disk(shard)
+        except BaseException:
+            self.close()
+            raise
+        logger.info(
+            "%s: %d of %d layers in %s, %d blocks of %d tokens, kernels %s",
+            self._model_dir.name, len(layers), config.num_layers, dtype, self.capacity_blocks, self._block_size,
+            self.kernels_name,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Release the memory. Idempotent; tensors handed out before must not be used afterwards."""
+        memory, self._memory, self._runner = self._memory, None, None
+        self._resident, self._kv_layers = frozenset(), LayerRange(0, 0)
+        self._complete.clear()
+        if memory is not None:
+            memory.close()
+
+    @property
+    def capacity_blocks(self) -> int:
+        """Blocks per arena, now."""
+        return self._open_memory.capacity_blocks
+
+    @property
+    def layout_version(self) -> int:
+        """Version of the page map; the next ``apply_layout`` must name it."""
+        return self._open_memory.version
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the hidden states that travel between stages."""
+        return self.config.hidden_size
+
+    @property
+    def hidden_dtype(self) -> torch.dtype:
+        """Their dtype, and that of parameters and KV."""
+        return self._dtype
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def run_step(self, step: StepInput, hidden: Tensor | None) -> Tensor | StepOutput:
+        """Run one microbatch; see ``Runner.run``.
+
+        Raises NotReadyError when a shard is missing, IndexError when a block lies outside the arenas, ValueError for
+        a step that does not fit the model. The worker stays usable: only this step's own blocks may have changed.
+        """
+        memory, runner = self._open_memory, self._runner
+        layers = LayerRange(step.layer_lo, step.layer_hi)
+        if runner is None or not self.ready_for(layers):
+            raise NotReadyError(f"step {step.step_id}: layers {layers.lo} to {layers.hi} are not all resident here")
+        num_blocks = 1 + int(step.block_tables.max(initial=-1))
+        if num_blocks > memory.capacity_blocks:
+            raise IndexError(f"step {step.step_id}: block {num_blocks - 1} of {memory.capacity_blocks}")
+        # Before the step: one that fails half-way has written blocks too.
+        memory.note_written(num_blocks)
+        start_ns = time.perf_counter_ns()
+        result = runner.run(step, hidden)
+        if isinstance(result, StepOutput):
+            result.compute_ns = time.perf_counter_ns() - start_ns
+        return result
+
+    def hidden_from_bytes(self, data: Any, num_tokens: int) -> Tensor:
+        """Hidden states [num_tokens, hidden_size] from the bytes that a peer sent (memoryview, array or tensor).
+
+        Zero-copy where alignment allows. Raises ValueError when the length is wrong.
+        """
+        flat = as_tensor_uint8(data)
+        expected = num_tokens * self.hidden_size * self._dtype.itemsize
+        if flat.numel() != expected:
+            raise ValueError(f"hidden states of {num_tokens} tokens are {expected} bytes, got {flat.numel()}")
+        if flat.data_ptr() % self._dtype.itemsize or flat.storage_offset() % self._dtype.itemsize:
+            flat = flat.clone()
+        return flat.view(self._dtype).view(num_tokens, self.hidden_size)
+
+    def ready_for(self, layers: LayerRange) -> bool:
+        """Whether every shard that a stage of ``layers`` needs is mapped and filled, and its KV arenas are there."""
+        needed = self.shape.shards_for(layers)
+        return self._kv_layers.covers(layers) and needed <= self._resident and needed <= self._complete
+
+    # --- layout --------------------------------------------------------------------------------------------------
+
+    def offer_layout(self, spec: LayoutSpec, live_blocks: int) -> LayoutOffer:
+        """What a layout would need and give; changes nothing. See ``DeviceMemory.offer``."""
+        return self._open_memory.offer(spec, live_blocks)
+
+    def apply_layout(
+        self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[tuple[int, int]]
+    ) -> LayoutResult:
+        """Copy blocks, then remap; raises (StalePlanError, ...) with nothing changed. See ``DeviceMemory.apply``."""
+        result = self._open_memory.apply(spec, live_blocks, version, copies)
+        # Pages that nobody has overwritten hold what they held: the shard, only if it was complete when dropped.
+        broken = result.intact_shards - self._complete
+        if broken:
+            result = replace(
+                result,
+                intact_shards=result.intact_shards - broken,
+                missing_shards=result.missing_shards | broken,
+            )
+        self._complete -= result.missing_shards
+        self._resident = spec.shards
+        self._kv_layers = spec.kv_layers
+        return result
+
+    def shard_bytes(self, shard: ShardId) -> Tensor:
+        """The shard's slab, flat uint8, for sending or filling. Only while it is mapped."""
+        return self._open_memory.shard_bytes(shard)
+
+    def mark_shard_filled(self, shard: ShardId) -> None:
+        """All bytes of a mapped shard have been written. Raises ValueError when it is not mapped."""
+        if not self._open_memory.is_mapped(shard):
+            raise ValueError(f"{shard} is not mapped")
+        self._complete.add(shard)
+
+    def load_shard_from_disk(self, shard: ShardId) -> None:
+        """Fill a mapped shard from the model folder. Raises ModelError; the shard counts as missing then."""
+        if not self._open_memory.is_mapped(shard):
+            raise ValueError(f"{shard} is not mapped")
+        self._complete.discard(shard)
+        self._weights.load_shard(shard, self.shard_bytes(shard))
+        self.mark_shard_filled(shard)
+
+    # --- KV ------------------------------------------------------------------------------------------------------
+
+    def kv_gather(self, layers: LayerRange, block_ids: Sequence[int], out: Any) -> int:
+        """Copy blocks out of the arenas; see ``DeviceMemory.kv_gather``. Returns the bytes written to ``out``."""
+        return self._open_memory.kv_gather(layers, block_ids, out)
+
+    def kv_scatter(self, layers: LayerRange, block_ids: Sequence[int], data: Any) -> None:
+        """Copy blocks into the arenas; see ``DeviceMemory.kv_scatter``."""
+        self._open_memory.kv_scatter(layers, block_ids, data)
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes by use."""
+        return self._open_memory.report()
+
+    @property
+    def _open_memory(self) -> DeviceMemory:
+        if self._memory is None:
+            raise NotReadyError("the device is not started")
+        return self._memory

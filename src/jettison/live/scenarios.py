@@ -1,0 +1,232 @@
+"""The memory events that ``jettison verify`` puts requests through, each on a real two-instance cluster.
+
+A scenario returns what the requests produced and whether the event really happened: a table of zero
+mismatches proves nothing about an exchange that did not take place.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from jettison.config import EngineConfig
+from jettison.core.merging import MergePhase
+from jettison.core.restoring import RestorePhase
+from jettison.live.assembly import assemble
+from jettison.live.local_cluster import LocalCluster
+from jettison.live.snapshot import counters
+from jettison.types import SamplingParams
+
+BLOCK_SIZE = 4
+PAGE_BYTES = 4096
+NUM_REQUESTS = 8
+MAX_NUM_SEQS = 32
+MAX_NUM_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One request: what it asked and what came out."""
+
+    prompt: list[int]
+    output: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All requests of a scenario, and why it counts (or an explanation why it does not)."""
+
+    requests: list[Observed]
+    happened: bool
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all scenarios share."""
+
+    model_dir: Path
+    dtype: str
+    num_output_tokens: int
+    seed: int
+
+    def rng(self) -> random.Random:
+        """Prompts depend on the seed only."""
+        return random.Random(self.seed)
+
+
+@contextmanager
+def _cluster(setting: Setting, *, num_blocks: int, instances: int = 2, **flags: object) -> Iterator[LocalCluster]:
+    """A cluster whose instances hold about ``num_blocks`` blocks each beside parameters and workspace."""
+    config = _config(setting, num_blocks, instances, flags)
+    with LocalCluster(config, seed=setting.seed) as cluster:
+        yield cluster
+
+
+def _config(setting: Setting, num_blocks: int, instances: int, flags: dict[str, object]) -> EngineConfig:
+    base: dict[str, object] = {
+        "model": str(setting.model_dir),
+        "dtype": setting.dtype,
+        "instances": instances,
+        "memory": "1GiB",
+        "page_size": PAGE_BYTES,
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_batched_tokens": MAX_NUM_TOKENS,
+        "exchange_piece_bytes": 1 << 14,
+        "num_threads": 1,
+    } | flags
+    sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
+    base["memory"] = sized.memory_for_blocks(num_blocks)
+    return EngineConfig.resolve(**base)  # type: ignore[arg-type]
+
+
+def _prompts(setting: Setting, cluster: LocalCluster, low: int, high: int, num: int = NUM_REQUESTS) -> list[list[int]]:
+    rng = setting.rng()
+    vocab = min(256, cluster.assembly.shape.vocab_size)
+    return [[rng.randrange(vocab) for _ in range(rng.randint(low, high))] for _ in range(num)]
+
+
+def _submit(cluster: LocalCluster, prompts: list[list[int]], num_tokens: int, first: int = 0) -> None:
+    for i, prompt in enumerate(prompts, start=first):
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        cluster.submit(f"request-{i}", prompt, params)
+
+
+def _observed(cluster: LocalCluster, prompts: list[list[int]]) -> list[Observed]:
+    return [Observed(p, cluster.completions[f"request-{i}"].token_ids) for i, p in enumerate(prompts)]
+
+
+def _produced(cluster: LocalCluster, num_tokens: int) -> Callable[[], bool]:
+    """Until the requests have produced this many tokens together."""
+    goal = sum(len(c.tokens) for c in cluster.completions.values()) + num_tokens
+    return lambda: sum(len(c.tokens) for c in cluster.completions.values()) >= goal
+
+
+def _blocks_for_all(setting: Setting, prompt: int) -> int:
+    """Blocks that hold all requests at their full length, with some room, on one instance."""
+    return -(-NUM_REQUESTS * (prompt + setting.num_output_tokens) // BLOCK_SIZE) + 16
+
+
+def chunked_prefill(setting: Setting) -> Outcome:
+    """Prompts longer than the token budget, mixed with decodes."""
+    flags = {"max_num_batched_tokens": 13, "max_num_seqs": 13}
+    with _cluster(setting, num_blocks=_blocks_for_all(setting, 60), **flags) as cluster:
+        prompts = _prompts(setting, cluster, 30, 60)
+        _submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run()
+        steps = sum(g.counters.num_steps for g in cluster.core.groups.values())
+        return Outcome(_observed(cluster, prompts), True, f"prompts of 30 to 60 tokens in chunks of 13, {steps} steps")
+
+
+def prefix_hit(setting: Setting) -> Outcome:
+    """Prompts that share their first tokens, one after the other."""
+    with _cluster(setting, num_blocks=_blocks_for_all(setting, 60), instances=1) as cluster:
+        prefix = _prompts(setting, cluster, 41, 41, 1)[0]
+        prompts = [prefix + tail for tail in _prompts(setting, cluster, 1, 12)]
+        for i, prompt in enumerate(prompts):
+            _submit(cluster, [prompt], setting.num_output_tokens, i)
+            cluster.run(_produced(cluster, 3))
+        cluster.run()
+        hits = counters(cluster.core)["prefix_cache_hits"]
+        return Outcome(_observed(cluster, prompts), hits > 0, f"{hits:.0f} prompt tokens from the cache")
+
+
+def preempt_and_recompute(setting: Setting) -> Outcome:
+    """Too little memory for all: the youngest are preempted and start again."""
+    need = -(-(40 + setting.num_output_tokens) // BLOCK_SIZE)
+    with _cluster(setting, num_blocks=2 * need, overload="recompute") as cluster:
+        prompts = _prompts(setting, cluster, 10, 40)
+        _submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run()
+        count = counters(cluster.core)["num_preemptions"]
+        return Outcome(_observed(cluster, prompts), count > 0, f"{count:.0f} preemptions")
+
+
+def drop_and_exchange(setting: Setting) -> Outcome:
+    """Layers are dropped under running requests; their KV changes hands."""
+    with _cluster(setting, num_blocks=_blocks_for_all(setting, 40)) as cluster:
+        prompts = _prompts(setting, cluster, 10, 40)
+        _submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(_produced(cluster, 60))
+        cluster.request_drop()
+        cluster.run()
+        moved = counters(cluster.core)["exchanged_bytes"]
+        return Outcome(_observed(cluster, prompts), moved > 0, f"{moved:.0f} bytes exchanged")
+
+
+def restore_and_split(setting: Setting) -> Outcome:
+    """A pipeline becomes two instances again under running requests."""
+    with _cluster(setting, num_blocks=_blocks_for_all(setting, 40)) as cluster:
+        prompts = _prompts(setting, cluster, 10, 40)
+        _submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(_produced(cluster, 60))
+        cluster.request_drop()
+        cluster.run(_produced(cluster, 80))
+        cluster.request_restore()
+        cluster.run()
+        totals = counters(cluster.core)
+        happened = totals["restores"] == 1 and totals["returned_bytes"] > 0
+        return Outcome(_observed(cluster, prompts), happened, f"{totals['returned_bytes']:.0f} bytes returned")
+
+
+def drop_again_during_restore(setting: Setting) -> Outcome:
+    """A second burst turns a restore round: once while shards are pulled, once while requests go home."""
+    with _cluster(setting, num_blocks=_blocks_for_all(setting, 40)) as cluster:
+        prompts = _prompts(setting, cluster, 10, 40)
+        _submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(_produced(cluster, 40))
+        cluster.request_drop()
+        phases = []
+        for phase in (RestorePhase.PULL, RestorePhase.RETURN):
+            cluster.run(_produced(cluster, 60))
+            cluster.run(lambda: not cluster.core.in_transition)
+            cluster.request_restore()
+            cluster.run(lambda phase=phase: _restore_phase(cluster) in (phase, None))
+            phases.append(_restore_phase(cluster))
+            cluster.request_drop()
+        cluster.run()
+        turned = counters(cluster.core)["restores_turned"]
+        happened = turned == 2 and phases == [RestorePhase.PULL, RestorePhase.RETURN]
+        return Outcome(_observed(cluster, prompts), happened, f"{turned:.0f} restores turned round")
+
+
+def cancel_in_mid_exchange(setting: Setting) -> Outcome:
+    """Two clients leave while their KV is on a link; the others must not notice."""
+    with _cluster(setting, num_blocks=_blocks_for_all(setting, 40)) as cluster:
+        prompts = _prompts(setting, cluster, 10, 40, NUM_REQUESTS + 2)
+        _submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(_produced(cluster, 60))
+        cluster.request_drop()
+        cluster.run(lambda: _is_exchanging(cluster))
+        moving = [s for g in cluster.core.groups.values() for s in g.moving.values() if s.moves][:2]
+        for state in moving:
+            cluster.cancel(state.request_id)
+        cluster.run()
+        cluster.core.check()
+        evidence = f"{len(moving)} requests cancelled with their KV on a link"
+        return Outcome(_observed(cluster, prompts), len(moving) > 0, evidence)
+
+
+def _restore_phase(cluster: LocalCluster) -> RestorePhase | None:
+    return cluster.core.restores[0].phase if cluster.core.restores else None
+
+
+def _is_exchanging(cluster: LocalCluster) -> bool:
+    exchanging = any(m.phase is MergePhase.EXCHANGE for m in cluster.core.merges)
+    return exchanging and any(s.moves for g in cluster.core.groups.values() for s in g.moving.values())
+
+
+SCENARIOS: dict[str, Callable[[Setting], Outcome]] = {
+    "chunked prefill": chunked_prefill,
+    "prefix hit": prefix_hit,
+    "preempt and recompute": preempt_and_recompute,
+    "drop + exchange": drop_and_exchange,
+    "restore + split": restore_and_split,
+    "drop again during restore": drop_again_during_restore,
+    "cancel in mid-exchange": cancel_in_mid_exchange,
+}
+"""Event -> scenario, in the order of the table."""

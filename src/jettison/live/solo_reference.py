@@ -1,0 +1,32 @@
+"""The reference where ``transformers`` is not installed: one instance, one request at a time, memory to spare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jettison.config import EngineConfig
+from jettison.device.reference import Verdict
+from jettison.live.local_cluster import LocalCluster
+from jettison.types import SamplingParams
+
+
+class SoloReference:
+    """Runs each prompt alone and undisturbed. It shares our kernels, so it shows less than ``transformers``."""
+
+    def __init__(self, model_dir: Path, dtype: str) -> None:
+        self._config = EngineConfig.resolve(
+            model=str(model_dir), dtype=dtype, instances=1, memory="1GiB", overload="recompute", num_threads=1,
+            enable_prefix_caching=False,
+        )
+
+    def check(self, prompt: list[int], output: list[int]) -> Verdict:
+        """See ``Reference.check``. Without logits at hand a difference is always a mismatch."""
+        with LocalCluster(self._config) as cluster:
+            params = SamplingParams(max_tokens=len(output), temperature=0.0, ignore_eos=True)
+            cluster.submit("reference", prompt, params)
+            cluster.run()
+            expected = cluster.completions["reference"].token_ids
+        for index, (ours, theirs) in enumerate(zip(output, expected, strict=True)):
+            if ours != theirs:
+                return Verdict(index + 1, True, False)
+        return Verdict(len(output), False, False)

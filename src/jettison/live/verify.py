@@ -1,0 +1,142 @@
+"""``jettison verify``: the proof table. Same tokens, whatever memory did meanwhile.
+
+Every architecture goes through every memory event on a real cluster (real pages, real moves, in one process); each
+token is compared with what ``transformers`` computes from the same history, up to the first difference of a
+request. Without ``transformers`` the reference is one instance with ample memory.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from jettison.device.model.create import create_model
+from jettison.device.model.hf_config import read_config
+from jettison.device.reference import Reference, TransformersReference, transformers_available
+from jettison.live.scenarios import SCENARIOS, Outcome, Setting
+from jettison.live.solo_reference import SoloReference
+
+NUM_OUTPUT_TOKENS = 96
+"""A request: 8 requests x 7 events x 5 architectures come to 26,880 tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One small random model."""
+
+    name: str
+    arch: str
+    tied: bool = False
+    rope_scaling: str | None = None
+    head_dim: int | None = None
+
+
+ARCHITECTURES = (
+    Architecture("Llama 2", "llama"),
+    Architecture("Llama 3 (scaled rope, tied)", "llama", tied=True, rope_scaling="llama3"),
+    Architecture("Mistral", "mistral", head_dim=16),
+    Architecture("Qwen2", "qwen2"),
+    Architecture("Qwen3", "qwen3", head_dim=16),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    architecture: str
+    event: str
+    tokens_compared: int
+    mismatches: int
+    ties: int
+    """Differences where both tokens' logits are a few ulps apart (never in float64): not a mismatch."""
+    happened: bool
+    evidence: str
+
+
+def run_verify(model_dir: Path | None, json_out: Path | None, dtype: str = "float64", seed: int = 0) -> int:
+    """Run the table, print it, write it; 0 if every event happened and nothing differs, else 1.
+
+    Raises ModelError or ConfigError for a folder or precision that cannot be served.
+    """
+    console = Console()
+    rows: list[Row] = []
+    reference_name = "transformers" if transformers_available() else "one undisturbed instance"
+    with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
+        models = list(_models(model_dir, Path(scratch), seed))
+        with Progress(console=console, transient=True) as progress:
+            task = progress.add_task("verifying", total=len(models) * len(SCENARIOS))
+            for name, folder in models:
+                reference: Reference = (
+                    TransformersReference(folder, dtype) if transformers_available() else SoloReference(folder, dtype)
+                )
+                for event, scenario in SCENARIOS.items():
+                    progress.update(task, description=f"{name}: {event}")
+                    outcome = scenario(Setting(folder, dtype, NUM_OUTPUT_TOKENS, seed))
+                    rows.append(compare(name, event, outcome, reference))
+                    progress.advance(task)
+    _print(console, rows, dtype, reference_name)
+    if json_out is not None:
+        json_out.write_text(json.dumps(_document(rows, dtype, reference_name), indent=2, sort_keys=True) + "\n")
+    failed = [r for r in rows if r.mismatches or not r.happened]
+    return 1 if failed else 0
+
+
+def _models(model_dir: Path | None, scratch: Path, seed: int) -> Iterator[tuple[str, Path]]:
+    if model_dir is not None:
+        yield read_config(model_dir).architecture, model_dir
+        return
+    for index, a in enumerate(ARCHITECTURES):
+        folder = scratch / str(index)
+        create_model(
+            folder, arch=a.arch, layers=4, hidden=32, heads=4, kv_heads=2, head_dim=a.head_dim, seed=seed + index,
+            tied=a.tied, rope_scaling=a.rope_scaling, max_position_embeddings=1024,
+            shard_bytes=40_000 if index % 2 else None,
+        )
+        yield a.name, folder
+
+
+def compare(architecture: str, event: str, outcome: Outcome, reference: Reference) -> Row:
+    """Compare each request with the reference up to its first difference."""
+    num_compared = mismatches = ties = 0
+    for request in outcome.requests:
+        if not request.output:
+            continue
+        verdict = reference.check(request.prompt, request.output)
+        num_compared += verdict.num_compared
+        mismatches += verdict.is_mismatch
+        ties += verdict.is_tie
+    return Row(architecture, event, num_compared, mismatches, ties, outcome.happened, outcome.evidence)
+
+
+def _print(console: Console, rows: list[Row], dtype: str, reference_name: str) -> None:
+    table = Table(title=f"Tokens against {reference_name}, {dtype}")
+    for heading, justify in (
+        ("architecture", "left"), ("event", "left"), ("tokens compared", "right"), ("mismatches", "right"),
+        ("ties", "right"), ("evidence", "left"),
+    ):
+        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
+    for row in rows:
+        evidence = row.evidence if row.happened else f"[red]did not happen:[/red] {row.evidence}"
+        mark = f"[red]{row.mismatches}[/red]" if row.mismatches else "0"
+        table.add_row(row.architecture, row.event, f"{row.tokens_compared:,}", mark, str(row.ties), evidence)
+    console.print(table)
+    total = sum(r.tokens_compared for r in rows)
+    console.print(f"{total:,} tokens compared, {sum(r.mismatches for r in rows)} mismatches")
+
+
+def _document(rows: list[Row], dtype: str, reference_name: str) -> dict[str, object]:
+    return {
+        "dtype": dtype,
+        "reference": reference_name,
+        "rows": [asdict(row) for row in rows],
+        "tokens_compared": sum(r.tokens_compared for r in rows),
+        "mismatches": sum(r.mismatches for r in rows),
+    }

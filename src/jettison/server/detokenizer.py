@@ -1,0 +1,88 @@
+"""Tokens to text as they come, in constant amortized time a token.
+
+Incomplete UTF-8 is held back, so that the pieces put together are exactly the text of all tokens decoded at once.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Mapping, Set
+from typing import Protocol
+
+MAX_HELD_TOKENS = 8
+"""A character has at most four bytes; more tokens than that without one are not going to make one."""
+
+_REPLACEMENT = "�"
+
+
+class Detokenizer(Protocol):
+    """One text that grows."""
+
+    def push(self, token_id: int) -> str:
+        """The text that became complete with this token; often empty, never retracted."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back, at the end: broken characters come out as U+FFFD."""
+        ...
+
+
+class ByteDetokenizer:
+    """For byte-level vocabularies: the text is the concatenation of the tokens' bytes."""
+
+    __slots__ = ("_bytes_of", "_decoder", "_skipped")
+
+    def __init__(self, bytes_of: Mapping[int, bytes], skipped: Set[int]) -> None:
+        self._bytes_of = bytes_of
+        self._skipped = skipped
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_id: int) -> str:
+        """See ``Detokenizer``."""
+        if token_id in self._skipped:
+            return ""
+        return self._decoder.decode(self._bytes_of[token_id])
+
+    def flush(self) -> str:
+        """See ``Detokenizer``."""
+        return self._decoder.decode(b"", True)
+
+
+class WindowDetokenizer:
+    """For any other vocabulary: decode a short window twice, with and without the new token.
+
+    ``_window[:_num_done]`` gave the text that is out already and is kept as context, because a decoder may treat
+    the first token of a text specially (a leading space, for one).
+    """
+
+    __slots__ = ("_decode", "_num_done", "_skipped", "_window")
+
+    def __init__(self, decode: Callable[[list[int]], str], skipped: Set[int]) -> None:
+        self._decode = decode
+        self._skipped = skipped
+        self._window: list[int] = []
+        self._num_done = 0
+
+    def push(self, token_id: int) -> str:
+        """See ``Detokenizer``."""
+        if token_id in self._skipped:
+            return ""
+        self._window.append(token_id)
+        before, after = self._decode(self._window[: self._num_done]), self._decode(self._window)
+        num_held = len(self._window) - self._num_done
+        if len(after) <= len(before) or (after.endswith(_REPLACEMENT) and num_held < MAX_HELD_TOKENS):
+            if num_held < MAX_HELD_TOKENS:
+                return ""
+        return self._advance(before, after)
+
+    def flush(self) -> str:
+        """See ``Detokenizer``."""
+        if len(self._window) == self._num_done:
+            return ""
+        return self._advance(self._decode(self._window[: self._num_done]), self._decode(self._window))
+
+    def _advance(self, before: str, after: str) -> str:
+        # The next window starts with the tokens that have just come out: enough context, and bounded.
+        self._window = self._window[self._num_done :]
+        self._num_done = len(self._window)
+        return after[len(before) :]

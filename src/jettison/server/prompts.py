@@ -1,0 +1,140 @@
+"""From what a client sent as prompt or messages to token ids. Long texts are tokenized outside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from jettison.server.errors import bad_request
+from jettison.server.templates import TemplateError
+from jettison.server.tokenizer import Tokenizer
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+MAX_MESSAGES = 4096
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: its tokens, and its text where the client sent one."""
+
+    token_ids: tuple[int, ...]
+    text: str | None
+
+
+async def completion_prompts(
+    raw: Any, tokenizer: Tokenizer, *, add_special_tokens: bool, vocab_size: int, max_prompts: int, thread_chars: int
+) -> list[Prompt]:
+    """A string, a list of strings, token ids, or a list of token-id lists. Raises ApiError 400 on ``prompt``."""
+    items = split_prompts(raw, max_prompts)
+    prompts = []
+    for item in items:
+        if isinstance(item, str):
+            ids = await off_loop(lambda text=item: tokenizer.encode(text, add_special_tokens), len(item), thread_chars)
+            prompts.append(Prompt(tuple(ids), item))
+        else:
+            if not all(type(token_id) is int for token_id in item):
+                raise bad_request("prompt: token ids must be whole numbers.", "prompt", "invalid_type")
+            if item and not (min(item) >= 0 and max(item) < vocab_size):
+                raise bad_request(f"prompt: token ids must lie in [0, {vocab_size}).", "prompt")
+            prompts.append(Prompt(tuple(item), None))
+    if not all(prompt.token_ids for prompt in prompts):
+        raise bad_request("prompt must not be empty.", "prompt")
+    return prompts
+
+
+def split_prompts(raw: Any, max_prompts: int) -> list[str | list[int]]:
+    """The single prompts, unchecked inside. Raises ApiError 400."""
+    if raw is None:
+        raise bad_request("prompt is missing.", "prompt", "missing_required_parameter")
+    if isinstance(raw, str):
+        return [raw]
+    if not isinstance(raw, list):
+        raise bad_request("prompt must be a string or a list.", "prompt", "invalid_type")
+    if not raw:
+        raise bad_request("prompt must not be empty.", "prompt")
+    if type(raw[0]) is int:
+        return [raw]
+    if len(raw) > max_prompts:
+        raise bad_request(f"prompt may have at most {max_prompts} prompts, got {len(raw)}.", "prompt")
+    if all(isinstance(item, str) for item in raw) or all(isinstance(item, list) for item in raw):
+        return raw
+    raise bad_request(
+        "prompt must be a string, a list of strings, a list of token ids or a list of such lists, not a mixture.",
+        "prompt", "invalid_type")  # fmt: skip
+
+
+async def chat_prompt(
+    messages: list[dict[str, Any]] | None, tokenizer: Tokenizer, *, add_generation_prompt: bool, thread_chars: int
+) -> Prompt:
+    """Messages through the model's chat template. Raises ApiError 400 on ``messages``."""
+    plain = plain_messages(messages)
+    size = sum(len(message["content"]) for message in plain)
+
+    def render() -> tuple[str, list[int]]:
+        text = tokenizer.render_chat(plain, add_generation_prompt=add_generation_prompt)
+        return text, tokenizer.encode(text, False)  # the template writes the special tokens itself
+
+    try:
+        text, ids = await off_loop(render, size, thread_chars)
+    except TemplateError as error:
+        raise bad_request(f"messages: {error}", "messages") from None
+    if not ids:
+        raise bad_request("messages make an empty prompt.", "messages")
+    return Prompt(tuple(ids), text)
+
+
+def plain_messages(messages: list[dict[str, Any]] | None) -> list[dict[str, str]]:
+    """Role, text and name of each message. Text is the only content; anything else is refused by its path."""
+    if messages is None:
+        raise bad_request("messages is missing.", "messages", "missing_required_parameter")
+    if not messages:
+        raise bad_request("messages must not be empty.", "messages")
+    if len(messages) > MAX_MESSAGES:
+        raise bad_request(f"messages may have at most {MAX_MESSAGES} entries.", "messages")
+    return [_plain_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+
+
+def _plain_message(message: dict[str, Any], path: str) -> dict[str, str]:
+    role = message.get("role")
+    if role not in ROLES:
+        raise bad_request(f"{path}.role must be one of {', '.join(ROLES)}.", f"{path}.role")
+    for name in ("tool_calls", "function_call", "audio"):
+        if message.get(name):
+            raise bad_request(f"{path}.{name} is not supported.", f"{path}.{name}", "unsupported_parameter")
+    # Templates know the older name.
+    plain = {"role": "system" if role == "developer" else role, "content": _text(message, f"{path}.content")}
+    if (name := message.get("name")) is not None:
+        if not isinstance(name, str):
+            raise bad_request(f"{path}.name must be a string.", f"{path}.name", "invalid_type")
+        plain["name"] = name
+    return plain
+
+
+def _text(message: dict[str, Any], path: str) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None and message["role"] == "assistant":
+        return ""
+    if not isinstance(content, list):
+        raise bad_request(f"{path} must be a string or a list of text parts.", path, "invalid_type")
+    texts = []
+    for at, part in enumerate(content):
+        where = f"{path}[{at}]"
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise bad_request(f"{where}: only parts of type 'text' are supported.", where, "unsupported_content")
+        if not isinstance(part.get("text"), str):
+            raise bad_request(f"{where}.text must be a string.", f"{where}.text", "invalid_type")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+async def off_loop(work: Callable[[], T], num_chars: int, thread_chars: int) -> T:
+    """Short work here, long work in a thread (the tokenizer releases the interpreter lock)."""
+    if num_chars <= thread_chars:
+        return work()
+    return await asyncio.to_thread(work)

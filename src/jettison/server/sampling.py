@@ -1,0 +1,227 @@
+"""From checked field types to ``SamplingParams``: ranges, defaults, and which field is to blame.
+
+Pure: no I/O, no engine. What is refused here would otherwise reach a scheduler that serves everyone.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from jettison.live.api import EngineInfo
+from jettison.server.errors import ApiError, bad_request
+from jettison.server.fields import ChatFields, CompletionFields, GenerationFields
+from jettison.types import SamplingParams
+
+MAX_N = 128
+MAX_STOPS = 4
+MAX_STOP_CHARS = 512
+MAX_STOP_TOKEN_IDS = 128
+MAX_LOGIT_BIAS = 1024
+MAX_LOGPROBS = 20
+MAX_METADATA = 16
+MAX_PRIORITY = 1 << 31
+SEED_MODULUS = 1 << 63
+SERVICE_TIERS = ("auto", "default", "priority", "flex")
+SERVED_TIER = "default"
+
+SeedSource = Callable[[], int]
+
+
+def seed_source(default_seed: int | None) -> SeedSource:
+    """Seeds for requests that send none: a series fixed by ``default_seed``, or the system's randomness."""
+    if default_seed is None:
+        return lambda: secrets.randbits(63)
+    series = random.Random(default_seed)
+    return lambda: series.getrandbits(63)
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """What one HTTP request asks for, apart from its prompts."""
+
+    params: SamplingParams
+    """``max_tokens`` is still to be bounded by each prompt when ``wants_default_length``."""
+    wants_default_length: bool
+    is_cut_to_nothing: bool
+    """``max_tokens`` 0: the engine makes one token, nobody sees it."""
+    num_samples: int
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    echo: bool
+    skip_special_tokens: bool
+    return_token_ids: bool
+    priority: int
+    service_tier: str | None
+    """As served; None when none was asked for."""
+
+    def params_for(self, sample: int, max_tokens: int) -> SamplingParams:
+        """Sample ``sample`` of a prompt. A prompt gives the same samples alone and in a batch."""
+        return replace(self.params, seed=(self.params.seed + sample) % SEED_MODULUS, max_tokens=max_tokens)
+
+
+def plan_completion(fields: CompletionFields, info: EngineInfo, default_max_tokens: int, draw: SeedSource) -> GenerationPlan:
+    """Raises ApiError 400 naming the field."""
+    echo = bool(fields.echo)
+    wanted = default_max_tokens if fields.max_tokens is None else fields.max_tokens
+    _check("max_tokens", wanted, 0)
+    _check("logprobs", fields.logprobs, 0, MAX_LOGPROBS)
+    params = _params(fields, info, max(1, wanted), draw, fields.logprobs, fields.logprobs if echo else None)
+    return _plan(fields, params, echo=echo, wants_default_length=False, is_cut_to_nothing=wanted == 0)
+
+
+def plan_chat(fields: ChatFields, info: EngineInfo, default_max_tokens: int | None, draw: SeedSource) -> GenerationPlan:
+    """Raises ApiError 400 naming the field."""
+    name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    wanted: int | None = getattr(fields, name)
+    _check(name, wanted, 1)
+    wanted = default_max_tokens if wanted is None else wanted
+    _check("top_logprobs", fields.top_logprobs, 0, MAX_LOGPROBS)
+    if fields.top_logprobs and not fields.logprobs:
+        raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
+    num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
+    longest = info.max_model_len if wanted is None else wanted
+    params = _params(fields, info, longest, draw, num_logprobs, None)
+    return _plan(fields, params, echo=False, wants_default_length=wanted is None, is_cut_to_nothing=False)
+
+
+def _plan(
+    fields: GenerationFields, params: SamplingParams, *, echo: bool, wants_default_length: bool, is_cut_to_nothing: bool
+) -> GenerationPlan:
+    _check("n", fields.n, 1, MAX_N)
+    _check("priority", fields.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    if fields.metadata is not None and len(fields.metadata) > MAX_METADATA:
+        raise bad_request(f"metadata may have at most {MAX_METADATA} entries.", "metadata")
+    if fields.service_tier is not None and fields.service_tier not in SERVICE_TIERS:
+        raise bad_request(f"service_tier must be one of {', '.join(SERVICE_TIERS)}.", "service_tier")
+    options = fields.stream_options
+    if options is not None and not fields.stream:
+        raise bad_request("stream_options is only allowed when stream is true.", "stream_options")
+    continuous = bool(options and options.continuous_usage_stats)
+    return GenerationPlan(
+        params=params,
+        wants_default_length=wants_default_length,
+        is_cut_to_nothing=is_cut_to_nothing,
+        num_samples=fields.n or 1,
+        stops=_stops(fields.stop),
+        stream=bool(fields.stream),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=continuous,
+        echo=echo,
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        return_token_ids=bool(fields.return_token_ids),
+        priority=fields.priority or 0,
+        service_tier=None if fields.service_tier is None else SERVED_TIER,
+    )
+
+
+def _params(
+    fields: GenerationFields,
+    info: EngineInfo,
+    max_tokens: int,
+    draw: SeedSource,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    _check("temperature", fields.temperature, 0.0, 2.0)
+    _check("top_p", fields.top_p, 0.0, 1.0)
+    if fields.top_p == 0.0:
+        raise bad_request("top_p must be above 0.", "top_p")
+    _check("top_k", fields.top_k, -1)
+    _check("min_p", fields.min_p, 0.0, 1.0)
+    _check("presence_penalty", fields.presence_penalty, -2.0, 2.0)
+    _check("frequency_penalty", fields.frequency_penalty, -2.0, 2.0)
+    _check("repetition_penalty", fields.repetition_penalty, 0.01, 100.0)
+    _check("seed", fields.seed, -SEED_MODULUS, SEED_MODULUS - 1)
+    _check("min_tokens", fields.min_tokens, 0)
+    min_tokens = fields.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise bad_request(f"min_tokens ({min_tokens}) is above max_tokens ({max_tokens}).", "min_tokens")
+    top_k = fields.top_k if fields.top_k and fields.top_k > 0 else None  # 0 and -1 both mean all tokens
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=_or(fields.temperature, 1.0),
+        top_p=_or(fields.top_p, 1.0),
+        top_k=None if top_k is None else min(top_k, info.vocab_size),
+        min_p=_or(fields.min_p, 0.0),
+        presence_penalty=_or(fields.presence_penalty, 0.0),
+        frequency_penalty=_or(fields.frequency_penalty, 0.0),
+        repetition_penalty=_or(fields.repetition_penalty, 1.0),
+        seed=draw() if fields.seed is None else fields.seed % SEED_MODULUS,
+        min_tokens=min_tokens,
+        stop_token_ids=_stop_token_ids(fields.stop_token_ids, info.vocab_size),
+        ignore_eos=bool(fields.ignore_eos),
+        logprobs=None if logprobs is None else min(logprobs, info.vocab_size),
+        prompt_logprobs=None if prompt_logprobs is None else min(prompt_logprobs, info.vocab_size),
+        logit_bias=_logit_bias(fields.logit_bias, info.vocab_size),
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _check(name: str, value: float | None, low: float, high: float | None = None) -> None:
+    if value is None:
+        return
+    if not math.isfinite(value) or value < low or (high is not None and value > high):
+        wanted = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise bad_request(f"{name} must be {wanted}, got {_shown(value)}.", name)
+
+
+def _shown(value: float) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MAX_STOPS:
+        raise bad_request(f"stop may have at most {MAX_STOPS} strings, got {len(stops)}.", "stop")
+    if any(not text for text in stops):
+        raise bad_request("stop strings must not be empty.", "stop")
+    if any(len(text) > MAX_STOP_CHARS for text in stops):
+        raise bad_request(f"a stop string may have at most {MAX_STOP_CHARS} characters.", "stop")
+    return tuple(stops)
+
+
+def _stop_token_ids(ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
+    ids = ids or []
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        raise bad_request(f"stop_token_ids may have at most {MAX_STOP_TOKEN_IDS} entries.", "stop_token_ids")
+    if any(not 0 <= token_id < vocab_size for token_id in ids):
+        raise bad_request(f"stop_token_ids must lie in [0, {vocab_size}).", "stop_token_ids")
+    return tuple(ids)
+
+
+def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    if not bias:
+        return ()
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise bad_request(f"logit_bias may have at most {MAX_LOGIT_BIAS} entries.", "logit_bias")
+    pairs = []
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):
+            raise bad_request(f"logit_bias: {key[:40]!r} is no token id below {vocab_size}.", "logit_bias")
+        if not -100.0 <= value <= 100.0:
+            raise bad_request("logit_bias values must be from -100 to 100.", "logit_bias")
+        pairs.append((int(key), value))
+    return tuple(pairs)
+
+
+def too_long(num_prompt_tokens: int, max_tokens: int, info: EngineInfo, param: str) -> ApiError | None:
+    """The error for a request that can never fit, with both numbers; None for one that can."""
+    total = num_prompt_tokens + max_tokens
+    asked = f"{total} tokens ({num_prompt_tokens} in the prompt, {max_tokens} for the completion)"
+    if total > info.max_model_len:
+        message = f"The model's context holds {info.max_model_len} tokens; this request asks for {asked}."
+    elif total > info.max_request_tokens:
+        message = f"All memory together holds {info.max_request_tokens} tokens of one request; this one asks for {asked}."
+    else:
+        return None
+    return bad_request(message, param, "context_length_exceeded")

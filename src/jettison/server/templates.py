@@ -1,0 +1,130 @@
+"""Chat templates in a sandbox, bounded in time and size.
+
+The template comes from the model folder, never from a client. It may loop, but every name it looks up and every
+call it makes passes a deadline, and its output has a limit.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from jettison.errors import ModelError
+
+RENDER_LIMIT_S = 5.0
+MAX_REPEATED_CHARS = 1 << 20
+
+
+class TemplateError(Exception):
+    """The messages do not suit the template; the text is safe to show to a client."""
+
+
+class _LimitError(TemplateError):
+    """Rendering took too long or produced too much."""
+
+
+class _GenerationTag(Extension):
+    """``{% generation %}`` marks the assistant's part for training; when serving it is only its body."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        """The tag's body in place of the tag."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """No mutation, no attributes of Python's machinery, no large repetition, and a deadline on every step."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    deadline_s = 0.0
+
+    def _tick(self) -> None:
+        if time.monotonic() > self.deadline_s:
+            raise _LimitError("the chat template takes too long")
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the base class, before the deadline."""
+        self._tick()
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: str | Any) -> Any:
+        """As the base class, before the deadline."""
+        self._tick()
+        return super().getitem(obj, argument)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N804,N805
+        """As the base class, before the deadline."""
+        __self._tick()
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """``*`` only while the result is small; ``**`` not at all."""
+        if operator == "**":
+            raise _LimitError("the chat template uses **")
+        if isinstance(left, Sequence | str) or isinstance(right, Sequence | str):
+            sized, times = (left, right) if isinstance(left, Sequence | str) else (right, left)
+            if not isinstance(times, int) or len(sized) * times > MAX_REPEATED_CHARS:
+                raise _LimitError("the chat template repeats too much")
+        return super().call_binop(context, operator, left, right)
+
+
+def _raise_exception(message: str) -> None:
+    raise TemplateError(str(message)[:500])
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now(datetime.UTC).astimezone().strftime(form)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:
+    # jinja2's own filter escapes for HTML, which models have not seen in training.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+class ChatTemplate:
+    """One compiled template. ``source_name`` is named in errors about the model folder."""
+
+    def __init__(self, source: str, source_name: str, max_chars: int = 8 << 20) -> None:
+        self.source = source
+        self._max_chars = max_chars
+        try:
+            self._environment().from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"{source_name}: the chat template is broken: {error}") from None
+
+    def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        """The prompt's text. Raises TemplateError. Safe to call from several threads."""
+        environment = self._environment()  # its deadline is this call's own
+        environment.deadline_s = time.monotonic() + RENDER_LIMIT_S
+        pieces: list[str] = []
+        num_chars = 0
+        try:
+            for piece in environment.from_string(self.source).generate(messages=list(messages), **variables):
+                num_chars += len(piece)
+                environment._tick()
+                if num_chars > self._max_chars:
+                    raise _LimitError("the chat template produces too much text")
+                pieces.append(piece)
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+            raise TemplateError(f"the chat template cannot render them ({type(error).__name__})") from error
+        return "".join(pieces)
+
+    @staticmethod
+    def _environment() -> _Sandbox:
+        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        environment.filters["tojson"] = _tojson
+        return environment

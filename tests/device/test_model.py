@@ -1,0 +1,69 @@
+"""The decoder against transformers, whatever the architecture, the chunks, the batch and the split."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from jettison.device.kernels import load_kernels
+from jettison.types import LayerRange
+
+NUM_BLOCKS = 256
+NAMES = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"]
+
+
+@pytest.fixture(params=["torch", "auto"], scope="module")
+def kernels(request):
+    return load_kernels(request.param)
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(256), k=length)
+
+
+def run_alone(run, num_layers, new_driver, token_ids, num_tokens):
+    driver = new_driver([(run, LayerRange(0, num_layers))], NUM_BLOCKS)
+    driver.add("a", token_ids)
+    driver.step({"a": len(token_ids)})
+    driver.decode(["a"], num_tokens - 1)
+    return driver.requests["a"].output
+
+
+def run_mixed(driver) -> None:
+    """Three requests in chunks at odd boundaries, prefill beside decode, and 64 tokens for the first."""
+    driver.add("a", prompt(21, 1))
+    driver.add("b", prompt(37, 2))
+    driver.add("c", prompt(1, 3))
+    driver.step({"a": 5, "c": 1})
+    driver.step({"c": 1, "b": 3, "a": 11})
+    driver.step({"b": 17, "a": 5})
+    driver.step({"a": 1, "b": 1, "c": 1})
+    driver.step({"b": 16, "a": 1})
+    driver.decode(["b", "a"], 20)
+    driver.decode(["a", "c"], 42)
+
+
+def assert_like_reference(request, logprobs: torch.Tensor, tolerance: float) -> None:
+    """Every generated token is the reference's argmax, and all log-probabilities agree."""
+    first = request.num_prompt_tokens - 1
+    greedy = logprobs[first:-1].argmax(-1).tolist()
+    assert request.output == greedy
+    for position, described in enumerate(request.logprobs, start=first):
+        ids, values = zip(*described.top)
+        assert values == pytest.approx(logprobs[position, list(ids)].tolist(), abs=tolerance)
+    prompt_ids = request.token_ids[1 : first + 1]
+    expected = logprobs[range(first), prompt_ids].tolist()
+    assert [described.logprob for described in request.prompt_logprobs] == pytest.approx(expected, abs=tolerance)
+    assert [described.token_id for described in request.prompt_logprobs] == prompt_ids
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_double_agrees_with_transformers(name, tiny_models, kernels, new_runner, new_driver, reference_logprobs):
+    runner = new_runner(tiny_models[name], kernels=kernels)
+    driver = new_driver([(runner.run, LayerRange(0, runner.config.num_layers))], NUM_BLOCKS, with_logprobs=True)
+    run_mixed(driver)
+    assert len(driver.requests["a"].output) >= 64
+    for request in driver.requests.values():
+        assert_like_reference(request, reference_logprobs(tiny_models[name], request.token_ids), 1e-9)

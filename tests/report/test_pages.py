@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from jettison.report import plots
+from jettison.report.fairness import FairnessHeader
+from jettison.report.html import render_html, write_html
+from jettison.report.results import RequestRecord, RunResult, build_run
+from jettison.report.summary import METRICS, comparison_headers, comparison_rows, format_value, print_summary, ratio
+
+EVIL = "<script>alert('x')</script>"
+
+
+def make_run(name: str, ttft_s: float, *, drops: bool = False) -> RunResult:
+    records = []
+    for index in range(20):
+        at_s = index * 0.5
+        times = (at_s, at_s + ttft_s, at_s + ttft_s + 0.9)
+        records.append(RequestRecord(index, at_s, 10, 10, "completed", *times, 10, [0.1] * 9))
+    records.append(RequestRecord(20, 10.0, 10, 10, "rejected", 10.0, None, 10.1, error="HTTP 429: full"))
+    series = {"queue": [(0.0, 0.0), (5.0, 3.0)], "running": [(0.0, 1.0)], "kv_usage": [(0.0, 0.4), (5.0, 0.9)]}
+    if drops:
+        for worker in ("0", "1"):
+            series[f"worker_memory_bytes/parameters/{worker}"] = [(0.0, 8e7), (4.0, 4e7)]
+            series[f"worker_memory_bytes/kv/{worker}"] = [(0.0, 2e7), (4.0, 6e7)]
+    header = FairnessHeader(500.0, 1500.0, "by hand", 0.7, 1000.0, 2170.0, arrivals=("made up",))
+    events = {"preemptions": 1234 if not drops else 0}
+    if drops:
+        events |= {"drops": 1, "log": [{"t": 4.0, "kind": "drop", "groups": [0, 1]}, {"t": 8.0, "kind": "restore"}]}
+    return build_run(
+        name, records, config={"fairness": header.as_dict()}, events=events, series=series,
+        client={"lag_s": {"p50": 0.001, "p99": 0.002, "max": 0.003}}, slo_ttft_s=1.0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def runs() -> list[RunResult]:
+    return [make_run("recompute", 5.0), make_run("drop", 0.2, drops=True)]
+
+
+class Page(HTMLParser):
+    """What a test wants to know of a page: its tags, images and visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.images: list[dict[str, str | None]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "img":
+            self.images.append(dict(attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_holds_table_conditions_pictures_and_events(runs: list[RunResult]) -> None:
+    page = Page(render_html(runs, title="Two runs"))
+    for part in (
+        "Two runs", "TTFT p99", "25.00x", "parameters' share of memory", "peak demand / merged capacity", "made up",
+        "1,234", "HTTP 429: full", "Load generator's own lag", "restore", "groups [0, 1]", "scheduled arrival to the first",
+    ):  # fmt: skip
+        assert part in page.text, part
+    captions = " ".join(image["alt"] or "" for image in page.images)
+    for part in ("Time to first token", "Queue", "Memory of each worker over time, drop", "Share of requests"):
+        assert part in captions
+    assert len(page.images) == 4  # the run without memory series has no memory map
+
+
+def test_the_page_needs_nothing_from_outside(runs: list[RunResult]) -> None:
+    text = render_html(runs)
+    page = Page(text)
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert all((image["src"] or "").startswith("data:image/svg+xml;base64,") for image in page.images)
+    assert not re.search(r"https?://", re.sub(r"base64,[A-Za-z0-9+/=]+", "", text))
+
+
+def test_foreign_text_is_escaped() -> None:
+    run = make_run(EVIL, 0.2)
+    run.config["note"] = EVIL
+    run.events["log"] = [{"t": 1.0, "kind": EVIL, "why": EVIL}]
+    text = render_html([run], title=EVIL)
+    assert EVIL not in text
+    assert text.count("&lt;script&gt;") >= 5
+    assert "script" not in Page(text).tags
+
+
+def test_a_run_with_nothing_still_makes_a_page(tmp_path: Path) -> None:
+    write_html(tmp_path / "deep" / "page.html", [RunResult("empty")])
+    text = (tmp_path / "deep" / "page.html").read_text()
+    assert "No fairness header was recorded" in text
+    assert "<img" not in text
+
+
+def test_the_same_runs_make_the_same_page(runs: list[RunResult]) -> None:
+    assert render_html(runs) == render_html(runs)
+
+
+def test_pictures_are_drawn_where_there_is_something_to_draw(runs: list[RunResult]) -> None:
+    drawn = [plots.draw_ttft(runs), plots.draw_queue(runs), plots.draw_memory(runs[1]), plots.draw_distributions(runs)]
+    for figure in drawn:
+        assert figure is not None
+        assert plots.to_svg(figure).startswith(b"<?xml")
+    assert plots.draw_memory(runs[0]) is None
+    empty = [RunResult("empty")]
+    assert plots.draw_ttft(empty) is plots.draw_queue(empty) is plots.draw_distributions(empty) is None
+    assert drawn[0] is not None and plots.to_png(drawn[0], dpi=20).startswith(b"\x89PNG")
+
+
+def test_drops_and_restores_are_marked(runs: list[RunResult]) -> None:
+    figure = plots.draw_memory(runs[1])
+    assert figure is not None
+    colors = [line.get_color() for line in figure.axes[0].get_lines()]
+    assert colors == [plots.EVENT_COLORS["drop"], plots.EVENT_COLORS["restore"]]
+
+
+def test_workers_are_in_numeric_order() -> None:
+    names = ("10", "2", "b", "a")
+    run = RunResult("r", series={f"worker_memory_bytes/kv/{name}": [(0.0, 1.0)] for name in names})
+    assert plots.memory_workers(run) == ["2", "10", "a", "b"]
+
+
+def test_ratios_say_how_many_times_better(runs: list[RunResult]) -> None:
+    ttft = next(metric for metric in METRICS if metric.label == "TTFT p99")
+    speed = next(metric for metric in METRICS if metric.label == "output tokens/s")
+    assert ratio(runs[1], runs[0], ttft) == pytest.approx(25.0)
+    expected = runs[1].output_tokens_per_s / runs[0].output_tokens_per_s
+    assert ratio(runs[1], runs[0], speed) == pytest.approx(expected)
+    assert ratio(RunResult("empty"), runs[0], ttft) is None
+
+
+def test_rows_fit_their_headers(runs: list[RunResult]) -> None:
+    three = [*runs, make_run("third", 1.0)]
+    assert comparison_headers(three) == ["", "recompute", "drop", "against recompute", "third", "against recompute"]
+    assert {len(row) for row in comparison_rows(three)} == {6}
+
+
+def test_the_summary_prints_figures_conditions_and_lag(runs: list[RunResult]) -> None:
+    out = io.StringIO()
+    runs[1].name = "[bold]drop"  # a name is text, not markup
+    print_summary(runs, Console(file=out, width=140))
+    for part in ("TTFT p99", "5 s", "200 ms", "25.00x", "client lag of recompute", "peak demand / undropped", "[bold]drop"):
+        assert part in out.getvalue(), part
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(None, "s", "-"), (0.0123, "s", "12.3 ms"), (1.0, "s", "1 s"), (12.3456, "s", "12.35 s"), (0.5, "", "0.5")],
+)
+def test_figures_for_people(value: float | None, unit: str, text: str) -> None:
+    assert format_value(value, unit) == text

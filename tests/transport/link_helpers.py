@@ -1,0 +1,50 @@
+"""Pairs of connected links, made without listening sockets."""
+
+from __future__ import annotations
+
+import socket
+
+from jettison.transport.handshake import Handshake, Identity, Purpose
+from jettison.transport.inproc import InProcessLink
+from jettison.transport.shm import ShmLink, SlotGeometry
+from jettison.transport.tcp import TcpLink
+
+SECRET = b"0123456789abcdef0123456789abcdef"
+SMALL = SlotGeometry(activation_slots=3, bulk_slots=2, activation_bytes=4096, bulk_bytes=8192)
+
+
+def proven(a=1, b=2, purpose=Purpose.LINK):
+    """Both ends of a finished handshake."""
+    ours = Handshake(SECRET, Identity(a, 0), purpose, initiator=True)
+    theirs = Handshake(SECRET, Identity(b, 0), purpose, initiator=False)
+    theirs.feed(ours.feed(theirs.feed(ours.first())))
+    return ours, theirs
+
+
+def shm_pair(geometry=SMALL):
+    left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours, theirs = proven()
+    a, b = ShmLink(left, ours, geometry), ShmLink(right, theirs, geometry)
+    a.wait_attached(1.0)
+    b.wait_attached(1.0)
+    return a, b
+
+
+def tcp_pair(activation_bytes=4096, bulk_bytes=8192):
+    listener = socket.create_server(("127.0.0.1", 0))
+    left = socket.create_connection(listener.getsockname())
+    right, _ = listener.accept()
+    listener.close()
+    ours, theirs = proven()
+    sizes = {"activation_bytes": activation_bytes, "bulk_bytes": bulk_bytes}
+    a, b = TcpLink(left, ours, **sizes), TcpLink(right, theirs, **sizes)
+    a.wait_attached(1.0)
+    b.wait_attached(1.0)
+    return a, b
+
+
+def inproc_pair():
+    return InProcessLink.pair(1, 2, activation_slots=3, bulk_slots=3, activation_bytes=4096, bulk_bytes=8192)
+
+
+PAIRS = {"shm": shm_pair, "tcp": tcp_pair, "inproc": inproc_pair}

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import asyncio
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from jettison.errors import ConfigError, TraceError
+from jettison.report.results import read_results
+from jettison.workload.bench import load_workload, run_bench
+
+BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "".join(
+    f"{second},ChatGPT,{20 + second},{5 + second % 3},0,Conversation log\n" for second in range(0, 60, 2)
+)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(BURSTGPT)
+    return path
+
+
+async def test_a_bench_prints_and_writes_what_it_measured(serve, trace: Path, tmp_path: Path) -> None:
+    out = io.StringIO()
+    async with serve(gap_s=0.001) as fake:
+        run = await asyncio.to_thread(
+            run_bench,
+            fake.url,
+            trace=trace,
+            rate_scale=500.0,
+            num_requests=10,
+            length_scale=0.5,
+            name="first",
+            slo_ttft_s=30.0,
+            parameter_share=0.5,
+            kv_capacity_tokens=1000.0,
+            json_out=tmp_path / "out" / "run.json",
+            html_out=tmp_path / "out" / "run.html",
+            console=Console(file=out, width=120),
+        )
+    assert run.requests.completed == 10
+    text = out.getvalue()
+    for part in ("TTFT p99", "client lag of first", "parameters' share of memory: 0.5", "time stamps divided by 500"):
+        assert part in text
+    [stored] = read_results(tmp_path / "out" / "run.json")
+    assert stored.requests == run.requests
+    fairness = stored.config["fairness"]
+    assert fairness["merged_capacity_tokens"] == pytest.approx(1500)
+    assert 0 < fairness["mean_load"] < fairness["peak_over_capacity"]
+    assert "<h1>jettison bench: first</h1>" in (tmp_path / "out" / "run.html").read_text()
+
+
+async def test_quiet_prints_nothing(serve, trace: Path) -> None:
+    out = io.StringIO()
+    async with serve() as fake:
+        options = {"trace": trace, "rate_scale": 1000.0, "endpoint": "chat", "quiet": True}
+        await asyncio.to_thread(run_bench, fake.url, console=Console(file=out), **options)
+    assert out.getvalue() == ""
+    assert isinstance(fake.bodies[0]["messages"][0]["content"], str)
+
+
+def test_loads_are_shaped_in_the_stated_order(trace: Path) -> None:
+    load = load_workload(
+        trace=trace, slice_s=20, slice_index=1, thin_every=2, rate_scale=2.0, lengths_from=trace,
+        length_scale=0.5, max_model_len=16, num_requests=4, duration_s=9.0, seed=1,
+    )  # fmt: skip
+    words = ("read as", "slice 1 of 3", "every 2th", "divided by 2", "lengths taken", "multiplied", "cut to", "kept arr")
+    assert len(load.notes) == len(words)
+    assert all(word in note for word, note in zip(words, load.notes, strict=True))
+    assert [row.arrival_s for row in load.rows] == [0, 2, 4, 6]
+    assert load.rows[0].input_tokens == 10  # lengths of the trace's start, not of the slice
+
+
+def test_without_a_source_the_built_in_burst_is_used() -> None:
+    assert load_workload(seed=4) == load_workload(workload="burst", seed=4)
+    assert load_workload(thin=0.5, seed=4).rows != load_workload(thin=0.5, seed=5).rows
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"workload": "burst", "trace": Path("x.csv")}, "not both"),
+        ({"workload": "nothing"}, "unknown workload"),
+        ({"slice_s": 10.0}, "both its length and its index"),
+        ({"slice_s": 10.0, "slice_index": 8}, "has 8 slices"),
+        ({"jitter": True}, "jitter"),
+        ({"duration_s": 0.001}, "no request is left"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_workload(**options)
+
+
+def test_a_bad_trace_is_refused_before_the_server_is_asked(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.csv"
+    bad.write_text(BURSTGPT + "x,ChatGPT,1,1,1,log\n")
+    with pytest.raises(TraceError, match="line 32"):
+        run_bench("http://127.0.0.1:9", trace=bad)
