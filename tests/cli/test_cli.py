@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -10,10 +11,12 @@ import sys
 import pytest
 
 from jettison import __version__
+from jettison.cli.bench import bench
 from jettison.cli.flags import read_config_file
 from jettison.cli.main import main
 from jettison.config import KEYS
 from jettison.errors import ConfigError
+from jettison.workload.bench import run_bench
 
 COMMANDS = ["bench", "config show", "demo", "model create", "serve", "verify", "version"]
 
@@ -111,7 +114,7 @@ def test_every_key_is_a_flag(key, capsys):
 
 def test_serve_hands_over_the_resolved_configuration(monkeypatch):
     seen = []
-    monkeypatch.setitem(sys.modules, "jettison.live.serve", _module(serve=lambda config: seen.append(config) or 3))
+    monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=lambda config: seen.append(config) or 3))
     assert main(["serve", "models/tiny", "--instances", "2", "--api-key", "a", "--api-key", "b"]) == 3
     assert (seen[0].model.model, seen[0].instances, seen[0].server.api_keys) == ("models/tiny", 2, ("a", "b"))
 
@@ -141,3 +144,25 @@ def test_an_empty_file_is_an_empty_mapping(tmp_path):
     path = tmp_path / "empty.yaml"
     path.write_text("# nothing\n")
     assert read_config_file(path) == {}
+
+
+def test_every_option_of_bench_is_one_of_run_bench():
+    """``cli.bench`` hands its arguments over by name."""
+    ours = inspect.signature(bench, eval_str=True).parameters
+    theirs = inspect.signature(run_bench, eval_str=True).parameters
+    assert ours.keys() <= theirs.keys()
+    assert "**" not in str(inspect.signature(run_bench))
+    for name in ours.keys() - {"url", "trace", "workload"}:
+        assert ours[name].default == theirs[name].default, name
+
+
+def test_model_create_writes_a_folder_from_its_seed(tmp_path, capsys):
+    small = ["--layers", "1", "--hidden", "16", "--heads", "2", "--kv-heads", "1", "--shard-bytes", "8KiB"]
+    for name in ("a", "b"):
+        assert main(["model", "create", str(tmp_path / name), "--seed", "3", *small]) == 0
+    first, second = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("a", "b"))
+    assert first == second
+    assert {"config.json", "tokenizer.json", "model.safetensors.index.json"} <= first.keys()
+    capsys.readouterr()
+    assert main(["model", "create", str(tmp_path / "a"), *small]) == 2
+    assert str(tmp_path / "a") in capsys.readouterr().err

@@ -199,7 +199,9 @@ def in_double(model: torch.nn.Module, model_dir: Path) -> torch.nn.Module:
     """transformers computes norms and rotary tables in float32 whatever the model's dtype: mend both."""
     values = json.loads((model_dir / "config.json").read_text())
     head_dim = values.get("head_dim") or values["hidden_size"] // values["num_attention_heads"]
-    frequencies = torch.tensor(reference_frequencies(head_dim, values["rope_theta"], values["rope_scaling"]))
+    frequencies = torch.tensor(
+        reference_frequencies(head_dim, values["rope_theta"], values["rope_scaling"]), dtype=torch.float64
+    )
 
     def rms_norm(module, x):
         return module.weight * (x / (x.double().pow(2).mean(-1, keepdim=True) + module.variance_epsilon).sqrt())

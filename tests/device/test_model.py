@@ -67,3 +67,70 @@ def test_double_agrees_with_transformers(name, tiny_models, kernels, new_runner,
     assert len(driver.requests["a"].output) >= 64
     for request in driver.requests.values():
         assert_like_reference(request, reference_logprobs(tiny_models[name], request.token_ids), 1e-9)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama3-rope"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_split_changes_no_bit(name, dtype, tiny_models, kernels, new_runner, new_driver):
+    whole = new_runner(tiny_models[name], dtype, kernels=kernels)
+    num_layers = whole.config.num_layers
+    expected = new_driver([(whole.run, LayerRange(0, num_layers))], NUM_BLOCKS, with_logprobs=True)
+    run_mixed(expected)
+    for boundary in range(1, num_layers):
+        ranges = LayerRange(0, boundary), LayerRange(boundary, num_layers)
+        stages = [(new_runner(tiny_models[name], dtype, kernels=kernels).run, layers) for layers in ranges]
+        split = new_driver(stages, NUM_BLOCKS, with_logprobs=True, seed=boundary)
+        run_mixed(split)
+        for request, same in zip(split.requests.values(), expected.requests.values()):
+            assert (request.token_ids, request.logprobs, request.prompt_logprobs) == (
+                same.token_ids,
+                same.logprobs,
+                same.prompt_logprobs,
+            )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_changes_no_token_in_double(name, tiny_models, kernels, new_runner, new_driver):
+    runner = new_runner(tiny_models[name], kernels=kernels)
+    mixed = new_driver([(runner.run, LayerRange(0, runner.config.num_layers))], NUM_BLOCKS)
+    run_mixed(mixed)
+    for request in mixed.requests.values():
+        prompt_ids = request.token_ids[: request.num_prompt_tokens]
+        alone = run_alone(runner.run, runner.config.num_layers, new_driver, prompt_ids, len(request.output))
+        assert request.output == alone
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-3), (torch.bfloat16, 0.5)])
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_lower_precisions_are_near(
+    name, dtype, tolerance, tiny_models, kernels, new_runner, new_driver, reference_logprobs
+):
+    runner = new_runner(tiny_models[name], dtype, kernels=kernels)
+    driver = new_driver([(runner.run, LayerRange(0, runner.config.num_layers))], NUM_BLOCKS, with_logprobs=True)
+    run_mixed(driver)
+    for request in driver.requests.values():
+        reference = reference_logprobs(tiny_models[name], request.token_ids)
+        positions = range(request.num_prompt_tokens - 1, len(request.token_ids) - 1)
+        expected = reference[positions, request.output].tolist()
+        assert [described.logprob for described in request.logprobs] == pytest.approx(expected, abs=tolerance)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_output_is_varied(name, tiny_models, new_runner, new_driver):
+    """Otherwise comparing it proves nothing."""
+    runner = new_runner(tiny_models[name], kernels=load_kernels("auto"))
+    output = run_alone(runner.run, runner.config.num_layers, new_driver, prompt(12, 5), 64)
+    assert len(set(output)) >= 8
+
+
+def test_prompt_logprobs_without_sampling(tiny_models, new_runner, new_driver, reference_logprobs):
+    """A chunk in the middle of a prompt yields them too."""
+    runner = new_runner(tiny_models["llama"], kernels=load_kernels("auto"))
+    driver = new_driver([(runner.run, LayerRange(0, runner.config.num_layers))], NUM_BLOCKS, with_logprobs=True)
+    driver.add("a", prompt(40, 4))
+    result = driver.step({"a": 30})
+    assert result.tokens == []
+    assert len(result.prompt_logprobs[0]) == 30
+    logprobs = reference_logprobs(tiny_models["llama"], driver.requests["a"].token_ids)
+    for position, described in enumerate(result.prompt_logprobs[0]):
+        assert described.top[0][0] == logprobs[position].argmax()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jettison.errors import ConfigError
@@ -58,6 +58,7 @@ def test_no_requests_want_nothing() -> None:
 ROWS = st.lists(st.builds(Row, st.floats(0, 20), st.integers(1, 500), st.integers(1, 50)), min_size=1, max_size=12)
 
 
+@settings(max_examples=25)
 @given(rows=ROWS, ttft_s=st.floats(0, 3), tpot_s=st.floats(0.01, 0.5))
 def test_the_closed_form_agrees_with_sampling(rows: list[Row], ttft_s: float, tpot_s: float) -> None:
     horizon_s = max(row.arrival_s for row in rows) + 1.0
@@ -69,10 +70,10 @@ def test_the_closed_form_agrees_with_sampling(rows: list[Row], ttft_s: float, tp
             return 0.0
         return row.input_tokens + max(0.0, t - first_s) / tpot_s
 
-    count = 4000
+    count = 1500
     samples = [sum(held(row, (at + 0.5) * horizon_s / count) for row in rows) for at in range(count)]
     total = sum(row.input_tokens + row.output_tokens for row in rows)
-    assert mean == pytest.approx(sum(samples) / count, abs=total * 0.003 + 1e-6)
+    assert mean == pytest.approx(sum(samples) / count, abs=total * 0.006 + 1e-6)
     assert max(samples) <= peak + 1e-6 <= total + 1e-3
     assert peak >= max(row.input_tokens + row.output_tokens for row in rows) - 1e-6
 

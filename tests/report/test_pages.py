@@ -44,6 +44,13 @@ def runs() -> list[RunResult]:
     return [make_run("recompute", 5.0), make_run("drop", 0.2, drops=True)]
 
 
+@pytest.fixture(scope="module")
+def rendered() -> str:
+    """One page for all tests that only read it: drawing takes most of a second."""
+    runs = [make_run("recompute", 5.0), make_run("drop", 0.2, drops=True)]
+    return render_html(runs, title="Two runs")
+
+
 class Page(HTMLParser):
     """What a test wants to know of a page: its tags, images and visible text."""
 
@@ -63,11 +70,11 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_holds_table_conditions_pictures_and_events(runs: list[RunResult]) -> None:
-    page = Page(render_html(runs, title="Two runs"))
+def test_the_page_holds_table_conditions_pictures_and_events(rendered: str) -> None:
+    page = Page(rendered)
     for part in (
         "Two runs", "TTFT p99", "25.00x", "parameters' share of memory", "peak demand / merged capacity", "made up",
-        "1,234", "HTTP 429: full", "Load generator's own lag", "restore", "groups [0, 1]", "scheduled arrival to the first",
+        "1,234", "HTTP 429: full", "Load generator's own lag", "restore", "groups [0, 1]", "scheduled arrival to",
     ):  # fmt: skip
         assert part in page.text, part
     captions = " ".join(image["alt"] or "" for image in page.images)
@@ -76,16 +83,16 @@ def test_the_page_holds_table_conditions_pictures_and_events(runs: list[RunResul
     assert len(page.images) == 4  # the run without memory series has no memory map
 
 
-def test_the_page_needs_nothing_from_outside(runs: list[RunResult]) -> None:
-    text = render_html(runs)
-    page = Page(text)
+def test_the_page_needs_nothing_from_outside(rendered: str) -> None:
+    page = Page(rendered)
     assert not {"script", "link", "iframe"} & set(page.tags)
     assert all((image["src"] or "").startswith("data:image/svg+xml;base64,") for image in page.images)
-    assert not re.search(r"https?://", re.sub(r"base64,[A-Za-z0-9+/=]+", "", text))
+    assert not re.search(r"https?://", re.sub(r"base64,[A-Za-z0-9+/=]+", "", rendered))
 
 
 def test_foreign_text_is_escaped() -> None:
     run = make_run(EVIL, 0.2)
+    run.requests_detail, run.series = None, {}  # pictures are another test's
     run.config["note"] = EVIL
     run.events["log"] = [{"t": 1.0, "kind": EVIL, "why": EVIL}]
     text = render_html([run], title=EVIL)
@@ -101,19 +108,19 @@ def test_a_run_with_nothing_still_makes_a_page(tmp_path: Path) -> None:
     assert "<img" not in text
 
 
-def test_the_same_runs_make_the_same_page(runs: list[RunResult]) -> None:
-    assert render_html(runs) == render_html(runs)
-
-
 def test_pictures_are_drawn_where_there_is_something_to_draw(runs: list[RunResult]) -> None:
     drawn = [plots.draw_ttft(runs), plots.draw_queue(runs), plots.draw_memory(runs[1]), plots.draw_distributions(runs)]
-    for figure in drawn:
-        assert figure is not None
-        assert plots.to_svg(figure).startswith(b"<?xml")
+    assert all(figure is not None for figure in drawn)
     assert plots.draw_memory(runs[0]) is None
     empty = [RunResult("empty")]
     assert plots.draw_ttft(empty) is plots.draw_queue(empty) is plots.draw_distributions(empty) is None
-    assert drawn[0] is not None and plots.to_png(drawn[0], dpi=20).startswith(b"\x89PNG")
+
+
+def test_the_same_runs_make_the_same_picture(runs: list[RunResult]) -> None:
+    first, second = plots.draw_ttft(runs), plots.draw_ttft(runs)
+    assert first is not None and second is not None
+    assert plots.to_svg(first) == plots.to_svg(second)
+    assert plots.to_png(first, dpi=20).startswith(b"\x89PNG")
 
 
 def test_drops_and_restores_are_marked(runs: list[RunResult]) -> None:
@@ -121,6 +128,21 @@ def test_drops_and_restores_are_marked(runs: list[RunResult]) -> None:
     assert figure is not None
     colors = [line.get_color() for line in figure.axes[0].get_lines()]
     assert colors == [plots.EVENT_COLORS["drop"], plots.EVENT_COLORS["restore"]]
+
+
+def test_blocks_of_all_groups_are_added_up_and_drawn_against_their_number() -> None:
+    series = {
+        "kv_blocks_used/0": [(0.0, 5.0), (1.0, 6.0)],
+        "kv_blocks_used/1": [(0.0, 4.0)],  # merged into the other after the first sample
+        "kv_blocks_total/0": [(0.0, 10.0), (1.0, 30.0)],
+        "kv_blocks_total/1": [(0.0, 10.0)],
+        "kv_usage": [(0.0, 0.45), (1.0, 0.2)],
+    }
+    figure = plots.draw_queue([RunResult("r", series=series)])
+    assert figure is not None and len(figure.axes) == 1
+    used, capacity = figure.axes[0].get_lines()
+    assert list(used.get_ydata()) == [9.0, 6.0]
+    assert list(capacity.get_ydata()) == [20.0, 30.0]
 
 
 def test_workers_are_in_numeric_order() -> None:
@@ -148,7 +170,15 @@ def test_the_summary_prints_figures_conditions_and_lag(runs: list[RunResult]) ->
     out = io.StringIO()
     runs[1].name = "[bold]drop"  # a name is text, not markup
     print_summary(runs, Console(file=out, width=140))
-    for part in ("TTFT p99", "5 s", "200 ms", "25.00x", "client lag of recompute", "peak demand / undropped", "[bold]drop"):
+    for part in (
+        "TTFT p99",
+        "5 s",
+        "200 ms",
+        "25.00x",
+        "client lag of recompute",
+        "peak demand / undropped",
+        "[bold]drop",
+    ):
         assert part in out.getvalue(), part
 
 

@@ -67,7 +67,16 @@ def test_loads_are_shaped_in_the_stated_order(trace: Path) -> None:
         trace=trace, slice_s=20, slice_index=1, thin_every=2, rate_scale=2.0, lengths_from=trace,
         length_scale=0.5, max_model_len=16, num_requests=4, duration_s=9.0, seed=1,
     )  # fmt: skip
-    words = ("read as", "slice 1 of 3", "every 2th", "divided by 2", "lengths taken", "multiplied", "cut to", "kept arr")
+    words = (
+        "read as",
+        "slice 1 of 3",
+        "every 2th",
+        "divided by 2",
+        "lengths taken",
+        "multiplied",
+        "cut to",
+        "kept arr",
+    )
     assert len(load.notes) == len(words)
     assert all(word in note for word, note in zip(words, load.notes, strict=True))
     assert [row.arrival_s for row in load.rows] == [0, 2, 4, 6]

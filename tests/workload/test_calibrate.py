@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -84,7 +83,7 @@ def test_a_slower_machine_gets_slower_arrivals() -> None:
 
 def test_the_chosen_speed_favours_the_merged_group_on_every_seed() -> None:
     chosen = choose_setting([generate(SMALL, seed) for seed in range(2)], SPEED, SETTING, num_candidates=2)
-    assert chosen.worst_gain > 3
+    assert chosen.worst_gain > 2
     assert chosen.predicted_p99_ttft_separate_s > chosen.predicted_p99_ttft_merged_s
     assert chosen.peak_over_capacity > 1 > chosen.peak_over_merged
     assert chosen.replay_s > 0
@@ -97,9 +96,9 @@ def test_targets_that_cannot_be_met_are_said() -> None:
         calibrate(one_request(10, 10), SPEED, SETTING)
     with pytest.raises(ConfigError, match="at least one workload"):
         choose_setting([], SPEED, SETTING)
+    one_long = generate(SMALL, 0).with_rows([*generate(SMALL, 0).rows, TraceRow(19.0, 301, 1)], "and a long one")
     with pytest.raises(ConfigError, match="can never fit one instance"):
-        long = generate(replace(SMALL, output=Lengths(40, 0.3, 400, floor=300)), 0)
-        choose_setting([long], SPEED, SETTING)
+        choose_setting([one_long], SPEED, SETTING)
     with pytest.raises(ConfigError, match="merged capacity"):
         OverloadSetting(500, 400)
 

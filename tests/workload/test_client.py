@@ -22,7 +22,14 @@ vllm:kv_cache_usage_perc{model_name="m",engine="1"} 0.7
 vllm:num_preemptions_total{model_name="m"} 5.0
 vllm:time_to_first_token_seconds_bucket{le="0.1"} 9
 jettison:worker_memory_bytes{model_name="m",use="kv",worker="1"} 1048576
+# HELP jettison:kv_blocks_total A gauge, whatever its name.
+# TYPE jettison:kv_blocks_total gauge
+jettison:kv_blocks_total{model_name="m",group="0"} 99
+# TYPE jettison:drops_total counter
 jettison:drops_total{model_name="m"} 2
+# TYPE jettison:sheds_total counter
+jettison:sheds_total{model_name="m",reason="queue"} 4
+# TYPE jettison:drop_seconds histogram
 jettison:drop_seconds_bucket{le="1"} 2
 jettison:drop_seconds_sum 0.5
 process_cpu_seconds_total 9.0
@@ -146,8 +153,9 @@ async def test_what_cannot_work_is_said_before_anything_is_sent(serve) -> None:
 
 def test_a_scrape_is_split_into_gauges_and_totals() -> None:
     gauges, totals = parse_metrics(METRICS)
-    assert gauges == {"running": 7.0, "kv_usage": pytest.approx(0.6), "worker_memory_bytes/kv/1": 1048576.0}
-    assert totals == {"preemptions": 5.0, "drops": 2.0}
+    own = {"worker_memory_bytes/kv/1": 1048576.0, "kv_blocks_total/0": 99.0}
+    assert gauges == {"running": 7.0, "kv_usage": pytest.approx(0.6), **own}
+    assert totals == {"preemptions": 5.0, "drops": 2.0, "sheds/queue": 4.0}
 
 
 @pytest.mark.parametrize("body", [None, [], {}, {"now_s": "1"}, {"now_s": True}])

@@ -9,9 +9,7 @@ from jettison.errors import ConfigError
 from jettison.workload import shaping
 from jettison.workload.traces import TraceRow, Workload
 
-ROWS = st.lists(
-    st.builds(TraceRow, st.floats(0, 1000), st.integers(1, 5000), st.integers(1, 2000)), max_size=40
-)
+ROWS = st.lists(st.builds(TraceRow, st.floats(0, 1000), st.integers(1, 5000), st.integers(1, 2000)), max_size=40)
 
 
 def workload_of(rows: list[TraceRow]) -> Workload:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -19,14 +20,16 @@ def token(text: str = "a", reason: str | None = None) -> bytes:
 
 USAGE = sse({"choices": [], "usage": {"prompt_tokens": 2, "completion_tokens": 3}})
 DONE = b"data: [DONE]\n\n"
-ANSWER = token() + b": keep-alive\n\n" + token('"error" "choices":[] {"usage": 1}') + token("c", "length") + USAGE + DONE
+ANSWER = (
+    token() + b": keep-alive\n\n" + token('"error" "choices":[] {"usage": 1}') + token("c", "length") + USAGE + DONE
+)
 
 
 @given(cuts=st.lists(st.integers(0, len(ANSWER)), max_size=30))
 def test_an_answer_reads_the_same_however_it_is_cut(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(ANSWER)]
     meter = StreamMeter()
-    for index, (start, end) in enumerate(zip(edges, edges[1:], strict=False)):
+    for index, (start, end) in enumerate(pairwise(edges)):
         meter.feed(ANSWER[start:end], float(index))
     assert (meter.num_chunks, meter.completion_tokens, meter.output_tokens) == (3, 3, 3)
     assert meter.done and meter.error is None and meter.finish_reason == "length"
@@ -36,7 +39,12 @@ def test_an_answer_reads_the_same_however_it_is_cut(cuts: list[int]) -> None:
 
 def test_times_are_those_of_the_reads() -> None:
     meter = StreamMeter()
-    for at_s, data in ((1.0, b": queued\n\n"), (2.5, token()), (3.0, token() + token()), (5.0, token("", "stop") + DONE)):
+    for at_s, data in (
+        (1.0, b": queued\n\n"),
+        (2.5, token()),
+        (3.0, token() + token()),
+        (5.0, token("", "stop") + DONE),
+    ):
         meter.feed(data, at_s)
     assert meter.first_s == 2.5
     assert meter.gaps_s == [0.5, 0.0]  # the closing chunk carries no token

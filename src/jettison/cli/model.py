@@ -34,6 +34,9 @@ def create(
     tied: Annotated[bool, typer.Option("--tied/--untied", help="Use the embedding as the head.")] = False,
     std: Annotated[float, typer.Option(help="Standard deviation of the weights.", min=0.0)] = 0.08,
     max_position_embeddings: Annotated[int, typer.Option(help="Context, in tokens.", min=1)] = 4096,
+    rope_scaling: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Rotary scaling of the context: none, or llama3.")
+    ] = None,
     shard_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Split the weights into files of about this size.")
     ] = None,
@@ -57,6 +60,7 @@ def create(
         tied=tied,
         std=std,
         max_position_embeddings=max_position_embeddings,
+        rope_scaling=None if rope_scaling == "none" else rope_scaling,
         shard_bytes=shard_num_bytes,
     )
     typer.echo(f"wrote {directory}")

@@ -124,6 +124,8 @@ class GroupCore:
         self.counters = GroupCounters()
         self._hasher = hasher
         self._version = 0
+        self._num_queued_blocks = 0
+        """Need of ``waiting``; kept up to date because dispatch asks at every arrival."""
 
     # --- what others may read ---------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class GroupCore:
 
     def queued_blocks(self) -> int:
         """Need of all waiting requests."""
-        return sum(self.blocks_for(len(state.tokens)) for state in self.waiting)
+        return self._num_queued_blocks
 
     # --- queue ------------------------------------------------------------------------------------------------
 
@@ -173,6 +175,7 @@ class GroupCore:
         self._version += 1
         state.group_id = self.group_id
         state.phase = Phase.WAITING
+        self._num_queued_blocks += self.blocks_for(len(state.tokens))
         if not self.waiting or self.waiting[-1].order <= state.order:
             self.waiting.append(state)
             return
@@ -192,11 +195,22 @@ class GroupCore:
             if newest is not state:
                 self.running = dict(sorted(self.running.items(), key=lambda item: item[1].order))
 
+    def take_queues(self) -> list[RequestState]:
+        """Empty all queues (the group is about to be dissolved) and return what was in them."""
+        self._version += 1
+        states = [*self.waiting, *self.running.values(), *self.moving.values()]
+        self.waiting.clear()
+        self.running.clear()
+        self.moving.clear()
+        self._num_queued_blocks = 0
+        return states
+
     def take_out(self, state: RequestState) -> None:
         """Remove a request from whatever queue it is in; its blocks stay where they are."""
         self._version += 1
         if state.phase is Phase.WAITING:
             self.waiting.remove(state)
+            self._num_queued_blocks -= self.blocks_for(len(state.tokens))
         else:
             self.running.pop(state.request_id, None)
             self.moving.pop(state.request_id, None)
@@ -249,16 +263,15 @@ class GroupCore:
 
     def _view(self) -> BatchView:
         block_size = self.limits.block_size
-        ledger = self.ledgers[0]
+        table_of = self.ledgers[0].table
         rows = []
-        for state in self.running.values():
-            ready = len(state.tokens) - state.num_computed - state.num_pending
+        for request_id, state in self.running.items():
+            scheduled = state.num_computed + state.num_pending
+            ready = len(state.tokens) - scheduled
             if ready <= 0 or state.paused or state.ending is not None:
                 continue
-            held = ledger.num_blocks_of(state.request_id) * block_size
-            room = held - (len(state.tokens) - ready)
-            grow = -(-(ready - room) // block_size) if ready > room else 0
-            rows.append(RunningRow(state.request_id, ready, grow, room, state.num_pending > 0))
+            room = len(table_of(request_id).ids) * block_size - scheduled
+            rows.append(RunningRow(request_id, ready, room, state.num_pending > 0))
         return BatchView(
             self._version, rows, len(self.running), self._waiting_rows(), self._victims, self.num_free_blocks
         )
@@ -310,10 +323,12 @@ class GroupCore:
         rows: list[StepRow] = []
         for chunk in plan.chunks:
             state = self.running[chunk.request_id]
-            self._grow(state, state.num_computed + state.num_pending + chunk.num_tokens)
+            if chunk.num_new_blocks:
+                self._grow(state, chunk.num_new_blocks)
             rows.append(self._schedule(state, chunk.num_tokens))
         for admission in plan.admissions:
             state = self.waiting.popleft()
+            self._num_queued_blocks -= self.blocks_for(len(state.tokens))
             assert state.request_id == admission.request_id
             self._admit(state, admission.num_cached_tokens, now_ns)
             rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
@@ -327,14 +342,11 @@ class GroupCore:
         )
         return step
 
-    def _grow(self, state: RequestState, num_tokens: int) -> None:
-        """Make every stage's table long enough for ``num_tokens`` tokens."""
-        wanted = self.blocks_for(num_tokens)
-        self.counters.num_grown_blocks += max(0, wanted - self.ledgers[0].num_blocks_of(state.request_id))
+    def _grow(self, state: RequestState, num_blocks: int) -> None:
+        """Make the request's table longer in every stage."""
+        self.counters.num_grown_blocks += num_blocks
         for ledger in self.ledgers:
-            missing = wanted - ledger.num_blocks_of(state.request_id)
-            if missing > 0:
-                ledger.allocate(state.request_id, missing)
+            ledger.allocate(state.request_id, num_blocks)
 
     def _admit(self, state: RequestState, num_cached_tokens: int, now_ns: int) -> None:
         hashes = state.hashes[: num_cached_tokens // self.limits.block_size]
@@ -435,6 +447,7 @@ class GroupCore:
             for ledger in self.ledgers:
                 have = ledger.num_blocks_of(state.request_id) * self.limits.block_size
                 assert have >= state.num_computed + state.num_pending, state
+        assert self._num_queued_blocks == sum(self.blocks_for(len(s.tokens)) for s in self.waiting)
         for state in self.waiting:
             assert state.phase is Phase.WAITING and state.num_pending == 0, state
         layers = LayerRange(self.stages[0].layers.lo, self.stages[-1].layers.hi)

@@ -277,20 +277,15 @@ class Merging:
         self._landing = []
         group = self._cluster.form_group(self._stage_order)
         self.group = group
-        running: list[RequestState] = []
-        waiting: list[RequestState] = []
+        states: list[RequestState] = []
         for source in self._sources:
-            waiting += source.waiting
-            running += source.running.values()
-            running += source.moving.values()
-            source.waiting.clear()
-            source.running.clear()
-            source.moving.clear()
+            states += source.take_queues()
             group.counters.num_freed_blocks += source.counters.num_freed_blocks
             self._cluster.dissolve(source)
-        for state in sorted(waiting, key=lambda s: s.order):
-            group.enqueue(state)
-        for state in sorted(running, key=lambda s: s.order):
+        for state in sorted(states, key=lambda s: s.order):
+            if state.phase is Phase.WAITING:
+                group.enqueue(state)
+                continue
             state.paused = False
             moves = plan_kv_moves(state.kv_at, self._stage_order)
             if not moves:

@@ -1,13 +1,16 @@
-"""Which request owns which block of one worker's KV arenas. Pure bookkeeping: no bytes, no device.
+"""Which KV blocks of one worker are free, held or cached, and which request holds what: the block ledger.
 
-A block is in exactly one of three states; together they always make up the capacity:
+Pure bookkeeping of integers. A block id means the same slot in every resident layer's arena, so one table per request
+and worker is enough. Nothing here knows bytes, pages or tensors; what a block contains is known only as the hash it was
+sealed with.
 
-    free      no content anybody may use
-    held      in the table of one request, or of several that share a prefix (reference count > 0)
-    cached    nobody holds it, but its content is known by hash: counted as allocatable, evicted least recently used
+    free ----allocate----> held ----release, not sealed----> free
+     ^                      ^ |
+     |                 adopt| |release, sealed
+     '----evict------- cached <'
 
-Fresh blocks are handed out lowest id first, so the tail of the arenas, where a drop puts the pages of parameters,
-is written last: a drop that was hardly needed is undone by mapping alone.
+Every block is in exactly one of the three states: ``free + held + cached == capacity`` after every call. A call that
+raises has changed nothing.
 """
 
 from __future__ import annotations
@@ -21,98 +24,170 @@ from jettison.types import RequestId
 
 
 class BlockTable:
-    """A request's blocks, in token order. ``generation`` changes when existing ids change, not when blocks join."""
+    """The blocks of one request in token order.
+
+    ``ids`` is the ledger's own list: read it, do not change it. It only grows at its end while ``generation`` stays;
+    a new generation says that ids already there are different ones (compaction, or another life of the request).
+    """
 
     __slots__ = ("generation", "ids")
 
-    def __init__(self) -> None:
+    def __init__(self, generation: int) -> None:
         self.ids: list[int] = []
-        self.generation = 0
+        self.generation = generation
 
 
 class BlockLedger:
-    """Blocks of one worker, shared by all groups that use it."""
+    """The blocks of one worker's KV arenas, shared by all groups that use the worker.
+
+    ``allocate`` and ``release`` cost O(log capacity) a block; compaction, resizing and ``check`` are O(capacity).
+    """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
+        if num_blocks < 0 or block_size < 1:
+            raise ValueError(f"a ledger of {num_blocks} blocks of {block_size} tokens")
         self.block_size = block_size
-        self._capacity = num_blocks
-        self._version = 0
+        """Tokens a block."""
+        self.version = 0
+        """Grows with every mutation."""
+        self.high_water = 0
+        """1 + the highest block id handed out for writing since ``reset_high_water``."""
+        self._refs: list[int] = [0] * num_blocks
+        # Ids without content, a heap: low ids first keeps what is alive low, where a shrink need not move it.
         self._free: list[int] = list(range(num_blocks))
-        """Heap of free ids."""
+        # Ids with content that nobody holds; the first is evicted first.
         self._cached: OrderedDict[int, None] = OrderedDict()
-        """Cached ids, next to evict first."""
-        self._references: dict[int, int] = {}
-        self._tables: dict[RequestId, BlockTable] = {}
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
-        self._high_water = 0
+        self._tables: dict[RequestId, BlockTable] = {}
+        self._last_generation = 0
 
-    # --- reading ----------------------------------------------------------------------------------------------
+    # --- counts -----------------------------------------------------------------------------------------------
 
     @property
     def capacity(self) -> int:
-        """Blocks in all states."""
-        return self._capacity
-
-    @property
-    def version(self) -> int:
-        """Changes with every mutation."""
-        return self._version
+        """All blocks."""
+        return len(self._refs)
 
     @property
     def num_free(self) -> int:
-        """Allocatable blocks: free and cached ones."""
+        """Blocks that can be allocated now: free ones and cached ones."""
         return len(self._free) + len(self._cached)
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds but whose content is known."""
+        """Blocks nobody holds whose content can be found by its hash."""
         return len(self._cached)
 
     @property
     def num_held(self) -> int:
-        """Blocks in some request's table."""
-        return len(self._references)
-
-    @property
-    def high_water(self) -> int:
-        """1 + the highest id given out since ``reset_high_water``."""
-        return self._high_water
-
-    def reset_high_water(self) -> None:
-        """Start over from what is held now."""
-        self._high_water = max(self._references, default=-1) + 1
+        """Blocks that at least one request holds."""
+        return len(self._refs) - self.num_free
 
     def can_allocate(self, n: int) -> bool:
         """Whether ``allocate`` of ``n`` blocks would succeed."""
-        return n <= self.num_free
+        return n <= len(self._free) + len(self._cached)
+
+    def is_held(self, block_id: int) -> bool:
+        """Whether a request holds this block; False for ids beyond the capacity."""
+        return 0 <= block_id < len(self._refs) and self._refs[block_id] > 0
+
+    # --- tables -----------------------------------------------------------------------------------------------
 
     def has(self, request_id: RequestId) -> bool:
-        """Whether the request has a table (possibly an empty one)."""
+        """Whether the request has a table here (it may be empty)."""
         return request_id in self._tables
 
     def table(self, request_id: RequestId) -> BlockTable:
-        """The request's table; read only. Raises KeyError."""
+        """The request's blocks. Raises KeyError for an unknown request."""
         return self._tables[request_id]
 
     def num_blocks_of(self, request_id: RequestId) -> int:
-        """Length of the request's table. Raises KeyError."""
-        return len(self._tables[request_id].ids)
+        """Length of the request's table; 0 for an unknown request."""
+        table = self._tables.get(request_id)
+        return len(table.ids) if table is not None else 0
 
     def num_exclusive_blocks(self, request_id: RequestId) -> int:
-        """Blocks that nobody else holds: what releasing the request makes allocatable."""
-        return sum(self._references[block] == 1 for block in self._tables[request_id].ids)
-
-    def is_held(self, block: int) -> bool:
-        """Whether some request holds the block."""
-        return block in self._references
+        """Blocks that releasing this request would make allocatable: those it shares with nobody."""
+        refs = self._refs
+        return sum(refs[block] == 1 for block in self._tables[request_id].ids)
 
     def requests(self) -> Iterable[RequestId]:
-        """Requests with a table."""
-        return self._tables.keys()
+        """All requests with a table, in order of arrival; a copy, so the ledger may change meanwhile."""
+        return list(self._tables)
+
+    # --- hold and release -------------------------------------------------------------------------------------
+
+    def allocate(self, request_id: RequestId, n: int) -> list[int]:
+        """Append ``n`` blocks to the request's table (made if need be) and return their ids.
+
+        The lowest free ids first, then cached blocks, least recently used first, whose content is forgotten.
+        All or nothing: raises OutOfBlocksError.
+        """
+        if n < 0:
+            raise ValueError(f"cannot allocate {n} blocks")
+        if not self.can_allocate(n):
+            raise OutOfBlocksError(f"{request_id}: {n} blocks wanted, {self.num_free} of {self.capacity} allocatable")
+        free, refs = self._free, self._refs
+        ids = [heapq.heappop(free) for _ in range(min(n, len(free)))]
+        while len(ids) < n:
+            block, _ = self._cached.popitem(last=False)
+            self._forget_hash(block)
+            ids.append(block)
+        for block in ids:
+            refs[block] = 1
+        if ids:
+            self.high_water = max(self.high_water, max(ids) + 1)
+        self._table_for(request_id).ids += ids
+        self.version += 1
+        return ids
+
+    def adopt_prefix(self, request_id: RequestId, block_ids: Sequence[int]) -> None:
+        """Start a new request's table with blocks that hold its first tokens already, cached or held by others.
+
+        Raises ValueError if the request has a table, or if a block is free (its content is not known) or named twice.
+        """
+        if request_id in self._tables:
+            raise ValueError(f"{request_id} has blocks already")
+        if len(set(block_ids)) != len(block_ids):
+            raise ValueError(f"a block is named twice: {list(block_ids)}")
+        for block in block_ids:
+            if not self.is_held(block) and block not in self._cached:
+                raise ValueError(f"block {block} is free: it holds nothing to share")
+        for block in block_ids:
+            if not self._refs[block]:
+                del self._cached[block]
+            self._refs[block] += 1
+        self._table_for(request_id).ids += block_ids
+        self.version += 1
+
+    def release(self, request_id: RequestId) -> None:
+        """End a request's hold on its blocks. Raises KeyError for an unknown request.
+
+        Sealed blocks that nobody holds any more stay findable as cached blocks; of one request's, the deeper are
+        evicted before the shallower, since a chain is only found from its start.
+        """
+        table = self._tables.pop(request_id)
+        refs = self._refs
+        for block in reversed(table.ids):
+            refs[block] -= 1
+            if refs[block]:
+                continue
+            if block in self._hash_of:
+                self._cached[block] = None
+            else:
+                heapq.heappush(self._free, block)
+        self.version += 1
+
+    def reset_high_water(self) -> None:
+        """Start ``high_water`` again from 0."""
+        self.high_water = 0
+
+    # --- content ----------------------------------------------------------------------------------------------
 
     def lookup(self, hashes: Sequence[bytes]) -> list[int]:
-        """Blocks with these contents, for as many leading hashes as are known."""
+        """Blocks that hold the longest known run from the start of a hash chain. Changes nothing, the order of
+        eviction included: adopting is what makes a block recently used."""
         found: list[int] = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
@@ -121,156 +196,150 @@ class BlockLedger:
             found.append(block)
         return found
 
-    # --- giving and taking ------------------------------------------------------------------------------------
-
-    def allocate(self, request_id: RequestId, n: int) -> list[int]:
-        """Append ``n`` blocks to the request's table (made if missing) and return them.
-
-        Raises OutOfBlocksError with nothing changed.
-        """
-        if n > self.num_free:
-            raise OutOfBlocksError(f"{n} blocks wanted, {self.num_free} allocatable of {self._capacity}")
-        self._version += 1
-        given = [self._take() for _ in range(n)]
-        for block in given:
-            self._references[block] = 1
-        self._tables.setdefault(request_id, BlockTable()).ids.extend(given)
-        if given:
-            self._high_water = max(self._high_water, max(given) + 1)
-        return given
-
-    def _take(self) -> int:
-        if self._free:
-            return heapq.heappop(self._free)
-        block, _ = self._cached.popitem(last=False)
-        self._forget_hash(block)
-        return block
-
-    def adopt_prefix(self, request_id: RequestId, block_ids: Sequence[int]) -> None:
-        """Start a new request's table with blocks that already have content. Raises ValueError for a known request."""
-        if request_id in self._tables:
-            raise ValueError(f"{request_id} already has a table")
-        self._version += 1
-        table = self._tables[request_id] = BlockTable()
-        for block in block_ids:
-            count = self._references.get(block, 0)
-            if count == 0:
-                del self._cached[block]
-            self._references[block] = count + 1
-            table.ids.append(block)
-
     def seal(self, request_id: RequestId, index: int, block_hash: bytes) -> None:
-        """The request's block ``index`` is full and final: others may find it by hash. The first one stays known."""
-        block = self._tables[request_id].ids[index]
-        if block in self._hash_of or block_hash in self._block_of:
+        """Block ``index`` of the request is full and final: make it findable by ``block_hash``.
+
+        Where another block has the same content already, that one stays the findable one. Raises KeyError or
+        IndexError for what is not there, ValueError if the block was sealed with different content.
+        """
+        ids = self._tables[request_id].ids
+        if not 0 <= index < len(ids):
+            raise IndexError(f"{request_id} has {len(ids)} blocks, none with index {index}")
+        block = ids[index]
+        sealed_as = self._hash_of.get(block)
+        if sealed_as is not None:
+            if sealed_as != block_hash:
+                raise ValueError(f"block {block} of {request_id} is sealed with other content")
             return
-        self._version += 1
+        if block_hash in self._block_of:
+            return
         self._hash_of[block] = block_hash
         self._block_of[block_hash] = block
-
-    def release(self, request_id: RequestId) -> None:
-        """Give the request's blocks back. Blocks with known content become cached, deep ones evicted first.
-
-        Raises KeyError for a request without a table.
-        """
-        table = self._tables.pop(request_id)
-        self._version += 1
-        for block in reversed(table.ids):
-            count = self._references[block] - 1
-            if count:
-                self._references[block] = count
-                continue
-            del self._references[block]
-            if block in self._hash_of:
-                self._cached[block] = None
-            else:
-                heapq.heappush(self._free, block)
+        self.version += 1
 
     def forget_cached(self) -> None:
-        """No block's content may be found by hash any more: the arenas now hold other layers than when it was made."""
-        self._version += 1
+        """Forget all content: cached blocks become free, held ones are not findable until sealed again.
+
+        For the moment when the arenas' layers change: what is in a block is then not complete any more.
+        """
         for block in self._cached:
             heapq.heappush(self._free, block)
         self._cached.clear()
         self._hash_of.clear()
         self._block_of.clear()
+        self.version += 1
 
-    def _forget_hash(self, block: int) -> None:
-        block_hash = self._hash_of.pop(block, None)
-        if block_hash is not None:
-            del self._block_of[block_hash]
-
-    # --- growing and shrinking --------------------------------------------------------------------------------
+    # --- capacity ---------------------------------------------------------------------------------------------
 
     def resize(self, capacity: int) -> None:
-        """Grow at the tail, or cut it off. Raises StalePlanError if a block above the new end is held."""
-        if capacity < self._capacity:
-            if any(block >= capacity for block in self._references):
-                raise StalePlanError(f"cannot shrink to {capacity} blocks: some above are held")
-            for block in [b for b in self._cached if b >= capacity]:
-                del self._cached[block]
-                self._forget_hash(block)
-            self._free = [b for b in self._free if b < capacity]
-            heapq.heapify(self._free)
-            self._high_water = min(self._high_water, capacity)
+        """Grow (new ids are free) or shrink (cached blocks beyond the end are evicted).
+
+        Raises StalePlanError if a request holds a block beyond the end: compact first.
+        """
+        if capacity < 0:
+            raise ValueError(f"capacity {capacity}")
+        old = len(self._refs)
+        if capacity >= old:
+            self._refs += [0] * (capacity - old)
+            self._free += range(old, capacity)  # ascending and above all others: still a heap
         else:
-            for block in range(self._capacity, capacity):
-                heapq.heappush(self._free, block)
-        self._capacity = capacity
-        self._version += 1
+            held = [block for block in range(capacity, old) if self._refs[block]]
+            if held:
+                raise StalePlanError(f"{len(held)} blocks from {held[0]} up are held; capacity cannot be {capacity}")
+            self._evict_from(capacity)
+            del self._refs[capacity:]
+            self._rebuild_free()
+        self.version += 1
 
     def plan_compaction(self, line: int) -> list[tuple[int, int]] | None:
-        """(from, to) for every held block at or above ``line``, or None if there is no room below it. Pure.
+        """``(from, to)`` moves that bring every held block below ``line``; None if they do not fit.
 
-        Free ids below the line are used first, then cached ones, next to evict first.
+        Free ids are taken before cached ones, and those in order of eviction. Cached blocks above the line do not
+        move: they are lost when the plan is applied. Pure.
         """
-        above = sorted(block for block in self._references if block >= line)
-        room = sorted(b for b in self._free if b < line) + [b for b in self._cached if b < line]
-        if len(above) > len(room):
-            return None
-        return list(zip(above, room, strict=False))
+        sources = [block for block in range(max(line, 0), len(self._refs)) if self._refs[block]]
+        if not sources:
+            return []
+        room = sorted(block for block in self._free if block < line)
+        room += [block for block in self._cached if block < line]
+        return list(zip(sources, room)) if len(sources) <= len(room) else None
 
     def apply_compaction(self, moves: Sequence[tuple[int, int]], line: int) -> None:
-        """Rename blocks after their bytes were copied; cached blocks at or above ``line`` are lost.
+        """The blocks were copied: rename them in every table and hash. Tables that change get a new generation.
 
-        Raises StalePlanError if a source is no longer held or a destination is.
+        Raises StalePlanError unless the moves take exactly the held blocks from ``line`` up to blocks below it that
+        nobody holds.
         """
-        target = dict(moves)
-        for src, dst in moves:
-            if src not in self._references or dst in self._references:
-                raise StalePlanError(f"block {src} to {dst}: the ledger has changed since the plan")
-        self._version += 1
+        moved = dict(moves)
+        targets = set(moved.values())
+        held = {block for block in range(max(line, 0), len(self._refs)) if self._refs[block]}
+        if held != moved.keys() or len(targets) != len(moves):
+            raise StalePlanError(f"{len(moves)} moves for {len(held)} held blocks from {line} up")
+        if any(not 0 <= block < line or block >= len(self._refs) or self._refs[block] for block in targets):
+            raise StalePlanError(f"a block below {line} that was to be moved to is held")
+        self._evict_from(line)
         for src, dst in moves:
             if dst in self._cached:
-                del self._cached[dst]
                 self._forget_hash(dst)
-            self._references[dst] = self._references.pop(src)
+                del self._cached[dst]
+            self._refs[dst], self._refs[src] = self._refs[src], 0
             block_hash = self._hash_of.pop(src, None)
             if block_hash is not None:
                 self._hash_of[dst] = block_hash
                 self._block_of[block_hash] = dst
-        for block in [b for b in self._cached if b >= line]:
-            del self._cached[block]
-            self._forget_hash(block)
-        self._free = [b for b in range(self._capacity) if b not in self._references and b not in self._cached]
+            self.high_water = max(self.high_water, dst + 1)
         for table in self._tables.values():
-            if any(block in target for block in table.ids):
-                table.ids = [target.get(block, block) for block in table.ids]
-                table.generation += 1
+            if not moved.keys().isdisjoint(table.ids):
+                table.ids[:] = [moved.get(block, block) for block in table.ids]
+                table.generation = self._next_generation()
+        self._rebuild_free()
+        self.version += 1
 
-    # --- checks -----------------------------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Free + held + cached = capacity, and nothing is in two places. Raises AssertionError."""
-        free, cached, held = set(self._free), set(self._cached), set(self._references)
-        assert len(free) == len(self._free), "a block is free twice"
-        assert not (free & cached or free & held or cached & held), "a block is in two states"
-        assert free | cached | held == set(range(self._capacity)), "blocks are missing"
-        counts: dict[int, int] = {}
-        for table in self._tables.values():
-            assert len(set(table.ids)) == len(table.ids), "a block is twice in one table"
+        """Raise AssertionError on any broken invariant."""
+        refs = [0] * len(self._refs)
+        for request_id, table in self._tables.items():
+            assert len(set(table.ids)) == len(table.ids), f"{request_id} has a block twice"
             for block in table.ids:
-                counts[block] = counts.get(block, 0) + 1
-        assert counts == self._references, "reference counts differ from the tables"
-        assert {b: h for h, b in self._block_of.items()} == self._hash_of, "hash maps differ"
-        assert cached <= self._hash_of.keys() <= (cached | held), "a hash without content"
+                refs[block] += 1
+        assert refs == self._refs, "reference counts differ from the tables"
+        held = {block for block, count in enumerate(refs) if count}
+        free = set(self._free)
+        assert len(free) == len(self._free), "a free id is listed twice"
+        assert not free & held and not free & self._cached.keys() and not held & self._cached.keys()
+        assert len(free) + len(held) + len(self._cached) == len(self._refs), "free + held + cached != capacity"
+        assert free <= set(range(len(self._refs))) and self._cached.keys() <= set(range(len(self._refs)))
+        assert all(self._free[(i - 1) // 2] <= self._free[i] for i in range(1, len(self._free))), "not a heap"
+        assert self._block_of == {content: block for block, content in self._hash_of.items()}
+        assert len(self._block_of) == len(self._hash_of), "two blocks are findable by one hash"
+        assert self._cached.keys() <= self._hash_of.keys(), "a cached block has no hash"
+        assert self._hash_of.keys() <= held | self._cached.keys(), "a free block has a hash"
+        assert self.num_held == len(held)
+
+    # --- private ----------------------------------------------------------------------------------------------
+
+    def _table_for(self, request_id: RequestId) -> BlockTable:
+        table = self._tables.get(request_id)
+        if table is None:
+            table = self._tables[request_id] = BlockTable(self._next_generation())
+        return table
+
+    def _next_generation(self) -> int:
+        # One sequence for all tables: a request that comes back never meets a generation it has had.
+        self._last_generation += 1
+        return self._last_generation
+
+    def _forget_hash(self, block: int) -> None:
+        del self._block_of[self._hash_of.pop(block)]
+
+    def _evict_from(self, line: int) -> None:
+        """Drop cached blocks with ids from ``line`` up; the caller rebuilds the free ids."""
+        for block in [block for block in self._cached if block >= line]:
+            self._forget_hash(block)
+            del self._cached[block]
+
+    def _rebuild_free(self) -> None:
+        cached, refs = self._cached, self._refs
+        self._free = [block for block, count in enumerate(refs) if not count and block not in cached]

@@ -1,36 +1,51 @@
-"""Chain hashes of full token blocks: equal hash means equal tokens from the start of the prompt, for one tenant.
+"""Hashes that name the content of full KV blocks, chained from the start of a request.
 
-Pure. Keyed (a secret per engine) and 128 bits wide, so that nobody outside can construct a collision; the salt keeps
-tenants apart.
+A block's KV depends on every token before it, so its name covers them all: the hash of the block before, and its own
+tokens. The hash is keyed: nobody without the secret can make two prompts collide or predict a name (a cross-request
+attack on other engines; reliability.md section 3). Where blocks with a name lie is the ledger's business.
 """
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Sequence
+from hashlib import blake2b
 
 DIGEST_BYTES = 16
 
 
 class PrefixHasher:
-    """Hashes blocks of ``block_size`` tokens, each over its parent's hash."""
+    """Names of full blocks of ``block_size`` tokens.
+
+    ``secret`` must differ between whatever must not share KV: deployments, and models, dtypes and layouts (put the
+    model's fingerprint into it).
+    """
 
     def __init__(self, block_size: int, secret: bytes) -> None:
-        self._block_size = block_size
-        self._key = hashlib.blake2b(secret, digest_size=32).digest()
+        if block_size < 1:
+            raise ValueError(f"block_size {block_size}")
+        self.block_size = block_size
+        key = blake2b(secret, digest_size=64).digest()  # any length of secret makes a full-length key
+        self._root = blake2b(key=key, digest_size=DIGEST_BYTES, person=b"jettison-root")
+        self._block = blake2b(key=key, digest_size=DIGEST_BYTES, person=b"jettison-block")
 
     def chain(self, token_ids: Sequence[int], salt: str, parent: bytes | None = None) -> list[bytes]:
-        """Hashes of the full blocks in ``token_ids``; a partial last block has none.
+        """Names of the full blocks of ``token_ids``; tokens after the last full block are ignored.
 
-        ``parent`` is the hash of the block before, or None at the start, where the salt comes in.
+        ``parent`` is the name of the block just before ``token_ids``. None means that they start a request: the chain
+        then starts from ``salt``, and requests with different salts share nothing. Token ids are 32-bit
+        (OverflowError otherwise).
         """
-        link = parent if parent is not None else self._digest(b"root", salt.encode())
-        hashes: list[bytes] = []
-        for start in range(0, len(token_ids) - self._block_size + 1, self._block_size):
-            link = self._digest(link, array("i", token_ids[start : start + self._block_size]).tobytes())
-            hashes.append(link)
-        return hashes
-
-    def _digest(self, parent: bytes, content: bytes) -> bytes:
-        return hashlib.blake2b(parent + content, digest_size=DIGEST_BYTES, key=self._key).digest()
+        if parent is None:
+            root = self._root.copy()
+            root.update(salt.encode())
+            parent = root.digest()
+        size = self.block_size
+        names: list[bytes] = []
+        for start in range(0, len(token_ids) - size + 1, size):
+            block = self._block.copy()
+            block.update(parent)
+            block.update(array("i", token_ids[start : start + size]).tobytes())
+            parent = block.digest()
+            names.append(parent)
+        return names

@@ -32,8 +32,6 @@ class RunningRow(NamedTuple):
     request_id: RequestId
     num_ready_tokens: int
     """Tokens known but neither computed nor in flight; 1 for a decode."""
-    num_blocks_to_grow: int
-    """Blocks each stage lacks to hold all ready tokens."""
     num_free_slots: int
     """Tokens that fit into blocks already held."""
     in_flight: bool
@@ -95,6 +93,8 @@ class Chunk(NamedTuple):
 
     request_id: RequestId
     num_tokens: int
+    num_new_blocks: int
+    """Blocks to add to its table in every stage first."""
 
 
 class Admission(NamedTuple):
@@ -139,14 +139,16 @@ def plan_batch(view: BatchView, limits: BatchLimits) -> BatchPlan:
     victims: list[VictimRow] | None = None
 
     decodes = [row for row in view.running if row.num_ready_tokens == 1]
-    prefills = [row for row in view.running if row.num_ready_tokens > 1]
-    for row in (*decodes, *prefills):
+    rows = decodes if len(decodes) == len(view.running) else decodes + [r for r in view.running if r[1] > 1]
+    block_size = limits.block_size
+    for row in rows:
         if budget <= 0 or len(chunks) >= max_rows:
             break
-        if row.request_id in gone:
+        request_id, num_ready, num_free_slots, _ = row
+        if request_id in gone:
             continue
-        num_tokens = min(row.num_ready_tokens, budget)
-        grow = -(-max(0, num_tokens - row.num_free_slots) // limits.block_size)
+        num_tokens = num_ready if num_ready <= budget else budget
+        grow = 0 if num_tokens <= num_free_slots else -((num_free_slots - num_tokens) // block_size)
         while grow > free_blocks:
             if victims is None:
                 victims = list(view.victims())
@@ -158,13 +160,13 @@ def plan_batch(view: BatchView, limits: BatchLimits) -> BatchPlan:
             preempted.append(victim.request_id)
             gone.add(victim.request_id)
             free_blocks += victim.num_reclaimable_blocks
-            if victim.request_id == row.request_id:
+            if victim.request_id == request_id:
                 break
-        if row.request_id in gone or grow > free_blocks:
+        if request_id in gone or grow > free_blocks:
             continue
         free_blocks -= grow
         budget -= num_tokens
-        chunks.append(Chunk(row.request_id, num_tokens))
+        chunks.append(Chunk(request_id, num_tokens, grow))
 
     admissions: list[Admission] = []
     blocked: BlockedBy | None = None

@@ -20,6 +20,9 @@ from jettison.report.results import RunResult, SeriesPoint
 MEMORY_SERIES = "worker_memory_bytes"
 """Series ``worker_memory_bytes/<use>/<worker>``: bytes of each use on each worker."""
 
+KV_BLOCKS, KV_CAPACITY = "kv_blocks_used", "kv_blocks_total"
+"""Series ``<name>/<group>``: KV blocks that requests hold, and all that the group has."""
+
 MEMORY_USES = {
     "parameters": ("parameters", "#4c6a92"),
     "kv": ("KV cache", "#e08e45"),
@@ -104,9 +107,16 @@ def _held(points: Sequence[SeriesPoint], times: np.ndarray) -> np.ndarray:
 
 
 def draw_queue(runs: Sequence[RunResult]) -> Figure | None:
-    """Requests waiting and running, and KV usage, over time, a run a colour."""
-    wanted = {"queue": "waiting requests", "running": "running requests", "kv_usage": "KV cache in use"}
-    shown = [name for name in wanted if any(run.series.get(name) for run in runs)]
+    """Requests waiting and running, and KV use, over time, a run a colour.
+
+    KV use is drawn in blocks against their number where the runs have both: after a drop the *share* in use
+    falls while load rises.
+    """
+    wanted = {"queue": "waiting requests", "running": "running requests", KV_BLOCKS: "KV blocks in use"}
+    shown = [name for name in wanted if any(_points(run, name) for run in runs)]
+    if KV_BLOCKS not in shown and any(run.series.get("kv_usage") for run in runs):
+        wanted["kv_usage"] = "KV cache in use"
+        shown.append("kv_usage")
     if not shown:
         return None
     with mpl.rc_context(_STYLE):
@@ -114,18 +124,37 @@ def draw_queue(runs: Sequence[RunResult]) -> Figure | None:
         axes: list[Axes] = list(figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0])
         for axis, name in zip(axes, shown, strict=True):
             for index, run in enumerate(runs):
-                points = run.series.get(name)
-                if points:
-                    times, values = zip(*points, strict=True)
-                    axis.step(times, values, where="post", color=run_color(index), linewidth=1.3, label=run.name)
+                _draw_steps(axis, _points(run, name), run_color(index), run.name)
+                if name == KV_BLOCKS:
+                    _draw_steps(axis, _points(run, KV_CAPACITY), run_color(index), f"{run.name}: all blocks", "--")
                 mark_events(axis, run)
             axis.set_ylabel(wanted[name])
             axis.set_ylim(bottom=0)
         axes[0].set_title("queue, batch and KV usage over time")
         axes[0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(len(runs), 1))
+        if shown[-1] == KV_BLOCKS:
+            axes[-1].set_title("dashed: all blocks there are", fontsize=8, fontweight="normal", loc="right")
         axes[-1].set_xlabel("seconds since the start")
         _share_span(axes, runs)
     return figure
+
+
+def _points(run: RunResult, name: str) -> list[SeriesPoint]:
+    """The series ``name``, or ``name/<group>`` summed over the groups that each sample found."""
+    if name in run.series:
+        return run.series[name]
+    total: dict[float, float] = {}
+    for key, points in run.series.items():
+        if key.startswith(f"{name}/"):
+            for t, value in points:
+                total[t] = total.get(t, 0.0) + value
+    return sorted(total.items())
+
+
+def _draw_steps(axis: Axes, points: Sequence[SeriesPoint], color: str, label: str, style: str = "-") -> None:
+    if points:
+        times, values = zip(*points, strict=True)
+        axis.step(times, values, where="post", color=color, linewidth=1.3, label=label, linestyle=style)
 
 
 def draw_ttft(runs: Sequence[RunResult]) -> Figure | None:

@@ -23,6 +23,9 @@ FORMAT_VERSION = 1
 Status = Literal["completed", "failed", "cancelled", "rejected"]
 SeriesPoint = tuple[float, float]
 
+_SHORTEST_RUN_S = 1e-9
+"""A run of no length has no rates."""
+
 METRIC_DEFINITIONS = {
     "ttft_s": "scheduled arrival to the first chunk with non-empty choices; every request that got one",
     "ttft_from_send_s": "as ttft_s, counted from the moment the client really sent the request",
@@ -157,7 +160,7 @@ def goodput(
         "slo_tpot_s": slo_tpot_s,
         "requests_within": num_good,
         "share": num_good / len(records) if records else None,
-        "requests_per_s": num_good / duration_s if duration_s > 0 else None,
+        "requests_per_s": num_good / duration_s if duration_s > _SHORTEST_RUN_S else None,
     }
 
 
@@ -195,7 +198,7 @@ def build_run(
         tpot_s=summarize(record.tpot_s for record in completed),
         itl_s=summarize(gap for record in records for gap in record.gaps_s),
         e2e_s=summarize(record.e2e_s for record in completed),
-        output_tokens_per_s=num_tokens / duration_s if duration_s > 0 else 0.0,
+        output_tokens_per_s=num_tokens / duration_s if duration_s > _SHORTEST_RUN_S else 0.0,
         duration_s=duration_s,
         events=dict(events or {}),
         series={key: [(float(t), float(v)) for t, v in points] for key, points in (series or {}).items()},

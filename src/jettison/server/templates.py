@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -49,25 +50,34 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"*", "**"})
 
-    deadline_s = 0.0
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
+        self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
+        self.filters["tojson"] = _tojson
+        self._render = threading.local()  # threads render with one compiled template, each to its own deadline
 
-    def _tick(self) -> None:
-        if time.monotonic() > self.deadline_s:
+    def start_clock(self) -> None:
+        """The time limit of this thread's rendering begins."""
+        self._render.deadline_s = time.monotonic() + RENDER_LIMIT_S
+
+    def tick(self) -> None:
+        """Raises when this thread's time is up."""
+        if time.monotonic() > self._render.deadline_s:
             raise _LimitError("the chat template takes too long")
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """As the base class, before the deadline."""
-        self._tick()
+        self.tick()
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: str | Any) -> Any:
         """As the base class, before the deadline."""
-        self._tick()
+        self.tick()
         return super().getitem(obj, argument)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N804,N805
         """As the base class, before the deadline."""
-        __self._tick()
+        __self.tick()
         return super().call(__context, __obj, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -100,31 +110,24 @@ class ChatTemplate:
     def __init__(self, source: str, source_name: str, max_chars: int = 8 << 20) -> None:
         self.source = source
         self._max_chars = max_chars
+        self._environment = _Sandbox()
         try:
-            self._environment().from_string(source)
+            self._template = self._environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ModelError(f"{source_name}: the chat template is broken: {error}") from None
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The prompt's text. Raises TemplateError. Safe to call from several threads."""
-        environment = self._environment()  # its deadline is this call's own
-        environment.deadline_s = time.monotonic() + RENDER_LIMIT_S
         pieces: list[str] = []
         num_chars = 0
+        self._environment.start_clock()
         try:
-            for piece in environment.from_string(self.source).generate(messages=list(messages), **variables):
+            for piece in self._template.generate(messages=list(messages), **variables):
+                self._environment.tick()
                 num_chars += len(piece)
-                environment._tick()
                 if num_chars > self._max_chars:
                     raise _LimitError("the chat template produces too much text")
                 pieces.append(piece)
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise TemplateError(f"the chat template cannot render them ({type(error).__name__})") from error
         return "".join(pieces)
-
-    @staticmethod
-    def _environment() -> _Sandbox:
-        environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
-        environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-        environment.filters["tojson"] = _tojson
-        return environment

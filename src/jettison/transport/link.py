@@ -96,7 +96,7 @@ class Link(ABC):
         """Send one frame whose payload ``fill`` writes straight into the link's memory.
 
         Returns False when there is no room now (back-pressure; ``fill`` may have been called in vain): try again
-        after ``fileno()`` was readable, or writable while ``wants_write``. True means that the frame will arrive if the link lives, nothing more. When
+        after ``poll_frames``, when ``fileno()`` was readable, or writable while ``wants_write``. True means that the frame will arrive if the link lives, nothing more. When
         ``fill`` raises, nothing is sent and the error passes through. ``nbytes`` may be 0; ``fill`` is then
         not called.
 

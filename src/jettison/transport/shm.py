@@ -111,6 +111,7 @@ class ShmLink(Link):
         self._incoming: tuple[_Room, _Room] | None = None
         self._incoming_memory: Bytes = EMPTY
         self._buffer = bytearray(_MESSAGE_BYTES + 1)  # one more byte than any message: a longer one shows
+        self._outgoing_memory: Bytes = EMPTY
         sock.setblocking(False)
         self._outgoing_memory = self._send_memory()
 
@@ -239,7 +240,7 @@ class ShmLink(Link):
             self._fail(f"a message of {num_bytes} bytes")
             return None
         magic, kind, aux_len, slot, epoch, tag, nbytes = _HEADER.unpack_from(self._buffer)
-        if magic != _MAGIC or epoch != self._epoch or num_bytes != _HEADER.size + aux_len:
+        if (magic, epoch, num_bytes) != (_MAGIC, self._epoch, _HEADER.size + aux_len) or aux_len > MAX_AUX_BYTES:
             self._fail("a message that is no frame header")
             return None
         if kind == _CREDIT:
@@ -331,6 +332,7 @@ class ShmLink(Link):
         """The mappings live on as long as a frame's payload does, and go with the last of them."""
         self._open = False
         self._sock.close()
+        self._outgoing_memory = self._incoming_memory = EMPTY
 
     def _fail(self, why: str) -> None:
         if self._open:

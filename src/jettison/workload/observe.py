@@ -23,54 +23,54 @@ GAUGE_SERIES = {
 }
 """vLLM's gauges under the names that every tool here uses; summed over engines, usage averaged."""
 
-COUNTER_EVENTS = {
-    "vllm:num_preemptions_total": "preemptions",
-    "jettison:drops_total": "drops",
-    "jettison:restores_total": "restores",
-    "jettison:exchanged_bytes_total": "exchanged_bytes",
-    "jettison:pulled_bytes_total": "pulled_bytes",
-    "jettison:recomputed_tokens_total": "recomputed_tokens",
-}
-"""Monotone totals whose growth during the run becomes a count under ``events``."""
+COUNTER_EVENTS = {"vllm:num_preemptions_total": "preemptions"}
+"""Totals whose growth during the run becomes a count under ``events``, beside all of our own counters."""
 
+_OWN = "jettison:"
 _SKIPPED_SUFFIXES = ("_bucket", "_sum", "_count", "_created", "_info")
 
 
 def parse_metrics(text: str) -> tuple[dict[str, float], dict[str, float]]:
     """Split a scrape into (gauges by series name, totals by event name).
 
-    Our own gauges keep their name without the prefix and get their labels appended:
-    ``jettison:worker_memory_bytes{worker="0",use="kv"}`` becomes ``worker_memory_bytes/kv/0`` (label values in
-    the order of the label names). Lines of other families, and histograms, are never parsed.
+    Our own metrics keep their name without the prefix (and without a counter's ``_total``) and get their labels
+    appended: ``jettison:worker_memory_bytes{worker="0",use="kv"}`` becomes ``worker_memory_bytes/kv/0`` (label
+    values in the order of the label names). Lines of other families, and histograms, are never parsed.
     """
-    wanted = (line for line in text.splitlines() if line.startswith(("vllm:", "jettison:")))
     gauges: dict[str, float] = {}
     totals: dict[str, float] = {}
     averaged: dict[str, list[float]] = {}
-    for name, labels, value in _samples(line for line in wanted if not _is_skipped(line)):
+    for name, labels, value, is_counter in _samples(line for line in text.splitlines() if _is_wanted(line)):
         if name in COUNTER_EVENTS:
             totals[COUNTER_EVENTS[name]] = totals.get(COUNTER_EVENTS[name], 0.0) + value
         elif name == "vllm:kv_cache_usage_perc":
             averaged.setdefault(GAUGE_SERIES[name], []).append(value)
         elif name in GAUGE_SERIES:
             gauges[GAUGE_SERIES[name]] = gauges.get(GAUGE_SERIES[name], 0.0) + value
-        elif name.startswith("jettison:"):
+        elif name.startswith(_OWN):
+            own = name.removeprefix(_OWN)
             values = [labels[key] for key in sorted(labels) if key != "model_name"]
-            gauges["/".join([name.removeprefix("jettison:"), *values])] = value
+            if is_counter:
+                totals["/".join([own.removesuffix("_total"), *values])] = value
+            else:
+                gauges["/".join([own, *values])] = value
     gauges.update({name: sum(values) / len(values) for name, values in averaged.items()})
     return gauges, totals
 
 
-def _is_skipped(line: str) -> bool:
+def _is_wanted(line: str) -> bool:
+    if line.startswith("# TYPE "):
+        return line.startswith(f"# TYPE {_OWN}") and line.endswith((" counter", " gauge"))
     name = line.split("{", 1)[0].split(" ", 1)[0]
-    known = name.startswith("jettison:") or name in GAUGE_SERIES or name in COUNTER_EVENTS
-    return not known or name.endswith(_SKIPPED_SUFFIXES)
+    known = name.startswith(_OWN) or name in GAUGE_SERIES or name in COUNTER_EVENTS
+    return known and not name.endswith(_SKIPPED_SUFFIXES)
 
 
-def _samples(lines: Iterable[str]) -> Iterable[tuple[str, dict[str, str], float]]:
+def _samples(lines: Iterable[str]) -> Iterable[tuple[str, dict[str, str], float, bool]]:
+    """(name, labels, value, whether it is a counter) of each line."""
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:
-            yield sample.name, dict(sample.labels), float(sample.value)
+            yield sample.name, dict(sample.labels), float(sample.value), family.type == "counter"
 
 
 class ServerObserver:

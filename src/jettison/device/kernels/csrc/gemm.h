@@ -2,10 +2,12 @@
  *
  * Blocking: BLOCK_M rows of x (widened once into scratch where their stored form cannot be used as it is), BLOCK_N
  * outputs, BLOCK_K elements of the inner dimension. The split of k is fixed, so that results do not depend on how
- * many rows there are. Where a weight row serves many rows of x, it is widened once for all of them.
+ * many rows there are. Strides of scratch are no multiple of a page: rows at equal page offsets would fight for the
+ * same cache lines. Where a weight row serves many rows of x, it is widened once for all of them.
  */
 #define FORM(name) NAME(name)
 #define TILE_W T
+#define TILE_AHEAD 1
 #ifdef BF16_DOT
 #define TILE_X T
 #define TILE_DOT
@@ -25,6 +27,8 @@ typedef TILE_X NAME(Staged); /* x as the tiles read it */
 #define WIDE_WEIGHTS 1
 #define FORM(name) NAME(GLUE(name, _wide))
 #define TILE_W ACC
+#undef TILE_AHEAD
+#define TILE_AHEAD 0
 #undef TILE_LOAD_W
 #define TILE_LOAD_W LOAD_A
 #include "gemm_tile.h"
@@ -37,6 +41,9 @@ typedef TILE_X NAME(Staged); /* x as the tiles read it */
 #undef TILE_LOAD_X
 #undef TILE_LOAD_W
 #undef TILE_DOT
+#undef TILE_AHEAD
+
+#define WIDE_STRIDE (BLOCK_K + CHUNK)
 
 /* Copy n elements into scratch form, padded with zeros to whole chunks. */
 INLINE void NAME(stage_x)(const T *x, long n, NAME(Staged) *out) {
@@ -50,15 +57,27 @@ INLINE void NAME(stage_x)(const T *x, long n, NAME(Staged) *out) {
     (void)whole;
 }
 
+#if WIDE_WEIGHTS
+/* Part of a weight row, widened; asks for the same part of the row `ahead` elements further on. */
+INLINE void NAME(widen_weights)(const T *w, long ahead, long n, ACC *out) {
+    for (long i = 0; i < n; i += CHUNK) {
+        VACC lo, hi;
+        __builtin_prefetch(w + ahead + i, 0, AHEAD_HINT);
+        LOAD_T(w + i, &lo, &hi);
+        STORE_A(out + i, lo, hi);
+    }
+}
+#endif
+
 /* Outputs [n_begin, n_end) for all rows. */
 static int NAME(linear_part)(const T *x, long x_stride, const T *w, long w_stride, const T *bias, T *out,
                             long out_stride, long num_rows, long n_begin, long n_end, long k) {
-    const long k_whole = k / CHUNK * CHUNK, k_padded = ROUND_UP(k, CHUNK);
+    const long k_whole = k / CHUNK * CHUNK, k_padded = ROUND_UP(k, CHUNK) + CHUNK;
     const int stage = !X_AS_STORED || k_whole != k;
     const long block_m = num_rows < BLOCK_M ? num_rows : BLOCK_M;
     const size_t staged_bytes = stage ? ROUND_UP((size_t)(block_m * k_padded) * sizeof(NAME(Staged)), 64) : 0;
     const size_t sums_bytes = ROUND_UP((size_t)(block_m * BLOCK_N) * sizeof(ACC), 64);
-    char *space = scratch(staged_bytes + sums_bytes + (WIDE_WEIGHTS ? 4 * BLOCK_K * sizeof(ACC) : 0));
+    char *space = scratch(staged_bytes + sums_bytes + (WIDE_WEIGHTS ? 4 * WIDE_STRIDE * sizeof(ACC) : 0));
     if (!space) return ERROR_MEMORY;
     NAME(Staged) *staged = (NAME(Staged) *)space;
     ACC *sums = (ACC *)(space + staged_bytes);
@@ -84,22 +103,22 @@ static int NAME(linear_part)(const T *x, long x_stride, const T *w, long w_strid
                     const T *wn = w + (n0 + n) * w_stride + k0;
 #if WIDE_WEIGHTS
                     if (rows >= WIDEN_FROM) {
-                        for (int j = 0; j < 4; j++) NAME(widen)(wn + j * w_stride, depth, wide + j * BLOCK_K);
-                        NAME(tile_rows_wide)(rows, 4, xb + k0, xb_stride, wide, BLOCK_K, depth, sums + n, BLOCK_N);
+                        for (int j = 0; j < 4; j++) NAME(widen_weights)(wn + j * w_stride, 4 * w_stride, depth, wide + j * WIDE_STRIDE);
+                        NAME(tile_rows_wide)(rows, xb + k0, xb_stride, wide, WIDE_STRIDE, depth, sums + n, BLOCK_N);
                         continue;
                     }
 #endif
-                    NAME(tile_rows)(rows, 4, xb + k0, xb_stride, wn, w_stride, depth, sums + n, BLOCK_N);
+                    NAME(tile_rows)(rows, xb + k0, xb_stride, wn, w_stride, depth, sums + n, BLOCK_N);
                 }
                 for (; n < cols; n++)
-                    NAME(tile_rows)(rows, 1, xb + k0, xb_stride, w + (n0 + n) * w_stride + k0, w_stride, depth,
-                                    sums + n, BLOCK_N);
+                    NAME(tile_column)(rows, xb + k0, xb_stride, w + (n0 + n) * w_stride + k0, depth, sums + n,
+                                      BLOCK_N);
             }
             if (k_whole != k) {
                 for (long n = 0; n < cols; n++) {
                     T rest[CHUNK] = {0};
                     memcpy(rest, w + (n0 + n) * w_stride + k_whole, (size_t)(k - k_whole) * sizeof(T));
-                    NAME(tile_rows)(rows, 1, xb + k_whole, xb_stride, rest, 0, CHUNK, sums + n, BLOCK_N);
+                    NAME(tile_column)(rows, xb + k_whole, xb_stride, rest, CHUNK, sums + n, BLOCK_N);
                 }
             }
             for (long m = 0; m < rows; m++) {
@@ -129,3 +148,4 @@ static int NAME(linear)(const T *x, long x_stride, const T *w, long w_stride, co
 }
 #undef X_AS_STORED
 #undef WIDE_WEIGHTS
+#undef WIDE_STRIDE

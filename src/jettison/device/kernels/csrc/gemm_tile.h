@@ -6,10 +6,13 @@
  *   TILE_DOT    defined: one instruction multiplies a chunk of both (AVX512_BF16); else
  *   TILE_LOAD_X, TILE_LOAD_W   chunk loads, with compatible order of elements
  *
+ * With `ahead` a tile also asks for the weights of the tile of outputs that comes next: the rows are too short for the
+ * hardware to see the stream.
+ *
  * Both operands run along k, so plain row-major weights need no packing. Every sum has one accumulator and adds
  * its products in the same order whatever mr and nr are: a row's result does not depend on the batch.
  */
-INLINE void FORM(tile)(const int mr, const int nr, const TILE_X *x, long x_stride, const TILE_W *w, long w_stride,
+INLINE void FORM(tile)(const int ahead, const int mr, const int nr, const TILE_X *x, long x_stride, const TILE_W *w, long w_stride,
                        long k, ACC *sums, long sums_stride) {
     VACC acc[8][TILE_ROWS];
 #pragma GCC unroll 8
@@ -23,6 +26,7 @@ INLINE void FORM(tile)(const int mr, const int nr, const TILE_X *x, long x_strid
         for (int m = 0; m < mr; m++) xs[m] = (__m512bh)_mm512_loadu_si512(x + m * x_stride + i);
 #pragma GCC unroll 8
         for (int n = 0; n < nr; n++) {
+            if (ahead) __builtin_prefetch(w + (n + nr) * w_stride + i, 0, AHEAD_HINT);
             __m512bh ws = (__m512bh)_mm512_loadu_si512(w + n * w_stride + i);
 #pragma GCC unroll 8
             for (int m = 0; m < mr; m++) acc[n][m] = (VACC)_mm512_dpbf16_ps((__m512)acc[n][m], xs[m], ws);
@@ -33,6 +37,7 @@ INLINE void FORM(tile)(const int mr, const int nr, const TILE_X *x, long x_strid
         for (int m = 0; m < mr; m++) TILE_LOAD_X(x + m * x_stride + i, &xs[m], &unused);
 #pragma GCC unroll 8
         for (int n = 0; n < nr; n++) {
+            if (ahead) __builtin_prefetch(w + (n + nr) * w_stride + i, 0, AHEAD_HINT);
             TILE_LOAD_W(w + n * w_stride + i, &wide, &unused);
 #pragma GCC unroll 8
             for (int m = 0; m < mr; m++) acc[n][m] += xs[m] * wide;
@@ -66,25 +71,44 @@ INLINE void FORM(tile)(const int mr, const int nr, const TILE_X *x, long x_strid
     }
 }
 
-/* The same for any number of rows: full tiles, then the rest. nr is 1 or 4. */
-static void FORM(tile_rows)(long rows, const int nr, const TILE_X *x, long x_stride, const TILE_W *w,
-                            long w_stride, long k, ACC *sums, long sums_stride) {
-    long m = 0;
-#define ROWS(mr)                                                                                                     \
-    if (nr == 4)                                                                                                     \
-        FORM(tile)(mr, 4, x + m * x_stride, x_stride, w, w_stride, k, sums + m * sums_stride, sums_stride);                \
+/* One tile of constant size at row m, the first one of a tile of outputs looking ahead. */
+#define TILE_AT(mr, nr)                                                                                              \
+    if (TILE_AHEAD && m == 0)                                                                                        \
+        FORM(tile)(1, mr, nr, x, x_stride, w, w_stride, k, sums, sums_stride);                                       \
     else                                                                                                             \
-        FORM(tile)(mr, 1, x + m * x_stride, x_stride, w, w_stride, k, sums + m * sums_stride, sums_stride)
-    for (; m + TILE_ROWS <= rows; m += TILE_ROWS) ROWS(TILE_ROWS);
-    switch (rows - m) {
-    case 1: ROWS(1); break;
-    case 2: ROWS(2); break;
+        FORM(tile)(0, mr, nr, x + m * x_stride, x_stride, w, w_stride, k, sums + m * sums_stride, sums_stride);      \
+    m += mr
+
+/* Any number of rows against four weight rows; a single row is left over only where there is but one. */
+static void FORM(tile_rows)(long rows, const TILE_X *x, long x_stride, const TILE_W *w, long w_stride, long k,
+                            ACC *sums, long sums_stride) {
+    long m = 0, full = rows / TILE_ROWS, rest = rows % TILE_ROWS;
+    if (rest == 1 && full > 0) {
+        full--;
+        rest += TILE_ROWS;
+    }
+    for (; full > 0; full--) {
+        TILE_AT(TILE_ROWS, 4);
+    }
+    switch (rest) {
+    case 1: TILE_AT(1, 4); break;
+    case 2: TILE_AT(2, 4); break;
 #if TILE_ROWS > 3
-    case 3: ROWS(3); break;
-    case 4: ROWS(4); break;
-    case 5: ROWS(5); break;
+    case 3: TILE_AT(3, 4); break;
+    case 5: TILE_AT(5, 4); break;
+    case 7: TILE_AT(3, 4); /* fall through */
+    case 4: TILE_AT(4, 4); break;
+#else
+    case 4: TILE_AT(2, 4); TILE_AT(2, 4); break;
 #endif
     default: break;
     }
-#undef ROWS
 }
+
+/* Any number of rows against one weight row: what is left of the outputs, and ends of rows. */
+static void FORM(tile_column)(long rows, const TILE_X *x, long x_stride, const TILE_W *w, long k, ACC *sums,
+                              long sums_stride) {
+    for (long m = 0; m < rows; m++)
+        FORM(tile)(0, 1, 1, x + m * x_stride, x_stride, w, 0, k, sums + m * sums_stride, sums_stride);
+}
+#undef TILE_AT

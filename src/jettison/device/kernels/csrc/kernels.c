@@ -37,6 +37,7 @@
 #define BLOCK_K 1024
 #define WIDEN_FROM 12 /* rows from which bfloat16 weights are widened once for all of them */
 #define PACK_FROM 12  /* the same for keys and values */
+#define AHEAD_HINT 3  /* how near weights are asked for: 3 = first-level cache */
 #if VEC_BYTES == 64 || defined(__aarch64__)
 #define TILE_ROWS 6 /* 32 vector registers */
 #else

@@ -1,0 +1,90 @@
+"""One choice of an answer: token events in, text out. Detokenizing, stop strings and counting meet here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jettison.live.api import TokenEvent
+from jettison.server.sampling import GenerationPlan
+from jettison.server.stops import StopMatcher
+from jettison.server.tokenizer import Tokenizer
+from jettison.types import FinishReason, TokenLogprobs
+
+Finish = Literal["stop", "length"]
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one event adds to a choice."""
+
+    text: str
+    finish_reason: Finish | None
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
+    """One for each token, when the request asked for them."""
+    text_offsets: list[int] = field(default_factory=list)
+    """Characters of the answer (of prompt and answer, with echo) before each token, when logprobs were asked for."""
+
+
+class ChoiceText:
+    """The growing text of one choice. Feed it every event until ``finish_reason`` is set; later tokens are not seen."""
+
+    __slots__ = (
+        "_detokenizer", "_is_cut", "_matcher", "_min_tokens", "_num_chars", "_with_logprobs", "finish_reason",
+        "num_tokens",
+    )  # fmt: skip
+
+    def __init__(self, tokenizer: Tokenizer, plan: GenerationPlan, num_echoed_chars: int = 0) -> None:
+        self._detokenizer = tokenizer.detokenizer(plan.skip_special_tokens)
+        self._matcher = StopMatcher(plan.stops) if plan.stops else None
+        self._min_tokens = plan.params.min_tokens
+        self._with_logprobs = plan.params.logprobs is not None
+        self._is_cut = plan.is_cut_to_nothing
+        self._num_chars = num_echoed_chars
+        self.num_tokens = 0
+        """Tokens of the answer, a stop token included."""
+        self.finish_reason: Finish | None = None
+
+    def feed(self, event: TokenEvent) -> Delta:
+        """Take one event. With a stop string found, ``finish_reason`` is set before the engine's own end."""
+        delta = Delta("", None, [])
+        if self.finish_reason is not None:
+            return delta
+        if not self._is_cut:
+            self._take_tokens(event, delta)
+        if event.finish_reason is not None and self.finish_reason is None:
+            self._end(event.finish_reason, delta)
+        delta.finish_reason = self.finish_reason
+        return delta
+
+    def _take_tokens(self, event: TokenEvent, delta: Delta) -> None:
+        last = len(event.tokens) - 1
+        for at, token in enumerate(event.tokens):
+            self.num_tokens += 1
+            delta.token_ids.append(token.token_id)
+            if self._with_logprobs:
+                delta.logprobs.append(token.logprobs)
+                delta.text_offsets.append(self._num_chars)
+            if at == last and event.stop_token_id is not None:
+                return  # the token that stopped it is counted, and is no text
+            self._emit(self._detokenizer.push(token.token_id), delta)
+            if self.finish_reason is not None:
+                return
+
+    def _emit(self, piece: str, delta: Delta) -> None:
+        # Stop strings count only from the token after the minimum; what came before is out already.
+        if self._matcher is not None and self.num_tokens > self._min_tokens:
+            piece = self._matcher.push(piece)
+            if self._matcher.matched is not None:
+                self.finish_reason = "stop"
+        delta.text += piece
+        self._num_chars += len(piece)
+
+    def _end(self, reason: FinishReason, delta: Delta) -> None:
+        if not self._is_cut:
+            self._emit(self._detokenizer.flush(), delta)
+            if self._matcher is not None and self.finish_reason is None:
+                delta.text += self._matcher.flush()
+        if self.finish_reason is None:
+            self.finish_reason = "stop" if reason is FinishReason.STOP and not self._is_cut else "length"

@@ -1,0 +1,185 @@
+"""The engine requests behind one HTTP request, from submission to the last event.
+
+Whatever happens (a client that leaves, one choice that fails, a shutdown), every engine request ends or is
+cancelled before ``run`` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from starlette.types import Receive
+
+from jettison.live.api import EngineClient, TokenEvent
+from jettison.server.choice import ChoiceText, Delta
+from jettison.server.errors import ApiError
+from jettison.server.limits import Admission
+from jettison.server.metrics import NANOSECONDS, ServerMetrics
+from jettison.server.prompts import Prompt
+from jettison.types import FinishReason, Request
+
+Sink = Callable[["Job", TokenEvent, Delta], Awaitable[None]]
+"""Takes what an event added to a choice. Called in order for each choice; choices interleave."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One choice of the answer."""
+
+    index: int
+    prompt: Prompt
+    is_first_sample: bool
+    """Of its prompt: the one whose prompt tokens are counted."""
+    request: Request
+    text: ChoiceText
+    events: AsyncIterator[TokenEvent] | None = None
+    num_cached_tokens: int = 0
+    num_events: int = 0
+    is_started: bool = False
+    """The engine has produced a token."""
+    is_over: bool = False
+    """The engine has sent its last event."""
+
+
+class Generation:
+    """Runs the jobs of one HTTP request. ``submit`` once, then ``run`` once."""
+
+    def __init__(self, engine: EngineClient, admission: Admission, metrics: ServerMetrics, jobs: Sequence[Job]) -> None:
+        self._engine = engine
+        self._admission = admission
+        self._metrics = metrics
+        self.jobs = jobs
+        self.client_is_gone = False
+        self._abort_error: ApiError | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Each prompt counted once, however many samples were asked for."""
+        return sum(len(job.prompt.token_ids) for job in self.jobs if job.is_first_sample)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all choices so far."""
+        return sum(job.text.num_tokens for job in self.jobs)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache gave."""
+        return sum(job.num_cached_tokens for job in self.jobs if job.is_first_sample)
+
+    def submit(self) -> None:
+        """All or none. Raises what the engine raises: NotReadyError, OverCapacityError, TooLongError."""
+        try:
+            for job in self.jobs:
+                job.events = self._engine.submit(job.request)
+                self._admission.num_unstarted += 1
+        except BaseException:
+            self._abandon()
+            raise
+        self._metrics.num_prompt_tokens += sum(len(job.request.prompt_token_ids) for job in self.jobs)
+
+    def abort(self, error: ApiError) -> None:
+        """Stop now; whoever waits is told ``error``."""
+        self._abort_error = error
+        self._cancel_all()
+
+    async def run(self, receive: Receive, sink: Sink) -> None:
+        """Feed every event to ``sink`` until all jobs are over. Raises ApiError when one fails.
+
+        Returns early, with ``client_is_gone`` set, when the client disconnects. Its requests are cancelled then,
+        before anything else happens.
+        """
+        watch = asyncio.create_task(self._watch(receive))
+        try:
+            if len(self.jobs) == 1:
+                await self._pump(self.jobs[0], sink)
+            else:
+                await self._pump_all(sink)
+        finally:
+            watch.cancel()
+            self._abandon()
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.client_is_gone = True
+        self._cancel_all()
+
+    def _cancel_all(self) -> None:
+        for job in self.jobs:
+            if job.events is not None and not job.is_over:
+                self._engine.cancel(job.request.request_id)
+
+    def _abandon(self) -> None:
+        """Cancel what is not over, and count what never started."""
+        self._cancel_all()
+        for job in self.jobs:
+            if job.events is not None and not job.is_over:
+                self._finish(job, "abort", None)
+
+    async def _pump_all(self, sink: Sink) -> None:
+        pumps = [asyncio.create_task(self._pump(job, sink)) for job in self.jobs]
+        try:
+            await asyncio.gather(*pumps)
+        finally:
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(self, job: Job, sink: Sink) -> None:
+        assert job.events is not None, "submit() comes first"
+        last_ns: int | None = None
+        async for event in job.events:
+            if event.tokens:
+                last_ns = self._clock_tokens(job, event, last_ns)
+            if event.finish_reason is not None:
+                self._finish_with(job, event)
+                if self.client_is_gone:
+                    return
+                self._check(event)
+            elif self.client_is_gone:
+                continue  # only the end is still of interest
+            if job.text.finish_reason is None:
+                delta = job.text.feed(event)
+                if delta.finish_reason is not None and event.finish_reason is None:
+                    self._engine.finish_early(job.request.request_id)
+                await sink(job, event, delta)
+                job.num_events += 1
+        if not job.is_over and not self.client_is_gone:
+            raise RuntimeError("the engine ended a request without a reason")
+
+    def _check(self, event: TokenEvent) -> None:
+        if event.finish_reason is FinishReason.ERROR:
+            raise ApiError(500, event.error or "The request failed.", code="engine_error")
+        if event.finish_reason is FinishReason.CANCELLED:
+            raise self._abort_error or ApiError(503, "The server cancelled the request.", code="cancelled")
+
+    def _clock_tokens(self, job: Job, event: TokenEvent, last_ns: int | None) -> int:
+        now_ns = time.monotonic_ns()
+        num_new = len(event.tokens)
+        self._metrics.num_generation_tokens += num_new
+        if last_ns is None:
+            job.is_started = True
+            self._admission.num_unstarted -= 1
+            job.num_cached_tokens = event.num_cached_tokens
+            self._metrics.ttft.observe((now_ns - job.request.arrival_ns) / NANOSECONDS)
+            num_new -= 1
+            last_ns = now_ns
+        for _ in range(num_new):
+            self._metrics.itl.observe((now_ns - last_ns) / NANOSECONDS / num_new)
+        return now_ns
+
+    def _finish_with(self, job: Job, event: TokenEvent) -> None:
+        reason = "abort" if event.finish_reason is FinishReason.CANCELLED else str(event.finish_reason)
+        self._finish(job, reason, event)
+
+    def _finish(self, job: Job, reason: str, event: TokenEvent | None) -> None:
+        job.is_over = True
+        if not job.is_started:
+            self._admission.num_unstarted -= 1
+        num_output = job.text.num_tokens + (len(event.tokens) if event is not None else 0)
+        timings = event.timings if event is not None else None
+        self._metrics.count_finished(reason, len(job.prompt.token_ids), num_output, timings)

@@ -1,0 +1,123 @@
+"""How much a client may make us hold: bodies while they are read, requests before they are queued."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import Receive
+
+from jettison.errors import OverCapacityError
+from jettison.live.api import EngineClient
+from jettison.server.errors import ApiError
+from jettison.server.settings import ServerSettings
+
+DISCARD_LIMIT_BYTES = 32 << 20
+DISCARD_LIMIT_S = 2.0
+
+CLOSE = {"connection": "close"}
+
+
+def body_too_large(max_bytes: int) -> ApiError:
+    """413. The connection is closed: what follows on it is the rest of the body."""
+    return ApiError(413, f"The request body is larger than {max_bytes} bytes.", code="request_too_large", headers=CLOSE)
+
+
+async def discard_body(receive: Receive) -> None:
+    """Read on for a moment without keeping anything, so that an honest client hears the answer to its large body."""
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(DISCARD_LIMIT_S):
+            while num_bytes < DISCARD_LIMIT_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return
+
+
+class Admission:
+    """Counts requests from the moment they arrive, and the bytes of their bodies until they are submitted."""
+
+    def __init__(self, engine: EngineClient, settings: ServerSettings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self.num_active = 0
+        """Generating HTTP requests, from arrival to the last byte of their answer."""
+        self.num_arriving = 0
+        """Those not submitted to the engine yet."""
+        self.num_unstarted = 0
+        """Engine requests that have produced nothing yet: at least as many as wait in its queues."""
+        self._num_buffered_bytes = 0
+
+    @contextmanager
+    def arrival(self) -> Iterator[Arrival]:
+        """Count one request in. Raises OverCapacityError when the queue is full already."""
+        self._check_queue()
+        arrival = Arrival(self)
+        self.num_active += 1
+        self.num_arriving += 1
+        try:
+            yield arrival
+        finally:
+            arrival.submitted()
+            self.num_active -= 1
+
+    def _check_queue(self) -> None:
+        limit = self._settings.max_num_queued_reqs
+        if limit is None or self.num_arriving + self.num_unstarted < limit:
+            return  # the snapshot is only taken when the queue could be full
+        num_waiting = sum(group.num_waiting for group in self._engine.snapshot().groups)
+        if self.num_arriving + num_waiting >= limit:
+            raise OverCapacityError(f"The queue is full ({limit} requests wait); retry later.")
+
+    def hold(self, num_bytes: int) -> None:
+        """Count buffered bytes in. Raises OverCapacityError."""
+        if self._num_buffered_bytes + num_bytes > self._settings.max_buffered_bytes:
+            raise OverCapacityError("Too many request bodies are being read; retry later.")
+        self._num_buffered_bytes += num_bytes
+
+    def release(self, num_bytes: int) -> None:
+        """Count buffered bytes out."""
+        self._num_buffered_bytes -= num_bytes
+
+
+class Arrival:
+    """One request on its way from the socket to the engine."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._num_held_bytes = 0
+        self._is_arriving = True
+
+    def submitted(self) -> None:
+        """The engine has it, or it was refused. Idempotent."""
+        if self._is_arriving:
+            self._is_arriving = False
+            self._admission.num_arriving -= 1
+            self._admission.release(self._num_held_bytes)
+
+    async def read_body(self, receive: Receive, settings: ServerSettings) -> bytes:
+        """The whole body, its limit enforced while it comes. Raises ApiError, OverCapacityError."""
+        chunks: list[bytes] = []
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(settings.body_timeout_s):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(499, "The client went away.", code="client_disconnected")
+                    chunk = message.get("body", b"")
+                    num_bytes += len(chunk)
+                    if num_bytes > settings.max_body_bytes:
+                        raise body_too_large(settings.max_body_bytes)
+                    self._admission.hold(len(chunk))
+                    self._num_held_bytes += len(chunk)
+                    chunks.append(chunk)
+                    if not message.get("more_body"):
+                        return b"".join(chunks)
+        except TimeoutError:
+            message_text = f"The request body did not arrive within {settings.body_timeout_s:g} s."
+            raise ApiError(408, message_text, code="request_timeout", headers=CLOSE) from None

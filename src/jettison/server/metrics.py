@@ -1,0 +1,227 @@
+"""Metrics under the names that vLLM's dashboards and gateways read, and our own under ``jettison:``.
+
+One process owns all of them. Latencies are observed as they happen; gauges and totals of the engine are read from
+its snapshot at each scrape, so that nothing here can drift from the truth.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from jettison.live.api import EngineClient, EngineSnapshot, RequestTimings
+
+NANOSECONDS = 1_000_000_000
+
+_TTFT_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+           80.0, 160.0, 640.0, 2560.0)  # fmt: skip
+_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+            10.0, 20.0, 40.0, 80.0)  # fmt: skip
+_REQUEST_S = (0.001, 0.01, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0,
+              120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)  # fmt: skip
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+
+_FINISH_REASONS = ("stop", "length", "abort", "error")
+
+_VLLM_COUNTERS = {
+    "num_preemptions": ("vllm:num_preemptions", "Requests that lost their KV cache and started again."),
+    "prefix_cache_queries": ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+    "prefix_cache_hits": ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+}
+
+_OWN_COUNTERS = {
+    "drops": "Merges of groups with their parameter drop.",
+    "restores": "Restores of dropped parameters.",
+    "drop_seconds": "Time spent in drops.",
+    "restore_seconds": "Time spent in restores.",
+    "exchanged_bytes": "KV bytes exchanged after drops.",
+    "pulled_bytes": "Parameter bytes pulled for restores.",
+    "recomputed_tokens": "Tokens whose KV was computed again.",
+    "cancelled": "Requests cancelled by their client.",
+}
+"""Always exported, from zero on; totals of other names are exported when the engine reports them."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,60}")
+
+
+class Histogram:
+    """Cumulative buckets with an observation cheap enough for every token (a bisection)."""
+
+    __slots__ = ("_bounds", "_counts", "_sum", "help_text", "name")
+
+    def __init__(self, name: str, help_text: str, bounds: Sequence[float]) -> None:
+        self.name = name
+        self.help_text = help_text
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value; a bucket includes its upper bound."""
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    @property
+    def count(self) -> int:
+        """Observations so far."""
+        return sum(self._counts)
+
+    def family(self, model_name: str) -> HistogramMetricFamily:
+        """In the form that the exposition writes."""
+        family = HistogramMetricFamily(self.name, self.help_text, labels=["model_name"])
+        buckets, total = [], 0
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), total))
+        family.add_metric([model_name], buckets, self._sum)
+        return family
+
+
+class ServerMetrics(Collector):
+    """Observations of one server, and the engine's state at each scrape."""
+
+    def __init__(self, engine: EngineClient, model_name: str) -> None:
+        self._engine = engine
+        self._model_name = model_name
+        self.ttft = Histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", _TTFT_S)
+        self.itl = Histogram("vllm:inter_token_latency_seconds", "Gap between neighbouring tokens.", _TOKEN_S)
+        self.tpot = Histogram("vllm:request_time_per_output_token_seconds", "Mean gap of one request.", _TOKEN_S)
+        self.e2e = Histogram("vllm:e2e_request_latency_seconds", "Arrival to last token.", _REQUEST_S)
+        self.queue = Histogram("vllm:request_queue_time_seconds", "Arrival to first scheduled.", _REQUEST_S)
+        self.prefill = Histogram("vllm:request_prefill_time_seconds", "First scheduled to first token.", _REQUEST_S)
+        self.decode = Histogram("vllm:request_decode_time_seconds", "First to last token.", _REQUEST_S)
+        self.prompt_size = Histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self.output_size = Histogram("vllm:request_generation_tokens", "Output tokens of a request.", _TOKENS)
+        self.num_prompt_tokens = 0
+        self.num_generation_tokens = 0
+        self._finished = dict.fromkeys(_FINISH_REASONS, 0)
+        self._sheds: dict[str, int] = {}
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def count_shed(self, reason: str) -> None:
+        """A request was refused for lack of capacity or readiness."""
+        self._sheds[reason] = self._sheds.get(reason, 0) + 1
+
+    def count_finished(self, reason: str, num_prompt: int, num_output: int, timings: RequestTimings | None) -> None:
+        """One engine request ended: ``reason`` is stop, length, abort or error."""
+        self._finished[reason] += 1
+        self.prompt_size.observe(num_prompt)
+        self.output_size.observe(num_output)
+        if timings is None:
+            return
+        arrival, scheduled = timings.arrival_ns, timings.first_scheduled_ns
+        first, last = timings.first_token_ns, timings.finished_ns
+        if last is not None:
+            self.e2e.observe((last - arrival) / NANOSECONDS)
+        if scheduled is not None:
+            self.queue.observe((scheduled - arrival) / NANOSECONDS)
+        if scheduled is not None and first is not None:
+            self.prefill.observe((first - scheduled) / NANOSECONDS)
+        if first is not None and last is not None:
+            self.decode.observe((last - first) / NANOSECONDS)
+            if num_output > 1:
+                self.tpot.observe((last - first) / NANOSECONDS / (num_output - 1))
+
+    def exposition(self) -> bytes:
+        """The scrape's body."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """Every family, from one snapshot."""
+        snapshot = self._engine.snapshot()
+        yield from self._requests(snapshot)
+        yield from self._totals(snapshot)
+        for histogram in (self.ttft, self.itl, self.tpot, self.e2e, self.queue, self.prefill, self.decode,
+                          self.prompt_size, self.output_size):  # fmt: skip
+            yield histogram.family(self._model_name)
+        yield from self._groups(snapshot)
+        yield from self._workers(snapshot)
+
+    def _gauge(self, name: str, help_text: str, value: float) -> GaugeMetricFamily:
+        return self._labelled(name, help_text, (), [((), value)])
+
+    def _labelled(
+        self, name: str, help_text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], float]]
+    ) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, help_text, labels=["model_name", *labels])
+        for values, value in rows:
+            family.add_metric([self._model_name, *values], value)
+        return family
+
+    def _counter(self, name: str, help_text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, help_text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _requests(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
+        groups = snapshot.groups
+        total = sum(group.kv_blocks_total for group in groups)
+        used = sum(group.kv_blocks_used for group in groups)
+        running = sum(group.num_running + group.num_moving for group in groups)
+        yield self._gauge("vllm:num_requests_running", "Requests in the running batch.", running)
+        waiting = sum(group.num_waiting for group in groups)
+        yield self._gauge("vllm:num_requests_waiting", "Requests waiting for memory or a step.", waiting)
+        yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all.", used / total if total else 0.0)
+        rows = [((str(snapshot.block_size), str(total)), 1.0)]
+        yield self._labelled("vllm:cache_config_info", "KV cache now.", ("block_size", "num_gpu_blocks"), rows)
+        finished = CounterMetricFamily(
+            "vllm:request_success", "Requests that ended, by reason.", labels=["model_name", "finished_reason"])
+        for reason, count in self._finished.items():
+            finished.add_metric([self._model_name, reason], count)
+        yield finished
+        sheds = CounterMetricFamily(
+            "jettison:sheds", "Requests refused, by reason.", labels=["model_name", "reason"])
+        for reason, count in self._sheds.items():
+            sheds.add_metric([self._model_name, reason], count)
+        yield sheds
+
+    def _totals(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
+        yield self._counter("vllm:prompt_tokens", "Prompt tokens accepted.", self.num_prompt_tokens)
+        yield self._counter("vllm:generation_tokens", "Tokens generated.", self.num_generation_tokens)
+        totals = snapshot.counters
+        for key, (name, help_text) in _VLLM_COUNTERS.items():
+            yield self._counter(name, help_text, totals.get(key, 0.0))
+        others = {key: key.replace("_", " ") for key in totals if key not in _VLLM_COUNTERS and _NAME.fullmatch(key)}
+        for key, help_text in (others | _OWN_COUNTERS).items():
+            yield self._counter(f"jettison:{key}", help_text, totals.get(key, 0.0))
+
+    def _groups(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
+        groups = snapshot.groups
+        yield self._gauge("jettison:groups", "Pipelines that serve now.", len(groups))
+        for name, help_text, attribute in (
+            ("group_requests_running", "Requests running in the group.", "num_running"),
+            ("group_requests_waiting", "Requests waiting at the group.", "num_waiting"),
+            ("group_requests_moving", "Requests whose KV is on the move.", "num_moving"),
+            ("kv_blocks_total", "KV blocks of the group; grows when parameters are dropped.", "kv_blocks_total"),
+            ("kv_blocks_used", "KV blocks that requests hold.", "kv_blocks_used"),
+            ("kv_blocks_cached", "Free KV blocks that still hold a prefix.", "kv_blocks_cached"),
+        ):
+            rows = [((str(group.group_id),), float(getattr(group, attribute))) for group in groups]
+            yield self._labelled(f"jettison:{name}", help_text, ("group",), rows)
+        sizes = [((str(group.group_id),), float(len(group.worker_ids))) for group in groups]
+        yield self._labelled("jettison:group_size", "Workers in the group.", ("group",), sizes)
+
+    def _workers(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
+        workers = snapshot.workers
+        uses = {"parameters": "parameter_bytes", "kv": "kv_bytes", "workspace": "workspace_bytes", "free": "free_bytes"}
+        memory = [
+            ((str(worker.worker_id), use), float(getattr(worker, attribute)))
+            for worker in workers
+            for use, attribute in uses.items()
+        ]
+        yield self._labelled("jettison:worker_memory_bytes", "Memory of a worker, by use.", ("worker", "use"), memory)
+        for name, help_text, attribute in (
+            ("worker_memory_budget_bytes", "Memory limit of the worker.", "budget_bytes"),
+            ("dropped_parameter_bytes", "Parameter bytes given to the KV cache.", "dropped_parameter_bytes"),
+            ("worker_alive", "1 while the worker's process lives.", "alive"),
+        ):
+            rows = [((str(worker.worker_id),), float(getattr(worker, attribute))) for worker in workers]
+            yield self._labelled(f"jettison:{name}", help_text, ("worker",), rows)

@@ -1,0 +1,109 @@
+"""Server-sent events: one stream each, and one keeper for all of them.
+
+The keeper sends comments on silent streams (queued requests keep their connection) and drops clients that take
+nothing, so that neither costs a timer for every token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.types import Send
+
+from jettison.server.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+
+COMMENT = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
+
+_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies must not collect tokens
+)
+
+
+class EventStream:
+    """One answer as it is made. ``send`` is ASGI's; each call of it writes whole events."""
+
+    __slots__ = ("_send", "is_open", "last_s", "sending_since_s", "task")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.task: asyncio.Task[Any] | None = None
+        """Runs the answer; cancelled when its client takes nothing."""
+        self.is_open = False
+        self.last_s = 0.0
+        """When the last event went out."""
+        self.sending_since_s: float | None = None
+        """Set while a write waits for the client."""
+
+    async def start(self, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """Status and headers."""
+        self.task = asyncio.current_task()
+        await self._send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *headers]})
+        self.last_s = time.monotonic()
+        self.is_open = True
+
+    async def write(self, events: bytes) -> None:
+        """Whole events, terminated."""
+        self.sending_since_s = self.last_s = time.monotonic()
+        await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self.sending_since_s = None
+
+    async def finish(self, events: bytes = b"") -> None:
+        """The last events, and ``[DONE]``."""
+        self.is_open = False
+        self.sending_since_s = time.monotonic()
+        await self._send({"type": "http.response.body", "body": events + DONE, "more_body": False})
+        self.sending_since_s = None
+
+
+def error_event(body: bytes) -> bytes:
+    """A failure in mid-stream; ``body`` is the error document."""
+    return b"data: " + body + b"\n\n"
+
+
+class StreamKeeper:
+    """Looks after all open streams. Its task runs only while there are any."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._streams: set[EventStream] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._writes: set[asyncio.Task[None]] = set()
+
+    def add(self, stream: EventStream) -> None:
+        """Look after a stream that has started."""
+        self._streams.add(stream)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+
+    def discard(self, stream: EventStream) -> None:
+        """The stream has ended."""
+        self._streams.discard(stream)
+
+    async def _run(self) -> None:
+        interval_s = min(self._settings.keep_alive_s, self._settings.write_timeout_s) / 2
+        while self._streams:
+            await asyncio.sleep(interval_s)
+            self._look(time.monotonic())
+
+    def _look(self, now_s: float) -> None:
+        for stream in tuple(self._streams):
+            since_s = stream.sending_since_s
+            if since_s is not None:
+                if now_s - since_s >= self._settings.write_timeout_s and stream.task is not None:
+                    logger.warning("dropping a client that takes nothing of its stream")
+                    stream.task.cancel()
+                    self._streams.discard(stream)
+            elif stream.is_open and now_s - stream.last_s >= self._settings.keep_alive_s:
+                # In a task of its own: a client that has just stopped reading must not hold up the others.
+                write = asyncio.create_task(stream.write(COMMENT))
+                self._writes.add(write)
+                write.add_done_callback(self._writes.discard)
