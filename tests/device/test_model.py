@@ -120,7 +120,7 @@ def test_greedy_output_is_varied(name, tiny_models, new_runner, new_driver):
     """Otherwise comparing it proves nothing."""
     runner = new_runner(tiny_models[name], kernels=load_kernels("auto"))
     output = run_alone(runner.run, runner.config.num_layers, new_driver, prompt(12, 5), 64)
-    assert len(set(output)) >= 8
+    assert len(set(output)) >= 24
 
 
 def test_prompt_logprobs_without_sampling(tiny_models, new_runner, new_driver, reference_logprobs):

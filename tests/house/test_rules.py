@@ -227,7 +227,8 @@ def test_the_tree_names_no_machine_and_no_registry(root):
     words = ["/wo" + "rk/", "/tmp/" + "env", "py" + "pi.org", "python" + "hosted.org", "download.py" + "torch.org"]
     folders = ["src", "tests", "examples", "docs", "benchmarks", ".ci"]
     suffixes = {".py", ".md", ".toml", ".c", ".h", ".yaml", ".yml", ".json", ".html", ".js", ".css", ".sh", ""}
-    files = [path for folder in folders for path in (root / folder).rglob("*") if not {"__pycache__", ".hypothesis"} & set(path.parts)]
+    caches = {"__pycache__", ".hypothesis"}
+    files = [path for folder in folders for path in (root / folder).rglob("*") if not caches & set(path.parts)]
     files += [path for path in root.iterdir() if path.suffix in (".md", ".toml", ".py") or path.name == "Makefile"]
     texts = {path: path.read_bytes() for path in files if path.is_file() and path.suffix in suffixes}
     found = [

@@ -131,5 +131,5 @@ def bench(
     from jettison.workload.bench import run_bench
 
     run = run_bench(**options)
-    if not run.counts.completed:
-        raise JettisonError(f"no request of {run.counts.total} was answered")
+    if not run.requests.completed:
+        raise JettisonError(f"none of {run.requests.submitted} requests was answered")

@@ -27,6 +27,8 @@ _HELLO = struct.Struct("<8s H i I 32s")
 _MAGIC = b"JETTSN01"  # ends with the version of everything that follows on the socket
 _MAC_BYTES = 32
 MIN_SECRET_BYTES = 16
+HANDSHAKE_TIMEOUT_S = 5.0
+"""How long an acceptor waits for a peer to prove itself."""
 
 
 class Purpose(IntEnum):

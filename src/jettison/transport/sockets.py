@@ -14,9 +14,8 @@ import time
 from dataclasses import dataclass, field
 
 from jettison.errors import LinkDownError
-from jettison.transport.handshake import Handshake, HandshakeError, Identity, Purpose
+from jettison.transport.handshake import HANDSHAKE_TIMEOUT_S, Handshake, HandshakeError, Identity, Purpose
 
-HANDSHAKE_TIMEOUT_S = 5.0
 _MAX_PENDING = 16
 _UCRED = struct.Struct("iII")
 

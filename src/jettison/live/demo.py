@@ -1,0 +1,108 @@
+"""``jettison demo``: a burst on this machine, with dropping off and on, and once beyond what dropping can carry."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jettison.device.model.create import create_model
+from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
+from jettison.report.html import write_html
+from jettison.report.results import RunResult, write_results
+from jettison.report.summary import print_summary
+from jettison.workload.calibrate import Calibration, calibrate, choose_setting
+from jettison.workload.probe import MachineSpeed
+from jettison.workload.shaping import scale_time
+from jettison.workload.synthetic import generate, preset
+from jettison.workload.traces import Workload
+
+BEYOND_SHARE = 1.3
+"""Peak demand over merged capacity in the setting where dropping is no longer enough."""
+
+CALIBRATION_SEEDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DemoModel:
+    """Small enough for a laptop, and with the parameter share of the papers' largest models (0.7 to 0.75)."""
+
+    layers: int = 12
+    hidden: int = 384
+    heads: int = 6
+    kv_heads: int = 2
+    kv_tokens_per_instance: int = 2128
+
+
+def make_setup(out_dir: Path, seed: int, model: DemoModel | None = None) -> ExperimentSetup:
+    """The demo's deployment; the model folder is made anew."""
+    model = model or DemoModel()
+    model_dir = out_dir / "model"
+    shutil.rmtree(model_dir, ignore_errors=True)
+    model_dir.parent.mkdir(parents=True, exist_ok=True)
+    create_model(
+        model_dir, arch="qwen3", layers=model.layers, hidden=model.hidden, heads=model.heads,
+        kv_heads=model.kv_heads, seed=seed,
+    )
+    return ExperimentSetup(model_dir, out_dir, model.kv_tokens_per_instance)
+
+
+def demo_workload(seed: int) -> Workload:
+    """The built-in burst, before calibration."""
+    return generate(preset("burst"), seed)
+
+
+def plan_load(setup: ExperimentSetup, speed: MachineSpeed, seed: int) -> Calibration:
+    """How fast to replay here: the rule of ``workload.calibrate`` over a few seeds, this run's among them."""
+    loads = [demo_workload(s) for s in range(seed, seed + CALIBRATION_SEEDS)]
+    return choose_setting(loads, speed, setup.overload_setting())
+
+
+def run_demo(out_dir: Path, seed: int = 0) -> int:
+    """Make the model, calibrate, replay the same burst under both policies, then a heavier one; write the report."""
+    console = Console()
+    console.print("[bold]Jettison demo[/bold]: two instances, one burst, dropping off and on")
+    setup = make_setup(out_dir, seed)
+    mib = setup.memory_bytes() / 2**20
+    console.print(
+        f"model of {setup.parameter_share():.0%} of each instance's {mib:.0f} MiB, KV for "
+        f"{setup.kv_tokens_per_instance} tokens an instance ({setup.merged_capacity_tokens():.0f} for both when merged)"
+    )
+    with console.status("measuring this machine"):
+        speed = measure_speed(setup)
+        plan = plan_load(setup, speed, seed)
+        beyond = calibrate(demo_workload(seed), speed, setup.overload_setting(), target_share=BEYOND_SHARE)
+    console.print(
+        f"a decode step takes {speed.decode_base_s * 1e3:.1f} ms + {speed.decode_per_request_s * 1e3:.2f} ms a request, "
+        f"prefill {speed.prefill_tokens_per_s:.0f} tokens/s: arrivals are replayed at {plan.rate_scale:.2f} times "
+        f"their rate, so that peak demand is {plan.peak_over_capacity:.2f} of the undropped and "
+        f"{plan.peak_over_merged:.2f} of the merged capacity"
+    )
+    runs = []
+    for label, scale in (("burst", plan.rate_scale), ("beyond", beyond)):
+        load = scale_time(demo_workload(seed), scale)
+        for policy in ("recompute", "drop"):
+            runs.append(_run_shown(console, setup, policy, load, f"{label}: {policy}", seed))
+    console.print("\n[bold]The burst[/bold]: same bytes, same arrivals")
+    print_summary(runs[:2], console)
+    console.print("\n[bold]Beyond the merged capacity[/bold]: dropping no longer helps much")
+    print_summary(runs[2:], console)
+    write_results(out_dir / "report.json", runs)
+    write_html(out_dir / "report.html", runs, title="Jettison demo: a burst with dropping off and on")
+    console.print(f"report: {out_dir / 'report.html'}, {out_dir / 'report.json'}")
+    return 0
+
+
+def _run_shown(
+    console: Console, setup: ExperimentSetup, policy: str, load: Workload, name: str, seed: int
+) -> RunResult:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, refresh_per_second=2, transient=True) as progress:
+        task = progress.add_task(f"{name}: requests", total=len(load.rows))
+        return run_policy(
+            setup, policy, load, name=name, seed=seed,
+            on_progress=lambda ended, _total: progress.update(task, completed=ended),
+        )

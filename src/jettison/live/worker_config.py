@@ -1,0 +1,57 @@
+"""What a worker process is told before anything else: its device, its sockets, the cluster's secret.
+
+Travels once, as JSON on the new process's standard input: the command line is visible to every user of the
+machine, standard input to nobody.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from jettison.types import WorkerId
+
+LinkKind = Literal["shm", "tcp"]
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker's device. Bytes and tokens as integers; ``dtype`` and ``kernels`` by name."""
+
+    worker_id: WorkerId
+    model_dir: str
+    dtype: str
+    memory_bytes: int
+    block_size: int
+    page_bytes: int
+    max_num_tokens: int
+    max_num_seqs: int
+    kernels: str = "auto"
+    num_threads: int = 1
+    piece_bytes: int = 1 << 20
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker process."""
+
+    spec: WorkerSpec
+    secret_hex: str
+    epoch: int
+    """Which life of this worker id it is."""
+    parent_pid: int
+    """The process to die with."""
+    control_address: str
+    link_kind: LinkKind
+    listen_fd: int
+    """An inherited socket, bound and listening: peers may connect before this worker has loaded its model."""
+    connect_to: dict[WorkerId, str]
+    """Peers that this worker connects to, by address."""
+    accept_from: list[WorkerId]
+    """Peers that will connect to it before it is ready."""
+    start_timeout_s: float
+    log_level: str = "WARNING"
+
+    @property
+    def secret(self) -> bytes:
+        """The cluster's shared secret."""
+        return bytes.fromhex(self.secret_hex)

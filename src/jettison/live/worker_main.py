@@ -1,0 +1,223 @@
+"""A worker process: ``python -m jettison.live.worker_main``, configured by JSON on standard input.
+
+Owns what ``WorkerLoop`` does not: sockets, the wait for them, signals, and the bond to its controller. One
+thread; it blocks when there is nothing to do.
+
+Who ends it: a Stop command, or the end of its controller (end of file on the control channel; the kernel's
+parent-death signal while it is loading). SIGINT and SIGTERM are ignored on purpose: a terminal or a service
+manager sends them to the whole process group, and the controller needs its workers to drain.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from jettison.errors import JettisonError, LinkDownError, UserError
+from jettison.live import messages as m
+from jettison.live.channel import WorkerChannel
+from jettison.live.device_port import Device
+from jettison.live.moves import bulk_frame_bytes
+from jettison.live.worker_config import WorkerConfig, WorkerSpec
+from jettison.live.worker_loop import WorkerLoop
+from jettison.transport.handshake import Handshake, Identity, Purpose
+from jettison.transport.link import Link
+from jettison.transport.shm import ShmLink, SlotGeometry
+from jettison.transport.sockets import Acceptor, connect
+from jettison.transport.tcp import TcpLink
+from jettison.types import WorkerId
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+_PAGE = 4096
+
+DeviceFactory = Callable[[WorkerSpec], Device]
+
+
+def make_device_worker(spec: WorkerSpec) -> Device:
+    """The real device. Imports torch, so only after the thread counts are set."""
+    from jettison.device.worker import DeviceWorker
+
+    return DeviceWorker(
+        model_dir=Path(spec.model_dir),
+        dtype=spec.dtype,
+        budget_bytes=spec.memory_bytes,
+        block_size=spec.block_size,
+        max_num_tokens=spec.max_num_tokens,
+        max_num_seqs=spec.max_num_seqs,
+        kernels=spec.kernels,
+        page_bytes=spec.page_bytes,
+        num_threads=spec.num_threads,
+    )
+
+
+class WorkerProcess:
+    """One worker's sockets and waiting, around its ``WorkerLoop``."""
+
+    def __init__(self, config: WorkerConfig, make_device: DeviceFactory) -> None:
+        self._config = config
+        self._me = Identity(config.spec.worker_id, config.epoch)
+        self._make_device = make_device
+        self._deadline = time.monotonic() + config.start_timeout_s
+        self._acceptor = Acceptor(socket.socket(fileno=config.listen_fd), config.secret, self._me, Purpose.LINK)
+        self._epoll = select.epoll()
+        self._watched: dict[int, int] = {}
+
+    def run(self) -> int:
+        """Serve until told to stop or left alone; returns the exit code."""
+        channel = WorkerChannel.connect(self._config.control_address, self._config.secret, self._me)
+        device: Device | None = None
+        try:
+            device = self._make_device(self._config.spec)
+            device.start()
+            loop = WorkerLoop(
+                self._me.worker_id, device, self._link_peers(device), channel.emit, self._config.spec.piece_bytes
+            )
+        except Exception as error:
+            self._report_failed_start(channel, error)
+            if device is not None:
+                device.close()
+            return 2 if isinstance(error, UserError) else 1
+        try:
+            channel.emit(
+                m.WorkerReady(self._me.worker_id, os.getpid(), device.capacity_blocks, device.layout_version,
+                              device.kernels_name, device.memory_report())
+            )
+            self._serve(channel, loop, device)
+            return 0
+        finally:
+            loop.close()
+            device.close()
+            channel.close()
+            self._acceptor.close()
+
+    # --- start
+
+    def _report_failed_start(self, channel: WorkerChannel, error: Exception) -> None:
+        known = isinstance(error, JettisonError)
+        if not isinstance(error, UserError):
+            log.exception("start failed")
+        channel.emit(
+            m.WorkerStartFailed(
+                self._me.worker_id,
+                type(error).__name__ if known else JettisonError.__name__,
+                str(error) if known else f"{type(error).__name__}: {error}",
+                isinstance(error, UserError),
+            )
+        )
+        channel.close()
+
+    def _link_peers(self, device: Device) -> dict[WorkerId, Link]:
+        """Links to all peers. Connections go from higher to lower ids, so waiting here ends. Raises LinkDownError."""
+        links: dict[WorkerId, Link] = {}
+        for peer, address in self._config.connect_to.items():
+            sock, handshake = connect(
+                address, self._config.secret, self._me, Purpose.LINK,
+                seqpacket=self._config.link_kind == "shm", timeout_s=self._seconds_left(),
+            )
+            if handshake.peer.worker_id != peer:
+                raise LinkDownError(f"worker {handshake.peer.worker_id} answers at the address of worker {peer}")
+            link = self._make_link(sock, handshake, device)
+            # The peer has taken the link into use before it sends this: no command can meet it without the link.
+            link.wait_attached(self._seconds_left())
+            links[peer] = link
+        while not links.keys() >= set(self._config.accept_from):
+            select.select(self._acceptor.filenos(), [], [], min(1.0, self._seconds_left()))
+            for link in self._accept(device):
+                links[link.peer] = link
+        return links
+
+    def _accept(self, device: Device) -> list[Link]:
+        links: list[Link] = []
+        for sock, handshake in self._acceptor.poll():
+            try:
+                links.append(self._make_link(sock, handshake, device))
+            except LinkDownError as error:
+                log.warning("a peer hung up while it was being accepted: %s", error)
+        return links
+
+    def _make_link(self, sock: socket.socket, handshake: Handshake, device: Device) -> ShmLink | TcpLink:
+        bulk_bytes = bulk_frame_bytes(self._config.spec.piece_bytes, device.kv_block_bytes)
+        if self._config.link_kind == "tcp":
+            return TcpLink(sock, handshake, bulk_bytes=bulk_bytes)
+        return ShmLink(sock, handshake, SlotGeometry(bulk_bytes=-(-bulk_bytes // _PAGE) * _PAGE))
+
+    def _seconds_left(self) -> float:
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise LinkDownError(f"the peers were not there within {self._config.start_timeout_s:.0f} s")
+        return left
+
+    # --- service
+
+    def _serve(self, channel: WorkerChannel, loop: WorkerLoop, device: Device) -> None:
+        """Tick while there is work; else wait for a command, a peer, or room to write."""
+        busy = True
+        while not loop.stopped:
+            self._watch(channel, loop)
+            self._epoll.poll(0 if busy else None)
+            for link in self._accept(device):  # before commands: they may already name the new peer
+                loop.attach_link(link.peer, link)
+            for command in channel.receive():
+                loop.deliver(command)
+            if not channel.is_open:
+                log.warning("the controller is gone")
+                return
+            busy = loop.tick()
+            if channel.wants_write:
+                channel.flush()
+
+    def _watch(self, channel: WorkerChannel, loop: WorkerLoop) -> None:
+        """Bring the epoll set up to date; closed descriptors have left it by themselves."""
+        wanted = {fd: select.EPOLLIN for fd in self._acceptor.filenos()}
+        for end in (channel, *loop.links.values()):
+            fd = end.fileno()
+            if fd >= 0:
+                wanted[fd] = select.EPOLLIN | (select.EPOLLOUT if end.wants_write else 0)
+        if wanted == self._watched:
+            return
+        for fd, mask in wanted.items():
+            try:
+                self._epoll.modify(fd, mask)
+            except FileNotFoundError:
+                self._epoll.register(fd, mask)
+        self._watched = wanted
+
+
+def main(make_device: DeviceFactory = make_device_worker) -> int:
+    """Read the configuration and serve. ``make_device`` is for tests: no input can name code to run."""
+    config = msgspec.json.decode(sys.stdin.buffer.read(), type=WorkerConfig)
+    _die_with(config.parent_pid)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[variable] = str(config.spec.num_threads)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=config.log_level,
+        format=f"%(asctime)s %(levelname).1s worker {config.spec.worker_id}: %(message)s",
+    )
+    return WorkerProcess(config, make_device).run()
+
+
+def _die_with(parent_pid: int) -> None:
+    """Ask the kernel to kill this process with its parent: also while it loads and reads no socket."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before the request was made
+        raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
