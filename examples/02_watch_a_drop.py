@@ -2,9 +2,9 @@
 
     .venv/bin/python examples/02_watch_a_drop.py [FOLDER]
 
-Serves a small random model, replays the workload ``burst`` against it with ``jettison bench``, and prints once a second
-what ``/metrics`` says. FOLDER (default: ``watch-a-drop``) gets the bench's figures and its report with plots. Run it again
-with ``--overload recompute`` in SERVE to see the same burst without dropping.
+Serves a small random model, replays the workload ``burst`` against it with ``jettison bench``, and prints once a
+second what ``/metrics`` says. FOLDER (default: ``demo/watch``) gets the bench's figures and its report with plots.
+To see the same burst without dropping, write ``recompute`` for ``drop`` in SERVE.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WATCHED = {
 
 def main() -> None:
     """Create, serve, replay while watching, stop."""
-    out = Path(sys.argv[1] if len(sys.argv) > 1 else "watch-a-drop")
+    out = Path(sys.argv[1] if len(sys.argv) > 1 else "demo/watch")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         model_dir = Path(folder) / "tiny"

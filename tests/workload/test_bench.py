@@ -104,6 +104,15 @@ def test_options_that_contradict_each_other_are_refused(options, reason: str) ->
         load_workload(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"parameter_share": 1.0}, "share of memory"), ({"json_out": Path("/proc/none/run.json")}, "cannot be written")],
+)
+def test_what_would_lose_a_finished_run_is_refused_before_it(trace: Path, options, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        run_bench("http://127.0.0.1:9", trace=trace, **options)
+
+
 def test_a_bad_trace_is_refused_before_the_server_is_asked(tmp_path: Path) -> None:
     bad = tmp_path / "bad.csv"
     bad.write_text(BURSTGPT + "x,ChatGPT,1,1,1,log\n")

@@ -101,6 +101,11 @@ class ClusterCore:
         return bool(self.merges or self.restores)
 
     @property
+    def _moves(self) -> list[Merging | Restoring]:
+        """Moves under way."""
+        return [*self.merges, *self.restores]
+
+    @property
     def num_waiting(self) -> int:
         """Requests that wait for admission."""
         return sum(len(g.waiting) for g in self.groups.values())
@@ -147,9 +152,9 @@ class ClusterCore:
             case LayoutOffered() | LayoutApplied() | CallFailed():
                 return self._on_layout(event, now_ns)
             case ShardLoaded():
-                return self._first_answer([r.on_shard_loaded(event, now_ns) for r in (*self.merges, *self.restores)])
+                return self._first_answer([r.on_shard_loaded(event, now_ns) for r in self._moves])
             case MoveEnded():
-                for move in (*self.merges, *self.restores):
+                for move in self._moves:
                     actions = move.on_move(event, now_ns)
                     if actions is not None:
                         return actions
@@ -234,7 +239,7 @@ class ClusterCore:
 
     def _stop_moves_of(self, state: RequestState) -> list[Action]:
         actions: list[Action] = []
-        for move in (*self.merges, *self.restores):
+        for move in self._moves:
             actions += move.cancel(state)
         return actions
 
@@ -254,7 +259,7 @@ class ClusterCore:
     # --- moves ------------------------------------------------------------------------------------------------
 
     def _on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action]:
-        for move in (*self.merges, *self.restores):
+        for move in self._moves:
             actions = move.on_layout(event, now_ns)
             if actions is not None:
                 return actions
@@ -286,7 +291,7 @@ class ClusterCore:
         return self._monitors.setdefault(group.group_id, GroupMonitor())
 
     def _busy_workers(self) -> set[WorkerId]:
-        return {w for move in (*self.merges, *self.restores) for w in move.worker_ids}
+        return {w for move in self._moves for w in move.worker_ids}
 
     def _watch(self, now_ns: int) -> list[Action]:
         """Overload and restore checks: on every tick and after every step."""

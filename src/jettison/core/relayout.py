@@ -62,6 +62,9 @@ class Relayout:
         if event.worker_id != self.worker.worker_id or event.call_id != self._call_id or self.is_over:
             return None
         if isinstance(event, CallFailed):
+            if self._copies:
+                # Blocks may have been copied before the mapping failed: free ones no longer hold what was cached.
+                self.worker.ledger.forget_cached()
             self._close(RelayoutPhase.FAILED, event.message)
             return []
         if isinstance(event, LayoutOffered):

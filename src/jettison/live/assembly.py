@@ -46,7 +46,7 @@ class Assembly:
         """A core over workers that have reported their capacity."""
         overload = self.config.overload
         params = ClusterParams(
-            overload_policy=overload.policy.value if hasattr(overload.policy, "value") else overload.policy,
+            overload_policy=overload.policy,
             overload=OverloadParams(min_blocked_s=overload.min_wait_ms / 1e3),
             restore=RestoreParams(overload.restore_threshold, overload.restore_dwell_ms / 1e3),
             drop_dwell_s=overload.drop_dwell_ms / 1e3,
@@ -90,6 +90,7 @@ def assemble(config: EngineConfig) -> Assembly:
             kernels=str(config.model.kernels),
             num_threads=num_threads,
             piece_bytes=config.overload.exchange_piece_bytes,
+            max_model_len=config.model.max_model_len,
         )
         for worker_id in range(config.instances)
     ]

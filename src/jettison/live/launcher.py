@@ -25,7 +25,7 @@ import msgspec
 import jettison
 from jettison import errors
 from jettison.config import API_KEY_VARIABLE
-from jettison.errors import JettisonError, WorkerLostError
+from jettison.errors import JettisonError, UserError, WorkerLostError
 from jettison.live import messages as m
 from jettison.live.channel import ControlServer
 from jettison.live.worker_config import LinkKind, WorkerConfig, WorkerSpec
@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "jettison.live.worker_main")
 """``-P``: the current folder must not lend modules to a worker."""
+
+_LONELY_S = 1.0
+"""How long a worker may take to end once its control connection has."""
 
 OnEvent = Callable[[WorkerId, m.Event], None]
 OnExit = Callable[[WorkerId, int], None]
@@ -110,6 +113,9 @@ class LocalLauncher:
             await self.close(0.0)
             waiting = [worker for worker, future in self._starting.items() if future.cancelled() or not future.done()]
             raise WorkerLostError(f"workers {waiting} were not ready in {self._start_timeout_s:.0f} s") from None
+        except JettisonError as error:
+            await self.close(0.0)
+            raise self._root_cause(error) from None
         except BaseException:
             await self.close(0.0)
             raise
@@ -189,6 +195,11 @@ class LocalLauncher:
         except BrokenPipeError:
             log.error("worker %d ended before it was configured", worker)
 
+    def _root_cause(self, error: JettisonError) -> JettisonError:
+        """What a person can mend goes before the links that broke because of it."""
+        failed = [future.exception() for future in self._starting.values() if future.done() and not future.cancelled()]
+        return next((other for other in failed if isinstance(other, UserError)), error)
+
     # --- watching
 
     def _on_worker_event(self, worker: WorkerId, event: m.Event) -> None:
@@ -206,8 +217,8 @@ class LocalLauncher:
     def _on_worker_lost(self, worker: WorkerId) -> None:
         """The control connection ended. A worker that lives on without it is of no use."""
         process = self._processes.get(worker)
-        if process is not None and process.returncode is None:
-            process.popen.kill()
+        if process is not None and process.returncode is None and not self._closing:
+            asyncio.get_running_loop().call_later(_LONELY_S, _kill, process)
         self._report_exit(worker)
 
     def _on_process_end(self, worker: WorkerId, process: _Process, loop: asyncio.AbstractEventLoop) -> None:
@@ -232,6 +243,11 @@ class LocalLauncher:
             self._on_exit(worker, process.returncode)
 
 
+def _kill(process: _Process) -> None:
+    if process.returncode is None:
+        process.popen.kill()
+
+
 def _environment(num_threads: int) -> dict[str, str]:
     """A worker's environment: this package importable, thread counts in force before any import, no API key."""
     env = dict(os.environ)
@@ -247,5 +263,5 @@ def _start_error(event: m.WorkerStartFailed) -> JettisonError:
     """The error that the worker met, as its own class where that is one of ours."""
     kind = getattr(errors, event.error_type, None)
     if not (isinstance(kind, type) and issubclass(kind, JettisonError)):
-        kind = errors.UserError if event.user_error else JettisonError
+        kind = UserError if event.user_error else JettisonError
     return kind(event.message)

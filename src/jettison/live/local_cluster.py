@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
-from jettison.device.worker import DeviceWorker
 from jettison.live import messages as m
 from jettison.live.assembly import Assembly, assemble
 from jettison.live.driver import CoreDriver
 from jettison.live.encoder import StepEncoder
 from jettison.live.inprocess import InProcessCluster
+from jettison.live.worker_main import make_device_worker
 from jettison.types import FinishReason, Request, RequestId, SampledToken, SamplingParams, TokenLogprobs, WorkerId
 
 TICK_EVERY_NS = 100_000_000
@@ -62,7 +62,7 @@ class LocalCluster:
         """Load every device. Raises BudgetError, ModelError. Idempotent."""
         if self._cluster is not None:
             return
-        devices = {s.worker_id: DeviceWorker(**s.device_arguments()) for s in self.assembly.worker_specs}
+        devices = {s.worker_id: make_device_worker(s) for s in self.assembly.worker_specs}
         cluster = InProcessCluster(
             devices, self._on_event, piece_bytes=self._config.overload.exchange_piece_bytes, seed=self._seed
         )

@@ -29,6 +29,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kernels: str = "auto"
     num_threads: int = 1
     piece_bytes: int = 1 << 20
+    max_model_len: int | None = None
+    """None = the model's own context; see ``device.model.hf_config.read_config``."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -59,6 +59,7 @@ def make_device_worker(spec: WorkerSpec) -> Device:
         kernels=spec.kernels,
         page_bytes=spec.page_bytes,
         num_threads=spec.num_threads,
+        max_model_len=spec.max_model_len,
     )
 
 
@@ -166,11 +167,14 @@ class WorkerProcess:
         busy = True
         while not loop.stopped:
             self._watch(channel, loop)
-            self._epoll.poll(0 if busy else None)
-            for link in self._accept(device):  # before commands: they may already name the new peer
-                loop.attach_link(link.peer, link)
-            for command in channel.receive():
-                loop.deliver(command)
+            ready = {fd for fd, _ in self._epoll.poll(0 if busy else None)}
+            if not ready.isdisjoint(self._acceptor.filenos()):
+                self._watched = {}  # a descriptor's number may stand for another socket now
+                for link in self._accept(device):  # before commands: they may already name the new peer
+                    loop.attach_link(link.peer, link)
+            if channel.fileno() in ready:
+                for command in channel.receive():
+                    loop.deliver(command)
             if not channel.is_open:
                 log.warning("the controller is gone")
                 return

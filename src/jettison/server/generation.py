@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.types import Receive
@@ -101,6 +101,9 @@ class Generation:
         finally:
             watch.cancel()
             self._abandon()
+            for job in self.jobs:
+                if isinstance(job.events, AsyncGenerator):
+                    await job.events.aclose()
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

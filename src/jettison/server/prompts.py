@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from jettison.server.errors import bad_request
@@ -33,7 +34,7 @@ async def completion_prompts(
     prompts = []
     for item in items:
         if isinstance(item, str):
-            ids = await off_loop(lambda text=item: tokenizer.encode(text, add_special_tokens), len(item), thread_chars)
+            ids = await off_loop(partial(tokenizer.encode, item, add_special_tokens), len(item), thread_chars)
             prompts.append(Prompt(tuple(ids), item))
         else:
             if not all(type(token_id) is int for token_id in item):
@@ -105,12 +106,13 @@ def _plain_message(message: dict[str, Any], path: str) -> dict[str, str]:
     for name in ("tool_calls", "function_call", "audio"):
         if message.get(name):
             raise bad_request(f"{path}.{name} is not supported.", f"{path}.{name}", "unsupported_parameter")
-    # Templates know the older name.
-    plain = {"role": "system" if role == "developer" else role, "content": _text(message, f"{path}.content")}
-    if (name := message.get("name")) is not None:
-        if not isinstance(name, str):
+    known_role = "system" if role == "developer" else str(role)  # templates know the older name
+    plain = {"role": known_role, "content": _text(message, f"{path}.content")}
+    sender = message.get("name")
+    if sender is not None:
+        if not isinstance(sender, str):
             raise bad_request(f"{path}.name must be a string.", f"{path}.name", "invalid_type")
-        plain["name"] = name
+        plain["name"] = sender
     return plain
 
 

@@ -65,7 +65,9 @@ class GenerationPlan:
         return replace(self.params, seed=(self.params.seed + sample) % SEED_MODULUS, max_tokens=max_tokens)
 
 
-def plan_completion(fields: CompletionFields, info: EngineInfo, default_max_tokens: int, draw: SeedSource) -> GenerationPlan:
+def plan_completion(
+    fields: CompletionFields, info: EngineInfo, default_max_tokens: int, draw: SeedSource
+) -> GenerationPlan:
     """Raises ApiError 400 naming the field."""
     echo = bool(fields.echo)
     wanted = default_max_tokens if fields.max_tokens is None else fields.max_tokens
@@ -221,7 +223,7 @@ def too_long(num_prompt_tokens: int, max_tokens: int, info: EngineInfo, param: s
     if total > info.max_model_len:
         message = f"The model's context holds {info.max_model_len} tokens; this request asks for {asked}."
     elif total > info.max_request_tokens:
-        message = f"All memory together holds {info.max_request_tokens} tokens of one request; this one asks for {asked}."
+        message = f"All memory holds {info.max_request_tokens} tokens of one request; this one asks for {asked}."
     else:
         return None
     return bad_request(message, param, "context_length_exceeded")

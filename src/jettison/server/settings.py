@@ -21,7 +21,7 @@ class ServerSettings:
     default_seed: int | None = None
     """Seeds of requests that send none are drawn from this one; None draws them from the system."""
     max_num_queued_reqs: int | None = None
-    """Checked on arrival, before a body is read or a prompt tokenized; the engine checks again. None: the engine alone."""
+    """Checked on arrival, before a body is read; the engine checks again. None: the engine alone."""
     max_body_bytes: int = 4 << 20
     max_header_bytes: int = 16 << 10
     max_buffered_bytes: int = 256 << 20
@@ -41,7 +41,8 @@ class ServerSettings:
     health_details: Mapping[str, Any] = field(default_factory=dict)
     """Added to ``/health``: precision, and whether token identity is promised in it."""
     event_log: Callable[[], Mapping[str, Any]] | None = None
-    """Answers ``GET /jettison/events``: ``{"now_s": t, "events": [{"t": s, "kind": ...}, ...]}``; None: no such endpoint."""
+    """Answers ``GET /jettison/events`` with ``{"now_s": t, "events": [{"t": s, "kind": ...}, ...]}``; None: no such
+    endpoint."""
 
     @property
     def model_name(self) -> str:

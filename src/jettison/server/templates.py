@@ -75,7 +75,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         self.tick()
         return super().getitem(obj, argument)
 
-    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N804,N805
+    # Underscores, because a template's keywords may be named self, context or obj.
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         """As the base class, before the deadline."""
         __self.tick()
         return super().call(__context, __obj, *args, **kwargs)

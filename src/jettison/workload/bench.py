@@ -170,6 +170,13 @@ def run_bench(
         slo_ttft_s=slo_ttft_s,
         slo_tpot_s=slo_tpot_s,
     )
+    # What could fail after the run fails before it: a finished run must not be lost.
+    merged_capacity_tokens = _merged_capacity(
+        kv_capacity_tokens, merged_capacity_tokens, parameter_share, num_instances
+    )
+    for path in (json_out, html_out):
+        if path is not None:
+            _check_writable(path)
     console = console or Console()
     run = _replay_with_progress(url, load, options, console, quiet)
     header = fairness_of_run(
@@ -188,6 +195,23 @@ def run_bench(
     if html_out is not None:
         write_html(html_out, [run], title=f"jettison bench: {name}")
     return run
+
+
+def _merged_capacity(
+    capacity_tokens: float | None, merged_tokens: float | None, parameter_share: float | None, num_instances: int
+) -> float | None:
+    factor = None if parameter_share is None else merged_capacity_factor(parameter_share, num_instances)
+    if merged_tokens is not None or capacity_tokens is None or factor is None:
+        return merged_tokens
+    return capacity_tokens * factor
+
+
+def _check_writable(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _replay_with_progress(url: str, load: Workload, options: ReplayOptions, console: Console, quiet: bool) -> RunResult:
@@ -214,15 +238,15 @@ def fairness_of_run(
     """
     records = [_record(row) for row in run.requests_detail or []]
     mean_tokens, peak_tokens = measured_demand(records, load.duration_s)
-    if merged_capacity_tokens is None and kv_capacity_tokens is not None and parameter_share is not None:
-        merged_capacity_tokens = kv_capacity_tokens * merged_capacity_factor(parameter_share, num_instances)
     return FairnessHeader(
         mean_demand_tokens=mean_tokens,
         peak_demand_tokens=peak_tokens,
         demand_model=f"the requests' own times in run {run.name}, queue included",
         parameter_share=parameter_share,
         kv_capacity_tokens=kv_capacity_tokens,
-        merged_capacity_tokens=merged_capacity_tokens,
+        merged_capacity_tokens=_merged_capacity(
+            kv_capacity_tokens, merged_capacity_tokens, parameter_share, num_instances
+        ),
         arrivals=(load.source, *load.notes),
     )
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 Int32Array = Tensor | npt.NDArray[np.int32]
-"""Host int32 array, torch or numpy."""
+"""Host int32 array, torch or numpy. Not to be resized in place between calls."""
 
 SUPPORTED_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
@@ -78,7 +78,7 @@ class Kernels(Protocol):
         """``residual += x`` in place, then ``out = rms_norm(residual)``. All [T, H]; ``out`` may be ``x``."""
         ...
 
-    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array | Tensor) -> None:
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
         """Rotate ``q`` [T, num_heads, D] and ``k`` [T, num_kv_heads, D] in place (Hugging Face's ``rotate_half`` pairing).
 
         ``cos``, ``sin``: [max_positions, rotary_dim] with ``rotary_dim <= D`` and even, float32 (float64 for
@@ -111,7 +111,7 @@ def check_matrix(name: str, t: Tensor, rows: int, cols: int, dtype: torch.dtype)
         fail(f"{name}: dtype is {t.dtype}, expected {dtype}")
     if t.shape != (rows, cols):
         fail(f"{name}: shape is {tuple(t.shape)}, expected {(rows, cols)}")
-    if cols > 1 and t.stride(1) != 1:
+    if cols > 1 and t.stride()[1] != 1:
         fail(f"{name}: the elements of a row must be contiguous")
 
 
@@ -151,23 +151,31 @@ def check_norm(x: Tensor, weight: Tensor, out: Tensor, residual: Tensor | None =
 
 def check_vector(name: str, t: Tensor, size: int, dtype: torch.dtype) -> None:
     """Raise ValueError unless ``t`` is a contiguous vector of ``size`` elements of ``dtype``."""
-    if t.dtype != dtype or t.shape != (size,) or (size > 1 and t.stride(0) != 1):
+    if t.dtype != dtype or t.shape != (size,) or (size > 1 and t.stride() != (1,)):
         fail(f"{name}: expected a contiguous {dtype} vector of {size}, got {t.dtype} {tuple(t.shape)}")
 
 
-def check_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Checks of ``rotary``, positions aside."""
-    check_heads("q", q, q.dtype)
-    check_heads("k", k, q.dtype)
-    table_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    if k.shape[0] != q.shape[0] or k.shape[2] != q.shape[2]:
-        fail(f"k: shape {tuple(k.shape)} does not go with q {tuple(q.shape)}")
-    if cos.dim() != 2 or cos.shape[1] % 2 or cos.shape[1] > q.shape[2]:
-        fail(f"cos: shape {tuple(cos.shape)} does not go with a head of {q.shape[2]}")
+def check_rotary_tables(cos: Tensor, sin: Tensor, dtype: torch.dtype, head_dim: int) -> None:
+    """Raise ValueError unless the rotary tables go with each other and with heads of ``dtype``."""
+    table_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+    if cos.dim() != 2 or cos.shape[1] % 2 or cos.shape[1] > head_dim:
+        fail(f"cos: shape {tuple(cos.shape)} does not go with a head of {head_dim}")
     for name, table in (("cos", cos), ("sin", sin)):
         check_matrix(name, table, cos.shape[0], cos.shape[1], table_dtype)
         if not table.is_contiguous():
             fail(f"{name}: must be contiguous")
+
+
+def check_rotary(q: Tensor, k: Tensor, positions: Int32Array) -> None:
+    """Checks of ``rotary``, tables aside."""
+    check_heads("q", q, q.dtype)
+    check_heads("k", k, q.dtype)
+    tokens, _, head_dim = q.shape
+    k_tokens, _, k_dim = k.shape
+    if k_tokens != tokens or k_dim != head_dim:
+        fail(f"k: shape {tuple(k.shape)} does not go with q {tuple(q.shape)}")
+    if positions.shape != (tokens,):
+        fail(f"positions: expected {tokens}, got {tuple(positions.shape)}")
 
 
 def check_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:

@@ -26,6 +26,7 @@ from jettison.device.kernels.base import (
     check_matrix,
     check_norm,
     check_rotary,
+    check_rotary_tables,
     check_vector,
     fail,
 )
@@ -33,6 +34,8 @@ from jettison.device.kernels.base import (
 LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
 _DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
+
+_INT32, _INT64 = (torch.int32, np.dtype(np.int32)), (torch.int64, np.dtype(np.int64))
 
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 _ROWS = (_P, _L, _L, _P, _P, _L, _L)  # tables, row stride, max blocks, query lens, context lens, R, T
@@ -108,19 +111,18 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _pointer(array: Int32Array) -> int:
-    """Address of a host int32 array whose last dimension is contiguous."""
+def _pointer(array: Int32Array, wide: bool = False) -> int:
+    """Address of a host int32 (``wide``: int64) array whose last dimension is contiguous."""
     if isinstance(array, Tensor):
-        if array.dtype != torch.int32:
-            fail(f"expected int32, got {array.dtype}")
-        if array.shape[-1] > 1 and array.stride(-1) != 1:
-            fail("int32 rows must be contiguous")
-        return array.data_ptr()
-    if array.dtype != np.int32:
+        good_dtype, stride, unit, address = array.dtype in (_INT64 if wide else _INT32), array.stride(), 1, array.data_ptr()
+    else:
+        good_dtype, stride, unit = array.dtype in (_INT64 if wide else _INT32), array.strides, 8 if wide else 4
+        address = array.ctypes.data
+    if not good_dtype:
         fail(f"expected int32, got {array.dtype}")
-    if array.shape[-1] > 1 and array.strides[-1] != 4:
+    if stride[-1] != unit and array.shape[-1] > 1:
         fail("int32 rows must be contiguous")
-    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+    return address
 
 
 class _Rows:
@@ -138,7 +140,7 @@ class _Rows:
                 f"block_tables {tuple(tables.shape)}, query_lens {tuple(query_lens.shape)}, "
                 f"context_lens {tuple(context_lens.shape)} do not match"
             )
-        stride = tables.stride(0) if isinstance(tables, Tensor) else tables.strides[0] // 4
+        stride = tables.stride()[0] if isinstance(tables, Tensor) else tables.strides[0] // 4
         self.arguments = (_pointer(tables), stride, blocks, _pointer(query_lens), _pointer(context_lens), rows)
 
 
@@ -165,6 +167,7 @@ class NativeKernels:
         self._rotary = self._functions["rotary"]
         self._silu_mul = self._functions["silu_mul"]
         self._last_rows = threading.local()
+        self._tables: tuple[Any, ...] | None = None
 
     def write_kv(
         self,
@@ -185,7 +188,7 @@ class NativeKernels:
         if k.shape != (tokens, num_kv_heads, head_dim) or v.shape != k.shape:
             fail(f"k {tuple(k.shape)}, v {tuple(v.shape)} do not go with arena {tuple(arena.shape)}")
         code = self._write_kv(
-            _DTYPE_CODES[dtype], k.data_ptr(), k.stride(0), v.data_ptr(), v.stride(0),
+            _DTYPE_CODES[dtype], k.data_ptr(), k.stride()[0], v.data_ptr(), v.stride()[0],
             arena.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
             *self._rows(block_tables, query_lens, context_lens), tokens,
         )  # fmt: skip
@@ -212,10 +215,10 @@ class NativeKernels:
         if out.shape != q.shape or query_dim != head_dim or num_heads % num_kv_heads:
             fail(f"q {tuple(q.shape)}, out {tuple(out.shape)} do not go with arena {tuple(arena.shape)}")
         code = self._attention(
-            _DTYPE_CODES[dtype], q.data_ptr(), q.stride(0), num_heads,
+            _DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads,
             arena.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
             *self._rows(block_tables, query_lens, context_lens), tokens,
-            out.data_ptr(), out.stride(0), scale, torch.get_num_threads(),
+            out.data_ptr(), out.stride()[0], scale, torch.get_num_threads(),
         )  # fmt: skip
         if code:
             _raise(code)
@@ -225,7 +228,7 @@ class NativeKernels:
         check_norm(x, weight, out)
         rows, cols = x.shape
         self._rms_norm(
-            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), eps, out.data_ptr(), out.stride(0),
+            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, out.data_ptr(), out.stride()[0],
             rows, cols,
         )  # fmt: skip
 
@@ -234,26 +237,24 @@ class NativeKernels:
         check_norm(x, weight, out, residual)
         rows, cols = x.shape
         self._add_rms_norm(
-            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride(0), residual.data_ptr(), residual.stride(0),
-            weight.data_ptr(), eps, out.data_ptr(), out.stride(0), rows, cols,
+            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], residual.data_ptr(), residual.stride()[0],
+            weight.data_ptr(), eps, out.data_ptr(), out.stride()[0], rows, cols,
         )  # fmt: skip
 
-    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array | Tensor) -> None:
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
         """See ``Kernels.rotary``."""
-        check_rotary(q, k, cos, sin)
+        check_rotary(q, k, positions)
+        dtype = q.dtype
         tokens, num_heads, head_dim = q.shape
-        wide = positions.dtype in (torch.int64, np.int64)
-        if tuple(positions.shape) != (tokens,):
-            fail(f"positions: expected {tokens}, got {tuple(positions.shape)}")
-        if wide:
-            flat = positions if isinstance(positions, Tensor) else torch.from_numpy(positions)
-            pointer = flat.contiguous().data_ptr() if flat.is_contiguous() else fail("positions: must be contiguous")
-        else:
-            pointer = _pointer(positions)
-        max_positions, rotary_dim = cos.shape
+        tables = self._tables
+        if tables is None or tables[0] is not cos or tables[1] is not sin or tables[2:4] != (dtype, head_dim):
+            check_rotary_tables(cos, sin, dtype, head_dim)
+            tables = self._tables = (cos, sin, dtype, head_dim, (cos.data_ptr(), sin.data_ptr()), tuple(cos.shape))
+        max_positions, rotary_dim = tables[5]
+        wide = positions.dtype in _INT64
         code = self._rotary(
-            _DTYPE_CODES[q.dtype], q.data_ptr(), q.stride(0), num_heads, k.data_ptr(), k.stride(0), k.shape[1],
-            cos.data_ptr(), sin.data_ptr(), pointer, wide, tokens, head_dim, rotary_dim, max_positions,
+            _DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads, k.data_ptr(), k.stride()[0], k.shape[1],
+            *tables[4], _pointer(positions, wide), wide, tokens, head_dim, rotary_dim, max_positions,
         )  # fmt: skip
         if code:
             _raise(code)
@@ -264,7 +265,7 @@ class NativeKernels:
         tokens, heads, head_dim = x.shape
         check_vector("weight", weight, head_dim, x.dtype)
         self._head_rms_norm(
-            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), eps, tokens, heads, head_dim
+            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), eps, tokens, heads, head_dim
         )
 
     def silu_mul(self, gate_up: Tensor, out: Tensor) -> None:
@@ -274,7 +275,7 @@ class NativeKernels:
         check_matrix("gate_up", gate_up, rows, 2 * cols, dtype)
         check_matrix("out", out, rows, cols, dtype)
         self._silu_mul(
-            _DTYPE_CODES[dtype], gate_up.data_ptr(), gate_up.stride(0), out.data_ptr(), out.stride(0), rows, cols
+            _DTYPE_CODES[dtype], gate_up.data_ptr(), gate_up.stride()[0], out.data_ptr(), out.stride()[0], rows, cols
         )
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -282,8 +283,8 @@ class NativeKernels:
         check_linear(x, weight, bias, out)
         rows, inner = x.shape
         code = self._linear(
-            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride(0), weight.data_ptr(), weight.stride(0),
-            None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride(0),
+            _DTYPE_CODES[x.dtype], x.data_ptr(), x.stride()[0], weight.data_ptr(), weight.stride()[0],
+            None if bias is None else bias.data_ptr(), out.data_ptr(), out.stride()[0],
             rows, weight.shape[0], inner, torch.get_num_threads(),
         )  # fmt: skip
         if code:

@@ -20,6 +20,7 @@ from jettison.device.kernels.base import (
     check_matrix,
     check_norm,
     check_rotary,
+    check_rotary_tables,
     check_vector,
     fail,
 )
@@ -110,12 +111,11 @@ class TorchKernels:
         residual.add_(x)
         out.copy_(_normalize(residual, weight, eps))
 
-    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array | Tensor) -> None:
+    def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
         """See ``Kernels.rotary``."""
-        check_rotary(q, k, cos, sin)
+        check_rotary(q, k, positions)
+        check_rotary_tables(cos, sin, q.dtype, q.shape[2])
         index = torch.as_tensor(positions).long()
-        if index.shape != (q.shape[0],):
-            fail(f"positions: expected {q.shape[0]}, got {tuple(index.shape)}")
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < cos.shape[0]:
             raise IndexError(f"a position lies outside the {cos.shape[0]} of the rotary tables")
         c, s = cos[index].unsqueeze(1), sin[index].unsqueeze(1)

@@ -1,0 +1,201 @@
+"""The host's physical pages: a memory file as the device's memory, reserved spans as its address space.
+
+    PagePool.start   memfd_create, ftruncate       the budget, as pages 0 .. num_pages - 1
+    PagePool.reserve mmap(PROT_NONE, NORESERVE)    addresses, no memory; a stray access is a segmentation fault
+    Arena.map        mmap(MAP_FIXED | MAP_SHARED)  pages of the file appear at addresses of the span
+    Arena.unmap      mmap(MAP_FIXED, PROT_NONE)    the addresses are bare again; the pages keep their bytes
+
+A page keeps its bytes until somebody writes it, through whatever addresses it is mapped at. Which page goes where is
+not decided here (``memory.pages``), and nothing here knows of layers or blocks.
+
+The file must not be inherited by ``fork``: parent and child would share one device. Spawn workers instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from typing import Protocol
+
+import torch
+
+from jettison.errors import MappingError, OutOfPagesError
+
+HOST_PAGE_BYTES = 65536
+"""Default page. Each map call costs microseconds and each separate mapping one of the kernel's 65,530, so not 4 KiB."""
+
+_PROT_NONE = 0
+_RESERVED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+_MAP_FIXED = 0x10
+
+
+class Syscalls(Protocol):
+    """The system calls that can fail, so that a test can make each of them fail. All raise OSError."""
+
+    def create(self, name: str, num_bytes: int) -> int:
+        """A memory file of that size; its descriptor."""
+        ...
+
+    def mmap(self, address: int | None, num_bytes: int, prot: int, flags: int, fd: int, offset: int) -> int:
+        """The address that was mapped."""
+        ...
+
+    def munmap(self, address: int, num_bytes: int) -> None: ...
+
+
+class LinuxSyscalls:
+    """The real ones, through libc: Python's own ``mmap`` cannot map at a given address."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        size, integer, pointer = ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
+        self._libc.mmap.argtypes = [pointer, size, integer, integer, integer, ctypes.c_int64]
+        self._libc.mmap.restype = pointer
+        self._libc.munmap.argtypes = [pointer, size]
+
+    def create(self, name: str, num_bytes: int) -> int:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, num_bytes)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def mmap(self, address: int | None, num_bytes: int, prot: int, flags: int, fd: int, offset: int) -> int:
+        mapped: int | None = self._libc.mmap(address, num_bytes, prot, flags, fd, offset)
+        if mapped is None or mapped == ctypes.c_size_t(-1).value:
+            errno = ctypes.get_errno()
+            raise OSError(errno, os.strerror(errno))
+        return mapped
+
+    def munmap(self, address: int, num_bytes: int) -> None:
+        if self._libc.munmap(address, num_bytes):
+            errno = ctypes.get_errno()
+            raise OSError(errno, os.strerror(errno))
+
+
+class PagePool:
+    """``budget_bytes`` of physical memory in pages of ``page_bytes``. What is left below one page is never used.
+
+    ``start`` and ``close`` are idempotent; ``close`` also ends every arena, and tensors over them must not be
+    touched afterwards.
+    """
+
+    def __init__(
+        self, budget_bytes: int, page_bytes: int = HOST_PAGE_BYTES, syscalls: Syscalls | None = None
+    ) -> None:
+        if page_bytes <= 0 or page_bytes % mmap.PAGESIZE:
+            raise ValueError(f"pages of {page_bytes} bytes: not a multiple of the system's {mmap.PAGESIZE}")
+        self.page_bytes = page_bytes
+        self.num_pages = budget_bytes // page_bytes
+        self.num_map_calls = 0
+        self.num_unmap_calls = 0
+        self._syscalls = LinuxSyscalls() if syscalls is None else syscalls
+        self._fd: int | None = None
+        self._arenas: list[Arena] = []
+
+    def start(self) -> None:
+        """Create the memory file. Raises MappingError."""
+        if self._fd is None:
+            try:
+                self._fd = self._syscalls.create("jettison-pages", self.num_pages * self.page_bytes)
+            except OSError as error:
+                raise MappingError(f"no memory file of {self.num_pages * self.page_bytes} bytes: {error}") from error
+
+    def close(self) -> None:
+        """Give back all addresses and all memory."""
+        while self._arenas:
+            arena = self._arenas.pop()
+            self._syscalls.munmap(arena.address, arena.num_pages * self.page_bytes)
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    def reserve(self, num_pages: int) -> Arena:
+        """A span of addresses for that many pages, with nothing behind it. Raises MappingError."""
+        size = max(num_pages, 1) * self.page_bytes
+        try:
+            address = self._syscalls.mmap(None, size, _PROT_NONE, _RESERVED, -1, 0)
+        except OSError as error:
+            raise MappingError(f"no span of {size} bytes of addresses: {error}") from error
+        arena = Arena(self, address, max(num_pages, 1))
+        self._arenas.append(arena)
+        return arena
+
+    def read(self, page: int, offset: int, view: memoryview) -> None:
+        """Fill ``view`` with bytes of the pool from ``offset`` of ``page`` on, mapped anywhere or not at all.
+
+        Raises OSError, with part of ``view`` written, where the kernel has no memory behind ``view``.
+        """
+        assert self._fd is not None, "the pool is not started"
+        at = page * self.page_bytes + offset
+        if at + len(view) > self.num_pages * self.page_bytes:
+            raise OutOfPagesError(f"{len(view)} bytes at {at} are beyond the pool")
+        while view:
+            num_bytes = os.preadv(self._fd, [view], at)
+            at, view = at + num_bytes, view[num_bytes:]
+
+    def _map(self, address: int, page: int, num_pages: int, populate: bool) -> None:
+        assert self._fd is not None, "the pool is not started"
+        if page < 0 or page + num_pages > self.num_pages:
+            raise OutOfPagesError(f"pages {page} to {page + num_pages} of {self.num_pages}")
+        flags = mmap.MAP_SHARED | _MAP_FIXED | (mmap.MAP_POPULATE if populate else 0)
+        self.num_map_calls += 1
+        self._fixed(address, num_pages, mmap.PROT_READ | mmap.PROT_WRITE, flags, self._fd, page * self.page_bytes)
+
+    def _unmap(self, address: int, num_pages: int) -> None:
+        self.num_unmap_calls += 1
+        self._fixed(address, num_pages, _PROT_NONE, _RESERVED | _MAP_FIXED, -1, 0)
+
+    def _fixed(self, address: int, num_pages: int, prot: int, flags: int, fd: int, offset: int) -> None:
+        try:
+            self._syscalls.mmap(address, num_pages * self.page_bytes, prot, flags, fd, offset)
+        except OSError as error:
+            raise MappingError(f"{num_pages} pages at {address:#x}: {error}") from error
+
+
+class Arena:
+    """A reserved span of addresses, made by ``PagePool.reserve``. Its address and its tensor stay until ``close``.
+
+    After a MappingError the addresses concerned are undefined (the kernel may have unmapped them first): map or
+    unmap them again before anything else.
+    """
+
+    def __init__(self, pool: PagePool, address: int, num_pages: int) -> None:
+        self._pool = pool
+        self.address = address
+        self.num_pages = num_pages
+        # The ctypes array must live as long as the tensor, which holds it; neither owns the memory.
+        span = (ctypes.c_uint8 * (num_pages * pool.page_bytes)).from_address(address)
+        self._view = memoryview(span).cast("B")
+        self._tensor = torch.frombuffer(span, dtype=torch.uint8)
+
+    def tensor(self) -> torch.Tensor:
+        """uint8 ``[num_pages * page_bytes]`` over the span; only what is mapped may be touched."""
+        return self._tensor
+
+    def view(self, offset: int, num_bytes: int) -> memoryview:
+        """Writable bytes of the span, for the kernel to copy into."""
+        return self._view[offset : offset + num_bytes]
+
+    def map(self, position: int, page: int, num_pages: int, populate: bool = False) -> None:
+        """Put a run of physical pages at a run of positions, in one call, whatever was there.
+
+        ``populate`` fills the page tables now (about 80 µs a MiB) instead of at the first touch.
+        Raises MappingError; OutOfPagesError for pages beyond the budget.
+        """
+        self._pool._map(self._at(position, num_pages), page, num_pages, populate)
+
+    def unmap(self, position: int, num_pages: int) -> None:
+        """Take the pages away from a run of positions, in one call; where nothing is mapped nothing changes.
+
+        Raises MappingError.
+        """
+        self._pool._unmap(self._at(position, num_pages), num_pages)
+
+    def _at(self, position: int, num_pages: int) -> int:
+        if position < 0 or num_pages < 1 or position + num_pages > self.num_pages:
+            raise ValueError(f"positions {position} to {position + num_pages} of a span of {self.num_pages} pages")
+        return self.address + position * self._pool.page_bytes

@@ -1,0 +1,49 @@
+"""The application: routes, the gate in front of them, and one state behind them.
+
+Plain Starlette. Request bodies are decoded by msgspec and chunks are joined from bytes, because what a token costs
+here is paid for every token of every stream.
+"""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.routing import Route
+
+from jettison.live.api import EngineClient
+from jettison.server.chat import ChatEndpoint
+from jettison.server.completions import CompletionEndpoint
+from jettison.server.errors import handle_error
+from jettison.server.gate import Gate
+from jettison.server.info_routes import InfoRoutes
+from jettison.server.settings import ServerSettings
+from jettison.server.state import ServerState
+from jettison.server.tokenizer import Tokenizer
+
+__all__ = ["ServerSettings", "Tokenizer", "create_app", "server_state"]
+
+
+def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> Starlette:
+    """The HTTP application over a running engine. Starts nothing; ``serving.run_server`` runs it."""
+    state = ServerState(engine, tokenizer, settings)
+    routes = [
+        Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]),
+        Route("/v1/completions", CompletionEndpoint(state), methods=["POST"]),
+        *InfoRoutes(state).routes(),
+    ]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Gate, state=state)],
+        exception_handlers={HTTPException: handle_error},
+    )
+    app.router.redirect_slashes = False
+    app.state.jettison = state
+    return app
+
+
+def server_state(app: Starlette) -> ServerState:
+    """The state of an application that ``create_app`` made."""
+    state = app.state.jettison
+    assert isinstance(state, ServerState)
+    return state

@@ -1,0 +1,153 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from jettison.live.api import TokenEvent
+from jettison.server.choice import Delta
+from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint
+from jettison.server.errors import bad_request
+from jettison.server.fields import CompletionFields, parse_fields
+from jettison.server.generation import Generation, Job
+from jettison.server.logprobs import completion_logprobs
+from jettison.server.prompts import Prompt, completion_prompts
+from jettison.server.sampling import GenerationPlan, plan_completion
+from jettison.server.state import ServerState
+from jettison.types import TokenLogprobs
+
+
+class _Part:
+    """What a chunk, or a whole choice, is made of; parts add up."""
+
+    __slots__ = ("entries", "offsets", "text", "token_ids")
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.token_ids: list[int] = []
+        self.entries: list[TokenLogprobs | None] = []
+        self.offsets: list[int] = []
+
+
+class CompletionAnswer(Answer):
+    """``text_completion``, whole or in chunks."""
+
+    def __init__(self, state: ServerState, plan: GenerationPlan, model: str) -> None:
+        super().__init__(state, plan, model, "text_completion", "cmpl")
+        self._choices: dict[int, list[_Part]] = {}
+
+    def chunk_header(self) -> dict[str, Any]:
+        """See ``Answer``."""
+        return self.header
+
+    def choice_chunk(self, job: Job, event: TokenEvent, delta: Delta) -> bytes:
+        """See ``Answer``. With echo the first chunk carries the prompt too."""
+        first = job.num_events == 0
+        text, logprobs = delta.text, b"null"
+        if self.plan.params.logprobs is not None or (self.plan.echo and first):
+            part = self._part(job, event, delta)
+            text = part.text
+            if self.plan.params.logprobs is not None:
+                logprobs = msgspec.json.encode(self._logprobs(part))
+        parts = [
+            b'{"index":%d,"text":' % job.index,
+            msgspec.json.encode(text),
+            b',"logprobs":',
+            logprobs,
+            FINISH_JSON[delta.finish_reason],
+        ]
+        if self.plan.return_token_ids:
+            parts += b',"token_ids":', msgspec.json.encode(delta.token_ids)
+            if first:
+                parts += b',"prompt_token_ids":', msgspec.json.encode(job.prompt.token_ids)
+        parts.append(b"}")
+        return b"".join(parts)
+
+    def collect(self, job: Job, event: TokenEvent, delta: Delta) -> None:
+        """See ``Answer``."""
+        self._choices.setdefault(job.index, []).append(self._part(job, event, delta))
+
+    def document(self, generation: Generation) -> dict[str, Any]:
+        """See ``Answer``."""
+        choices = [self._choice(job) for job in generation.jobs]
+        return self.header | {"choices": choices, "usage": self.usage(generation)}
+
+    def _choice(self, job: Job) -> dict[str, Any]:
+        whole = _Part()
+        texts = []
+        for part in self._choices[job.index]:
+            texts.append(part.text)
+            whole.token_ids += part.token_ids
+            whole.entries += part.entries
+            whole.offsets += part.offsets
+        choice: dict[str, Any] = {
+            "index": job.index,
+            "text": "".join(texts),
+            "logprobs": None if self.plan.params.logprobs is None else self._logprobs(whole),
+            "finish_reason": job.text.finish_reason,
+        }
+        if self.plan.return_token_ids:
+            num_echoed = len(job.prompt.token_ids) if self.plan.echo else 0
+            choice["token_ids"] = whole.token_ids[num_echoed:]
+            choice["prompt_token_ids"] = job.prompt.token_ids
+        return choice
+
+    def _part(self, job: Job, event: TokenEvent, delta: Delta) -> _Part:
+        part = _Part()
+        if self.plan.echo and job.num_events == 0:
+            self._echo(job, event, part)
+        part.text += delta.text
+        part.token_ids += delta.token_ids
+        part.entries += delta.logprobs
+        part.offsets += delta.text_offsets
+        return part
+
+    def _echo(self, job: Job, event: TokenEvent, part: _Part) -> None:
+        tokenizer, prompt = self.state.tokenizer, job.prompt
+        if prompt.text is None:
+            part.text = tokenizer.decode(prompt.token_ids, self.plan.skip_special_tokens)
+        else:
+            part.text = prompt.text
+        part.token_ids += prompt.token_ids
+        if self.plan.params.logprobs is None:
+            return
+        num_prompt = len(prompt.token_ids)
+        entries = event.prompt_logprobs
+        if entries is None or len(entries) != num_prompt:
+            raise RuntimeError("the engine sent no logprobs of the prompt with its first event")
+        part.entries += entries
+        detokenizer = tokenizer.detokenizer(self.plan.skip_special_tokens)
+        num_chars = 0
+        for token_id in prompt.token_ids:
+            part.offsets.append(num_chars)
+            num_chars += len(detokenizer.push(token_id))
+
+    def _logprobs(self, part: _Part) -> dict[str, Any]:
+        return completion_logprobs(self.state.tokenizer, part.token_ids, part.entries, part.offsets)
+
+
+class CompletionEndpoint(GenerationEndpoint):
+    """Prompts in, their continuations out."""
+
+    async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], Answer]:
+        """See ``GenerationEndpoint``."""
+        state, settings = self.state, self.state.settings
+        fields = parse_fields(document, CompletionFields, state.warnings)
+        model = state.check_model(fields.model)
+        info = state.engine.info
+        plan = plan_completion(fields, info, settings.default_completion_max_tokens, state.draw_seed)
+        if "messages" in document:
+            raise bad_request("messages belong to /v1/chat/completions; here the field is prompt.", "messages")
+        prompts = await completion_prompts(
+            fields.prompt,
+            state.tokenizer,
+            add_special_tokens=fields.add_special_tokens is not False,
+            vocab_size=info.vocab_size,
+            max_prompts=settings.max_choices,
+            thread_chars=settings.thread_tokenize_chars,
+        )
+        if len(prompts) * plan.num_samples > settings.max_choices:
+            raise bad_request(f"prompts times n may be at most {settings.max_choices}.", "n")
+        return plan, prompts, CompletionAnswer(state, plan, model)

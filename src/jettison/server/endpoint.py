@@ -1,0 +1,209 @@
+"""What both generating endpoints do: admit, read, plan, submit, and answer in one piece or as a stream.
+
+How an answer looks is the business of an ``Answer``; ``chat`` and ``completions`` each have one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from jettison.errors import NotReadyError, OverCapacityError
+from jettison.live.api import TokenEvent
+from jettison.server.choice import ChoiceText, Delta, Finish
+from jettison.server.errors import ApiError, as_api_error
+from jettison.server.fields import parse_json
+from jettison.server.generation import Generation, Job
+from jettison.server.limits import Arrival
+from jettison.server.prompts import Prompt
+from jettison.server.sampling import GenerationPlan, too_long
+from jettison.server.sse import EventStream, error_event
+from jettison.server.state import ServerState
+from jettison.types import Request
+
+FINISH_JSON: dict[Finish | None, bytes] = {
+    None: b',"finish_reason":null',
+    "stop": b',"finish_reason":"stop"',
+    "length": b',"finish_reason":"length"',
+}
+
+JSON_TYPES = (b"application/json", b"text/json")
+
+
+class Answer(ABC):
+    """Encodes one HTTP answer. Bytes out, no I/O."""
+
+    def __init__(self, state: ServerState, plan: GenerationPlan, model: str, kind: str, id_prefix: str) -> None:
+        self.state = state
+        self.plan = plan
+        self.id = f"{id_prefix}-{secrets.token_hex(16)}"
+        self.created_s = int(time.time())
+        self.model = model
+        tier = {} if plan.service_tier is None else {"service_tier": plan.service_tier}
+        self.header = {"id": self.id, "object": kind, "created": self.created_s, "model": model, **tier}
+        # All chunks begin alike: encoded once.
+        self.chunk_head = b"data: " + msgspec.json.encode(self.chunk_header())[:-1] + b',"choices":['
+
+    @abstractmethod
+    def chunk_header(self) -> dict[str, Any]:
+        """The fields of a chunk that do not change."""
+
+    @abstractmethod
+    def choice_chunk(self, job: Job, event: TokenEvent, delta: Delta) -> bytes:
+        """The one entry of a chunk's ``choices``, as JSON."""
+
+    @abstractmethod
+    def collect(self, job: Job, event: TokenEvent, delta: Delta) -> None:
+        """Keep a delta for ``document``."""
+
+    @abstractmethod
+    def document(self, generation: Generation) -> dict[str, Any]:
+        """The answer in one piece."""
+
+    def chunk(self, job: Job, event: TokenEvent, delta: Delta, generation: Generation) -> bytes:
+        """One event of the stream."""
+        choice = self.choice_chunk(job, event, delta)
+        if self.plan.continuous_usage:
+            usage = msgspec.json.encode(self.usage(generation))
+            return b"".join((self.chunk_head, choice, b'],"usage":', usage, b"}\n\n"))
+        return b"".join((self.chunk_head, choice, b"]}\n\n"))
+
+    def usage_chunk(self, generation: Generation) -> bytes:
+        """The stream's last chunk, without choices."""
+        return self.chunk_head + b'],"usage":' + msgspec.json.encode(self.usage(generation)) + b"}\n\n"
+
+    def usage(self, generation: Generation) -> dict[str, Any]:
+        """OpenAI's token counts."""
+        num_prompt, num_output = generation.num_prompt_tokens, generation.num_output_tokens
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": generation.num_cached_tokens},
+        }
+
+
+class GenerationEndpoint(ABC):
+    """An ASGI application for one path."""
+
+    def __init__(self, state: ServerState) -> None:
+        self.state = state
+
+    @abstractmethod
+    async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], Answer]:
+        """Validate, and turn text into tokens. Raises ApiError 4xx."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        arrival_ns = time.monotonic_ns()
+        try:
+            self.state.check_ready()
+            with self.state.admission.arrival() as arrival:
+                await self._answer(scope, receive, send, arrival, arrival_ns)
+        except (OverCapacityError, NotReadyError) as error:
+            self.state.metrics.count_shed("queue_full" if isinstance(error, OverCapacityError) else self.state.status)
+            raise
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, arrival: Arrival, arrival_ns: int) -> None:
+        state = self.state
+        check_content_type(scope)
+        document = parse_json(await arrival.read_body(receive, state.settings))
+        plan, prompts, answer = await self.prepare(document)
+        generation = Generation(state.engine, state.admission, state.metrics, self._jobs(plan, prompts, arrival_ns))
+        state.generations.add(generation)
+        try:
+            generation.submit()
+            arrival.submitted()
+            if plan.stream:
+                await self._stream(generation, answer, receive, send)
+            else:
+                await self._whole(generation, answer, scope, receive, send)
+        finally:
+            state.generations.discard(generation)
+
+    def _jobs(self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int) -> list[Job]:
+        jobs: list[Job] = []
+        base_id = secrets.token_hex(16)  # never made from what a client sent
+        for prompt in prompts:
+            num_prompt_tokens = len(prompt.token_ids)
+            max_tokens = self._bounded_length(plan, num_prompt_tokens)
+            num_echoed_chars = len(self.echoed_text(plan, prompt)) if plan.echo else 0
+            for sample in range(plan.num_samples):
+                request = Request(
+                    request_id=f"{base_id}-{len(jobs)}",
+                    prompt_token_ids=prompt.token_ids,
+                    params=plan.params_for(sample, max_tokens),
+                    arrival_ns=arrival_ns,
+                    priority=plan.priority,
+                )
+                text = ChoiceText(self.state.tokenizer, plan, num_echoed_chars)
+                jobs.append(Job(len(jobs), prompt, sample == 0, request, text))
+        return jobs
+
+    def echoed_text(self, plan: GenerationPlan, prompt: Prompt) -> str:
+        """The prompt as text."""
+        if prompt.text is not None:
+            return prompt.text
+        return self.state.tokenizer.decode(prompt.token_ids, plan.skip_special_tokens)
+
+    def _bounded_length(self, plan: GenerationPlan, num_prompt_tokens: int) -> int:
+        info = self.state.engine.info
+        max_tokens = plan.params.max_tokens
+        if plan.wants_default_length:
+            room = min(info.max_model_len, info.max_request_tokens) - num_prompt_tokens
+            max_tokens = max(1, room, plan.params.min_tokens)
+        error = too_long(num_prompt_tokens, max_tokens, info, self.length_param)
+        if error is not None:
+            raise error
+        return max_tokens
+
+    length_param = "prompt"
+    """The field that a too long request is blamed on."""
+
+    async def _whole(self, generation: Generation, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+        async def keep(job: Job, event: TokenEvent, delta: Delta) -> None:
+            answer.collect(job, event, delta)
+
+        await generation.run(receive, keep)
+        if generation.client_is_gone:
+            raise ApiError(499, "The client went away.", code="client_disconnected")
+        body = msgspec.json.encode(answer.document(generation))
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+    async def _stream(self, generation: Generation, answer: Answer, receive: Receive, send: Send) -> None:
+        stream = EventStream(send)
+
+        async def write(job: Job, event: TokenEvent, delta: Delta) -> None:
+            await stream.write(answer.chunk(job, event, delta, generation))
+
+        await stream.start()
+        self.state.keeper.add(stream)
+        try:
+            await generation.run(receive, write)
+            await stream.finish(answer.usage_chunk(generation) if answer.plan.include_usage else b"")
+        except Exception as error:  # noqa: BLE001  # logged by as_api_error; the status line is out already
+            await stream.finish(error_event(as_api_error(error).body))
+        finally:
+            self.state.keeper.discard(stream)
+
+
+def check_content_type(scope: Scope) -> None:
+    """Raises ApiError 415. Absent is fine; what a web page's form can send to a local server is not."""
+    for name, value in scope["headers"]:
+        if name == b"content-type" and value.partition(b";")[0].strip().lower() not in JSON_TYPES:
+            raise ApiError(415, "The content-type must be application/json.", code="unsupported_media_type")
+
+
+async def read_json(request: HttpRequest, state: ServerState) -> dict[str, Any]:
+    """The body of a small endpoint, under the same limits."""
+    check_content_type(request.scope)
+    with state.admission.arrival() as arrival:
+        return parse_json(await arrival.read_body(request.receive, state.settings))

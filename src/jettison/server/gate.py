@@ -1,0 +1,67 @@
+"""The first thing that a request meets: size and key are checked before anything is read or routed.
+
+It also owns the answer's request id, and turns every exception into an answer, so that nothing internal leaks.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jettison.server.errors import ApiError, as_api_error
+from jettison.server.limits import body_too_large, discard_body
+from jettison.server.state import ServerState
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Gate:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let one request in, or answer it here."""
+        if scope["type"] != "http":
+            return  # no lifespan, no web sockets
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        request_id = _label(headers.get(b"x-request-id"))
+        is_started = False
+
+        async def send_labelled(message: Message) -> None:
+            nonlocal is_started
+            if not is_started:
+                is_started = True
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id)]
+            await send(message)
+
+        try:
+            await self._admit(scope["path"], headers, receive)
+            await self._app(scope, receive, send_labelled)
+        except Exception as error:
+            answer = as_api_error(error)  # logs what was not expected
+            if is_started:
+                raise
+            await answer.response()(scope, receive, send_labelled)
+
+    async def _admit(self, path: str, headers: dict[bytes, bytes], receive: Receive) -> None:
+        max_bytes = self._state.settings.max_body_bytes
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 18 or int(length) > max_bytes:
+            if b"expect" not in headers:  # that client asks before it sends
+                await discard_body(receive)
+            raise body_too_large(max_bytes)
+        if not self._state.keys.admits(path, headers.get(b"authorization")):
+            message = "The API key is missing or wrong; send it as `Authorization: Bearer KEY`."
+            raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+
+def _label(request_id: bytes | None) -> bytes:
+    """The client's own label, which is echoed and used for nothing else; ours where it has none."""
+    if request_id is not None and _REQUEST_ID.fullmatch(request_id):
+        return request_id
+    return secrets.token_hex(16).encode()

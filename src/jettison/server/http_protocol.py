@@ -1,0 +1,114 @@
+"""uvicorn's HTTP protocol with what it leaves open: a limit and a deadline for headers, and JSON for its own errors.
+
+llhttp has no limit on the size of headers; without one, a client that never ends its headers fills the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from jettison.server.errors import ApiError
+from jettison.server.settings import ServerSettings
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection. A subclass for each server carries its limits (``bounded_protocol``)."""
+
+    max_header_bytes = 16 << 10
+    header_timeout_s = 20.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._num_header_bytes = 0
+        self._is_in_headers = True
+        self._is_refused = False
+        self._header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """The first request's headers are awaited from here on."""
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The deadline goes with the connection."""
+        self._stop_header_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Count what comes while headers are incomplete, whether or not the parser has made lines of it."""
+        if self._is_refused:
+            return
+        if self._is_in_headers:
+            self._await_headers()
+            self._num_header_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_headers and self._num_header_bytes > self.max_header_bytes:
+            self._refuse_headers()
+
+    def on_message_begin(self) -> None:
+        """A request starts."""
+        super().on_message_begin()
+        self._is_in_headers = True
+
+    def on_headers_complete(self) -> None:
+        """Headers and target are known: their exact size is checked before the application sees them."""
+        self._is_in_headers = False
+        self._num_header_bytes = 0
+        self._stop_header_timer()
+        size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if size > self.max_header_bytes:
+            self._refuse_headers()
+        if not self._is_refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Of a refused request nothing is kept."""
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The next bytes on this connection belong to another request's headers."""
+        if not self._is_refused:
+            super().on_message_complete()
+            self._is_in_headers = True
+
+    def send_400_response(self, msg: str) -> None:
+        """For bytes that are no HTTP."""
+        self._refuse(ApiError(400, msg, code="invalid_http"))
+
+    def _refuse_headers(self) -> None:
+        message = f"The request headers are larger than {self.max_header_bytes} bytes."
+        self._refuse(ApiError(431, message, code="headers_too_large"))
+
+    def _refuse(self, error: ApiError) -> None:
+        if self._is_refused:
+            return
+        self._is_refused = True
+        self._stop_header_timer()
+        if self.cycle is None or self.cycle.response_complete:  # else it would land inside another answer
+            body = error.body
+            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+            self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.close()
+
+    def _await_headers(self) -> None:
+        if self._header_timer is None:
+            self._header_timer = self.loop.call_later(self.header_timeout_s, self._header_timeout)
+
+    def _header_timeout(self) -> None:
+        self._header_timer = None
+        self._refuse(ApiError(408, "The request headers did not arrive in time.", code="request_timeout"))
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
+def bounded_protocol(settings: ServerSettings) -> type[BoundedHttpProtocol]:
+    """The protocol class with these limits; uvicorn makes one instance for each connection."""
+    limits = {"max_header_bytes": settings.max_header_bytes, "header_timeout_s": settings.header_timeout_s}
+    return type("HttpProtocol", (BoundedHttpProtocol,), limits)

@@ -1,0 +1,153 @@
+"""The small endpoints: what is served, how it is doing, and the tokenizer over HTTP."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import jettison
+from jettison.server.endpoint import read_json
+from jettison.server.errors import bad_request
+from jettison.server.fields import DetokenizeFields, TokenizeFields, parse_fields
+from jettison.server.prompts import chat_prompt, off_loop
+from jettison.server.state import ServerState, require
+
+
+def json_response(document: Any, status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(msgspec.json.encode(document), status, media_type="application/json")
+
+
+class InfoRoutes:
+    """Handlers over one server's state."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._created_s = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """All of them, with their paths."""
+        routes = [
+            Route("/health", self.health),
+            Route("/ping", self.ping),
+            Route("/version", self.version),
+            Route("/load", self.load),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model_id:path}", self.model),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/tokenizer_info", self.tokenizer_info),
+        ]
+        if self._state.settings.event_log is not None:
+            routes.append(Route("/jettison/events", self.events))
+        return routes
+
+    async def health(self, request: Request) -> Response:
+        """Readiness: 200 only when requests are taken."""
+        status = self._state.status
+        document = {**self._state.settings.health_details, "status": status, "model": self._state.settings.model_name}
+        return json_response(document, 200 if status == "ready" else 503)
+
+    async def ping(self, request: Request) -> Response:
+        """Liveness: 200 as long as there is something to wait for."""
+        return json_response({}, 503 if self._state.status == "failed" else 200)
+
+    async def version(self, request: Request) -> Response:
+        """The version of the package."""
+        return json_response({"version": jettison.__version__})
+
+    async def load(self, request: Request) -> Response:
+        """Requests in the house."""
+        groups = self._state.engine.snapshot().groups
+        return json_response(
+            {
+                "server_load": self._state.admission.num_active,
+                "num_requests_running": sum(group.num_running + group.num_moving for group in groups),
+                "num_requests_waiting": sum(group.num_waiting for group in groups),
+            }
+        )
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format."""
+        return Response(self._state.metrics.exposition(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def models(self, request: Request) -> Response:
+        """All names of the one model."""
+        data = [self._model_card(name) for name in self._state.settings.model_names]
+        return json_response({"object": "list", "data": data})
+
+    async def model(self, request: Request) -> Response:
+        """One name."""
+        return json_response(self._model_card(self._state.check_model(request.path_params["model_id"])))
+
+    def _model_card(self, name: str) -> dict[str, Any]:
+        info = self._state.engine.info
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "jettison",
+            "root": self._state.settings.model_name,
+            "parent": None,
+            "max_model_len": info.max_model_len,
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        """Token ids of a text, or of messages through the chat template."""
+        state = self._state
+        fields = parse_fields(await read_json(request, state), TokenizeFields, state.warnings)
+        state.check_model(fields.model)
+        if (fields.prompt is None) == (fields.messages is None):
+            raise bad_request("exactly one of prompt and messages is needed.", "prompt")
+        thread_chars = state.settings.thread_tokenize_chars
+        if fields.prompt is not None:
+            text, special = fields.prompt, fields.add_special_tokens is not False
+            ids = await off_loop(lambda: state.tokenizer.encode(text, special), len(text), thread_chars)
+        else:
+            add_prompt = fields.add_generation_prompt is not False
+            prompt = await chat_prompt(
+                fields.messages, state.tokenizer, add_generation_prompt=add_prompt, thread_chars=thread_chars)
+            ids = list(prompt.token_ids)
+        strings = state.tokenizer.token_strings(ids) if fields.return_token_strs else None
+        max_len = state.engine.info.max_model_len
+        return json_response({"count": len(ids), "max_model_len": max_len, "tokens": ids, "token_strs": strings})
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of token ids, special tokens included."""
+        state = self._state
+        fields = parse_fields(await read_json(request, state), DetokenizeFields, state.warnings)
+        state.check_model(fields.model)
+        require(fields.tokens, "tokens")
+        ids = fields.tokens or []
+        vocab_size = state.engine.info.vocab_size
+        if any(not 0 <= token_id < vocab_size for token_id in ids):
+            raise bad_request(f"tokens must lie in [0, {vocab_size}).", "tokens")
+        decode = state.tokenizer.decode
+        text = await off_loop(lambda: decode(ids, False), len(ids), state.settings.thread_tokenize_chars)
+        return json_response({"prompt": text})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """What remote clients need to build prompts by themselves."""
+        tokenizer = self._state.tokenizer
+        return json_response(
+            {
+                "tokenizer_class": tokenizer.tokenizer_class,
+                "bos_token": tokenizer.bos_token,
+                "eos_token": tokenizer.eos_token,
+                "pad_token": tokenizer.pad_token,
+                "chat_template": tokenizer.chat_template,
+                "vocab_size": tokenizer.vocab_size,
+            }
+        )
+
+    async def events(self, request: Request) -> Response:
+        """The engine's log of moves, on the engine's clock."""
+        event_log = self._state.settings.event_log
+        return json_response({"now_s": 0.0, "events": []} if event_log is None else event_log())

@@ -1,0 +1,165 @@
+"""Running the application: one socket, one event loop, and an orderly end.
+
+On the first SIGTERM or SIGINT new requests get 503 (and ``/health`` says draining) while running ones finish, up to
+the timeout; the second signal ends everything at once. What is cut off is told so on its stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+
+from jettison.errors import ConfigError
+from jettison.server.app import server_state
+from jettison.server.http_protocol import bounded_protocol
+from jettison.server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 4096
+ABORT_GRACE_S = 1.0
+"""Time for cut-off streams to be told, and for connections to close."""
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own idea of signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled by ``run_server``."""
+        yield
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Listen. Port 0 takes any free one. Raises ConfigError."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    listener.setblocking(False)
+    return listener
+
+
+async def run_server(
+    app: Starlette,
+    host: str,
+    port: int,
+    *,
+    shutdown_timeout_s: float,
+    on_drain: Callable[[float], Awaitable[object]] | None = None,
+    on_started: Callable[[int], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> int:
+    """Serve until a signal (or ``stop``); returns the exit code: 1 when a second signal forced the end, else 0.
+
+    ``on_drain`` is called once when draining begins, with the seconds it may take, and awaited for no longer.
+    ``on_started`` is told the port. Raises ConfigError when the address cannot be had.
+    """
+    listener = open_socket(host, port)
+    state = server_state(app)
+    first, second = stop or asyncio.Event(), asyncio.Event()
+    server = _Server(_uvicorn_config(app, state))
+    with _signals(first, second):
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        stopping = asyncio.create_task(first.wait())
+        try:
+            while not server.started and not serving.done():
+                await asyncio.sleep(0.005)
+            if on_started is not None and server.started:
+                on_started(listener.getsockname()[1])
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await _drain(state, shutdown_timeout_s, on_drain, second)
+            return 1 if second.is_set() else 0
+        finally:
+            stopping.cancel()
+            server.should_exit = True
+            server.force_exit = second.is_set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+            listener.close()
+
+
+def _uvicorn_config(app: Starlette, state: ServerState) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=bounded_protocol(state.settings),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(ABORT_GRACE_S),
+    )
+
+
+@contextlib.contextmanager
+def _signals(first: asyncio.Event, second: asyncio.Event) -> Iterator[None]:
+    """The first signal sets one event, every later one the other. Only the main thread hears signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+async def _drain(
+    state: ServerState,
+    timeout_s: float,
+    on_drain: Callable[[float], Awaitable[object]] | None,
+    force: asyncio.Event,
+) -> None:
+    """Let running requests finish, up to the timeout or ``force``; then cut them off."""
+    state.begin_drain()
+    logger.info("draining: %d requests run", state.admission.num_active)
+    async with _background(force.wait()) as forced, _background(_all_drained(state, timeout_s, on_drain)) as drained:
+        await asyncio.wait({forced, drained}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    if state.admission.num_active:
+        logger.warning("cutting off %d requests that still run", state.admission.num_active)
+        state.abort_all()
+        async with _background(state.drained()) as drained:
+            await asyncio.wait({drained}, timeout=ABORT_GRACE_S)
+
+
+async def _all_drained(
+    state: ServerState, timeout_s: float, on_drain: Callable[[float], Awaitable[object]] | None
+) -> None:
+    if on_drain is not None:
+        try:
+            await on_drain(timeout_s)
+        except Exception:
+            logger.exception("the drain hook failed")
+    await state.drained()
+
+
+@contextlib.asynccontextmanager
+async def _background(work: Awaitable[object]) -> AsyncIterator[asyncio.Task[object]]:
+    async def run() -> object:
+        return await work
+
+    task = asyncio.create_task(run())
+    try:
+        yield task
+    finally:
+        task.cancel()

@@ -1,0 +1,83 @@
+"""What the endpoints share: one of these for each application."""
+
+from __future__ import annotations
+
+import asyncio
+
+from jettison.errors import NotReadyError
+from jettison.live.api import EngineClient, EngineState
+from jettison.server.auth import KeyRing
+from jettison.server.errors import ApiError, bad_request
+from jettison.server.fields import FieldWarnings
+from jettison.server.generation import Generation
+from jettison.server.limits import Admission
+from jettison.server.metrics import ServerMetrics
+from jettison.server.sampling import seed_source
+from jettison.server.settings import ServerSettings
+from jettison.server.sse import StreamKeeper
+from jettison.server.tokenizer import Tokenizer
+
+_DRAIN_POLL_S = 0.02
+
+_NOT_READY = {
+    "loading": "The server is loading its model; retry later.",
+    "draining": "The server is shutting down; retry elsewhere or later.",
+    "failed": "The server's engine has failed.",
+}
+
+
+class ServerState:
+    """Engine, tokenizer, limits, metrics and the life of the server. Cheap to make; owns no resource."""
+
+    def __init__(self, engine: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.metrics = ServerMetrics(engine, settings.model_name)
+        self.admission = Admission(engine, settings)
+        self.keeper = StreamKeeper(settings)
+        self.keys = KeyRing(settings.api_keys)
+        self.warnings = FieldWarnings()
+        self.draw_seed = seed_source(settings.default_seed)
+        self.generations: set[Generation] = set()
+        self._is_draining = False
+
+    @property
+    def status(self) -> EngineState:
+        """The engine's state, or draining from the first signal on."""
+        return "draining" if self._is_draining and self.engine.state != "failed" else self.engine.state
+
+    def check_ready(self) -> None:
+        """Raises NotReadyError."""
+        if (status := self.status) != "ready":
+            raise NotReadyError(_NOT_READY[status])
+
+    def check_model(self, model: str | None) -> str:
+        """The name to answer under. Raises ApiError 404 for a model that is not served."""
+        if model is None:
+            return self.settings.model_name
+        if model not in self.settings.model_names:
+            message = f"The model {model[:200]!r} is not served here."
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return model
+
+    def begin_drain(self) -> None:
+        """New requests get 503 from now on; running ones go on. Idempotent."""
+        self._is_draining = True
+
+    async def drained(self) -> None:
+        """Returns when no generating request is left."""
+        while self.admission.num_active:
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    def abort_all(self) -> None:
+        """End what is still running; its clients are told."""
+        error = ApiError(503, "The server is shutting down.", code="shutting_down")
+        for generation in tuple(self.generations):
+            generation.abort(error)
+
+
+def require(value: object, name: str) -> None:
+    """Raises ApiError 400 when a field is missing."""
+    if value is None:
+        raise bad_request(f"{name} is missing.", name, "missing_required_parameter")

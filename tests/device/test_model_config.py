@@ -1,0 +1,189 @@
+"""Which configs are understood, and the one line that each of the others is refused with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from jettison.device.model.dtypes import resolve_dtype
+from jettison.device.model.hf_config import RopeScaling, read_config
+from jettison.errors import ConfigError, ModelError
+
+BASE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 300,
+    "max_position_embeddings": 1024,
+}
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **BASE}
+MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", **BASE, "sliding_window": None}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", **BASE}
+QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **BASE}
+LLAMA3_ROPE = {
+    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
+}  # fmt: skip
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(values, max_model_len=None):
+        (tmp_path / "config.json").write_text(values if isinstance(values, str) else json.dumps(values))
+        return read_config(tmp_path, max_model_len)
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (LLAMA, {"head_dim": 16, "qkv_bias": False, "o_bias": False, "mlp_bias": False, "qk_norm": False}),
+        ({**LLAMA, "attention_bias": True, "mlp_bias": True}, {"qkv_bias": True, "o_bias": True, "mlp_bias": True}),
+        ({**LLAMA, "num_key_value_heads": None}, {"num_kv_heads": 4}),
+        ({**LLAMA, "head_dim": 32}, {"head_dim": 32}),
+        ({**LLAMA, "head_dim": None}, {"head_dim": 16}),
+        ({**LLAMA, "architectures": None}, {"architecture": "LlamaForCausalLM"}),
+        ({**LLAMA, "auto_map": {"AutoModel": "evil.Model"}}, {"architecture": "LlamaForCausalLM"}),
+        ({**LLAMA, "sliding_window": 16}, {"max_model_len": 1024}),
+        ({**MISTRAL, "attention_bias": True}, {"qkv_bias": False, "o_bias": False}),
+        ({**MISTRAL, "sliding_window": 1024}, {"max_model_len": 1024}),
+        (QWEN2, {"qkv_bias": True, "o_bias": False, "qk_norm": False, "rms_norm_eps": 1e-6}),
+        ({**QWEN2, "head_dim": 24}, {"head_dim": 16}),
+        ({**QWEN2, "sliding_window": 16}, {"max_model_len": 1024}),
+        ({**QWEN2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}, {}),
+        ({**QWEN2, "use_sliding_window": True, "sliding_window": 16, "layer_types": ["full_attention"] * 2}, {}),
+        (QWEN3, {"head_dim": 128, "qk_norm": True, "qkv_bias": False}),
+        ({**QWEN3, "attention_bias": True, "head_dim": 8}, {"head_dim": 8, "qkv_bias": True, "o_bias": True}),
+        ({**QWEN3, "tie_word_embeddings": True}, {"tied_embeddings": True}),
+        ({**LLAMA, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16"}, {"rms_norm_eps": 1e-5, "stored_dtype": "bfloat16"}),
+        ({**LLAMA, "dtype": "torch.float32"}, {"stored_dtype": "float32"}),
+        ({**LLAMA, "bos_token_id": 1, "eos_token_id": [2, 3]}, {"bos_token_id": 1, "eos_token_ids": (2, 3)}),
+        ({**LLAMA, "eos_token_id": None}, {"bos_token_id": None, "eos_token_ids": ()}),
+    ],
+)
+def test_what_architectures_mean(read, values, expected):
+    config = read(values)
+    assert {key: getattr(config, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "theta", "scaling"),
+    [
+        ({}, 10_000.0, None),
+        ({"rope_theta": 5e5}, 5e5, None),
+        ({"rope_scaling": None, "rope_theta": 1e6}, 1e6, None),
+        ({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4}}, 5e5, RopeScaling("linear", 4.0)),
+        ({"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE}}, 5e5,
+         RopeScaling("llama3", 8.0, 1.0, 4.0, 128)),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 1e6, None),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3_ROPE}}, 5e5,
+         RopeScaling("llama3", 8.0, 1.0, 4.0, 128)),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}, "partial_rotary_factor": 1.0},
+         1e4, RopeScaling("linear", 2.0)),
+    ],
+)  # fmt: skip
+def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
+    config = read({**LLAMA, **values})
+    assert (config.rope_theta, config.rope_scaling) == (theta, scaling)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[1]", "expected a JSON object"),
+        ("[" * 100_000, "not valid JSON"),
+        ({**LLAMA, "architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported: Llama"),
+        ({"model_type": "gpt2"}, "model_type gpt2"),
+        ({}, "is not supported"),
+        ({**LLAMA, "architectures": []}, "is not supported"),
+        ({**LLAMA, "architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM', expected a list"),
+        ({**LLAMA, "architectures": ["X"], "auto_map": {"AutoModel": "x.X"}}, "auto_map, is never run"),
+        ({**LLAMA, "model_type": "mistral"}, "contradicts"),
+        ({**LLAMA, "quantization_config": {"bits": 4}}, "quantized"),
+        ({**LLAMA, "hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({**LLAMA, "hidden_size": "64"}, "hidden_size is '64', expected an integer"),
+        ({**LLAMA, "hidden_size": True}, "hidden_size is True"),
+        ({**LLAMA, "hidden_size": 0}, "hidden_size is 0"),
+        ({**LLAMA, "vocab_size": 10**12}, "vocab_size is 1000000000000"),
+        ({**LLAMA, "num_hidden_layers": None}, "num_hidden_layers is missing"),
+        ({**LLAMA, "num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
+        ({**LLAMA, "num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
+        ({**QWEN2, "num_key_value_heads": None}, "num_key_value_heads is missing"),
+        ({**LLAMA, "hidden_size": 66}, "not a multiple of num_attention_heads"),
+        ({**LLAMA, "head_dim": 15}, "odd"),
+        ({**LLAMA, "rms_norm_eps": 0}, "rms_norm_eps is 0"),
+        ({**LLAMA, "attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
+        ({**LLAMA, "eos_token_id": "2"}, "eos_token_id is '2'"),
+        ({**LLAMA, "torch_dtype": 32}, "torch_dtype is 32, expected a string"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn'"),
+        ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
+        ({**LLAMA, "rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({**LLAMA, "rope_scaling": "linear"}, "rope_scaling is 'linear', expected an object"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "llama3", **LLAMA3_ROPE, "low_freq_factor": 4}}, "low_freq_factor"),
+        ({**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differ between layers"),
+        ({**LLAMA, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({**LLAMA, "rope_theta": -1}, "rope_theta is -1"),
+        ({**MISTRAL, "sliding_window": 512}, "sliding window of 512 tokens .*--max-model-len 512"),
+        ({key: value for key, value in {**MISTRAL, "max_position_embeddings": 8192}.items() if key != "sliding_window"},
+         "sliding window of 4096"),
+        ({**QWEN2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}, "sliding window"),
+        ({**QWEN3, "use_sliding_window": True, "sliding_window": 16,
+          "layer_types": ["full_attention", "sliding_attention"]}, "sliding window"),
+    ],
+)  # fmt: skip
+def test_refused_with_one_line_that_names_the_file(read, tmp_path, values, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        read(values)
+    assert str(caught.value).startswith(str(tmp_path / "config.json"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_config_is_refused(tmp_path):
+    with pytest.raises(ModelError, match=r"config\.json: not found"):
+        read_config(tmp_path)
+    with pytest.raises(ModelError, match="no such folder"):
+        read_config(tmp_path / "missing")
+
+
+def test_a_shorter_context_makes_a_window_irrelevant(read):
+    assert read({**MISTRAL, "sliding_window": 512}, max_model_len=512).max_model_len == 512
+    with pytest.raises(ModelError, match="sliding window"):
+        read({**MISTRAL, "sliding_window": 512}, max_model_len=513)
+
+
+@pytest.mark.parametrize("max_model_len", [0, 1025])
+def test_a_context_beyond_the_model_is_refused(read, max_model_len):
+    with pytest.raises(ConfigError, match="1024"):
+        read(LLAMA, max_model_len=max_model_len)
+
+
+def test_end_tokens_of_both_files_count(read, tmp_path):
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
+    assert read({**LLAMA, "eos_token_id": 2}).eos_token_ids == (7, 2)
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ModelError, match="generation_config.json: not valid JSON"):
+        read(LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("stored", "name", "expected"),
+    [
+        ("bfloat16", "auto", torch.bfloat16),
+        ("float16", "auto", torch.float32),
+        (None, "auto", torch.float32),
+        ("bfloat16", "float64", torch.float64),
+    ],
+)
+def test_dtype_names(read, stored, name, expected):
+    assert resolve_dtype(name, read({**LLAMA, "torch_dtype": stored})) == expected
+
+
+def test_unknown_dtype_is_refused(read):
+    with pytest.raises(ConfigError, match="float8"):
+        resolve_dtype("float8", read(LLAMA))

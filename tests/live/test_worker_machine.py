@@ -1,0 +1,200 @@
+"""Random histories of three workers: one end per step and per move, bytes intact, order kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, precondition, rule
+from worker_fakes import FakeDevice, expected_token, make_step
+
+from jettison.live import codec
+from jettison.live import messages as m
+from jettison.live.inprocess import InProcessCluster
+
+NUM_WORKERS, NUM_LAYERS, NUM_BLOCKS, UNIT = 3, 4, 12, 40
+worker_ids = st.integers(0, NUM_WORKERS - 1)
+block_lists = st.lists(st.integers(0, NUM_BLOCKS - 1), unique=True, max_size=5)
+
+
+class Workers(RuleBasedStateMachine):
+    """Blocks 0 to 5 are only read by moves, 6 to 11 only written, each by at most one move: so bytes are exact."""
+
+    moves = Bundle("moves")
+
+    @initialize(seed=st.none() | st.integers(0, 2**32 - 1), piece_bytes=st.sampled_from([44, 130, 4096]))
+    def start(self, seed, piece_bytes):
+        self.devices = {
+            i: FakeDevice(i, NUM_LAYERS, NUM_BLOCKS, UNIT, shard_num_bytes=300) for i in range(NUM_WORKERS)
+        }
+        for device in self.devices.values():
+            device.poisoned = set(range(0, 1000, 7))
+        self.events: list[m.Event] = []
+        self.cluster = InProcessCluster(
+            self.devices, lambda _, event: self.events.append(event), piece_bytes=piece_bytes, seed=seed,
+            clock_ns=lambda: 0,
+        )
+        self.cluster.start()
+        self.next_id = 1
+        self.steps: dict[int, tuple[list[int], list[tuple[int, int]], int]] = {}
+        self.kv_moves: dict[int, m.SendKV] = {}
+        self.sources: dict[int, int] = {}
+        self.shard_moves: dict[int, tuple[int, m.SendShard]] = {}
+        self.calls: set[int] = set()
+        self.free = {i: set(range(6, NUM_BLOCKS)) for i in range(NUM_WORKERS)}
+        self.sent: dict[int, list[tuple]] = {i: [] for i in range(NUM_WORKERS)}
+        self.severed: set[frozenset[int]] = set()
+
+    def take_id(self):
+        self.next_id += 1
+        return self.next_id
+
+    def send(self, worker, command, mark):
+        self.sent[worker].append(mark)
+        self.cluster.send(worker, command)
+
+    @rule(order=st.permutations(range(NUM_WORKERS)), num_stages=st.integers(1, 3), length=st.integers(1, 40),
+          pump_between=st.booleans())
+    def pipelined_step(self, order, num_stages, length, pump_between):
+        step_id = self.take_id()
+        tokens = [step_id * 3 + i for i in range(length)]
+        bounds = np.linspace(0, NUM_LAYERS, num_stages + 1).astype(int)
+        stages = [(int(lo), int(hi)) for lo, hi in zip(bounds, bounds[1:], strict=False)]
+        self.steps[step_id] = (tokens, stages, order[num_stages - 1])
+        for i, layers in enumerate(stages):
+            prev = order[i - 1] if i else None
+            next_ = order[i + 1] if i + 1 < num_stages else None
+            self.send(order[i], codec.step_command(make_step(step_id, tokens, layers, prev, next_)), ("step", step_id))
+            if pump_between:
+                self.cluster.pump(max_ticks=3)
+
+    @rule(target=moves, src=worker_ids, dst=worker_ids, blocks=st.lists(st.integers(0, 5), unique=True, max_size=5),
+          layers=st.tuples(st.integers(0, 3), st.integers(1, 4)).filter(lambda pair: pair[0] < pair[1]))
+    def kv_move(self, src, dst, blocks, layers):
+        targets = sorted(self.free[dst])[: len(blocks)]
+        if len(targets) < len(blocks) or src == dst:
+            blocks = targets = []
+        self.free[dst] -= set(targets)
+        move = m.SendKV(self.take_id(), dst, *layers, blocks, targets)
+        self.kv_moves[move.move_id] = move
+        self.sources[move.move_id] = src
+        self.send(src, move, ("move", move.move_id))
+        return move.move_id
+
+    @rule(target=moves, src=worker_ids, dst=worker_ids, layer=st.integers(0, 3))
+    def shard_move(self, src, dst, layer):
+        move = m.SendShard(self.take_id(), dst, f"layer:{layer}")
+        self.shard_moves[move.move_id] = (src, move)
+        self.sources[move.move_id] = src
+        self.send(src, move, ("move", move.move_id))
+        return move.move_id
+
+    @rule(move_id=moves)
+    def cancel(self, move_id):
+        self.cluster.send(self.sources[move_id], m.CancelMove(move_id))
+
+    @rule(worker=worker_ids, stale=st.booleans())
+    def apply_layout(self, worker, stale):
+        call_id = self.take_id()
+        version = self.devices[worker].layout_version - stale
+        record = m.LayoutSpecRecord([], 0, NUM_LAYERS)
+        self.calls.add(call_id)
+        self.send(worker, m.ApplyLayout(call_id, record, call_id, version, []), ("apply", call_id))
+
+    @rule(worker=worker_ids)
+    def report(self, worker):
+        call_id = self.take_id()
+        self.calls.add(call_id)
+        self.send(worker, m.ReportMemory(call_id), ("report", call_id))
+
+    @rule(ticks=st.integers(1, 12))
+    def some_ticks(self, ticks):
+        self.cluster.pump(max_ticks=ticks)
+
+    @precondition(lambda self: not self.severed)
+    @rule(a=worker_ids, b=worker_ids, sometimes=st.integers(0, 9))
+    def cut(self, a, b, sometimes):
+        if a != b and sometimes == 0:
+            self.severed.add(frozenset((a, b)))
+            self.cluster.link(a, b).cut()
+
+    def teardown(self):
+        if not hasattr(self, "cluster"):
+            return
+        self.cluster.pump()
+        ends = Counter()
+        for event in self.events:
+            match event:
+                case m.StepDone() | m.StepFailed():
+                    ends["step", event.step_id] += 1
+                    self.check_step(event)
+                case m.MoveEnded():
+                    ends["move", event.move_id] += 1
+                case m.LayoutApplied() | m.CallFailed() | m.MemoryReported():
+                    ends["call", event.call_id] += 1
+        expected = {("step", i) for i in self.steps} | {("call", i) for i in self.calls}
+        told = {("move", i) for i in [*self.kv_moves, *self.shard_moves]}
+        if self.severed:
+            # A cut loses what was on the way; a begun move whose begin was lost is known to nobody.
+            assert set(ends) <= expected | told and set(ends) >= expected
+        else:
+            assert set(ends) == expected | told
+        assert set(ends.values()) <= {1}
+        self.check_kv()
+        self.check_shards()
+        self.check_order()
+
+    def check_step(self, event):
+        tokens, stages, last = self.steps[event.step_id]
+        assert event.worker_id == last, "the last stage tells"
+        if isinstance(event, m.StepDone):
+            assert event.token_ids == [expected_token(tokens, stages)]
+            assert event.step_id % 7 != 0
+        else:
+            assert event.step_id % 7 == 0 or self.severed
+
+    def ended(self):
+        return {event.move_id: event for event in self.events if isinstance(event, m.MoveEnded)}
+
+    def check_kv(self):
+        fresh = {i: FakeDevice(i, NUM_LAYERS, NUM_BLOCKS, UNIT).kv for i in range(NUM_WORKERS)}
+        touched = {i: np.zeros((NUM_LAYERS, NUM_BLOCKS), bool) for i in range(NUM_WORKERS)}
+        for move in self.kv_moves.values():
+            layers = slice(move.layer_lo, move.layer_hi)
+            touched[move.dst_worker][layers, move.dst_blocks] = True
+            event = self.ended().get(move.move_id)
+            if event is None or not event.complete:
+                continue
+            source = fresh[self.sources[move.move_id]][layers, move.src_blocks]
+            assert event.num_bytes == source.size
+            assert (self.devices[move.dst_worker].kv[layers, move.dst_blocks] == source).all()
+        for i, device in self.devices.items():
+            assert (device.kv[~touched[i]] == fresh[i][~touched[i]]).all(), "a block that no move names was written"
+
+    def check_shards(self):
+        marked = {i: Counter(device.filled) for i, device in self.devices.items()}
+        for move_id, (_, move) in self.shard_moves.items():
+            event = self.ended().get(move_id)
+            if event is not None and event.complete:
+                assert event.num_bytes == 300
+                marked[move.dst_worker][move.shard] -= 1
+        assert all(count == 0 for counts in marked.values() for count in counts.values())
+
+    def check_order(self):
+        """Rules 2 and 3 on what each device saw: an applied layout parts earlier steps from later ones."""
+        for worker, device in self.devices.items():
+            position = {mark: i for i, mark in enumerate(device.log)}
+            for i, mark in enumerate(self.sent[worker]):
+                if mark[0] != "apply":
+                    continue
+                at = position[mark]
+                for other in self.sent[worker][:i]:
+                    assert position.get(other, -1) < at
+                for other in self.sent[worker][i + 1 :]:
+                    assert position.get(other, len(device.log)) > at
+
+
+Workers.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestWorkers = Workers.TestCase

@@ -1,0 +1,216 @@
+"""Real worker processes with fake devices: they start, talk, fail, and never outlive their controller."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from worker_fakes import expected_token, make_step
+
+import jettison
+from jettison.errors import BudgetError, JettisonError, WorkerLostError
+from jettison.live import codec
+from jettison.live import messages as m
+from jettison.live.launcher import LocalLauncher, WorkerSpec
+
+pytestmark = pytest.mark.live
+
+HERE = Path(__file__).parent
+SOURCES = Path(jettison.__file__).parent.parent
+CHILD = (sys.executable, str(HERE / "worker_child.py"))
+
+
+def spec(worker_id, what=""):
+    return WorkerSpec(
+        worker_id=worker_id, model_dir=what, dtype="float32", memory_bytes=1, block_size=16, page_bytes=4096,
+        max_num_tokens=64, max_num_seqs=4, kernels="auto", num_threads=1, piece_bytes=256,
+    )
+
+
+class Cluster:
+    """A launcher and what its workers said."""
+
+    def __init__(self, num_workers=2, what="", **more):
+        self.events: list[m.Event] = []
+        self.exits: list[tuple[int, int]] = []
+        self.changed = asyncio.Event()
+        self.launcher = LocalLauncher(
+            [spec(i, what) for i in range(num_workers)], self._on_event, self._on_exit, worker_command=CHILD, **more
+        )
+
+    def _on_event(self, worker_id, event):
+        assert event.worker_id == worker_id
+        self.events.append(event)
+        self.changed.set()
+
+    def _on_exit(self, worker_id, returncode):
+        self.exits.append((worker_id, returncode))
+        self.changed.set()
+
+    async def until(self, condition):
+        async with asyncio.timeout(20):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def __aenter__(self):
+        self.ready = await self.launcher.start()
+        return self
+
+    async def __aexit__(self, *exc):
+        pids = list(self.launcher.pids.values())
+        await self.launcher.close(5.0)
+        assert self.launcher.pids == {} and not any(is_alive(pid) for pid in pids)
+        assert not self.launcher._folder.exists()
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def pipeline_step(step_id, tokens):
+    yield 0, codec.step_command(make_step(step_id, tokens, (0, 2), None, 1))
+    yield 1, codec.step_command(make_step(step_id, tokens, (2, 4), 0, None))
+
+
+@pytest.mark.parametrize("link_kind", ["shm", "tcp"])
+async def test_steps_and_moves_between_processes(link_kind):
+    async with Cluster(link_kind=link_kind) as cluster:
+        assert [event.worker_id for event in cluster.ready] == [0, 1]
+        assert {event.worker_id: event.pid for event in cluster.ready} == cluster.launcher.pids
+        big = list(range(7000))
+        for step_id, tokens in enumerate([[5], [6, 7], big]):
+            for worker, command in pipeline_step(step_id, tokens):
+                cluster.launcher.send(worker, command)
+        cluster.launcher.send(0, m.SendKV(1, 1, 0, 4, [1, 2], [3, 4]))
+        cluster.launcher.send(1, m.SendShard(2, 0, "layer:3"))
+        cluster.launcher.send(1, m.ReportMemory(3))
+        await cluster.until(lambda: len(cluster.events) == 9)
+        done = {event.step_id: event.token_ids for event in cluster.events if isinstance(event, m.StepDone)}
+        assert done == {i: [expected_token(t, [(0, 2), (2, 4)])] for i, t in enumerate([[5], [6, 7], big])}
+        ended = [event for event in cluster.events if isinstance(event, m.MoveEnded)]
+        assert sorted((e.move_id, e.worker_id, e.complete, e.num_bytes) for e in ended) == [
+            (1, 1, True, 2 * 4 * 40), (2, 0, True, 1000),
+        ]
+        # The block that worker 1 got, sent back and on: bytes survive both directions.
+        cluster.launcher.send(1, m.SendKV(4, 0, 0, 4, [3], [9]))
+        await cluster.until(lambda: len(cluster.events) == 10)
+        assert cluster.events[-1].complete and cluster.exits == []
+
+
+async def test_a_budget_error_is_raised_as_itself():
+    with pytest.raises(BudgetError, match="4096 bytes are needed"):
+        async with Cluster(1, what="0:budget"):
+            pass
+
+
+async def test_a_bug_in_start_is_not_the_users_fault():
+    with pytest.raises(JettisonError, match="ZeroDivisionError: oops"):
+        async with Cluster(1, what="0:bug"):
+            pass
+
+
+async def test_a_crash_in_start_is_a_lost_worker():
+    with pytest.raises(WorkerLostError, match="code 7"):
+        async with Cluster(1, what="0:crash"):
+            pass
+
+
+async def test_a_start_that_takes_too_long_leaves_nothing_running():
+    cluster = Cluster(2, what="1:slow", start_timeout_s=1.0)
+    started = asyncio.create_task(cluster.launcher.start())
+    await asyncio.sleep(0.3)
+    pids = list(cluster.launcher.pids.values())
+    with pytest.raises(WorkerLostError, match="not ready"):
+        await started
+    assert len(pids) == 2 and not any(is_alive(pid) for pid in pids)
+
+
+async def test_a_killed_worker_is_reported_once_after_its_events():
+    async with Cluster(2) as cluster:
+        for worker, command in pipeline_step(1, [5]):
+            cluster.launcher.send(worker, command)
+        await cluster.until(lambda: len(cluster.events) == 2)
+        os.kill(cluster.launcher.pids[0], signal.SIGKILL)
+        await cluster.until(lambda: bool(cluster.exits))
+        assert cluster.exits == [(0, -signal.SIGKILL)] and list(cluster.launcher.pids) == [1]
+        cluster.launcher.send(0, m.ReportMemory(1))  # to nobody: no error
+        # The survivor ends what depended on the dead one, and lives on.
+        cluster.launcher.send(*list(pipeline_step(2, [5]))[1])
+        cluster.launcher.send(1, codec.step_command(make_step(3, [5])))
+        await cluster.until(lambda: len(cluster.events) == 4)
+        assert {type(event): event.step_id for event in cluster.events[2:]} == {m.StepFailed: 2, m.StepDone: 3}
+
+
+async def test_signals_of_the_process_group_do_not_end_a_worker():
+    async with Cluster(1) as cluster:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(cluster.launcher.pids[0], number)
+        cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+        await cluster.until(lambda: len(cluster.events) == 1)
+        assert cluster.exits == []
+
+
+async def test_a_hung_worker_is_killed_on_close():
+    cluster = Cluster(1, what="0:hang")
+    await cluster.launcher.start()
+    cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+    pid = cluster.launcher.pids[0]
+    await cluster.launcher.close(0.3)
+    assert not is_alive(pid) and cluster.exits == [], "an exit that was asked for is no event"
+    await cluster.launcher.close(0.3)
+
+
+@pytest.mark.parametrize("what", ["", "0:hang", "1:slow"])
+def test_workers_die_with_a_controller_that_is_killed(what):
+    """Idle (end of file), in the middle of a step, and while loading (both: parent-death signal)."""
+    script = textwrap.dedent(f"""
+        import asyncio, sys, time
+        sys.path[:0] = {[str(HERE), str(SOURCES)]!r}
+        from worker_fakes import make_step
+        from test_worker_processes import Cluster
+        from jettison.live import codec
+
+        async def main():
+            cluster = Cluster(2, what={what!r})
+            starting = asyncio.create_task(cluster.launcher.start())
+            if {what!r} == "1:slow":
+                await asyncio.sleep(0.7)
+            else:
+                await starting
+                cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+            await asyncio.sleep(0.2)
+            print(*cluster.launcher.pids.values(), cluster.launcher._folder, flush=True)
+            await asyncio.sleep(60)
+
+        asyncio.run(main())
+    """)
+    controller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    *pids, folder = controller.stdout.readline().split()
+    controller.kill()
+    controller.wait()
+    controller.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(is_alive(int(pid)) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(pids) == 2 and not any(is_alive(int(pid)) for pid in pids)
+    shutil.rmtree(folder)
+
+
+async def test_the_secret_is_on_no_command_line_and_in_no_environment():
+    async with Cluster(1) as cluster:
+        secret = cluster.launcher._secret.hex().encode()
+        for name in ("cmdline", "environ"):
+            assert secret not in Path(f"/proc/{cluster.launcher.pids[0]}/{name}").read_bytes()

@@ -1,0 +1,182 @@
+"""An engine without a model: deterministic tokens, delays under the test's control, faults on demand.
+
+Honours the contract of ``jettison.live.api.EngineClient``: every accepted request ends with exactly one event that has
+a finish reason, and what a test wants to know (cancelled ids, accepted requests) is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from jettison.errors import NotReadyError, OverCapacityError
+from jettison.live.api import (
+    EngineInfo,
+    EngineSnapshot,
+    EngineState,
+    GroupSnapshot,
+    RequestTimings,
+    TokenEvent,
+    WorkerSnapshot,
+)
+from jettison.types import FinishReason, Request, RequestId, SampledToken, TokenLogprobs
+
+Script = Callable[[Request], Sequence[int]]
+"""The tokens that a request would get if nothing stopped it."""
+
+
+def bytes_of(text: str | bytes) -> Script:
+    """A script that says ``text`` over and over, a byte a token."""
+    data = text.encode() if isinstance(text, str) else text
+    return lambda request: [data[at % len(data)] for at in range(request.params.max_tokens)]
+
+
+def alphabet(request: Request) -> Sequence[int]:
+    """``abc...``, starting at the seed: samples with neighbouring seeds differ."""
+    return [97 + (request.params.seed + at) % 26 for at in range(request.params.max_tokens)]
+
+
+@dataclass
+class _Running:
+    request: Request
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    ending: FinishReason | None = None
+    num_made: int = 0
+
+
+class FakeEngine:
+    """See the module. ``delay_s`` passes before each event; None holds requests back until ``release``."""
+
+    def __init__(self, script: Script = alphabet, *, delay_s: float | None = 0.0, tokens_per_event: int = 1) -> None:
+        self.script = script
+        self.delay_s = delay_s
+        self.tokens_per_event = tokens_per_event
+        self.engine_state: EngineState = "ready"
+        self.max_running: int | None = None
+        self.fail_after: int | None = None
+        """Tokens after which a request ends with ERROR."""
+        self.crash_after: int | None = None
+        """Tokens after which the event iterator itself raises."""
+        self.accepted: list[Request] = []
+        self.cancelled: list[RequestId] = []
+        self.finished_early: list[RequestId] = []
+        self.running: dict[RequestId, _Running] = {}
+        self._held = asyncio.Event()
+        self._info = EngineInfo("nowhere", 512, 400, 300, (257,))
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    @property
+    def state(self) -> EngineState:
+        return self.engine_state
+
+    def release(self) -> None:
+        """Let held requests go on."""
+        self._held.set()
+
+    def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+        if self.engine_state != "ready":
+            raise NotReadyError(f"the engine is {self.engine_state}")
+        if self.max_running is not None and len(self.running) >= self.max_running:
+            raise OverCapacityError("the queue is full", 1500)
+        self.accepted.append(request)
+        running = self.running[request.request_id] = _Running(request)
+        return self._events(running)
+
+    def cancel(self, request_id: RequestId) -> None:
+        if request_id in self.running:
+            self.cancelled.append(request_id)
+            self._end(request_id, FinishReason.CANCELLED)
+
+    def finish_early(self, request_id: RequestId) -> None:
+        if request_id in self.running:
+            self.finished_early.append(request_id)
+            self._end(request_id, FinishReason.STOP)
+
+    def snapshot(self) -> EngineSnapshot:
+        num_running = len(self.running)
+        group = GroupSnapshot(0, (0, 1), ((0, 2), (2, 4)), num_running, 0, 0, 100, min(100, num_running), 5)
+        workers = [WorkerSnapshot(at, 10 + at, True, 1000, 300, 100, 500, 50, 150) for at in range(2)]
+        counters = {"num_preemptions": 3.0, "drops": 1.0, "drop_seconds": 0.25, "returned_bytes": 7.0}
+        return EngineSnapshot(self.engine_state, 16, [group], workers, counters)
+
+    def _end(self, request_id: RequestId, reason: FinishReason) -> None:
+        running = self.running[request_id]
+        running.ending = running.ending or reason
+        running.wake.set()
+
+    async def _events(self, running: _Running) -> AsyncIterator[TokenEvent]:
+        request = running.request
+        timings = RequestTimings(request.arrival_ns, first_scheduled_ns=time.monotonic_ns())
+        try:
+            tokens = list(self.script(request))[: request.params.max_tokens]
+            for at in range(0, len(tokens), self.tokens_per_event):
+                await self._pause(running)
+                if running.ending is not None:
+                    break
+                yield self._event(running, tokens, at, timings)
+                if running.num_made == -1:
+                    return
+            else:
+                running.ending = running.ending or FinishReason.LENGTH
+            timings.finished_ns = time.monotonic_ns()
+            yield TokenEvent([], running.ending, timings=timings)
+        finally:
+            self.running.pop(request.request_id, None)
+
+    async def _pause(self, running: _Running) -> None:
+        if self.delay_s is None:
+            held = asyncio.ensure_future(self._held.wait())
+            ended = asyncio.ensure_future(running.wake.wait())
+            await asyncio.wait({held, ended}, return_when=asyncio.FIRST_COMPLETED)
+            held.cancel()
+            ended.cancel()
+        elif self.delay_s > 0:
+            try:
+                await asyncio.wait_for(running.wake.wait(), self.delay_s)
+            except TimeoutError:
+                pass
+        else:
+            await asyncio.sleep(0)
+
+    def _event(self, running: _Running, tokens: list[int], at: int, timings: RequestTimings) -> TokenEvent:
+        """Marks the request as over (``num_made`` -1) when the event is its last."""
+        request, params = running.request, running.request.params
+        if self.crash_after is not None and running.num_made >= self.crash_after:
+            raise ValueError("secret internal detail")
+        if self.fail_after is not None and running.num_made >= self.fail_after:
+            running.num_made = -1
+            return TokenEvent([], FinishReason.ERROR, error="a worker was lost", timings=timings)
+        first = running.num_made == 0
+        now_ns = time.monotonic_ns()
+        timings.first_token_ns = timings.first_token_ns or now_ns
+        sampled: list[SampledToken] = []
+        event = TokenEvent(sampled, num_cached_tokens=2 if first else 0)
+        if first and params.prompt_logprobs is not None:
+            ids = request.prompt_token_ids
+            event.prompt_logprobs = [None, *(fake_logprobs(token, params.prompt_logprobs) for token in ids[1:])]
+        stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.info.eos_token_ids))
+        for token in tokens[at : at + self.tokens_per_event]:
+            running.num_made += 1
+            sampled.append(SampledToken(token, None if params.logprobs is None else fake_logprobs(token, params.logprobs)))
+            if token in stops and running.num_made > params.min_tokens:
+                event.finish_reason, event.stop_token_id = FinishReason.STOP, token
+                break
+            if running.num_made == params.max_tokens:
+                event.finish_reason = FinishReason.LENGTH
+        if event.finish_reason is not None:
+            running.num_made = -1
+            timings.finished_ns = now_ns
+            event.timings = timings
+        return event
+
+
+def fake_logprobs(token: int, num_top: int) -> TokenLogprobs:
+    """The token itself is likeliest for even ids, second for odd ones."""
+    first, second = (token, token + 1) if token % 2 == 0 else (token - 1, token)
+    top = ((first, -0.5), (second, -1.5), *((40 + at, -3.0 - at) for at in range(20)))
+    return TokenLogprobs(token, -0.5 if token == first else -1.5, 1 if token == first else 2, top[:num_top])
