@@ -24,7 +24,8 @@ from jettison.types import TokenLogprobs
 BLOCK_SIZE = 4
 
 TINY = {
-    "layers": 3, "hidden": 48, "heads": 4, "kv_heads": 2, "intermediate": 80, "max_position_embeddings": 512, "std": 0.2,
+    "layers": 3, "hidden": 48, "heads": 4, "kv_heads": 2, "intermediate": 80, "max_position_embeddings": 512,
+    "std": 0.2,
 }  # fmt: skip
 """At this width a standard deviation of 0.2 gives output as varied as the default does from about 256 up."""
 
@@ -35,7 +36,7 @@ TINY_MODELS = {
     "qwen2": {"arch": "qwen2", **TINY, "layers": 4, "kv_heads": 4},
     "qwen3": {"arch": "qwen3", **TINY, "head_dim": 16, "kv_heads": 1, "shard_bytes": 100_000},
 }
-"""Every architecture, and between them: grouped heads, one head, head sizes of their own, tied weights, several files."""
+"""Every architecture, and between them: grouped heads, one head, odd head sizes, tied weights, several files."""
 
 
 @pytest.fixture(scope="session")
@@ -109,6 +110,9 @@ class TestRequest:
     def num_pending(self) -> int:
         return len(self.token_ids) - self.num_computed
 
+    def prompt_after(self, position: int) -> list[int]:
+        return self.token_ids[position + 1 : self.num_prompt_tokens]
+
     @property
     def output(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
@@ -120,7 +124,9 @@ class StepDriver:
     ``stages``: (run, layers) pairs, run being ``Runner.run`` or ``DeviceWorker.run_step``. Greedy.
     """
 
-    def __init__(self, stages, num_blocks: int, *, with_logprobs=False, seed=0, wire=lambda hidden, stage: hidden) -> None:
+    def __init__(
+        self, stages, num_blocks: int, *, with_logprobs=False, seed=0, wire=lambda hidden, stage: hidden
+    ) -> None:
         self.stages = stages
         self.requests: dict[str, TestRequest] = {}
         self._random = random.Random(seed)
@@ -163,7 +169,7 @@ class StepDriver:
                 SamplingRow(row, len(rows[row].token_ids), 0, 0.0, 1.0, 0, 0.0, logprobs=10) for row in samples
             ]
             extra["prompt_logprobs"] = [
-                PromptLogprobsRow(i, 2, tuple(request.token_ids[request.num_computed + 1 : request.num_prompt_tokens][:n]))
+                PromptLogprobsRow(i, 2, tuple(request.prompt_after(request.num_computed)[:n]))
                 for i, (request, n) in enumerate(zip(rows, counts))
                 if request.num_computed < request.num_prompt_tokens
             ]
@@ -171,7 +177,7 @@ class StepDriver:
             step_id=self._num_steps,
             layer_lo=layers.lo,
             layer_hi=layers.hi,
-            token_ids=np.array(sum(chunks, []) if layers.lo == 0 else [], dtype=np.int32),
+            token_ids=np.array([token for chunk in chunks if layers.lo == 0 for token in chunk], dtype=np.int32),
             query_lens=np.array(counts, dtype=np.int32),
             context_lens=np.array([request.num_computed for request in rows], dtype=np.int32),
             block_tables=np.array(tables, dtype=np.int32),
@@ -245,7 +251,7 @@ def reference_frequencies(head_dim: int, theta: float, scaling: dict | None) -> 
 
 @pytest.fixture(scope="session")
 def reference_logprobs():
-    """(folder, token ids, dtype) -> transformers' log-probabilities [tokens, vocab]; float64 means double throughout."""
+    """(folder, token ids, dtype) -> transformers' log-probabilities [tokens, vocab]; in float64 all is double."""
     transformers = pytest.importorskip("transformers")
     models = {}
 

@@ -31,8 +31,8 @@ def run_alone(run, num_layers, new_driver, token_ids, num_tokens):
     return driver.requests["a"].output
 
 
-def run_mixed(driver) -> None:
-    """Three requests in chunks at odd boundaries, prefill beside decode, and 64 tokens for the first."""
+def run_mixed(driver, num_tokens: int = 64) -> None:
+    """Three requests in chunks at odd boundaries, prefill beside decode, and ``num_tokens`` for the first."""
     driver.add("a", prompt(21, 1))
     driver.add("b", prompt(37, 2))
     driver.add("c", prompt(1, 3))
@@ -41,8 +41,8 @@ def run_mixed(driver) -> None:
     driver.step({"b": 17, "a": 5})
     driver.step({"a": 1, "b": 1, "c": 1})
     driver.step({"b": 16, "a": 1})
-    driver.decode(["b", "a"], 20)
-    driver.decode(["a", "c"], 42)
+    driver.decode(["b", "a"], 8)
+    driver.decode(["a", "c"], num_tokens - 11)
 
 
 def assert_like_reference(request, logprobs: torch.Tensor, tolerance: float) -> None:
@@ -64,7 +64,7 @@ def test_double_agrees_with_transformers(name, tiny_models, kernels, new_runner,
     runner = new_runner(tiny_models[name], kernels=kernels)
     driver = new_driver([(runner.run, LayerRange(0, runner.config.num_layers))], NUM_BLOCKS, with_logprobs=True)
     run_mixed(driver)
-    assert len(driver.requests["a"].output) >= 64
+    assert len(driver.requests["a"].output) == 64
     for request in driver.requests.values():
         assert_like_reference(request, reference_logprobs(tiny_models[name], request.token_ids), 1e-9)
 
@@ -75,12 +75,12 @@ def test_a_split_changes_no_bit(name, dtype, tiny_models, kernels, new_runner, n
     whole = new_runner(tiny_models[name], dtype, kernels=kernels)
     num_layers = whole.config.num_layers
     expected = new_driver([(whole.run, LayerRange(0, num_layers))], NUM_BLOCKS, with_logprobs=True)
-    run_mixed(expected)
+    run_mixed(expected, 16)
     for boundary in range(1, num_layers):
         ranges = LayerRange(0, boundary), LayerRange(boundary, num_layers)
         stages = [(new_runner(tiny_models[name], dtype, kernels=kernels).run, layers) for layers in ranges]
         split = new_driver(stages, NUM_BLOCKS, with_logprobs=True, seed=boundary)
-        run_mixed(split)
+        run_mixed(split, 16)
         for request, same in zip(split.requests.values(), expected.requests.values()):
             assert (request.token_ids, request.logprobs, request.prompt_logprobs) == (
                 same.token_ids,
@@ -89,11 +89,11 @@ def test_a_split_changes_no_bit(name, dtype, tiny_models, kernels, new_runner, n
             )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["llama3-rope", "qwen2"])
 def test_a_batch_changes_no_token_in_double(name, tiny_models, kernels, new_runner, new_driver):
     runner = new_runner(tiny_models[name], kernels=kernels)
     mixed = new_driver([(runner.run, LayerRange(0, runner.config.num_layers))], NUM_BLOCKS)
-    run_mixed(mixed)
+    run_mixed(mixed, 24)
     for request in mixed.requests.values():
         prompt_ids = request.token_ids[: request.num_prompt_tokens]
         alone = run_alone(runner.run, runner.config.num_layers, new_driver, prompt_ids, len(request.output))

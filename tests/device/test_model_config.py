@@ -59,7 +59,8 @@ def read(tmp_path):
         (QWEN3, {"head_dim": 128, "qk_norm": True, "qkv_bias": False}),
         ({**QWEN3, "attention_bias": True, "head_dim": 8}, {"head_dim": 8, "qkv_bias": True, "o_bias": True}),
         ({**QWEN3, "tie_word_embeddings": True}, {"tied_embeddings": True}),
-        ({**LLAMA, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16"}, {"rms_norm_eps": 1e-5, "stored_dtype": "bfloat16"}),
+        ({**LLAMA, "rms_norm_eps": 1e-5}, {"rms_norm_eps": 1e-5, "stored_dtype": None}),
+        ({**LLAMA, "torch_dtype": "bfloat16"}, {"stored_dtype": "bfloat16"}),
         ({**LLAMA, "dtype": "torch.float32"}, {"stored_dtype": "float32"}),
         ({**LLAMA, "bos_token_id": 1, "eos_token_id": [2, 3]}, {"bos_token_id": 1, "eos_token_ids": (2, 3)}),
         ({**LLAMA, "eos_token_id": None}, {"bos_token_id": None, "eos_token_ids": ()}),
@@ -167,7 +168,7 @@ def test_end_tokens_of_both_files_count(read, tmp_path):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
     assert read({**LLAMA, "eos_token_id": 2}).eos_token_ids == (7, 2)
     (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(ModelError, match="generation_config.json: not valid JSON"):
+    with pytest.raises(ModelError, match=r"generation_config\.json: not valid JSON"):
         read(LLAMA)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -100,7 +102,7 @@ def test_workspace_buffers_lie_inside_and_apart(runner, dtype):
             assert start % 64 == 0
             spans.append((start, start + tensor.numel() * tensor.itemsize))
         spans.sort()
-        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
         assert spans[-1][1] <= num_bytes
     with pytest.raises(RuntimeError):
         Workspace(memory[:-64], config, dtype, 16, 2)

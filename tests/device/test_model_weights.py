@@ -123,7 +123,7 @@ def drop(name):
         (lambda tensors: [tensors.pop(name) for name in list(tensors)[:3]], "and 2 more is missing"),
         (lambda tensors: tensors.update(extra=torch.ones(1)), "unexpected tensor extra"),
         (lambda tensors: tensors.update({"model.layers.3.mlp.up_proj.weight": torch.ones(1)}), "unexpected tensor"),
-        (lambda tensors: tensors.update({Q0: tensors[Q0][:, :-1].clone()}), r"q_proj.*shape \(48, 47\), expected \(48, 48\)"),
+        (lambda tensors: tensors.update({Q0: torch.ones(48, 47)}), r"q_proj.*shape \(48, 47\), expected \(48, 48\)"),
         (lambda tensors: tensors.update({Q0: tensors[Q0].to(torch.int8)}), "type I8.*unquantized"),
     ],
 )
@@ -138,7 +138,7 @@ def test_tensors_that_do_not_match_are_refused(folder, edit, message):
 def test_truncated_files_are_refused(folder, keep):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ModelError, match="model.safetensors: truncated"):
+    with pytest.raises(ModelError, match=r"model\.safetensors: truncated"):
         load_all(folder)
 
 
@@ -208,5 +208,5 @@ def test_a_file_that_breaks_after_the_check_is_refused(folder):
     source.open()
     change(folder, drop(Q0))
     slab = torch.zeros(source.layouts[layer_shard(0)].num_bytes, dtype=torch.uint8)
-    with pytest.raises(ModelError, match="model.safetensors"):
+    with pytest.raises(ModelError, match=r"model\.safetensors"):
         source.load_shard(layer_shard(0), slab)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput, StepOutput
@@ -54,6 +54,7 @@ def same(a, b):
             assert left == right, name
 
 
+@settings(max_examples=40, deadline=None)
 @given(steps())
 def test_a_step_survives_the_wire(step):
     command = codec.decode_command(codec.encode_command(codec.step_command(step)))
@@ -73,6 +74,7 @@ def test_any_integer_layout_of_arrays_is_accepted():
     assert (codec.decode_step(codec.encode_step(step)).block_tables == tables).all()
 
 
+@settings(max_examples=60, deadline=None)
 @given(steps(), st.data())
 def test_a_broken_step_is_refused_or_readable_but_never_out_of_bounds(step, data):
     payload = bytearray(codec.encode_step(step))
@@ -125,6 +127,7 @@ def test_what_is_no_event_is_refused():
         codec.decode_event(codec.encode_command(m.Stop()))
 
 
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.binary(max_size=50)), st.data())
 def test_messages_are_cut_right_however_the_bytes_come(messages, data):
     stream = b"".join(map(framed, messages))

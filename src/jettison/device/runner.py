@@ -76,11 +76,11 @@ class Runner:
     def _batch(self, step: StepInput, layers: LayerRange) -> Batch:
         if not 0 <= layers.lo < layers.hi <= self.config.num_layers:
             raise ValueError(f"step {step.step_id}: layers {layers.lo} to {layers.hi} of {self.config.num_layers}")
-        num_tokens = step.num_tokens
+        num_tokens, num_samples = step.num_tokens, len(step.sample_rows)
         if not 0 < num_tokens <= self.max_num_tokens:
             raise ValueError(f"step {step.step_id}: {num_tokens} tokens, the workspace holds {self.max_num_tokens}")
-        if len(step.sample_rows) > self.max_num_seqs:
-            raise ValueError(f"step {step.step_id}: samples {len(step.sample_rows)} of at most {self.max_num_seqs} rows")
+        if num_samples > self.max_num_seqs:
+            raise ValueError(f"step {step.step_id}: samples {num_samples} of at most {self.max_num_seqs} rows")
         query_lens = step.query_lens
         first_positions = step.context_lens - (np.cumsum(query_lens, dtype=np.int32) - query_lens)
         positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(first_positions, query_lens)
@@ -91,7 +91,7 @@ class Runner:
         expected = buffers.residual.shape
         if is_first:
             if hidden is not None or len(step.token_ids) != expected[0]:
-                raise ValueError(f"step {step.step_id}: the first stage takes {expected[0]} token ids, no hidden states")
+                raise ValueError(f"step {step.step_id}: stage one takes {expected[0]} token ids, no hidden states")
             self._decoder.embed(torch.tensor(step.token_ids), buffers.residual)
             return
         if hidden is None or hidden.shape != expected or hidden.dtype != self.dtype:

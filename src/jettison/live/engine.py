@@ -60,6 +60,7 @@ class Engine:
         self._state: EngineState = "loading"
         self._streams: dict[RequestId, _Stream] = {}
         self._assembly: Assembly | None = None
+        self._info: EngineInfo | None = None
         self._launcher: LocalLauncher | None = None
         self._driver: CoreDriver | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -72,12 +73,19 @@ class Engine:
 
     # --- life -------------------------------------------------------------------------------------------------
 
+    def prepare(self) -> str:
+        """Read the model's configuration; returns the serving precision. Raises ModelError, ConfigError. Idempotent."""
+        if self._assembly is None:
+            self._assembly = assemble(self._config)
+        return self._assembly.worker_specs[0].dtype
+
     async def start(self) -> None:
         """Start workers and load the model. Raises ModelError, BudgetError, ConfigError. Idempotent."""
         if self._launcher is not None:
             return
-        assembly = assemble(self._config)
-        self._assembly = assembly
+        self.prepare()
+        assembly = self._assembly
+        assert assembly is not None
         self._launcher = LocalLauncher(assembly.worker_specs, self._on_worker_event, self._on_worker_exit)
         ready = await self._launcher.start()
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
@@ -136,14 +144,16 @@ class Engine:
         """What does not change. Raises NotReadyError before ``start`` has read the model."""
         if self._assembly is None:
             raise NotReadyError("the model is still loading")
-        capacity = self._driver.core.max_request_blocks() if self._driver is not None else 0
-        return EngineInfo(
-            model_dir=str(Path(self._config.model.model)),
-            max_model_len=self._assembly.limits.max_model_len,
-            max_request_tokens=capacity * self._config.memory.block_size,
-            vocab_size=self._assembly.shape.vocab_size,
-            eos_token_ids=tuple(sorted(self._assembly.limits.eos_token_ids)),
-        )
+        if self._info is None or self._info.max_request_tokens == 0:
+            capacity = self._driver.core.max_request_blocks() if self._driver is not None else 0
+            self._info = EngineInfo(
+                model_dir=str(Path(self._config.model.model)),
+                max_model_len=self._assembly.limits.max_model_len,
+                max_request_tokens=capacity * self._config.memory.block_size,
+                vocab_size=self._assembly.shape.vocab_size,
+                eos_token_ids=tuple(sorted(self._assembly.limits.eos_token_ids)),
+            )
+        return self._info
 
     @property
     def state(self) -> EngineState:
@@ -208,6 +218,12 @@ class Engine:
             return EngineSnapshot(self._state, self._config.memory.block_size)
         pids = self._launcher.pids
         return take_snapshot(self._driver, self._state, self._config, pids)
+
+    def event_document(self) -> dict[str, object]:
+        """Decisions and milestones so far, times in seconds since the engine was made: ``GET /jettison/events``."""
+        start = self.started_ns
+        events = [{"t": (r.time_ns - start) / 1e9, "kind": r.kind, **r.fields} for r in self.event_log]
+        return {"now_s": (time.monotonic_ns() - start) / 1e9, "events": events}
 
     def request_drop(self) -> None:
         """Merge groups now, whatever the load (administration and experiments)."""

@@ -1,4 +1,309 @@
-raise ImportError(
-    "Lead to the memory helper: by accident I overwrote YOUR memory/pages.py a few seconds after you wrote it (sorry). "
-    "Please write your version again now, unchanged; nobody else touches memory/, device/memory.py, device/pages_host.py any more."
+"""How to get from one layout of physical pages to another: the page plan.
+
+Pure. The map and the plan are values; the device's back ends (``device.pages_host``) carry them out, and the map
+changes only when they have succeeded. All sizes are in pages of ``PageSizes.page_bytes``.
+
+One KV arena a layer, all of one length, so a block id is good in every layer. Growth happens at the tail and keeps
+every id and address. What a drop frees is laid out so that the way back is short:
+
+    arena of a layer that stays:   [ kept, untouched | pages of dropped arenas | pages of dropped shards ]
+                                    0                ^ old length                                        ^ new length
+
+Shards on top, the same number of their pages in every arena: a restore that finds them there pops them off, lays
+nothing else in between, and so moves no more blocks than the smaller capacity demands anyway. They are also the last to
+be written, and a shard whose pages nobody wrote needs no pull.
+
+KunServe v1 (section 4.3) instead makes a layer of a block the unit of a buddy allocator. Then nothing has to be spread
+evenly or moved on a shrink; but each request needs one block table a layer, kernels lose the plain
+``[num_blocks, ...]`` tensor, and a table of n blocks costs n times the layers at every step. Here the cost falls on the
+remapping alone, which is rare: a handful of maps for each layer that stays.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from jettison.errors import OutOfPagesError, StalePlanError
+from jettison.memory.extents import (
+    Extent,
+    Extents,
+    Run,
+    RunSet,
+    clip,
+    coalesce,
+    count_pages,
+    deal,
+    gaps,
+    lay,
+    level,
+    minus,
 )
+from jettison.memory.layout import LayoutSpec
+from jettison.memory.pagemap import WORKSPACE, Home, Owner, PageMap, PageSizes, kv_owner, shard_owner
+from jettison.types import LayerRange, ShardId
+
+
+@dataclass(frozen=True, slots=True)
+class PageRange:
+    """Positions of one span to unmap."""
+
+    owner: Owner
+    position: int
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageMapping:
+    """One map call: contiguous positions onto contiguous pages."""
+
+    owner: Owner
+    position: int
+    page: int
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class PagePlan:
+    """All changes from one map to another layout: first every unmap, then every map."""
+
+    version: int
+    """Of the map that the plan was made from."""
+    unmaps: tuple[PageRange, ...]
+    maps: tuple[PageMapping, ...]
+    evacuate_from_block: int
+    """Blocks from here on lose their content; those below keep page, position and bytes."""
+    capacity_blocks: int
+    bytes_to_kv: int
+    """Growth of all KV arenas, and what retained KV gave up to the others; negative when KV shrank."""
+    intact_shards: frozenset[ShardId]
+    """Newly mapped onto their own pages, which nobody has written since they were dropped."""
+    missing_shards: frozenset[ShardId]
+    """Newly mapped, content unknown."""
+    contents: Mapping[Owner, Extents]
+    homes: Mapping[ShardId, Home]
+    kv_layers: LayerRange
+
+    def apply(self, page_map: PageMap) -> None:
+        """Record that it has been done. Raises StalePlanError, changing nothing, if the map has moved on."""
+        if page_map.version != self.version:
+            raise StalePlanError(f"page plan of version {self.version}, the map is at {page_map.version}")
+        page_map.contents = dict(self.contents)
+        page_map.homes = dict(self.homes)
+        page_map.kv_layers = self.kv_layers
+        page_map.version += 1
+
+
+def plan_layout(page_map: PageMap, target: LayoutSpec, sizes: PageSizes, live_blocks: int) -> PagePlan:
+    """How to get to ``target``. Pure.
+
+    ``live_blocks``: how many blocks stay alive; no arena is popped below what so many need, unless the target itself
+    leaves less. Retained ids are ids of now, before anything is copied. Arenas of layers that are in
+    ``target.kv_layers`` keep what they hold, retained KV included.
+
+    Raises OutOfPagesError if shards and retained KV alone do not fit, StalePlanError if a block to be retained is
+    not there.
+    """
+    arenas = page_map.kv_arenas()
+    retained = _retained(arenas, target, sizes)
+    length = _arena_length(page_map, target, sizes, retained)
+    mapped = page_map.shards()
+    dropped, added = mapped - target.shards, [s for s in sizes.shard_pages if s in target.shards - mapped]
+
+    supply = page_map.free_pages()
+    for shard in dropped:
+        supply.add_extents(page_map.of(shard_owner(shard)))
+    for layer, extents in arenas.items():
+        if layer not in target.kv_layers.layers():
+            supply.add_extents(minus(extents, retained.get(layer, ())))
+    serving = {layer: arenas.get(layer, ()) for layer in target.kv_layers.layers()}
+    min_line = min(sizes.pages_for_blocks(live_blocks), length)
+    wanted = [page_map.homes[s].extents for s in added if s in page_map.homes]
+    for extents in serving.values():
+        supply.add_extents(minus(extents, clip(extents, 0, length)))
+    lines = _lines(serving, length, min_line, wanted, supply)
+    kept = {layer: clip(extents, 0, lines[layer]) for layer, extents in serving.items()}
+    for layer, extents in serving.items():
+        supply.add_extents(clip(extents, lines[layer], length))
+
+    homes = {s: home for s, home in page_map.homes.items() if s not in target.shards}
+    homes |= {s: Home(page_map.of(shard_owner(s)), True) for s in sizes.shard_pages if s in dropped}
+    slabs, lent = _place_shards(added, page_map, sizes, supply, homes)
+    contents: dict[Owner, Extents] = {WORKSPACE: page_map.of(WORKSPACE)}
+    contents |= {shard_owner(s): page_map.of(shard_owner(s)) for s in sizes.shard_pages if s in mapped & target.shards}
+    contents |= {shard_owner(s): extents for s, extents in slabs.items()}
+    contents |= {kv_owner(layer): extents for layer, extents in retained.items()}
+    contents |= {kv_owner(layer): extents for layer, extents in _fill(kept, length, lent, supply.runs()).items()}
+    contents = {owner: extents for owner, extents in contents.items() if extents}
+
+    popped = [lines[layer] for layer, extents in serving.items() if count_pages(extents) > count_pages(kept[layer])]
+    capacity = sizes.blocks_in_pages(length) if serving else 0
+    intact = {s for s in added if s in page_map.homes and page_map.homes[s] == Home(slabs[s], True)}
+    unmaps, maps = _changes(page_map.contents, contents)
+    return PagePlan(
+        version=page_map.version,
+        unmaps=unmaps,
+        maps=maps,
+        evacuate_from_block=min([capacity, *(sizes.blocks_in_pages(line) for line in popped)]),
+        capacity_blocks=capacity,
+        bytes_to_kv=_pages_to_kv(page_map, contents) * sizes.page_bytes,
+        intact_shards=frozenset(intact),
+        missing_shards=frozenset(added) - intact,
+        contents=contents,
+        homes=homes,
+        kv_layers=target.kv_layers,
+    )
+
+
+def _retained(arenas: Mapping[int, Extents], target: LayoutSpec, sizes: PageSizes) -> dict[int, Extents]:
+    """Of arenas that are not whole any more, the pages with bytes of retained blocks."""
+    blocks: dict[int, frozenset[int]] = {}
+    for kept in target.retained:
+        ids = frozenset(kept.block_ids)
+        for layer in kept.layers.layers():
+            if ids and layer not in target.kv_layers.layers():
+                blocks[layer] = blocks[layer] | ids if layer in blocks else ids
+    # Layers mostly share one set of blocks, and blocks are many: count them once.
+    ranges = {ids: _page_ranges(ids, sizes) for ids in set(blocks.values())}
+    retained: dict[int, Extents] = {}
+    for layer, ids in blocks.items():
+        extents = arenas.get(layer, ())
+        parts: list[Extent] = []
+        for lo, hi in ranges[ids]:
+            part = clip(extents, lo, hi)
+            if count_pages(part) != hi - lo:
+                raise StalePlanError(f"layer {layer}: KV to be retained at pages {lo} to {hi} is not there")
+            parts += part
+        retained[layer] = coalesce(parts)
+    return retained
+
+
+def _page_ranges(block_ids: frozenset[int], sizes: PageSizes) -> list[tuple[int, int]]:
+    return _merged(sizes.page_range(lo, hi - lo) for lo, hi in _merged((b, b + 1) for b in block_ids))
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Overlapping and adjacent ranges as one."""
+    merged: list[tuple[int, int]] = []
+    for lo, hi in sorted(ranges):
+        if merged and lo <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(hi, merged[-1][1]))
+        else:
+            merged.append((lo, hi))
+    return merged
+
+
+def _arena_length(
+    page_map: PageMap, target: LayoutSpec, sizes: PageSizes, retained: Mapping[int, Extents]
+) -> int:
+    """Pages of every arena of the target's layers; what does not divide evenly stays free."""
+    left = page_map.num_pages - page_map.count("workspace")
+    left -= sum(sizes.shard_pages[shard] for shard in target.shards)
+    left -= sum(count_pages(extents) for extents in retained.values())
+    if left < 0:
+        raise OutOfPagesError(f"{-left} pages too few for the parameters and the KV to be retained")
+    return left // len(target.kv_layers) if target.kv_layers else 0
+
+
+def _lines(
+    serving: Mapping[int, Extents], length: int, min_line: int, wanted: list[Extents], supply: RunSet
+) -> dict[int, int]:
+    """Down to which position each arena is popped: its new end, or further where a shard can have its pages back.
+
+    A shard is worth it only if all its pages can be had: in ``supply`` already, or in an arena at ``min_line`` or
+    above.
+    """
+    lines = dict.fromkeys(serving, length)
+    index = sorted(
+        (e.page, e.num_pages, e.position, layer)
+        for layer, extents in serving.items()
+        for e in clip(extents, min_line, length)
+    )
+    for home in wanted:
+        reach: dict[int, int] = {}
+        missing = count_pages(home)
+        for _, page, count in home:
+            missing -= sum(run.num_pages for run in supply.overlap(page, count))
+            at = max(bisect_left(index, (page, 0, 0, 0)) - 1, 0)
+            while at < len(index) and index[at][0] < page + count:
+                first, extent_count, position, layer = index[at]
+                start, end = max(first, page), min(first + extent_count, page + count)
+                if start < end:
+                    reach[layer] = min(reach.get(layer, length), position + start - first)
+                    missing -= end - start
+                at += 1
+        if not missing:
+            for layer, line in reach.items():
+                lines[layer] = min(lines[layer], line)
+    return lines
+
+
+def _place_shards(
+    added: list[ShardId], page_map: PageMap, sizes: PageSizes, supply: RunSet, homes: dict[ShardId, Home]
+) -> tuple[dict[ShardId, Extents], list[Run]]:
+    """Pages for new shards, taken from ``supply``; and what of dropped shards' pages is left, a shard after the other.
+
+    Own pages first. For the rest, pages that no dropped shard wants back, then those of spoilt homes; an intact home
+    that must give a page is not intact any more (``homes`` is updated).
+    """
+    slabs = {s: supply.take_extents(page_map.homes[s].extents) if s in page_map.homes else () for s in added}
+    lent = {s: RunSet() for s in reversed(homes)}
+    for shard, pages in lent.items():
+        pages.add_extents(supply.take_extents(homes[shard].extents))
+    spoilt_first = sorted(lent, key=lambda s: homes[s].is_intact)
+    pools = [supply, *(lent[s] for s in spoilt_first)]
+    taken = RunSet()
+    for shard in added:
+        missing = sizes.shard_pages[shard] - count_pages(slabs[shard])
+        runs: list[Run] = []
+        for pool in pools:
+            part = pool.take_fewest(missing)
+            missing -= sum(run.num_pages for run in part)
+            runs += part
+        assert not missing, "the arenas' length leaves room for every shard"
+        slabs[shard] = coalesce([*slabs[shard], *lay(runs, gaps(slabs[shard], sizes.shard_pages[shard]))])
+        taken.add_extents(slabs[shard])
+    for shard, home in homes.items():
+        if home.is_intact and taken.meets(home.extents):
+            homes[shard] = home._replace(is_intact=False)
+    return slabs, [run for pages in lent.values() for run in pages.runs()]
+
+
+def _fill(kept: Mapping[int, Extents], length: int, lent: list[Run], plain: list[Run]) -> dict[int, Extents]:
+    """Every arena at its full length: below its end the plain pages, on top the same number of shards' pages each."""
+    needs = {layer: length - count_pages(extents) for layer, extents in kept.items()}
+    num_lent, num_plain = sum(run.num_pages for run in lent), sum(run.num_pages for run in plain)
+    needed = sum(needs.values())
+    # An even share where possible: odd pages would cost a map call each.
+    even = num_lent // len(needs) * len(needs) if needs else 0
+    on_top = level(needs, min(max(even, needed - num_plain), needed))
+    below = {layer: needs[layer] - on_top[layer] for layer in needs}
+    tops, bottoms = deal(lent, on_top), deal(plain, below)
+    return {
+        layer: coalesce([*extents, *lay([*sorted(bottoms[layer]), *sorted(tops[layer])], gaps(extents, length))])
+        for layer, extents in kept.items()
+    }
+
+
+def _changes(
+    old: Mapping[Owner, Extents], new: Mapping[Owner, Extents]
+) -> tuple[tuple[PageRange, ...], tuple[PageMapping, ...]]:
+    unmaps: list[PageRange] = []
+    maps: list[PageMapping] = []
+    for owner in [*old, *(owner for owner in new if owner not in old)]:
+        before, after = old.get(owner, ()), new.get(owner, ())
+        ranges = _merged((e.position, e.position + e.num_pages) for e in minus(before, after))
+        unmaps += [PageRange(owner, lo, hi - lo) for lo, hi in ranges]
+        maps += [PageMapping(owner, *extent) for extent in coalesce(minus(after, before))]
+    return tuple(unmaps), tuple(maps)
+
+
+def _pages_to_kv(page_map: PageMap, contents: Mapping[Owner, Extents]) -> int:
+    grown = sum(count_pages(e) for owner, e in contents.items() if owner.kind == "kv") - page_map.count("kv")
+    given_up = sum(
+        count_pages(minus(extents, contents.get(kv_owner(layer), ())))
+        for layer, extents in page_map.kv_arenas().items()
+        if layer not in page_map.kv_layers.layers()
+    )
+    return grown + given_up

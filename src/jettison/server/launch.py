@@ -1,4 +1,4 @@
-"""Engine and HTTP server together, until told to stop. Installs signal handlers and logging; the one place that does."""
+"""Engine and HTTP server together, until told to stop. Installs logging and the event loop; the one place that does."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from jettison.server.app import create_app
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
+
+EXACT_DTYPES = frozenset({"float64"})
+"""Precisions in which equal tokens are promised whatever memory does; see ``jettison verify``."""
 
 
 def serve(config: EngineConfig) -> int:
@@ -28,22 +31,37 @@ def serve(config: EngineConfig) -> int:
 
 
 async def _serve(config: EngineConfig) -> int:
+    """HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
     model_dir = Path(config.model.model)
-    tokenizer = Tokenizer.from_dir(model_dir)
     engine = Engine(config)
+    dtype = engine.prepare()
     settings = ServerSettings(
-        model_names=(config.model.served_model_name or model_dir.name or "model",),
+        model_names=(config.model.served_model_name or model_dir.resolve().name,),
         api_keys=config.server.api_keys,
+        max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
+        event_log=engine.event_document,
     )
+    app = create_app(engine, Tokenizer.from_dir(model_dir), settings)
+    stop = asyncio.Event()
+    starting = asyncio.create_task(engine.start(), name="jettison-start")
+    starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     try:
-        await engine.start()
-        app = create_app(engine, tokenizer, settings)
-        return await run_server(
+        code = await run_server(
             app,
             config.server.host,
             config.server.port,
             shutdown_timeout_s=config.server.shutdown_timeout_s,
             on_drain=engine.drain,
+            stop=stop,
         )
     finally:
-        await engine.close()
+        if not starting.done():
+            starting.cancel()
+        try:
+            await starting
+        except asyncio.CancelledError:
+            pass
+        finally:
+            await engine.close()
+    return code

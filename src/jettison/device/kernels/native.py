@@ -35,7 +35,7 @@ LIBRARY_PATH = Path(__file__).resolve().parent / build.LIBRARY_NAME
 
 _DTYPE_CODES = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2}
 
-_INT32, _INT64 = (torch.int32, np.dtype(np.int32)), (torch.int64, np.dtype(np.int64))
+_NUMPY_INT32 = np.dtype(np.int32)
 
 _P, _L, _I, _D = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_double
 _ROWS = (_P, _L, _L, _P, _P, _L, _L)  # tables, row stride, max blocks, query lens, context lens, R, T
@@ -111,18 +111,27 @@ def _library() -> ctypes.CDLL:
     return library
 
 
-def _pointer(array: Int32Array, wide: bool = False) -> int:
-    """Address of a host int32 (``wide``: int64) array whose last dimension is contiguous."""
+def _pointer(array: Int32Array) -> int:
+    """Address of a host int32 array whose last dimension is contiguous."""
     if isinstance(array, Tensor):
-        good_dtype, stride, unit, address = array.dtype in (_INT64 if wide else _INT32), array.stride(), 1, array.data_ptr()
+        good, strides, unit, address = array.dtype is torch.int32, array.stride(), 1, array.data_ptr()
     else:
-        good_dtype, stride, unit = array.dtype in (_INT64 if wide else _INT32), array.strides, 8 if wide else 4
-        address = array.ctypes.data
-    if not good_dtype:
+        good, strides, unit, address = array.dtype is _NUMPY_INT32, array.strides, 4, array.ctypes.data
+    if not good and array.dtype not in (torch.int32, _NUMPY_INT32):
         fail(f"expected int32, got {array.dtype}")
-    if stride[-1] != unit and array.shape[-1] > 1:
+    if strides[-1] != unit and array.shape[-1] > 1:
         fail("int32 rows must be contiguous")
     return address
+
+
+def _positions_pointer(positions: Int32Array) -> tuple[int, bool]:
+    """Address of contiguous positions, and whether they are int64."""
+    if positions.dtype is _NUMPY_INT32 or positions.dtype is torch.int32:
+        return _pointer(positions), False
+    tensor = positions if isinstance(positions, Tensor) else torch.from_numpy(positions)
+    if tensor.dtype != torch.int64 or not tensor.is_contiguous():
+        fail(f"positions: expected contiguous int32 or int64, got {tensor.dtype}")
+    return tensor.data_ptr(), True
 
 
 class _Rows:
@@ -247,14 +256,14 @@ class NativeKernels:
         dtype = q.dtype
         tokens, num_heads, head_dim = q.shape
         tables = self._tables
-        if tables is None or tables[0] is not cos or tables[1] is not sin or tables[2:4] != (dtype, head_dim):
+        if tables is None or tables[0] is not cos or tables[1] is not sin or tables[2] is not dtype or tables[3] != head_dim:
             check_rotary_tables(cos, sin, dtype, head_dim)
             tables = self._tables = (cos, sin, dtype, head_dim, (cos.data_ptr(), sin.data_ptr()), tuple(cos.shape))
         max_positions, rotary_dim = tables[5]
-        wide = positions.dtype in _INT64
+        pointer, wide = _positions_pointer(positions)
         code = self._rotary(
             _DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads, k.data_ptr(), k.stride()[0], k.shape[1],
-            *tables[4], _pointer(positions, wide), wide, tokens, head_dim, rotary_dim, max_positions,
+            *tables[4], pointer, wide, tokens, head_dim, rotary_dim, max_positions,
         )  # fmt: skip
         if code:
             _raise(code)

@@ -176,7 +176,7 @@ def _write_weights(model_dir: Path, tensors: Iterator[tuple[str, Tensor]], shard
         pending_bytes += num_bytes
         total += num_bytes
     flush()
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i, names in enumerate(parts):  # the number of parts, which is in every file's name, is known only now
         final = model_dir / f"model-{i + 1:05d}-of-{len(parts):05d}.safetensors"
         _part(model_dir, i).rename(final)

@@ -1,0 +1,417 @@
+"""One device's memory: parameters, KV arenas and workspace as tensors whose addresses never change.
+
+Carries out page plans (``memory.pages``) over a back end (``device.pages_host``), moves blocks out of the way of a
+shrink, and knows which dropped shards still have their bytes. Who runs which layer, and what a shard's bytes should
+be, is not decided here. One thread, one call at a time.
+
+Order of a change of layout, so that whatever fails leaves maps, tables and bytes as they were:
+
+    check and plan -> unmaps, then maps (any failure: undone in reverse) -> blocks are copied -> the map is updated
+
+Blocks are copied last although they belong to the layout before: an unmapped page keeps its bytes, so they are read
+from the page itself, and nothing that fails can then have overwritten a block yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from jettison.device.bytesview import as_tensor_uint8
+from jettison.device.pages_host import HOST_PAGE_BYTES, Arena, PagePool, Syscalls
+from jettison.errors import BudgetError, MappingError, NotReadyError, StalePlanError, WorkerLostError
+from jettison.memory.extents import Extents, clip
+from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
+from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, kv_owner, shard_owner
+from jettison.memory.pages import PagePlan, plan_layout
+from jettison.types import LayerRange, ModelShape, ShardId
+
+MIN_BLOCKS = 4
+"""Fewest KV blocks a layer that ``start`` accepts: below, nothing could be served."""
+
+Undo = Callable[[], None]
+
+
+class DeviceMemory:
+    """A byte budget that holds parameters, KV and workspace.
+
+    ``budget_bytes`` is a hard limit on all three. ``shape.shard_bytes`` must name every lending unit; ``dtype`` and
+    ``block_size`` (tokens) give the arenas' shape. Tensors handed out are views of reserved address ranges: their
+    addresses hold from ``start`` to ``close``, their bytes only while mapped; touching what is not mapped ends the
+    process. After WorkerLostError only ``close`` may be called.
+    """
+
+    def __init__(
+        self,
+        *,
+        budget_bytes: int,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        block_size: int,
+        workspace_bytes: int,
+        page_bytes: int = HOST_PAGE_BYTES,
+        syscalls: Syscalls | None = None,
+    ) -> None:
+        self.capacity_blocks = 0
+        """Blocks per arena of the resident layers; 0 before ``start``."""
+        self._budget_bytes = budget_bytes
+        self._shape = shape
+        self._dtype = dtype
+        self._block_size = block_size
+        self._workspace_bytes = workspace_bytes
+        self._sizes = PageSizes.of(shape, block_size, page_bytes)
+        self._pool = PagePool(budget_bytes, page_bytes, syscalls)
+        self._map = PageMap(self._pool.num_pages)
+        self._arenas: dict[Owner, Arena] = {}
+        self._kv: dict[int, torch.Tensor] = {}
+        self._kv_bytes: dict[int, torch.Tensor] = {}
+        self._slabs: dict[ShardId, torch.Tensor] = {}
+        self._mapped: frozenset[ShardId] = frozenset()
+        self._readable: dict[int, npt.NDArray[np.bool_]] = {}
+        self._written_blocks = 0
+        self._intact_floor: dict[int, int | None] = {}
+        self._is_broken = False
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    def start(self, spec: LayoutSpec | None = None) -> None:
+        """Reserve all address ranges and map the first layout (None = every shard and layer). Idempotent.
+
+        Raises BudgetError with the bytes needed, or MappingError; nothing stays acquired then. The shards' bytes
+        are for the caller to fill.
+        """
+        if self._arenas:
+            return
+        spec = LayoutSpec(self._shape.all_shards, self._shape.all_layers) if spec is None else spec
+        self._check_budget(spec)
+        self._map = PageMap.with_workspace(self._pool.num_pages, self._pages(self._workspace_bytes))
+        plan = plan_layout(self._map, spec, self._sizes, live_blocks=0)
+        try:
+            self._pool.start()
+            self._reserve()
+            for extent in self._map.of(WORKSPACE):
+                self._arenas[WORKSPACE].map(*extent)
+            for mapping in plan.maps:
+                self._arenas[mapping.owner].map(mapping.position, mapping.page, mapping.num_pages)
+        except MappingError:
+            self.close()
+            raise
+        self._adopt(plan)
+
+    def close(self) -> None:
+        """Give everything back. Idempotent. No tensor handed out before may be touched afterwards."""
+        self._arenas.clear()
+        self._kv.clear()
+        self._kv_bytes.clear()
+        self._slabs.clear()
+        self._pool.close()
+        self._map = PageMap(self._pool.num_pages)
+        self._mapped = frozenset()
+        self._readable = {}
+        self._intact_floor = {}
+        self._written_blocks = 0
+        self.capacity_blocks = 0
+        self._is_broken = False
+
+    @property
+    def version(self) -> int:
+        """Of the page map: every ``apply`` that succeeds adds one."""
+        return self._map.version
+
+    # --- tensors ----------------------------------------------------------------------------------------------
+
+    def shard_bytes(self, shard: ShardId) -> torch.Tensor:
+        """uint8 ``[shape.shard_bytes[shard]]``, writable. Raises NotReadyError when the shard is not mapped."""
+        if shard not in self._mapped:
+            raise NotReadyError(f"{shard} is not mapped")
+        return self._slabs[shard]
+
+    def is_mapped(self, shard: ShardId) -> bool:
+        """Whether the shard has pages now."""
+        return shard in self._mapped
+
+    def kv_arena(self, layer: int) -> torch.Tensor:
+        """``[reserved_blocks, 2, kv_heads, block_size, head_dim]`` over the layer's whole address range.
+
+        Only blocks below ``capacity_blocks`` of a resident layer may be touched.
+        """
+        self._check_open()
+        return self._kv[layer]
+
+    def workspace(self) -> torch.Tensor:
+        """uint8 ``[workspace_bytes]``, mapped for good."""
+        self._check_open()
+        return self._arenas[WORKSPACE].tensor()[: self._workspace_bytes]
+
+    # --- layout -----------------------------------------------------------------------------------------------
+
+    def offer(self, spec: LayoutSpec, live_blocks: int) -> LayoutOffer:
+        """What ``apply`` of this would need and give. Mappings stay as they are.
+
+        ``live_blocks``: how many blocks are to stay alive. Raises OutOfPagesError if parameters and retained KV
+        alone do not fit, StalePlanError if a block to be retained is not here.
+        """
+        plan = self._plan(spec, live_blocks)
+        return LayoutOffer(plan.version, plan.evacuate_from_block, plan.capacity_blocks)
+
+    def apply(
+        self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[tuple[int, int]]
+    ) -> LayoutResult:
+        """Copy blocks ``(from, to)`` in every arena that stays, then remap. No kernel may be running.
+
+        Ids in ``copies`` and in ``spec.retained`` are those before the copies. Raises like ``offer``, StalePlanError
+        if the map is not at ``version``, ValueError for copies that are not out of harm's way, and MappingError with
+        everything rolled back.
+        """
+        start_ns = time.perf_counter_ns()
+        if version != self._map.version:
+            raise StalePlanError(f"layout for version {version}, the page map is at {self._map.version}")
+        # Writes since the offer can only have spoilt homes; fewer shards then come back, and no line gets lower.
+        plan = self._plan(spec, live_blocks)
+        self._check_copies(copies, plan)
+        calls_before = self._pool.num_map_calls + self._pool.num_unmap_calls
+        self._remap(plan)
+        num_calls = self._pool.num_map_calls + self._pool.num_unmap_calls - calls_before
+        before = self._map.kv_arenas()
+        self._adopt(plan)
+        self._copy_blocks(before, copies)
+        return LayoutResult(
+            version=self._map.version,
+            capacity_blocks=plan.capacity_blocks,
+            bytes_to_kv=plan.bytes_to_kv,
+            num_map_calls=num_calls,
+            duration_ns=time.perf_counter_ns() - start_ns,
+            intact_shards=plan.intact_shards,
+            missing_shards=plan.missing_shards,
+        )
+
+    def note_written(self, num_blocks: int) -> None:
+        """Blocks below ``num_blocks`` may have been written, in every resident layer, since the last layout."""
+        self._written_blocks = max(self._written_blocks, num_blocks)
+
+    def report(self) -> dict[str, int]:
+        """Bytes by use. Parameters (mapped), KV (retained included), workspace and free add up to the budget."""
+        page_bytes = self._sizes.page_bytes
+        parameters, kv, workspace = (self._map.count(kind) * page_bytes for kind in ("shard", "kv", "workspace"))
+        dropped = sum(self._sizes.shard_pages.values()) * page_bytes - parameters
+        return {
+            "budget_bytes": self._budget_bytes,
+            "parameter_bytes": parameters,
+            "dropped_parameter_bytes": dropped if self._arenas else 0,
+            "kv_bytes": kv,
+            "workspace_bytes": workspace,
+            "free_bytes": self._budget_bytes - parameters - kv - workspace,
+        }
+
+    def check(self) -> None:
+        """Raise AssertionError on any broken invariant of the page map."""
+        self._map.check()
+
+    # --- exchange ---------------------------------------------------------------------------------------------
+
+    def kv_gather(self, layers: LayerRange, block_ids: Sequence[int], out: Any) -> int:
+        """Copy blocks out, layer by layer, block by block, to the start of ``out`` (uint8, tensor or array).
+
+        Reads retained KV too. Returns the bytes written. Raises IndexError for a block that is not mapped in one of
+        the layers, ValueError if ``out`` is too small.
+        """
+        ids = self._block_ids(layers, block_ids)
+        flat = as_tensor_uint8(out)
+        num_bytes = len(layers) * len(ids) * self._sizes.kv_block_bytes
+        if flat.numel() < num_bytes:
+            raise ValueError(f"{num_bytes} bytes of KV do not fit in {flat.numel()}")
+        if num_bytes:
+            rows = flat[:num_bytes].view(len(layers), len(ids), self._sizes.kv_block_bytes)
+            for row, layer in zip(rows, layers.layers()):
+                torch.index_select(self._kv_bytes[layer], 0, ids, out=row)
+        return num_bytes
+
+    def kv_scatter(self, layers: LayerRange, block_ids: Sequence[int], data: Any) -> None:
+        """Copy blocks in: the inverse of ``kv_gather``. ``data`` may be read-only. Raises like it."""
+        ids = self._block_ids(layers, block_ids)
+        flat = as_tensor_uint8(data)
+        num_bytes = len(layers) * len(ids) * self._sizes.kv_block_bytes
+        if flat.numel() != num_bytes:
+            raise ValueError(f"{num_bytes} bytes of KV expected, got {flat.numel()}")
+        if num_bytes:
+            rows = flat.view(len(layers), len(ids), self._sizes.kv_block_bytes)
+            for row, layer in zip(rows, layers.layers()):
+                self._mark_written(layer, ids.tolist())
+                self._kv_bytes[layer].index_copy_(0, ids, row)
+
+    # --- private: start ---------------------------------------------------------------------------------------
+
+    def _pages(self, num_bytes: int) -> int:
+        return -(-num_bytes // self._sizes.page_bytes)
+
+    def _check_budget(self, spec: LayoutSpec) -> None:
+        sizes = self._sizes
+        parameters = sum(sizes.shard_pages[shard] for shard in spec.shards)
+        workspace = self._pages(self._workspace_bytes)
+        blocks = len(spec.kv_layers) * sizes.pages_for_blocks(MIN_BLOCKS)
+        needed = (parameters + workspace + blocks) * sizes.page_bytes
+        if self._pool.num_pages * sizes.page_bytes < needed:
+            raise BudgetError(
+                f"a memory budget of {self._budget_bytes} bytes is too small: {needed} bytes are needed "
+                f"(parameters {parameters * sizes.page_bytes}, workspace {workspace * sizes.page_bytes}, "
+                f"{MIN_BLOCKS} KV blocks of {self._block_size} tokens {blocks * sizes.page_bytes})"
+            )
+
+    def _reserve(self) -> None:
+        """One address range for each shard and the workspace, and for each layer one that could take every page."""
+        shape, sizes = self._shape, self._sizes
+        self._arenas[WORKSPACE] = self._pool.reserve(self._pages(self._workspace_bytes))
+        for shard, num_bytes in shape.shard_bytes.items():
+            arena = self._arenas[shard_owner(shard)] = self._pool.reserve(sizes.shard_pages[shard])
+            self._slabs[shard] = arena.tensor()[:num_bytes]
+        reserved_blocks = sizes.blocks_in_pages(self._pool.num_pages)
+        block_shape = (2, shape.num_kv_heads, self._block_size, shape.head_dim)
+        for layer in shape.all_layers.layers():
+            arena = self._arenas[kv_owner(layer)] = self._pool.reserve(self._pool.num_pages)
+            blocks = arena.tensor()[: reserved_blocks * sizes.kv_block_bytes]
+            self._kv[layer] = blocks.view(self._dtype).view(reserved_blocks, *block_shape)
+            self._kv_bytes[layer] = blocks.view(reserved_blocks, sizes.kv_block_bytes)
+
+    # --- private: layout --------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._is_broken:
+            raise WorkerLostError("the device's memory is in an unknown state; restart the worker")
+        if not self._arenas:
+            raise NotReadyError("the device's memory is not open")
+
+    def _plan(self, spec: LayoutSpec, live_blocks: int) -> PagePlan:
+        self._check_open()
+        written = self._sizes.pages_for_blocks(self._written_blocks)
+        for layer in self._map.kv_layers.layers():
+            self._mark_pages(layer, 0, written)
+        return plan_layout(self._map, spec, self._sizes, live_blocks)
+
+    def _adopt(self, plan: PagePlan) -> None:
+        """The plan has been carried out: make it the state."""
+        plan.apply(self._map)
+        self._mapped = self._map.shards()
+        self.capacity_blocks = plan.capacity_blocks
+        self._written_blocks = 0
+        self._readable = {
+            layer: self._whole_blocks(extents)
+            for layer, extents in self._map.kv_arenas().items()
+            if layer not in plan.kv_layers.layers()
+        }
+        self._intact_floor = {layer: self._map.first_intact_position(layer) for layer in self._map.kv_arenas()}
+
+    def _whole_blocks(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        """Which blocks of an arena with holes are mapped from end to end."""
+        sizes = self._sizes
+        num_pages = extents[-1].position + extents[-1].num_pages
+        mapped = np.zeros(num_pages + 1, dtype=np.int64)
+        for position, _, count in extents:
+            mapped[position + 1 : position + count + 1] = 1
+        before = np.cumsum(mapped)
+        first = np.arange(sizes.blocks_in_pages(num_pages), dtype=np.int64) * sizes.kv_block_bytes
+        lo, hi = first // sizes.page_bytes, -(-(first + sizes.kv_block_bytes) // sizes.page_bytes)
+        whole: npt.NDArray[np.bool_] = before[hi] - before[lo] == hi - lo
+        return whole
+
+    def _check_copies(self, copies: Sequence[tuple[int, int]], plan: PagePlan) -> None:
+        sources, targets = {src for src, _ in copies}, {dst for _, dst in copies}
+        if len(targets) != len(copies) or sources & targets:
+            raise ValueError("a block is copied to twice, or copied from and to")
+        if copies and not (0 <= min(targets) and max(targets) < plan.evacuate_from_block):
+            raise ValueError(f"a block is copied to where it would be lost: {plan.evacuate_from_block} and up")
+        if copies and not (0 <= min(sources) and max(sources) < self.capacity_blocks):
+            raise ValueError(f"a block is copied from beyond the {self.capacity_blocks} that there are")
+
+    def _remap(self, plan: PagePlan) -> None:
+        """All unmaps, then all maps; after a failure all that was done is undone, the failed call included."""
+        undo: list[Undo] = []
+        try:
+            for gone in plan.unmaps:
+                undo.append(lambda gone=gone: self._map_again(gone.owner, gone.position, gone.num_pages))  # type: ignore[misc]
+                self._arenas[gone.owner].unmap(gone.position, gone.num_pages)
+            for new in plan.maps:
+                undo.append(lambda new=new: self._arenas[new.owner].unmap(new.position, new.num_pages))  # type: ignore[misc]
+                self._arenas[new.owner].map(new.position, new.page, new.num_pages)
+        except MappingError:
+            try:
+                while undo:
+                    undo.pop()()
+            except MappingError as error:
+                self._is_broken = True
+                raise WorkerLostError(f"a failed remapping could not be undone: {error}") from error
+            raise
+
+    def _map_again(self, owner: Owner, position: int, num_pages: int) -> None:
+        for extent in clip(self._map.of(owner), position, position + num_pages):
+            self._arenas[owner].map(*extent)
+
+    # --- private: blocks --------------------------------------------------------------------------------------
+
+    def _copy_blocks(self, before: dict[int, Extents], copies: Sequence[tuple[int, int]]) -> None:
+        """In every arena of the new layout that had the block before: its old pages' bytes to its new place."""
+        if not copies:
+            return
+        runs = list(_copy_runs(copies))
+        block_bytes = self._sizes.kv_block_bytes
+        for layer in self._map.kv_layers.layers():
+            arena = self._arenas[kv_owner(layer)]
+            self._mark_written(layer, sorted(dst for _, dst in copies))
+            for src, dst, count in runs:
+                try:
+                    self._read_old(before.get(layer, ()), src * block_bytes, arena.view(dst * block_bytes, count * block_bytes))
+                except OSError as error:
+                    # The kernel has no memory left behind a mapped page; a plain write would have ended the process.
+                    self._is_broken = True
+                    raise WorkerLostError(f"blocks could not be copied after remapping: {error}") from error
+
+    def _read_old(self, extents: Extents, offset: int, view: memoryview) -> None:
+        """Fill ``view`` from what was mapped at ``offset`` bytes of an arena; parts that were not are left alone."""
+        page_bytes = self._sizes.page_bytes
+        end = offset + len(view)
+        for position, page, count in clip(extents, offset // page_bytes, self._pages(end)):
+            lo, hi = max(offset, position * page_bytes), min(end, (position + count) * page_bytes)
+            self._pool.read(page, lo - position * page_bytes, view[lo - offset : hi - offset])
+
+    def _block_ids(self, layers: LayerRange, block_ids: Sequence[int]) -> torch.Tensor:
+        """int64 ids, every one of them mapped in all the layers: a wrong id must not end the process."""
+        self._check_open()
+        ids = np.asarray(block_ids, dtype=np.int64).reshape(-1)
+        if ids.size:
+            lo, hi = int(ids.min()), int(ids.max())
+            for layer in layers.layers():
+                if layer in self._map.kv_layers.layers():
+                    known = 0 <= lo and hi < self.capacity_blocks
+                else:
+                    whole = self._readable.get(layer)
+                    known = whole is not None and 0 <= lo and hi < len(whole) and bool(whole[ids].all())
+                if not known:
+                    raise IndexError(f"layer {layer}: a block between {lo} and {hi} is not mapped")
+        return torch.from_numpy(ids)
+
+    def _mark_written(self, layer: int, block_ids: Sequence[int]) -> None:
+        floor = self._intact_floor.get(layer)
+        if floor is None:
+            return
+        for block_id in block_ids:
+            lo, hi = self._sizes.page_range(block_id)
+            if hi > floor:
+                self._mark_pages(layer, lo, hi)
+
+    def _mark_pages(self, layer: int, lo: int, hi: int) -> None:
+        floor = self._intact_floor.get(layer)
+        if floor is not None and hi > floor:
+            self._map.mark_written(layer, lo, hi)
+
+
+def _copy_runs(copies: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """``(from, to, count)`` of neighbours that stay neighbours."""
+    ordered = sorted(copies)
+    for _, group in groupby(enumerate(ordered), key=lambda item: (item[1][0] - item[0], item[1][1] - item[0])):
+        members = [pair for _, pair in group]
+        yield members[0][0], members[0][1], len(members)

@@ -1,3 +1,0 @@
-from __future__ import annotations
-
-from fake_engine import FakeEngine
