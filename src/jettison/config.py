@@ -207,7 +207,7 @@ class ModelConfig:
 class MemoryConfig:
     """A worker's memory: a hard limit that holds parameters, KV cache and workspace."""
 
-    memory_bytes: int = _key(1 << 30, _bytes(1 << 20), "Memory of each instance.", name="memory", metavar="SIZE")
+    memory_bytes: int = _key(1 << 30, _bytes(1 << 16), "Memory of each instance.", name="memory", metavar="SIZE")
     page_bytes: int = _key(
         64 << 10, _bytes(4096, power_of_two=True), "Unit in which memory moves between parameters and KV cache.",
         name="page_size", metavar="SIZE")

@@ -17,6 +17,7 @@ from jettison.server.tokenizer import Tokenizer
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode puts no test folder on the path
 
+from fake_engine import FakeEngine
 from served import Served, write_tokenizer
 
 
@@ -55,3 +56,17 @@ def serve(tokenizer):
                 assert await served.finished == 0
 
     return serving
+
+
+@pytest.fixture
+def app_engine():
+    """The engine behind ``app_client``."""
+    return FakeEngine()
+
+
+@pytest.fixture
+async def app_client(tokenizer, app_engine):
+    """The application without a socket, where the transport does not matter."""
+    app = create_app(app_engine, tokenizer, ServerSettings(model_names=("fake",)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        yield client

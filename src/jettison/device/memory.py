@@ -15,8 +15,8 @@ from the page itself, and nothing that fails can then have overwritten a block y
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,9 @@ import torch
 
 from jettison.device.bytesview import as_tensor_uint8
 from jettison.device.pages_host import HOST_PAGE_BYTES, Arena, PagePool, Syscalls
+from jettison.device.remap import BlockCopier, BlockCopy, remap
 from jettison.errors import BudgetError, MappingError, NotReadyError, StalePlanError, WorkerLostError
-from jettison.memory.extents import Extents, clip
+from jettison.memory.extents import Extents
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, kv_owner, shard_owner
 from jettison.memory.pages import PagePlan, plan_layout
@@ -34,8 +35,6 @@ from jettison.types import LayerRange, ModelShape, ShardId
 
 MIN_BLOCKS = 4
 """Fewest KV blocks a layer that ``start`` accepts: below, nothing could be served."""
-
-Undo = Callable[[], None]
 
 
 class DeviceMemory:
@@ -161,7 +160,7 @@ class DeviceMemory:
         return LayoutOffer(plan.version, plan.evacuate_from_block, plan.capacity_blocks)
 
     def apply(
-        self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[tuple[int, int]]
+        self, spec: LayoutSpec, live_blocks: int, version: int, copies: Sequence[BlockCopy]
     ) -> LayoutResult:
         """Copy blocks ``(from, to)`` in every arena that stays, then remap. No kernel may be running.
 
@@ -178,9 +177,10 @@ class DeviceMemory:
         calls_before = self._pool.num_map_calls + self._pool.num_unmap_calls
         self._remap(plan)
         num_calls = self._pool.num_map_calls + self._pool.num_unmap_calls - calls_before
-        before = self._map.kv_arenas()
+        before = replace(self._map)
         self._adopt(plan)
-        self._copy_blocks(before, copies)
+        if copies:
+            self._copy_blocks(before, copies)
         return LayoutResult(
             version=self._map.version,
             capacity_blocks=plan.capacity_blocks,
@@ -241,8 +241,9 @@ class DeviceMemory:
             raise ValueError(f"{num_bytes} bytes of KV expected, got {flat.numel()}")
         if num_bytes:
             rows = flat.view(len(layers), len(ids), self._sizes.kv_block_bytes)
+            listed = ids.tolist()
             for row, layer in zip(rows, layers.layers()):
-                self._mark_written(layer, ids.tolist())
+                self._mark_written(layer, listed)
                 self._kv_bytes[layer].index_copy_(0, ids, row)
 
     # --- private: start ---------------------------------------------------------------------------------------
@@ -319,64 +320,39 @@ class DeviceMemory:
         whole: npt.NDArray[np.bool_] = before[hi] - before[lo] == hi - lo
         return whole
 
-    def _check_copies(self, copies: Sequence[tuple[int, int]], plan: PagePlan) -> None:
+    def _check_copies(self, copies: Sequence[BlockCopy], plan: PagePlan) -> None:
         sources, targets = {src for src, _ in copies}, {dst for _, dst in copies}
         if len(targets) != len(copies) or sources & targets:
             raise ValueError("a block is copied to twice, or copied from and to")
-        if copies and not (0 <= min(targets) and max(targets) < plan.evacuate_from_block):
-            raise ValueError(f"a block is copied to where it would be lost: {plan.evacuate_from_block} and up")
-        if copies and not (0 <= min(sources) and max(sources) < self.capacity_blocks):
+        line = min(plan.evacuate_from_block, self.capacity_blocks)
+        if any(not 0 <= dst < line for dst in targets):
+            raise ValueError(f"a block is copied to where it would be lost: {line} and up")
+        if any(not 0 <= src < self.capacity_blocks for src in sources):
             raise ValueError(f"a block is copied from beyond the {self.capacity_blocks} that there are")
 
     def _remap(self, plan: PagePlan) -> None:
-        """All unmaps, then all maps; after a failure all that was done is undone, the failed call included."""
-        undo: list[Undo] = []
         try:
-            for gone in plan.unmaps:
-                undo.append(lambda gone=gone: self._map_again(gone.owner, gone.position, gone.num_pages))  # type: ignore[misc]
-                self._arenas[gone.owner].unmap(gone.position, gone.num_pages)
-            for new in plan.maps:
-                undo.append(lambda new=new: self._arenas[new.owner].unmap(new.position, new.num_pages))  # type: ignore[misc]
-                self._arenas[new.owner].map(new.position, new.page, new.num_pages)
-        except MappingError:
-            try:
-                while undo:
-                    undo.pop()()
-            except MappingError as error:
-                self._is_broken = True
-                raise WorkerLostError(f"a failed remapping could not be undone: {error}") from error
+            remap(self._arenas, self._map, plan)
+        except WorkerLostError:
+            self._is_broken = True
             raise
-
-    def _map_again(self, owner: Owner, position: int, num_pages: int) -> None:
-        for extent in clip(self._map.of(owner), position, position + num_pages):
-            self._arenas[owner].map(*extent)
 
     # --- private: blocks --------------------------------------------------------------------------------------
 
-    def _copy_blocks(self, before: dict[int, Extents], copies: Sequence[tuple[int, int]]) -> None:
-        """In every arena of the new layout that had the block before: its old pages' bytes to its new place."""
-        if not copies:
-            return
-        runs = list(_copy_runs(copies))
-        block_bytes = self._sizes.kv_block_bytes
-        for layer in self._map.kv_layers.layers():
-            arena = self._arenas[kv_owner(layer)]
-            self._mark_written(layer, sorted(dst for _, dst in copies))
-            for src, dst, count in runs:
-                try:
-                    self._read_old(before.get(layer, ()), src * block_bytes, arena.view(dst * block_bytes, count * block_bytes))
-                except OSError as error:
-                    # The kernel has no memory left behind a mapped page; a plain write would have ended the process.
-                    self._is_broken = True
-                    raise WorkerLostError(f"blocks could not be copied after remapping: {error}") from error
-
-    def _read_old(self, extents: Extents, offset: int, view: memoryview) -> None:
-        """Fill ``view`` from what was mapped at ``offset`` bytes of an arena; parts that were not are left alone."""
-        page_bytes = self._sizes.page_bytes
-        end = offset + len(view)
-        for position, page, count in clip(extents, offset // page_bytes, self._pages(end)):
-            lo, hi = max(offset, position * page_bytes), min(end, (position + count) * page_bytes)
-            self._pool.read(page, lo - position * page_bytes, view[lo - offset : hi - offset])
+    def _copy_blocks(self, before: PageMap, copies: Sequence[BlockCopy]) -> None:
+        """In every arena of the new layout that had the block before."""
+        copier = BlockCopier(self._pool, self._sizes.kv_block_bytes, copies)
+        targets = sorted(dst for _, dst in copies)
+        # Whole arenas first: writing them spoils nobody's old bytes, writing the others might.
+        for layer in sorted(self._map.kv_layers.layers(), key=lambda layer: layer not in before.kv_layers.layers()):
+            owner = kv_owner(layer)
+            self._mark_written(layer, targets)
+            try:
+                copier.copy(before.of(owner), self._arenas[owner], was_whole=layer in before.kv_layers.layers())
+            except WorkerLostError:
+                self._is_broken = True
+                raise
+        copier.finish()
 
     def _block_ids(self, layers: LayerRange, block_ids: Sequence[int]) -> torch.Tensor:
         """int64 ids, every one of them mapped in all the layers: a wrong id must not end the process."""
@@ -386,11 +362,11 @@ class DeviceMemory:
             lo, hi = int(ids.min()), int(ids.max())
             for layer in layers.layers():
                 if layer in self._map.kv_layers.layers():
-                    known = 0 <= lo and hi < self.capacity_blocks
+                    known = hi < self.capacity_blocks
                 else:
                     whole = self._readable.get(layer)
-                    known = whole is not None and 0 <= lo and hi < len(whole) and bool(whole[ids].all())
-                if not known:
+                    known = whole is not None and hi < len(whole) and bool(whole[ids].all())
+                if lo < 0 or not known:
                     raise IndexError(f"layer {layer}: a block between {lo} and {hi} is not mapped")
         return torch.from_numpy(ids)
 
@@ -407,11 +383,3 @@ class DeviceMemory:
         floor = self._intact_floor.get(layer)
         if floor is not None and hi > floor:
             self._map.mark_written(layer, lo, hi)
-
-
-def _copy_runs(copies: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """``(from, to, count)`` of neighbours that stay neighbours."""
-    ordered = sorted(copies)
-    for _, group in groupby(enumerate(ordered), key=lambda item: (item[1][0] - item[0], item[1][1] - item[0])):
-        members = [pair for _, pair in group]
-        yield members[0][0], members[0][1], len(members)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+from contextlib import suppress
 from typing import Protocol
 
 import torch
@@ -110,7 +111,8 @@ class PagePool:
         """Give back all addresses and all memory."""
         while self._arenas:
             arena = self._arenas.pop()
-            self._syscalls.munmap(arena.address, arena.num_pages * self.page_bytes)
+            with suppress(OSError):  # the rest is given back all the same
+                self._syscalls.munmap(arena.address, arena.num_pages * self.page_bytes)
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)

@@ -44,7 +44,9 @@ class TransformersReference:
 
     def __init__(self, model_dir: Path, dtype: str) -> None:
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         self._model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=DTYPES[dtype], attn_implementation="eager", use_safetensors=True, local_files_only=True
         ).eval()

@@ -28,11 +28,16 @@ from jettison.types import SampledToken, TokenLogprobs
 GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: the division would overflow long before it changed the outcome."""
 
-_FEW_CANDIDATES = 256
+_CHUNK_ELEMENTS = 1 << 18
+"""Logits worked on at once (1 MiB in float32): every pass over them stays in the cache."""
+
+_SUM_BLOCK = 128
+"""Weights whose sum is one entry of the running sum along the vocabulary."""
+
+_FEW_CANDIDATES = 1024
 """Tokens looked at first for top-p; rows whose nucleus is larger are sorted whole."""
 
-_LOGPROB_ELEMENTS = 1 << 22
-"""Most logits widened at once for prompt log-probabilities (32 MiB in float64)."""
+Floats = npt.NDArray[np.floating]
 
 
 class Sampler:
@@ -60,12 +65,15 @@ class Sampler:
         except KeyError as error:
             raise ValueError(f"row {error} is not among the sampled rows") from None
         tokens = _argmax(logits) if len(slots) < len(rows) else [0] * len(rows)
-        chosen = _choose(_widen(logits[slots]), sampling)
-        for slot, token in zip(slots, chosen, strict=True):
-            tokens[slot] = token
+        step = max(1, _CHUNK_ELEMENTS // self.vocab_size)
+        for start in range(0, len(slots), step):
+            part = slots[start : start + step]
+            chosen = _choose(_widen(logits, part), self.vocab_size, sampling[start : start + step])
+            for slot, token in zip(part, chosen, strict=True):
+                tokens[slot] = token
         results = [SampledToken(token) for token in tokens]
-        with_logprobs = [(slot, spec.logprobs) for slot, spec in zip(slots, sampling, strict=True) if spec.logprobs >= 0]
-        for slot, num_top in with_logprobs:
+        described = [(slot, spec.logprobs) for slot, spec in zip(slots, sampling, strict=True) if spec.logprobs >= 0]
+        for slot, num_top in described:
             token = tokens[slot]
             results[slot] = SampledToken(token, _describe(_log_softmax(logits[slot : slot + 1])[0], token, num_top))
         return results
@@ -79,7 +87,7 @@ class Sampler:
         """
         if len(target_token_ids) != logits.shape[0]:
             raise ValueError(f"{len(target_token_ids)} targets for logits of {tuple(logits.shape)}")
-        step = max(1, _LOGPROB_ELEMENTS // self.vocab_size)
+        step = max(1, _CHUNK_ELEMENTS // self.vocab_size)
         result: list[TokenLogprobs] = []
         for start in range(0, len(target_token_ids), step):
             logprobs = _log_softmax(logits[start : start + step, : self.vocab_size])
@@ -109,137 +117,175 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def _argmax(logits: Tensor) -> list[int]:
-    # torch documents that argmax returns the first of equal maxima, which is the lowest id. bfloat16 is widened
-    # first: its reduction is not vectorized and costs more than the conversion.
-    if logits.shape[0] == 0:
-        return []
-    wide = logits.float() if logits.dtype == torch.bfloat16 else logits
-    tokens: list[int] = wide.argmax(dim=-1).tolist()
+    # numpy documents that argmax returns the first of equal maxima, which is the lowest id, and is ten times as fast
+    # as torch here.
+    step = max(1, _CHUNK_ELEMENTS // logits.shape[1])
+    tokens: list[int] = []
+    for start in range(0, logits.shape[0], step):
+        part = logits[start : start + step]
+        tokens += (part.float() if part.dtype == torch.bfloat16 else part).numpy().argmax(axis=1).tolist()
     return tokens
 
 
-def _widen(logits: Tensor) -> Tensor:
-    """A private copy in float32, or float64 for float64 logits."""
-    return logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True)
+def _widen(logits: Tensor, slots: list[int]) -> Floats:
+    """A private copy of some rows in float32 (float64 for float64 logits), padded with -inf to whole sum blocks."""
+    vocab_size = logits.shape[1]
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    wide = torch.empty(len(slots), -(-vocab_size // _SUM_BLOCK) * _SUM_BLOCK, dtype=dtype)
+    wide[:, :vocab_size] = logits[slots]
+    wide[:, vocab_size:] = -math.inf
+    return wide.numpy()
 
 
-def _choose(logits: Tensor, sampling: Sequence[SamplingRow]) -> list[int]:
-    """Tokens for rows that are not plain greedy; overwrites ``logits`` (which lines up with ``sampling``)."""
-    for row, spec in zip(logits, sampling, strict=True):
-        _adjust(row, spec)
+def _choose(logits: Floats, vocab_size: int, sampling: Sequence[SamplingRow]) -> list[int]:
+    """Tokens for rows that are not plain greedy; overwrites ``logits`` (whose rows line up with ``sampling``)."""
+    for i, spec in enumerate(sampling):
+        _adjust(logits[i], spec)
     drawn = [i for i, spec in enumerate(sampling) if spec.temperature >= GREEDY_BELOW]
     if len(drawn) == len(sampling):
-        return _draw(logits, sampling)
-    tokens = _argmax(logits)
+        return _draw(logits, vocab_size, sampling)
+    tokens: list[int] = logits[:, :vocab_size].argmax(axis=1).tolist()
     if drawn:
-        for i, token in zip(drawn, _draw(logits[drawn], [sampling[i] for i in drawn]), strict=True):
+        for i, token in zip(drawn, _draw(logits[drawn], vocab_size, [sampling[i] for i in drawn]), strict=True):
             tokens[i] = token
     return tokens
 
 
-def _adjust(row: Tensor, spec: SamplingRow) -> None:
-    """Bias, bans and penalties of one row, in place; returns at once for the common row that has none."""
+def _adjust(row: Floats, spec: SamplingRow) -> None:
+    """Bias, bans and penalties of one row, in place; next to nothing for the common row that has none."""
     for token, bias in spec.logit_bias:
         row[token] += bias
     if spec.banned_token_ids:
         row[list(spec.banned_token_ids)] = -math.inf
     if spec.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*spec.prompt_token_ids, *spec.output_token_ids}), dtype=torch.long)
+        seen = sorted({*spec.prompt_token_ids, *spec.output_token_ids})
         values = row[seen]
-        penalty = spec.repetition_penalty
-        row[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        row[seen] = np.where(values > 0, values / spec.repetition_penalty, values * spec.repetition_penalty)
     if (spec.frequency_penalty or spec.presence_penalty) and spec.output_token_ids:
         ids, counts = np.unique(np.asarray(spec.output_token_ids, dtype=np.int64), return_counts=True)
-        penalties = spec.frequency_penalty * counts + spec.presence_penalty
-        row[torch.from_numpy(ids)] -= torch.from_numpy(penalties).to(row.dtype)
+        row[ids] -= (spec.frequency_penalty * counts + spec.presence_penalty).astype(row.dtype)
 
 
-def _draw(logits: Tensor, sampling: Sequence[SamplingRow]) -> list[int]:
+def _column(values: list[float], dtype: npt.DTypeLike) -> Floats:
+    return np.array(values, dtype=dtype)[:, None]
+
+
+def _draw(logits: Floats, vocab_size: int, sampling: Sequence[SamplingRow]) -> list[int]:
     """One token a row from the tempered, truncated distribution; overwrites ``logits``."""
-    temperatures = torch.tensor([spec.temperature for spec in sampling], dtype=logits.dtype).unsqueeze(1)
     # Weights relative to the likeliest token, which has exactly 1: no overflow at any temperature, and min-p is a
     # comparison with the parameter itself.
-    weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).div_(temperatures).exp_()
+    weights = logits
+    weights -= weights.max(axis=1, keepdims=True)
+    weights /= _column([spec.temperature for spec in sampling], weights.dtype)
+    np.exp(weights, out=weights)
     if any(spec.min_p > 0.0 for spec in sampling):
-        min_p = torch.tensor([spec.min_p for spec in sampling], dtype=logits.dtype).unsqueeze(1)
-        weights.masked_fill_(weights < min_p, 0.0)
-    _truncate(weights, sampling)
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
+        weights[weights < _column([spec.min_p for spec in sampling], weights.dtype)] = 0.0
+    _truncate(weights, vocab_size, sampling)
     uniforms = uniform_draws([spec.seed for spec in sampling], [spec.position for spec in sampling])
-    # Strictly below the total, so that the first entry above the target is always a token with weight.
-    target = torch.minimum(torch.from_numpy(uniforms).unsqueeze(1) * total, total * (1.0 - 2.0**-52))
-    index = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-    tokens: list[int] = index.clamp_(max=weights.shape[1] - 1).tolist()
+    return _invert(weights, uniforms)
+
+
+def _running_sum(weights: Floats) -> npt.NDArray[np.float64]:
+    """Running sum along the vocabulary, at the end of each block of ``_SUM_BLOCK``."""
+    blocks = weights.reshape(weights.shape[0], -1, _SUM_BLOCK).sum(axis=2)
+    return blocks.cumsum(axis=1, dtype=np.float64)
+
+
+def _invert(weights: Floats, uniforms: npt.NDArray[np.float64]) -> list[int]:
+    """The token at ``uniform * total`` of each row's cumulative weights, in token-id order."""
+    running = _running_sum(weights)
+    total = running[:, -1:]
+    target = np.minimum(uniforms[:, None] * total, total * (1.0 - 2.0**-52))  # so that some block ends above it
+    block = (running <= target).sum(axis=1, keepdims=True)
+    np.minimum(block, running.shape[1] - 1, out=block)  # only a row of NaN gets here
+    before = np.where(block > 0, np.take_along_axis(running, np.maximum(block - 1, 0), axis=1), 0.0)
+    inside = np.take_along_axis(weights, block * _SUM_BLOCK + np.arange(_SUM_BLOCK), axis=1)
+    cumulative = inside.cumsum(axis=1, dtype=np.float64) + before
+    # The two sums of a block may differ in their last bits: never pass the last token that has weight.
+    last = _SUM_BLOCK - 1 - (inside[:, ::-1] > 0).argmax(axis=1)
+    offset = np.minimum((cumulative <= target).sum(axis=1), last)
+    tokens: list[int] = (block[:, 0] * _SUM_BLOCK + offset).tolist()
     return tokens
 
 
-def _truncate(weights: Tensor, sampling: Sequence[SamplingRow]) -> None:
+def _truncate(weights: Floats, vocab_size: int, sampling: Sequence[SamplingRow]) -> None:
     """Zero the weights that top-k, then top-p exclude, in place.
 
     Top-k keeps every token that ties with the k-th. Top-p keeps the smallest set of likeliest tokens whose share
     of what top-k left reaches ``top_p``; among equal weights at its edge the lowest ids.
     """
-    vocab_size = weights.shape[1]
     ks = [spec.top_k if 0 < spec.top_k < vocab_size else 0 for spec in sampling]
-    narrow = [i for i, spec in enumerate(sampling) if ks[i] or spec.top_p < 1.0]
+    narrow = [i for i, k in enumerate(ks) if k or sampling[i].top_p < 1.0]
     if not narrow:
         return
     has_top_p = any(sampling[i].top_p < 1.0 for i in narrow)
-    num_best = min(vocab_size, max([ks[i] for i in narrow] + [_FEW_CANDIDATES if has_top_p else 1]))
     part = weights if len(narrow) == len(sampling) else weights[narrow]
-    best = part.topk(num_best, dim=-1).values
-    k = torch.tensor([ks[i] for i in narrow]).unsqueeze(1)
-    if bool((k > 0).any()):
-        edge = best.gather(1, (k - 1).clamp_(min=0))
-        part.masked_fill_((part < edge) & (k > 0), 0.0)
-        best.masked_fill_((best < edge) & (k > 0), 0.0)
+    best = _largest(part, max([ks[i] for i in narrow] + [_FEW_CANDIDATES if has_top_p else 1]))
+    k = np.array([ks[i] for i in narrow])[:, None]
+    if k.any():
+        edge = np.where(k > 0, np.take_along_axis(best, np.maximum(k - 1, 0), axis=1), 0.0)
+        part[part < edge] = 0.0
+        best[best < edge] = 0.0
     if has_top_p:
-        _keep_nucleus(part, best, torch.tensor([min(sampling[i].top_p, 1.0) for i in narrow], dtype=torch.float64))
+        _keep_nucleus(part, best, np.array([sampling[i].top_p for i in narrow]))
     if part is not weights:
         weights[narrow] = part
 
 
-def _keep_nucleus(weights: Tensor, best: Tensor, top_p: Tensor) -> None:
+def _largest(weights: Floats, count: int) -> Floats:
+    """Each row's ``count`` largest weights (all of them, if that is as cheap), descending."""
+    width = weights.shape[1]
+    if count * 4 < width:
+        weights = np.partition(weights, width - count, axis=1)[:, width - count :]
+    return np.sort(weights, axis=1)[:, ::-1]
+
+
+def _keep_nucleus(weights: Floats, best: Floats, top_p: npt.NDArray[np.float64]) -> None:
     """Top-p in place; ``best`` holds each row's largest weights, descending, possibly too few of them."""
-    target = top_p * weights.cumsum(dim=-1, dtype=torch.float64)[:, -1]
+    target = top_p * _running_sum(weights)[:, -1]
     limited = top_p < 1.0
-    enough = best.cumsum(dim=-1, dtype=torch.float64)[:, -1] >= target
-    for mask, all_in_best in ((limited & enough, True), (limited & ~enough, False)):
-        rows = mask.nonzero().squeeze(1)
-        if rows.numel() == 0:
-            continue
-        part = weights[rows]
-        ranked = best[rows] if all_in_best else part.sort(dim=-1, descending=True).values
-        weights[rows] = _cut(part, ranked, target[rows].unsqueeze(1))
+    enough = best.cumsum(axis=1, dtype=np.float64)[:, -1] >= target
+    for rows, ranked in (
+        (np.flatnonzero(limited & enough), best),
+        (np.flatnonzero(limited & ~enough), None),
+    ):
+        if rows.size:
+            part = weights[rows]
+            ordered = _largest(part, part.shape[1]) if ranked is None else ranked[rows]
+            _cut(part, ordered, target[rows, None])
+            weights[rows] = part
 
 
-def _cut(weights: Tensor, ranked: Tensor, target: Tensor) -> Tensor:
+def _cut(weights: Floats, ranked: Floats, target: npt.NDArray[np.float64]) -> None:
     """Keep the fewest of ``ranked`` (descending) whose sum reaches ``target``; ties at the edge by lowest id."""
-    num_short = (ranked.cumsum(dim=-1, dtype=torch.float64) < target).sum(dim=-1, keepdim=True)
-    last = num_short.clamp_(max=ranked.shape[1] - 1)
-    edge = ranked.gather(1, last)
-    num_edge_kept = last + 1 - (ranked > edge).sum(dim=-1, keepdim=True)
-    at_edge = weights == edge
+    num_short = (ranked.cumsum(axis=1, dtype=np.float64) < target).sum(axis=1, keepdims=True)
+    last = np.minimum(num_short, ranked.shape[1] - 1)
+    edge = np.take_along_axis(ranked, last, axis=1)
+    num_edge_kept = last + 1 - (ranked > edge).sum(axis=1, keepdims=True)
     drop = weights < edge
-    if bool((at_edge.sum(dim=-1, keepdim=True) > num_edge_kept).any()):
-        drop |= at_edge & (at_edge.cumsum(dim=-1) > num_edge_kept)
-    return weights.masked_fill_(drop, 0.0)
+    at_edge = weights == edge
+    crowded = np.flatnonzero(at_edge.sum(axis=1) > num_edge_kept[:, 0])
+    drop[crowded] |= at_edge[crowded] & (at_edge[crowded].cumsum(axis=1) > num_edge_kept[crowded])
+    weights[drop] = 0.0
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
-    """Natural-log probabilities in float64 (a row at a time inside torch, so the batch does not enter)."""
-    return torch.log_softmax(logits, dim=-1, dtype=torch.float64)
+def _log_softmax(logits: Tensor) -> Floats:
+    """Natural-log probabilities in float64, row by row."""
+    wide: Floats = logits.double().numpy()
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    totals = [np.exp(row).sum() for row in shifted]
+    return shifted - np.log(totals)[:, None]
 
 
-def _describe(logprobs: Tensor, token: int, num_top: int) -> TokenLogprobs:
+def _describe(logprobs: Floats, token: int, num_top: int) -> TokenLogprobs:
     """``TokenLogprobs`` of one position from its float64 [vocab_size] log-probabilities."""
     own = float(logprobs[token])
     rank = int((logprobs > own).sum()) + 1
     top: tuple[tuple[int, float], ...] = ()
     if num_top > 0:
-        edge = logprobs.topk(min(num_top, logprobs.shape[0])).values[-1]
-        ids = (logprobs >= edge).nonzero().squeeze(1)  # ascending, so a stable sort gives ties to the lowest id
-        values, order = logprobs[ids].sort(descending=True, stable=True)
-        top = tuple(zip(ids[order].tolist()[:num_top], values.tolist()[:num_top], strict=True))
+        count = min(num_top, logprobs.shape[0])
+        edge = np.partition(logprobs, logprobs.shape[0] - count)[-count]
+        ids = np.flatnonzero(logprobs >= edge)  # ascending, so a stable sort gives ties to the lowest id
+        order = ids[np.argsort(-logprobs[ids], kind="stable")][:count]
+        top = tuple(zip(order.tolist(), logprobs[order].tolist(), strict=True))
     return TokenLogprobs(token, own, rank, top)

@@ -144,6 +144,16 @@ class DeviceWorker:
         return self._open_memory.version
 
     @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block in one layer's arena (K and V)."""
+        return self.shape.block_bytes_per_layer(self._block_size)
+
+    @property
+    def kv_block_bytes(self) -> int:
+        """Bytes of one block in one layer's arena (K and V)."""
+        return self.shape.block_bytes_per_layer(self._block_size)
+
+    @property
     def hidden_size(self) -> int:
         """Width of the hidden states that travel between stages."""
         return self.config.hidden_size

@@ -178,11 +178,11 @@ def drop_again_during_restore(setting: Setting) -> Outcome:
     with _cluster(setting, num_blocks=_blocks_for_all(setting, 40)) as cluster:
         prompts = _prompts(setting, cluster, 10, 40)
         _submit(cluster, prompts, setting.num_output_tokens)
-        cluster.run(_produced(cluster, 40))
+        cluster.run(_produced(cluster, 30))
         cluster.request_drop()
         phases = []
         for phase in (RestorePhase.PULL, RestorePhase.RETURN):
-            cluster.run(_produced(cluster, 60))
+            cluster.run(_produced(cluster, 20))
             cluster.run(lambda: not cluster.core.in_transition)
             cluster.request_restore()
             cluster.run(lambda phase=phase: _restore_phase(cluster) in (phase, None))

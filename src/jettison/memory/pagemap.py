@@ -92,7 +92,7 @@ class PageMap:
         """A pool with nothing in it but the workspace, which stays where it is for good."""
         if workspace_pages > num_pages:
             raise OutOfPagesError(f"a workspace of {workspace_pages} pages in {num_pages}")
-        return cls(num_pages, {WORKSPACE: coalesce([Extent(0, 0, workspace_pages)])})
+        return cls(num_pages, {WORKSPACE: (Extent(0, 0, workspace_pages),)} if workspace_pages else {})
 
     def of(self, owner: Owner) -> Extents:
         """What is mapped there."""

@@ -1,0 +1,107 @@
+"""Carrying out a page plan over mapped address ranges: remapping that can be undone, and copies of blocks.
+
+Knows arenas and pages, not which layer or shard they serve. What the plan should be is decided in ``memory.pages``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+
+from jettison.device.pages_host import Arena, PagePool
+from jettison.errors import MappingError, WorkerLostError
+from jettison.memory.extents import Extents, clip
+from jettison.memory.pagemap import Owner, PageMap
+from jettison.memory.pages import PagePlan, PageRange
+
+BlockCopy = tuple[int, int]
+"""``(from, to)`` block ids."""
+
+
+def remap(arenas: Mapping[Owner, Arena], page_map: PageMap, plan: PagePlan) -> None:
+    """All unmaps, then all maps. ``page_map`` is the state before, and is not changed.
+
+    Raises MappingError after everything done, the failed call included, has been undone in reverse; WorkerLostError
+    if that fails too: what is mapped is then unknown.
+    """
+    undo: list[Callable[[], None]] = []
+    try:
+        for gone in plan.unmaps:
+            undo.append(partial(_map_again, arenas, page_map, gone))
+            arenas[gone.owner].unmap(gone.position, gone.num_pages)
+        for new in plan.maps:
+            undo.append(partial(arenas[new.owner].unmap, new.position, new.num_pages))
+            arenas[new.owner].map(new.position, new.page, new.num_pages)
+    except MappingError:
+        try:
+            while undo:
+                undo.pop()()
+        except MappingError as error:
+            raise WorkerLostError(f"a failed remapping could not be undone: {error}") from error
+        raise
+
+
+def _map_again(arenas: Mapping[Owner, Arena], page_map: PageMap, gone: PageRange) -> None:
+    for extent in clip(page_map.of(gone.owner), gone.position, gone.position + gone.num_pages):
+        arenas[gone.owner].map(*extent)
+
+
+class BlockCopier:
+    """Copies blocks of the layout before to their places in the layout now, after the remapping.
+
+    An unmapped page keeps its bytes until its new owner writes, so the old bytes are read from the page itself. That
+    is why copying can come last, when nothing can fail any more that would have to be rolled back.
+    """
+
+    def __init__(self, pool: PagePool, block_bytes: int, copies: Sequence[BlockCopy]) -> None:
+        self._pool = pool
+        self._block_bytes = block_bytes
+        self._runs = list(_neighbours(copies))
+        self._late: list[tuple[memoryview, bytes]] = []
+
+    def copy(self, before: Extents, arena: Arena, *, was_whole: bool) -> None:
+        """One layer. ``before``: its extents in the layout before; blocks that it did not have are skipped.
+
+        An arena that was whole is written at once: the pages below the line of evacuation have stayed where they
+        are, so no other layer's old bytes can be there. One with holes has got pages from elsewhere: its bytes are
+        read now and written by ``finish``. Raises WorkerLostError where the kernel has no memory behind a page.
+        """
+        size = self._block_bytes
+        for src, dst, count in self._runs:
+            target = arena.view(dst * size, count * size)
+            for page, offset, start, end in self._pieces(before, src * size, (src + count) * size):
+                view = target[start - src * size : end - src * size]
+                if was_whole:
+                    self._read(page, offset, view)
+                else:
+                    old = bytearray(len(view))
+                    self._read(page, offset, memoryview(old))
+                    self._late.append((view, bytes(old)))
+
+    def finish(self) -> None:
+        """Write what was only read so far."""
+        for view, old in self._late:
+            view[:] = old
+        self._late.clear()
+
+    def _pieces(self, before: Extents, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+        """``(page, offset in the page, start, end)`` of bytes ``start`` to ``end`` of an arena, where mapped."""
+        page_bytes = self._pool.page_bytes
+        for position, page, count in clip(before, start // page_bytes, -(-end // page_bytes)):
+            lo, hi = max(start, position * page_bytes), min(end, (position + count) * page_bytes)
+            yield page, lo - position * page_bytes, lo, hi
+
+    def _read(self, page: int, offset: int, view: memoryview) -> None:
+        try:
+            self._pool.read(page, offset, view)
+        except OSError as error:
+            raise WorkerLostError(f"blocks could not be copied after remapping: {error}") from error
+
+
+def _neighbours(copies: Sequence[BlockCopy]) -> Iterator[tuple[int, int, int]]:
+    """``(from, to, count)`` of neighbours that stay neighbours."""
+    ordered = sorted(copies)
+    for _, group in groupby(enumerate(ordered), key=lambda item: (item[1][0] - item[0], item[1][1] - item[0])):
+        members = [pair for _, pair in group]
+        yield members[0][0], members[0][1], len(members)

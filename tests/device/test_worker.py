@@ -1,0 +1,308 @@
+"""A device as one object: serving, dropping, pipelining, pulling back and moving KV change no token."""
+
+from __future__ import annotations
+
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from jettison.device.step import StepInput
+from jettison.device.worker import DeviceWorker
+from jettison.errors import BudgetError, ConfigError, ModelError, NotReadyError, StalePlanError
+from jettison.memory.layout import LayoutSpec
+from jettison.types import LayerRange, ModelShape
+
+NUM_BLOCKS = 72
+ALL = LayerRange(0, 4)
+LOW, HIGH = LayerRange(0, 1), LayerRange(1, 4)
+PROMPTS = {name: random.Random(i).choices(range(256), k=9 + 7 * i) for i, name in enumerate("abc")}
+
+
+def make_worker(model_dir, **changes) -> DeviceWorker:
+    options = {
+        "model_dir": model_dir,
+        "dtype": "float64",
+        "budget_bytes": 4 << 20,
+        "block_size": 4,
+        "max_num_tokens": 64,
+        "max_num_seqs": 4,
+        "page_bytes": 4096,
+        **changes,
+    }
+    return DeviceWorker(**options)
+
+
+@pytest.fixture
+def started(tiny_models):
+    """Starts workers of the qwen2 model (four layers), and closes them."""
+    workers = []
+
+    def start(**changes) -> DeviceWorker:
+        workers.append(make_worker(changes.pop("model_dir", tiny_models["qwen2"]), **changes))
+        workers[-1].start()
+        return workers[-1]
+
+    yield start
+    for worker in workers:
+        worker.close()
+
+
+def spec_of(worker: DeviceWorker, layers: LayerRange) -> LayoutSpec:
+    return LayoutSpec(worker.shape.shards_for(layers), layers)
+
+
+def change_layout(worker: DeviceWorker, layers: LayerRange):
+    spec = spec_of(worker, layers)
+    offer = worker.offer_layout(spec, 0)
+    result = worker.apply_layout(spec, 0, offer.version, [])
+    assert result.capacity_blocks == offer.capacity_blocks == worker.capacity_blocks
+    return result
+
+
+def run(driver, num_tokens: int) -> dict[str, list[int]]:
+    """Prefill in uneven chunks, then decode together."""
+    for name, token_ids in PROMPTS.items():
+        driver.add(name, token_ids)
+    driver.step({"a": 9, "b": 5})
+    driver.step({"a": 1, "b": 11, "c": 3})
+    driver.step({"a": 1, "b": 1, "c": 20})
+    driver.decode(["c", "a", "b"], num_tokens)
+    return {name: request.output[:num_tokens] for name, request in driver.requests.items()}
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_models, new_driver):
+    """What an undisturbed worker says."""
+    worker = make_worker(tiny_models["qwen2"])
+    worker.start()
+    outputs = run(new_driver([(worker.run_step, ALL)], NUM_BLOCKS), 60)
+    worker.close()
+    return outputs
+
+
+def test_output_is_that_of_transformers(expected, tiny_models, reference_logprobs):
+    for name, output in expected.items():
+        logprobs = reference_logprobs(tiny_models["qwen2"], PROMPTS[name] + output)
+        assert output == logprobs[len(PROMPTS[name]) - 1 : -1].argmax(-1).tolist()
+
+
+def test_two_workers_that_each_hold_a_part_say_the_same(started, new_driver, expected):
+    low, high = started(layers=LOW), started(layers=HIGH)
+    assert low.ready_for(LOW)
+    assert not low.ready_for(ALL)
+
+    def wire(hidden, stage):
+        return high.hidden_from_bytes(memoryview(hidden.numpy()).cast("B"), hidden.shape[0])
+
+    assert run(new_driver([(low.run_step, LOW), (high.run_step, HIGH)], NUM_BLOCKS, wire=wire), 60) == expected
+
+
+@pytest.mark.parametrize("refill", ["peer", "disk", "intact"])
+def test_drop_pipeline_restore(refill, started, new_driver, expected):
+    """The whole wave: two full copies become one pipeline, and two full copies again."""
+    first, second = started(), started()
+    before = first.capacity_blocks
+    addresses = {shard: first.shard_bytes(shard).data_ptr() for shard in first.shape.all_shards}
+    for worker, layers in ((first, LOW), (second, HIGH)):
+        assert change_layout(worker, layers).bytes_to_kv > 0
+        assert worker.ready_for(layers)
+        assert not worker.ready_for(ALL)
+    assert first.capacity_blocks > 2 * before
+    if refill != "intact":  # use all blocks, so that the pages of dropped shards are overwritten
+        stages = [(first.run_step, LOW), (second.run_step, HIGH)]
+        num_blocks = min(first.capacity_blocks, second.capacity_blocks)
+        assert run(new_driver(stages, num_blocks), 60) == expected
+        for worker, layers in ((first, LOW), (second, HIGH)):
+            noise = torch.full((len(layers) * worker.shape.block_bytes_per_layer(4),), 0xFF, dtype=torch.uint8)
+            for block in range(worker.capacity_blocks):
+                worker.kv_scatter(layers, [block], noise)
+    for worker, peer in ((first, second), (second, first)):
+        result = change_layout(worker, ALL)
+        assert bool(result.missing_shards) == (refill != "intact")
+        assert worker.ready_for(ALL) == (refill == "intact")
+        for shard in result.missing_shards:
+            if refill == "disk":
+                worker.load_shard_from_disk(shard)
+            else:
+                source = peer if shard in peer.shape.shards_for(HIGH if peer is second else LOW) else worker
+                worker.shard_bytes(shard).copy_(source.shard_bytes(shard))
+                worker.mark_shard_filled(shard)
+        assert worker.ready_for(ALL)
+        assert run(new_driver([(worker.run_step, ALL)], NUM_BLOCKS), 60) == expected
+    assert first.capacity_blocks == before
+    assert addresses == {shard: first.shard_bytes(shard).data_ptr() for shard in addresses}
+
+
+def test_a_shard_dropped_while_it_was_being_filled_does_not_come_back_as_intact(started):
+    worker = started(layers=LOW)
+    missing = change_layout(worker, ALL).missing_shards
+    assert missing == worker.shape.all_shards - worker.shape.shards_for(LOW)
+    done = sorted(missing)[0]
+    worker.load_shard_from_disk(done)
+    change_layout(worker, LOW)
+    result = change_layout(worker, ALL)
+    assert result.intact_shards <= {done}
+    assert result.missing_shards >= missing - {done}
+    assert not worker.ready_for(ALL)
+
+
+def test_a_request_moves_between_workers_with_its_kv(started, new_driver, expected):
+    source, target = started(), started()
+    driver = new_driver([(source.run_step, ALL)], NUM_BLOCKS)
+    run(driver, 20)
+    request = driver.requests["b"]
+    old = request.tables[0]
+    new = list(range(NUM_BLOCKS, NUM_BLOCKS + len(old)))
+    piece = torch.empty(len(ALL) * len(old) * source.shape.block_bytes_per_layer(4), dtype=torch.uint8)
+    assert source.kv_gather(ALL, old, piece) == piece.numel()
+    target.kv_scatter(ALL, new, piece)
+    moved = new_driver([(target.run_step, ALL)], NUM_BLOCKS)
+    moved.requests["b"] = request
+    request.tables[0] = new
+    moved.decode(["b"], 60 - len(request.output))
+    assert request.output == expected["b"]
+
+
+def test_life(tiny_models, tmp_path):
+    make_worker(tmp_path / "missing").close()  # constructing and closing touch nothing
+    worker = make_worker(tiny_models["qwen2"], num_threads=torch.get_num_threads())
+    with pytest.raises(NotReadyError):
+        worker.memory_report()
+    worker.start()
+    blocks = worker.capacity_blocks
+    worker.start()
+    assert worker.capacity_blocks == blocks > 0
+    assert (worker.config.num_layers, worker.hidden_size, worker.hidden_dtype) == (4, 48, torch.float64)
+    assert isinstance(worker.shape, ModelShape)
+    assert worker.kernels_name
+    assert worker.kv_block_bytes == worker.shape.block_bytes_per_layer(4)
+    report = worker.memory_report()
+    parts = ("parameter_bytes", "kv_bytes", "workspace_bytes", "free_bytes")
+    assert sum(report[part] for part in parts) == report["budget_bytes"] == 4 << 20
+    worker.close()
+    worker.close()
+    with pytest.raises(NotReadyError):
+        worker.run_step(make_step(), None)
+    worker.start()
+    assert worker.ready_for(ALL)
+    worker.close()
+
+
+def make_step(**changes) -> StepInput:
+    values = {"layer_lo": 0, "layer_hi": 4, "token_ids": [5, 6], "block_tables": [[0]], **changes}
+    arrays = {key: np.array(values[key], np.int32) for key in ("token_ids", "block_tables")}
+    one, zero = np.array([2], np.int32), np.zeros(1, np.int32)
+    return StepInput(**{**values, **arrays}, step_id=3, query_lens=one, context_lens=zero, sample_rows=zero)
+
+
+def test_steps_that_would_touch_what_is_not_there_are_refused(started):
+    worker = started(layers=HIGH)
+    with pytest.raises(NotReadyError, match="layers 0 to 4"):
+        worker.run_step(make_step(), None)
+    with pytest.raises(IndexError, match=f"block {worker.capacity_blocks} of {worker.capacity_blocks}"):
+        worker.run_step(make_step(layer_lo=1, token_ids=[], block_tables=[[worker.capacity_blocks]]), None)
+    with pytest.raises(IndexError):
+        worker.run_step(make_step(layer_lo=1, token_ids=[], block_tables=[[-1]]), torch.zeros(2, 48).double())
+    with pytest.raises(NotReadyError, match="layers 1 to 5"):
+        worker.run_step(make_step(layer_lo=1, layer_hi=5, token_ids=[]), torch.zeros(2, 48).double())
+    hidden = torch.ones(2, 48, dtype=torch.float64)
+    result = worker.run_step(make_step(layer_lo=1, token_ids=[]), hidden)
+    assert len(result.tokens) == 1
+    assert result.compute_ns > 0
+
+
+def test_a_shard_that_is_not_filled_is_not_served(started):
+    worker = started(layers=LOW)
+    missing = sorted(change_layout(worker, ALL).missing_shards)
+    for shard in missing:
+        assert not worker.ready_for(ALL)
+        with pytest.raises(NotReadyError):
+            worker.run_step(make_step(), None)
+        worker.load_shard_from_disk(shard)
+    assert worker.ready_for(ALL)
+    assert len(worker.run_step(make_step(), None).tokens) == 1
+
+
+def test_shards_that_are_not_mapped_cannot_be_filled(started):
+    worker = started(layers=LOW)
+    for call in (worker.mark_shard_filled, worker.load_shard_from_disk):
+        with pytest.raises(ValueError, match="layer:2 is not mapped"):
+            call("layer:2")
+    with pytest.raises(NotReadyError):
+        worker.shard_bytes("layer:2")
+
+
+def test_a_stale_layout_changes_nothing(started):
+    worker = started()
+    version = worker.layout_version
+    with pytest.raises(StalePlanError):
+        worker.apply_layout(spec_of(worker, LOW), 0, version + 1, [])
+    assert worker.layout_version == version
+    assert worker.ready_for(ALL)
+
+
+def test_hidden_states_from_any_bytes(started):
+    worker = started()
+    hidden = torch.randn(3, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    data = bytes(hidden.numpy().tobytes())
+    for source in (data, memoryview(b"x" + data)[1:], torch.frombuffer(bytearray(b"xyz" + data), dtype=torch.uint8)[3:]):
+        assert torch.equal(worker.hidden_from_bytes(source, 3), hidden)
+    with pytest.raises(ValueError, match="1152 bytes, got 1151"):
+        worker.hidden_from_bytes(data[:-1], 3)
+
+
+def test_a_start_that_fails_says_what_would_do(tiny_models, tmp_path):
+    with pytest.raises(BudgetError) as caught:
+        make_worker(tiny_models["qwen2"], budget_bytes=100_000).start()
+    needed = int(str(caught.value).partition("too small: ")[2].partition(" bytes")[0])
+    worker = make_worker(tiny_models["qwen2"], budget_bytes=needed)
+    worker.start()
+    assert worker.capacity_blocks >= 4
+    worker.close()
+    with pytest.raises(ModelError, match=r"config\.json"):
+        make_worker(tmp_path).start()
+    with pytest.raises(ConfigError, match="kernels"):
+        make_worker(tiny_models["qwen2"], kernels="magic").start()
+    with pytest.raises(ConfigError, match="dtype"):
+        make_worker(tiny_models["qwen2"], dtype="int4").start()
+    with pytest.raises(ConfigError, match="layers 2 to 9"):
+        make_worker(tiny_models["qwen2"], layers=LayerRange(2, 9)).start()
+
+
+def test_a_start_that_fails_while_loading_leaves_nothing(tiny_models, tmp_path, monkeypatch):
+    folder = shutil.copytree(tiny_models["qwen2"], tmp_path / "model")
+    worker = make_worker(folder)
+
+    def fail(self, shard):
+        raise ModelError(f"{shard} broke")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeviceWorker, "load_shard_from_disk", fail)
+        with pytest.raises(ModelError, match="broke"):
+            worker.start()
+    with pytest.raises(NotReadyError):
+        worker.memory_report()
+    worker.start()
+    assert worker.ready_for(ALL)
+    worker.close()
+
+
+def test_a_shorter_context_takes_less_memory(started, tiny_models):
+    short, full = started(max_model_len=64), started()
+    assert short.memory_report()["workspace_bytes"] < full.memory_report()["workspace_bytes"]
+    assert short.config.max_model_len == 64
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama3-rope", "qwen3"])
+def test_a_pipeline_in_lower_precisions(dtype, name, started, tiny_models, new_driver):
+    """Stages hand on the exact residual, so the same kernels give the same tokens there too. One embedding, tied."""
+    whole = started(model_dir=tiny_models[name], dtype=dtype)
+    ranges = [LayerRange(0, 2), LayerRange(2, 3)]
+    parts = [started(model_dir=tiny_models[name], dtype=dtype, layers=layers) for layers in ranges]
+    stages = [(part.run_step, layers) for part, layers in zip(parts, ranges)]
+    outputs = run(new_driver([(whole.run_step, LayerRange(0, 3))], NUM_BLOCKS), 12)
+    assert run(new_driver(stages, NUM_BLOCKS), 12) == outputs

@@ -1,0 +1,249 @@
+"""The table of bad input: each row is refused by name, and nothing else is disturbed."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fake_engine import FakeEngine
+from served import eventually
+
+COMPLETION = {"model": "fake", "prompt": "hi", "max_tokens": 2}
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+IMAGE = {"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}
+
+BAD_COMPLETIONS = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": {"text": "x"}}, "prompt"),
+    ({"prompt": ["a", [1]]}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [1, 2.5]}, "prompt"),
+    ({"prompt": [True, 1]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [300]}, "prompt"),
+    ({"prompt": [[1], [2**70]]}, "prompt"),
+    ({"prompt": ["x"] * 1025}, "prompt"),
+    ({"prompt": ["x"] * 100, "n": 100}, "n"),
+    ({"messages": CHAT["messages"]}, "messages"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "5"}, "max_tokens"),
+    ({"max_tokens": 5.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": 2**80}, "prompt"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"best_of": 3}, "best_of"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ""}, "stop"),
+    ({"stop": "x" * 1000}, "stop"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"stop_token_ids": [999]}, "stop_token_ids"),
+    ({"stop_token_ids": list(range(200))}, "stop_token_ids"),
+    ({"seed": 2**64}, "seed"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"logit_bias": {"a": 1}}, "logit_bias"),
+    ({"logit_bias": {"999": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias"),
+    ({"logit_bias": {"1": "x"}}, "logit_bias"),
+    ({"logit_bias": {str(at): 0 for at in range(1025)}}, "logit_bias"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"min_tokens": 3}, "min_tokens"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"priority": 2**40}, "priority"),
+    ({"service_tier": "gold"}, "service_tier"),
+    ({"metadata": {"a": 1}}, "metadata"),
+    ({"metadata": {str(at): "x" for at in range(17)}}, "metadata"),
+    ({"user": 5}, "user"),
+    ({"model": 5}, "model"),
+    ({"suffix": "x"}, "suffix"),
+    ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
+]
+
+BAD_CHATS = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": ["hi"]}, "messages[0]"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": ["user"], "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "king", "content": "hi"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0]"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+    ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),  # the template says no
+    ({"messages": [{"role": "user", "content": "x"}] * 5000}, "messages"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"modalities": ["audio"]}, "modalities"),
+    ({"chat_template": "{{ 1 }}"}, "chat_template"),
+    ({"messages": [{"role": "user", "content": "x" * 500}]}, "messages"),
+]
+
+
+async def test_bad_fields_are_400_and_named(serve):
+    engine = FakeEngine()
+    async with serve(engine) as served:
+        for path, base, table in (
+            ("/v1/completions", COMPLETION, BAD_COMPLETIONS),
+            ("/v1/chat/completions", CHAT, BAD_CHATS),
+        ):
+            for fields, param in table:
+                answer = await served.post(path, base | fields)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["param"]) == (400, param), (fields, answer.text)
+                assert set(error) == {"message", "type", "param", "code"}
+                assert error["type"] == "invalid_request_error" and error["code"]
+                assert len(answer.content) < 1000  # large input is not sent back
+        assert not engine.accepted
+        assert served.state.admission.num_active == 0
+
+
+HARMLESS = [
+    {"tools": []}, {"tool_choice": "none"}, {"response_format": {"type": "text"}}, {"tools": None},
+    {"unheard_of": {"a": 1}}, {"store": False}, {"stream_options": None}, {"top_k": -1}, {"top_k": 0}, {"n": None},
+    {"request_id": "http://10.0.0.1/"}, {"service_tier": "flex"}, {"temperature": 0}, {"logit_bias": {}},
+]  # fmt: skip
+
+
+async def test_harmless_fields_pass(serve, caplog):
+    async with serve(FakeEngine()) as served:
+        for fields in [*HARMLESS, {"unheard_of": 2}]:
+            answer = await served.post("/v1/chat/completions", CHAT | fields)
+            assert answer.status_code == 200, (fields, answer.text)
+    assert caplog.text.count("'unheard_of'") == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_json"),
+        (b"{", "invalid_json"),
+        (b"[]", "invalid_json"),
+        (b'"x"', "invalid_json"),
+        (b"null", "invalid_json"),
+        (b'{"model": "fake", "prompt": "\xff\xfe"}', "invalid_json"),
+        (b'{"model": "fake", "prompt": "\\ud800"}', "invalid_json"),
+        (b'{"a": NaN}', "invalid_json"),
+        (b'{"a": 1e999}', "invalid_json"),
+        (b"[" * 100_000, "invalid_json"),
+        (b'{"a":' * 50_000, "invalid_json"),
+    ],
+)
+async def test_what_is_not_json(app_client, body, code):
+    answer = await app_client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == code
+
+
+async def test_other_refusals_have_the_same_shape(app_client):
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    for answer, status, code in (
+        (await app_client.get("/v1/completions"), 405, "method_not_allowed"),
+        (await app_client.post("/v1/models"), 405, "method_not_allowed"),
+        (await app_client.post("/v1/embeddings", json={}), 404, "not_found"),
+        (await app_client.get("/v1/files"), 404, "not_found"),
+        (await app_client.get("/"), 404, "not_found"),
+        (await app_client.get("/v1/completions/"), 404, "not_found"),
+        (await app_client.get("/v1/models/none"), 404, "model_not_found"),
+        (await app_client.post("/v1/completions", content=b"{}", headers=form), 415, "unsupported_media_type"),
+        (await app_client.post("/tokenize", json={"prompt": "a", "messages": []}), 400, "invalid_value"),
+        (await app_client.post("/detokenize", json={"tokens": [999999]}), 400, "invalid_value"),
+        (await app_client.post("/detokenize", json={}), 400, "missing_required_parameter"),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+        assert answer.headers["x-request-id"]
+
+
+async def test_request_ids_are_labels_and_nothing_else(app_client, app_engine):
+    label = "tcp://10.0.0.1:5555"
+    answer = await app_client.post("/v1/completions", json=COMPLETION, headers={"x-request-id": label})
+    assert answer.headers["x-request-id"] == label
+    assert label not in answer.text
+    assert label not in app_engine.accepted[0].request_id
+    answer = await app_client.post("/v1/completions", json=COMPLETION, headers={"x-request-id": "x" * 5000})
+    assert len(answer.headers["x-request-id"]) == 32
+
+
+async def test_keys_guard_everything_but_probes(serve):
+    async with serve(FakeEngine(), api_keys=("secret",)) as served:
+        for path in ("/v1/models", "/metrics", "/version", "/load", "/tokenizer_info", "/nowhere"):
+            assert (await served.http.get(served.url + path)).status_code == 401
+        for path in ("/health", "/ping"):
+            assert (await served.http.get(served.url + path)).status_code == 200
+        for value in ("secret", "Basic secret", "Bearer secre", "Bearer", "Bearer secret2"):
+            answer = await served.http.get(f"{served.url}/v1/models", headers={"authorization": value})
+            assert answer.status_code == 401
+        answer = await served.http.get(f"{served.url}/v1/models", headers={"authorization": "bearer secret"})
+        assert answer.status_code == 200
+
+
+async def test_a_large_body_is_refused_before_it_is_kept(serve):
+    async with serve(FakeEngine(), api_keys=("secret",), max_body_bytes=1000) as served:
+        answer = await served.post("/v1/completions", COMPLETION | {"prompt": "x" * 2000})  # without a key, too
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+        async def chunks():
+            for _ in range(100):
+                yield b"x" * 100
+
+        headers = {"authorization": "Bearer secret", "content-type": "application/json"}
+        answer = await served.post("/v1/completions", content=chunks(), headers=headers)
+        assert answer.status_code == 413
+        assert served.state.admission._num_buffered_bytes == 0
+
+
+async def test_all_bodies_together_are_bounded(serve):
+    async with serve(FakeEngine(), max_buffered_bytes=1000) as served:
+        answer = await served.post("/v1/completions", COMPLETION | {"prompt": "x" * 2000})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+        assert (await served.post("/v1/completions", COMPLETION)).status_code == 200
+
+
+async def test_a_full_queue_is_refused_on_arrival(serve, tokenizer, monkeypatch):
+    engine = FakeEngine(delay_s=None)
+    full = engine.snapshot()
+    full.groups[0].num_waiting = 2
+    monkeypatch.setattr(engine, "snapshot", lambda: full)
+    async with serve(engine, max_num_queued_reqs=2) as served:
+        running = [asyncio.create_task(served.completion(max_tokens=1)) for _ in range(2)]
+        await eventually(lambda: len(engine.accepted) == 2)
+        answer = await served.post("/v1/completions", content=b"never read, so never found to be no JSON")
+        assert answer.status_code == 429
+        full.groups[0].num_waiting = 0  # they run, though they have said nothing yet
+        running.append(asyncio.create_task(served.completion(max_tokens=1)))
+        await eventually(lambda: len(engine.accepted) == 3)
+        engine.release()
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
+
+
+async def test_too_long_says_both_numbers(app_client):
+    for prompt, max_tokens, number in (("x" * 50, 360, 400), ("x" * 50, 280, 300)):
+        answer = await app_client.post("/v1/completions", json=COMPLETION | {"prompt": prompt, "max_tokens": max_tokens})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert str(number) in error["message"] and str(50 + max_tokens) in error["message"]

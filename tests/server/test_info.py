@@ -1,0 +1,115 @@
+"""The small endpoints and the metrics."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from fake_engine import FakeEngine
+from prometheus_client.parser import text_string_to_metric_families
+from served import CHAT_TEMPLATE
+
+VLLM_NAMES = {
+    "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total",
+    "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total",
+    "vllm:time_to_first_token_seconds_bucket", "vllm:inter_token_latency_seconds_bucket",
+    "vllm:request_time_per_output_token_seconds_bucket", "vllm:e2e_request_latency_seconds_bucket",
+    "vllm:request_queue_time_seconds_bucket", "vllm:request_prefill_time_seconds_bucket",
+    "vllm:request_decode_time_seconds_bucket", "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total",
+    "vllm:cache_config_info",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "health", "ping"),
+    [("ready", 200, 200), ("loading", 503, 200), ("draining", 503, 200), ("failed", 503, 503)],
+)
+async def test_probes(app_client, app_engine, state, health, ping):
+    app_engine.engine_state = state
+    answer = await app_client.get("/health")
+    assert (answer.status_code, answer.json()["status"]) == (health, state)
+    assert (await app_client.get("/ping")).status_code == ping
+
+
+async def test_health_tells_what_it_is_given(serve):
+    async with serve(FakeEngine(), health_details={"dtype": "float64", "token_identity": True}) as served:
+        health = (await served.http.get(f"{served.url}/health")).json()
+    assert health == {"dtype": "float64", "token_identity": True, "status": "ready", "model": "fake"}
+
+
+async def test_tokenizer_over_http(app_client):
+    answer = (await app_client.post("/tokenize", json={"prompt": "é</s>", "return_token_strs": True})).json()
+    assert answer == {"count": 3, "max_model_len": 400, "tokens": [195, 169, 257], "token_strs": ["Ã", "©", "</s>"]}
+    assert (await app_client.post("/detokenize", json={"tokens": answer["tokens"]})).json() == {"prompt": "é</s>"}
+    chat = (await app_client.post("/tokenize", json={"messages": [{"role": "user", "content": "x"}]})).json()
+    assert bytes(chat["tokens"][1:]) == b"user: x\nassistant: "
+    info = (await app_client.get("/tokenizer_info")).json()
+    assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("<s>", "</s>", "<pad>")
+    assert info["chat_template"] == CHAT_TEMPLATE
+
+
+async def test_small_answers(app_client):
+    assert (await app_client.get("/version")).json()["version"]
+    assert (await app_client.get("/load")).json()["server_load"] == 0
+    assert (await app_client.get("/v1/models")).json()["data"][0]["max_model_len"] == 400
+    assert (await app_client.get("/jettison/events")).status_code == 404
+
+
+async def test_event_log(serve):
+    log = {"now_s": 2.0, "events": [{"t": 1.0, "kind": "drop"}]}
+    async with serve(FakeEngine(), event_log=lambda: log) as served:
+        assert (await served.http.get(f"{served.url}/jettison/events")).json() == log
+
+
+async def test_metrics(serve):
+    async with serve(FakeEngine(tokens_per_event=2)) as served:
+        await served.completion(max_tokens=5)
+        await served.completion(max_tokens=5, stop="a", seed=0, prompt=["a", "b"])
+        await served.completion(max_tokens=5000)
+        answer = await served.http.get(f"{served.url}/metrics")
+    samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
+    assert {sample.name for sample in samples} >= VLLM_NAMES
+    assert all(sample.labels["model_name"] == "fake" for sample in samples)
+    values = {(sample.name, *sorted(sample.labels.items())[:-1]): sample.value for sample in samples}
+    model = ("model_name", "fake")
+    values = {
+        (sample.name, *(value for key, value in sorted(sample.labels.items()) if (key, value) != model)): sample.value
+        for sample in samples
+    }
+    assert values["vllm:request_success_total", "length"] == 1
+    assert values["vllm:request_success_total", "stop"] == 2
+    assert values["vllm:prompt_tokens_total",] == 2 + 1 + 1
+    assert values["vllm:generation_tokens_total",] == 5 + 2 + 2
+    assert values["vllm:time_to_first_token_seconds_count",] == 3
+    assert values["vllm:inter_token_latency_seconds_count",] == 4 + 1 + 1
+    assert values["vllm:request_decode_time_seconds_count",] == 3
+    assert values["vllm:cache_config_info", "16", "100"] == 1
+    assert values["vllm:num_preemptions_total",] == 3
+    assert values["jettison:drops_total",] == 1
+    assert values["jettison:drop_seconds_total",] == 0.25
+    assert values["jettison:returned_bytes_total",] == 7
+    assert values["jettison:restores_total",] == 0
+    assert values["jettison:kv_blocks_total", "0"] == 100
+    assert values["jettison:group_size", "0"] == 2
+    assert values["jettison:dropped_parameter_bytes", "1"] == 100
+    assert values["jettison:worker_memory_bytes", "kv", "0"] == 500
+
+
+async def test_histograms_count_into_the_right_bucket(app_client):
+    from jettison.server.metrics import Histogram
+
+    histogram = Histogram("h", "help", (1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(value)
+    samples = {sample.labels.get("le"): sample.value for sample in histogram.family("m").samples if sample.labels.get("le")}
+    assert samples == {"1.0": 2, "2.0": 3, "+Inf": 4}
+    assert histogram.count == 4
+
+
+async def test_the_replay_client_reads_our_metrics(app_client):
+    from jettison.workload.observe import parse_metrics
+
+    gauges, totals = parse_metrics((await app_client.get("/metrics")).text)
+    assert {"running", "queue", "kv_usage", "worker_memory_bytes/kv/0", "worker_memory_bytes/parameters/1"} <= set(gauges)
+    assert {"preemptions", "drops", "restores", "exchanged_bytes", "pulled_bytes", "recomputed_tokens"} <= set(totals)
+    assert not [name for name in gauges if re.search(r"_total$", name) and name != "kv_blocks_total/0"]

@@ -1,0 +1,181 @@
+"""Detokenizing, stop strings, templates and the tokenizer folder, without HTTP."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from served import BOS, EOS, USER
+from tokenizers import decoders, models
+
+from jettison.errors import ModelError
+from jettison.server.detokenizer import WindowDetokenizer
+from jettison.server.stops import StopMatcher
+from jettison.server.templates import ChatTemplate, TemplateError
+from jettison.server.tokenizer import Tokenizer
+
+
+def pieces(detokenizer, ids):
+    return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.flush()]
+
+
+@given(st.lists(st.one_of(st.integers(0, 270), st.sampled_from([0xC3, 0xA9, 0xF0, 0x9F, 0x98, 0x80])), max_size=40))
+def test_byte_pieces_add_up_to_the_whole(tokenizer, ids):
+    for skip in (True, False):
+        assert "".join(pieces(tokenizer.detokenizer(skip), ids)) == tokenizer.decode(ids, skip)
+
+
+@given(st.text(max_size=30))
+def test_no_piece_is_ever_half_a_character(tokenizer, text):
+    got = pieces(tokenizer.detokenizer(), tokenizer.encode(text))
+    assert "".join(got) == text
+    assert "�" in text or not any("�" in piece for piece in got)
+
+
+def metaspace_tokenizer():
+    """Llama 2's kind: words with a leading mark, and bytes for everything else."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "▁cat", "s", "▁", "é", "."]
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    return backend, {word: at for at, word in enumerate(words)}
+
+
+@given(st.lists(st.sampled_from(["▁the", "▁cat", "s", "▁", "é", ".", "EURO", "SMILE"]), max_size=30))
+def test_window_pieces_add_up_to_the_whole(words):
+    backend, vocabulary = metaspace_tokenizer()
+    spelled = {"EURO": "€".encode(), "SMILE": "😀".encode()}
+    ids = []
+    for word in words:
+        ids += [vocabulary[f"<0x{byte:02X}>"] for byte in spelled[word]] if word in spelled else [vocabulary[word]]
+    got = pieces(WindowDetokenizer(lambda window: backend.decode(window), frozenset()), ids)
+    assert "".join(got) == backend.decode(ids)
+    assert not any("�" in piece for piece in got)
+
+
+def test_window_never_holds_more_than_a_little():
+    backend, vocabulary = metaspace_tokenizer()
+    detokenizer = WindowDetokenizer(lambda window: backend.decode(window), frozenset())
+    got = [detokenizer.push(vocabulary["<0x80>"]) for _ in range(40)]
+    assert any(got)
+    assert len(detokenizer._window) <= 16
+
+
+@given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
+       st.lists(st.integers(1, 5), max_size=40))  # fmt: skip
+@settings(max_examples=300)
+def test_stop_matcher_equals_a_search_of_the_whole_text(text, stops, cuts):
+    matcher = StopMatcher(stops)
+    out, at = "", 0
+    for width in [*cuts, len(text)]:
+        out += matcher.push(text[at : at + width])
+        at += width
+        longest = max(map(len, stops))
+        assert matcher.matched or len(text[:at]) - len(out) < longest  # nothing is held longer than it must be
+    ends = [found for stop in stops if (found := text.find(stop)) >= 0]
+    if matcher.matched is None:
+        out += matcher.flush()
+        assert not ends
+    first_end = min((text.find(stop) + len(stop) for stop in stops if stop in text), default=None)
+    if first_end is None:
+        assert out == text
+    else:
+        # Fed in pieces, the stop that ends first may be seen before one that begins earlier.
+        assert out in {text[: text.find(stop)] for stop in stops if stop in text}
+        assert matcher.push("more") == ""
+
+
+def test_tokenizer_folder(tokenizer):
+    assert tokenizer.encode("a</s>b") == [97, EOS, 98]
+    assert tokenizer.decode([BOS, 97, EOS]) == "a"
+    assert tokenizer.decode([BOS, 97, EOS], skip_special_tokens=False) == "<s>a</s>"
+    assert tokenizer.special_ids == {BOS, EOS, 258, USER}
+    assert tokenizer.token_bytes(0x20) == b" "
+    assert tokenizer.token_bytes(9999) == b""
+    assert tokenizer.token_id("</s>") == EOS
+    assert tokenizer.vocab_size == 260
+    assert tokenizer.render_chat([{"role": "user", "content": "<x>"}]) == "<s>user: <x>\nassistant: "
+
+
+@pytest.fixture
+def folder(tokenizer_dir, tmp_path):
+    shutil.copytree(tokenizer_dir, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", None),
+        ("tokenizer.json", b"{"),
+        ("tokenizer.json", b"{}"),
+        ("tokenizer.json", b"\xff"),
+        ("tokenizer_config.json", b"[]"),
+        ("tokenizer_config.json", b"not json"),
+        ("tokenizer_config.json", b'{"chat_template": "{% if %}"}'),
+        ("tokenizer_config.json", b'{"chat_template": 5}'),
+        ("chat_template.jinja", b"{{ unclosed"),
+    ],
+)
+def test_a_broken_folder_is_named_in_one_line(folder, name, content):
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(ModelError) as caught:
+        Tokenizer.from_dir(folder)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_template_sources(folder):
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    del config["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(TemplateError, match="no chat template"):
+        Tokenizer.from_dir(folder).render_chat([{"role": "user", "content": "x"}])
+    config["chat_template"] = [{"name": "other", "template": "no"}, {"name": "default", "template": "list"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert Tokenizer.from_dir(folder).render_chat([]) == "list"
+    (folder / "chat_template.jinja").write_text("file {{ eos_token }}")
+    assert Tokenizer.from_dir(folder).render_chat([]) == "file </s>"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(9999999) %}{% endfor %}",
+        "{% for i in range(9999) %}{{ messages[0].content * 1000 }}{% endfor %}",
+        "{{ 'x' * 99999999999 }}",
+        "{{ 99 ** 9999999 }}",
+        "{{ messages.append(1) }}",
+        "{{ messages.__class__.__mro__ }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{{ '{0.__class__}'.format(messages) }}",
+        "{{ raise_exception('no') }}",
+        "{{ messages[0] + 1 }}",
+        "{{ 1 / 0 }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_template_cannot_run_away_or_break_out(source, monkeypatch):
+    monkeypatch.setattr("jettison.server.templates.RENDER_LIMIT_S", 0.2)
+    template = ChatTemplate(source, "here", max_chars=100_000)
+    with pytest.raises(TemplateError):
+        text = template.render([{"role": "user", "content": "x" * 100}], {})
+        assert "class" in text and "dict" not in text and "<" not in text, text
+        raise TemplateError("rendered to nothing useful")
+
+
+def test_template_conveniences():
+    source = (
+        "{%- generation %}{{ {'a': '<é>'} | tojson }}{% endgeneration %}"
+        "{% for x in [1, 2, 3] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}{{ strftime_now('%Y')[:2] }}"
+    )
+    assert ChatTemplate(source, "here").render([], {}) == '{"a": "<é>"}120'
