@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
-BUILT_FROM := pyproject.toml $(wildcard setup.py src/jettison/device/kernels/csrc/*)
+BUILT_FROM := pyproject.toml $(wildcard setup.py src/jettison/device/kernels/build.py src/jettison/device/kernels/csrc/*)
 
 .DELETE_ON_ERROR:
 .PHONY: help test check lint types demo clean

@@ -100,7 +100,7 @@ def test_an_api_key_is_not_printed():
         ({"model": "m", "file": {"block-size": 1, "block_size": 2}}, ["'block_size'", "twice"]),
         ({"model": "m", "file": {"port": "http"}}, ["configuration file: port", "65535", "'http'"]),
         ({"model": "m", "memory": "1 banana"}, ["--memory", "256MiB", "banana"]),
-        ({"model": "m", "memory": "1KiB"}, ["--memory", "at least 1MiB"]),
+        ({"model": "m", "memory": "1KiB"}, ["--memory", "at least 64KiB"]),
         ({"model": "m", "memory": True}, ["--memory", "True"]),
         ({"model": "m", "memory": "-5"}, ["--memory"]),
         ({"model": "m", "memory": "1MiB", "page_size": "2MiB"}, ["--memory 1MiB", "--page-size 2MiB"]),

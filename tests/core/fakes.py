@@ -5,23 +5,69 @@ from __future__ import annotations
 
 import heapq
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, ClusterParams
 from jettison.core.group import SchedulerLimits
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
-from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, Request, SampledToken, SamplingParams, layer_shard
+from jettison.policy.overload import OverloadParams
+from jettison.policy.restore import RestoreParams
+from jettison.types import (
+    EMBED_SHARD,
+    HEAD_SHARD,
+    FinishReason,
+    ModelShape,
+    Request,
+    SampledToken,
+    SamplingParams,
+    TokenLogprobs,
+    layer_shard,
+)
 
 BLOCK_SIZE = 4
 SHARD_BYTES = 64 * 1024
+"""Of one layer. One block of one layer is 256 bytes: a dropped layer gives room for everything; pass ``shard_bytes``
+of a few hundred for a cluster whose drops free little."""
+EOS = 0
 MS = 1_000_000
 
 
-def make_shape(num_layers: int = 4) -> ModelShape:
-    shards = {layer_shard(i): SHARD_BYTES for i in range(num_layers)}
-    shards |= {EMBED_SHARD: SHARD_BYTES // 2, HEAD_SHARD: SHARD_BYTES // 2}
+def make_shape(num_layers: int = 4, shard_bytes: int = SHARD_BYTES) -> ModelShape:
+    shards = {layer_shard(i): shard_bytes for i in range(num_layers)}
+    shards |= {EMBED_SHARD: shard_bytes // 2, HEAD_SHARD: shard_bytes // 2}
     return ModelShape(num_layers, 16, 2, 1, 8, 32, 64, 4, False, shards)
+
+
+@dataclass
+class Faults:
+    """Probabilities of things that go wrong, and how many of them at most (then everything works again)."""
+
+    apply: float = 0.0
+    """A layout is refused; the worker is as before."""
+    offer: float = 0.0
+    load: float = 0.0
+    """A shard cannot be read from the model folder."""
+    move: float = 0.0
+    """A transfer ends incomplete though nobody called it off."""
+    step: float = 0.0
+    budget: int = 12
+
+
+def expected_run(request: Request, max_model_len: int) -> tuple[list[int], FinishReason]:
+    """What an undisturbed engine produces for a request."""
+    tokens, params = list(request.prompt_token_ids), request.params
+    output: list[int] = []
+    while True:
+        token = next_token(tokens)
+        tokens.append(token)
+        output.append(token)
+        if len(output) >= params.min_tokens and (
+            token in params.stop_token_ids or (token == EOS and not params.ignore_eos)
+        ):
+            return output, FinishReason.STOP
+        if len(output) >= params.max_tokens or len(tokens) >= max_model_len:
+            return output, FinishReason.LENGTH
 
 
 def next_token(tokens: list[int]) -> int:
@@ -58,11 +104,13 @@ class FakeWorker:
         total -= sum(len(r.layers) * len(r.block_ids) * block for r in spec.retained)
         return total // (len(spec.kv_layers) * block)
 
-    def apply(self, spec: LayoutSpec, copies: tuple[tuple[int, int], ...]) -> LayoutResult:
+    def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         for src, dst in copies:
             for layer in range(self.shape.num_layers):
-                if (layer, src) in self.kv:
-                    self.kv[layer, dst] = dict(self.kv[layer, src])
+                self.kv[layer, dst] = dict(self.kv.get((layer, src), {}))
+
+    def apply(self, spec: LayoutSpec, copies: tuple[tuple[int, int], ...]) -> LayoutResult:
+        self.copy_blocks(copies)
         keep = {(layer, b) for r in spec.retained for layer in r.layers.layers() for b in r.block_ids}
         capacity = self.capacity_for(spec)
         self.kv = {
@@ -84,14 +132,22 @@ class FakeCluster:
     def __init__(
         self, *, num_workers: int = 2, full_blocks: int = 24, num_layers: int = 4, seed: int = 0,
         policy: str = "drop", auto_restore: bool = True, max_seqs: int = 16, max_tokens: int = 32,
-        prefix_caching: bool = True,
+        prefix_caching: bool = True, shard_bytes: int = SHARD_BYTES, max_model_len: int = 10_000,
+        faults: Faults | None = None, eager: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
-        self.shape = make_shape(num_layers)
+        self.shape = make_shape(num_layers, shard_bytes)
+        self.shard_bytes = shard_bytes
+        self.faults = faults or Faults()
+        self.fault_rng = random.Random(seed + 1)
         limits = SchedulerLimits(
-            BLOCK_SIZE, max_tokens, max_seqs, 10_000, 0.01, frozenset({0}), prefix_caching
+            BLOCK_SIZE, max_tokens, max_seqs, max_model_len, 0.01, frozenset({EOS}), prefix_caching
         )
         params = ClusterParams(overload_policy=policy, auto_restore=auto_restore)  # type: ignore[arg-type]
+        if eager:  # moves follow each other closely: more of them in a short run
+            params = replace(
+                params, drop_dwell_s=0.05, overload=OverloadParams(0.01, 0.02, 1.0), restore=RestoreParams(0.5, 0.1)
+            )
         self.core = ClusterCore(self.shape, limits, params, dict.fromkeys(range(num_workers), full_blocks), b"secret")
         self.workers = {
             w: FakeWorker(w, self.shape, full_blocks, LayoutSpec(self.shape.all_shards, self.shape.all_layers))
@@ -109,6 +165,12 @@ class FakeCluster:
         self.log: list[tuple[int, str]] = []
         self.check_every_event = True
         self.num_steps = 0
+        self.num_faults = 0
+        self.num_stale_layouts = 0
+        self.prompt_logprobs: dict[str, list[TokenLogprobs | None] | None] = {}
+        self.num_admitted: dict[str, int] = {}
+        self.recording: list[tuple[object, int, list[object]]] | None = None
+        """Set to a list: every event and order with the actions that followed, as plain values."""
         self.at(100 * MS, ports.Tick())
 
     # --- scheduling
@@ -120,11 +182,13 @@ class FakeCluster:
     def delay(self, low_ms: float, high_ms: float) -> int:
         return int(self.rng.uniform(low_ms, high_ms) * MS)
 
-    def submit(self, request_id: str, prompt: list[int], max_tokens: int, at_ms: float = 0.0, **params: object) -> None:
+    def submit(
+        self, request_id: str, prompt: list[int], max_tokens: int, at_ms: float = 0.0, *, priority: int = 0,
+        salt: str = "", **params: object,
+    ) -> None:
         when = int(at_ms * MS)
-        request = Request(
-            request_id, tuple(prompt), SamplingParams(max_tokens=max_tokens, temperature=0.0, **params), when  # type: ignore[arg-type]
-        )
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, **params)  # type: ignore[arg-type]
+        request = Request(request_id, tuple(prompt), sampling, when, priority, salt)
         self.requests[request_id] = request
         self.at(when, ports.Arrived(request))
 
@@ -133,15 +197,24 @@ class FakeCluster:
 
     def run(self, until_ms: float = 1e9, max_events: int = 200_000) -> None:
         """Until nothing is left but ticks (and no transition is under way) or time is over."""
+        num_idle_ticks = 0
         for _ in range(max_events):
             if not self.heap or self.heap[0][0] > until_ms * MS:
                 return
-            busy = any(not isinstance(e, ports.Tick) for _, _, e in self.heap)
+            busy = len(self.heap) > 1 or not isinstance(self.heap[0][2], ports.Tick)
             if not busy and self.core.state.is_idle() and not self.core.in_transition and self._settled():
                 return
+            # A request that waits or a move that hangs while nothing but ticks come: give it 30 s.
+            num_idle_ticks = 0 if busy else num_idle_ticks + 1
+            assert num_idle_ticks < 300, f"stuck: {self._describe()}"
             self.now, _, event = heapq.heappop(self.heap)
             self._process(event)
-        raise AssertionError("did not come to rest")
+        raise AssertionError(f"did not come to rest: {self._describe()}")
+
+    def _describe(self) -> str:
+        groups = {g.group_id: [*g.waiting, *g.running.values(), *g.moving.values()] for g in self.core.groups.values()}
+        moves = [(type(m).__name__, str(m.phase)) for m in (*self.core.merges, *self.core.restores)]
+        return f"groups {groups}, moves {moves}, {[(w.ledger.num_held, w.ledger.capacity) for w in self.core.state.workers.values()]}"
 
     def _settled(self) -> bool:
         return all(len(g.stages) == 1 for g in self.core.groups.values()) or not self.core.params.auto_restore
@@ -155,6 +228,8 @@ class FakeCluster:
             self.at(self.now + 100 * MS, ports.Tick())
         self.log.append((self.now, type(event).__name__))
         actions = self.core.handle(event, self.now)  # type: ignore[arg-type]
+        if self.recording is not None:
+            self.recording.append((event, self.now, [describe(a) for a in actions]))
         self.carry_out(actions)
         if self.check_every_event:
             self.core.check()
@@ -162,6 +237,27 @@ class FakeCluster:
     def carry_out(self, actions: list[ports.Action]) -> None:
         for action in actions:
             self._carry_out(action)
+
+    def order(self, what: str) -> None:
+        """An administrator's "drop" or "restore", now."""
+        act = self.core.request_drop if what == "drop" else self.core.request_restore
+        actions = act(self.now)
+        if self.recording is not None:
+            self.recording.append((what, self.now, [describe(a) for a in actions]))
+        self.carry_out(actions)
+        self.core.check()
+
+    def order_at(self, what: str, at_ms: float) -> None:
+        """The same at a time to come."""
+        self.at(int(at_ms * MS), lambda: self.order(what))
+
+    def _strikes(self, probability: float) -> bool:
+        """Whether a fault happens here."""
+        if not probability or self.faults.budget <= 0 or self.fault_rng.random() >= probability:
+            return False
+        self.faults.budget -= 1
+        self.num_faults += 1
+        return True
 
     # --- actions
 
@@ -174,6 +270,10 @@ class FakeCluster:
                 capacity = worker.capacity_for(action.spec)
                 shrink = min(capacity, worker.capacity)
                 line = max(shrink if shrink < worker.capacity else worker.capacity, 0)
+                if self._strikes(self.faults.offer):
+                    self._in_order(action.worker_id, 0.1, lambda: ports.CallFailed(
+                        action.worker_id, action.call_id, "MappingError: injected"))
+                    return
                 self._in_order(action.worker_id, 0.1, lambda: ports.LayoutOffered(
                     action.worker_id, action.call_id, LayoutOffer(worker.version, line, capacity)))
             case ports.ApplyLayout():
@@ -183,6 +283,10 @@ class FakeCluster:
             case ports.SendShard():
                 self.at(self.now + self.delay(1, 40), lambda: self._shard_arrives(action))
             case ports.LoadShard():
+                if self._strikes(self.faults.load):
+                    self.at(self.now + self.delay(1, 5), ports.CallFailed(
+                        action.worker_id, action.call_id, "ModelError: injected"))
+                    return
                 self.workers[action.worker_id].filled.add(action.shard)
                 self.at(self.now + self.delay(1, 5), ports.ShardLoaded(action.worker_id, action.call_id))
             case ports.CancelMove():
@@ -191,6 +295,8 @@ class FakeCluster:
                 self.outputs.setdefault(action.request_id, []).extend(t.token_id for t in action.tokens)
                 if action.finish_reason is not None:
                     self.ends.setdefault(action.request_id, []).append(str(action.finish_reason))
+                    assert action.state is not None
+                    self.prompt_logprobs[action.request_id] = action.state.prompt_logprobs
             case ports.Record():
                 self.records.append(action)
 
@@ -203,9 +309,13 @@ class FakeCluster:
 
     def _apply(self, action: ports.ApplyLayout) -> ports.Event:
         worker = self.workers[action.worker_id]
-        assert action.version == worker.version
-        if worker.fail_applies > 0:
-            worker.fail_applies -= 1
+        if action.version != worker.version:
+            self.num_stale_layouts += 1
+            return ports.CallFailed(action.worker_id, action.call_id, "StalePlanError: the page map has changed")
+        if worker.fail_applies > 0 or self._strikes(self.faults.apply):
+            worker.fail_applies = max(0, worker.fail_applies - 1)
+            if worker.fail_applies == 0 and action.copies and self.fault_rng.random() < 0.5:
+                worker.copy_blocks(action.copies)  # the failure came after the copies
             return ports.CallFailed(action.worker_id, action.call_id, "MappingError: injected")
         return ports.LayoutApplied(action.worker_id, action.call_id, worker.apply(action.spec, action.copies))
 
@@ -218,6 +328,7 @@ class FakeCluster:
         ]
         tokens = [list(r.state.tokens[: r.context_len + r.num_tokens]) for r in step.rows]
         num_tokens = sum(r.num_tokens for r in step.rows)
+        fails = self._strikes(self.faults.step)
         for stage, stage_tables in zip(step.stages, tables, strict=True):
             start = max(when, self.worker_free_at[stage.worker_id])
             when = start + self.delay(1, 2) + num_tokens * MS // 20
@@ -230,8 +341,12 @@ class FakeCluster:
                     self._attend(worker, stage.layers, ids, history, row.context_len)
 
             self.at(when, compute)
+        if fails:
+            self.at(when, ports.StepFailed(step.step_id, "injected"))
+            return
         sampled = [SampledToken(next_token(t)) for r, t in zip(step.rows, tokens, strict=True) if r.samples]
-        self.at(when, ports.StepCompleted(step.step_id, sampled, {}, 1))
+        prompt = {i: entries for i, r in enumerate(step.rows) if (entries := fake_prompt_logprobs(r))}
+        self.at(when, ports.StepCompleted(step.step_id, sampled, prompt, 1))
 
     def _attend(self, worker: FakeWorker, layers: object, ids: list[int], history: list[int], context: int) -> None:
         for layer in layers.layers():  # type: ignore[attr-defined]
@@ -254,8 +369,10 @@ class FakeCluster:
                 assert (layer, there) in src.kv, f"move {move.move_id}: layer {layer} block {there} is not at {move.src}"
                 content[layer, here] = dict(src.kv[layer, there])
 
+        fails = self._strikes(self.faults.move)
+
         def arrive() -> ports.Event:
-            complete = move.move_id not in self.cancelled_moves
+            complete = move.move_id not in self.cancelled_moves and not fails
             if complete:
                 worker = self.workers[move.dst]
                 for (layer, block), value in content.items():
@@ -266,34 +383,64 @@ class FakeCluster:
         self.at(self.now + self.delay(0.5, 15), arrive)
 
     def _shard_arrives(self, move: ports.SendShard) -> ports.Event:
-        complete = move.move_id not in self.cancelled_moves
+        complete = move.move_id not in self.cancelled_moves and not self._strikes(self.faults.move)
         if complete:
             assert move.shard in self.workers[move.src].filled
             assert move.shard in self.workers[move.dst].spec.shards
             self.workers[move.dst].filled.add(move.shard)
-        return ports.MoveEnded(move.move_id, complete, SHARD_BYTES, 1)
+        return ports.MoveEnded(move.move_id, complete, self.shard_bytes, 1)
 
     # --- verdicts
 
     def expect_outputs(self) -> None:
-        """Every request has one end, and its tokens are those of an undisturbed run (a prefix, if cancelled)."""
+        """Every request has one end, and its tokens are those of an undisturbed run (a prefix, if it ended early)."""
+        early = {FinishReason.CANCELLED, FinishReason.ERROR} if self.num_faults else {FinishReason.CANCELLED}
         for request_id, request in self.requests.items():
-            assert len(self.ends.get(request_id, [])) == 1, f"{request_id}: ends {self.ends.get(request_id)}"
-            tokens = list(request.prompt_token_ids)
-            expected: list[int] = []
-            for _ in range(request.params.max_tokens):
-                expected.append(next_token(tokens))
-                tokens.append(expected[-1])
+            ends = self.ends.get(request_id, [])
+            assert len(ends) == 1, f"{request_id}: ends {ends}"
+            expected, reason = expected_run(request, self.core.state.limits.max_model_len)
             got = self.outputs.get(request_id, [])
-            if self.ends[request_id] == ["length"]:
-                assert got == expected, request_id
-            else:
+            if ends[0] in early:
                 assert got == expected[: len(got)], request_id
+                continue
+            assert (got, ends[0]) == (expected, reason), request_id
+            if request.params.prompt_logprobs is not None:
+                have = self.prompt_logprobs[request_id]
+                assert have is not None and have[0] is None
+                assert [e.token_id for e in have[1:] if e] == list(request.prompt_token_ids[1:]), request_id
 
     def expect_nothing_left(self) -> None:
         """All blocks free or cached, no request, no move, everybody alone again (with auto restore)."""
         self.core.check()
-        assert self.core.state.is_idle()
+        assert self.core.state.is_idle() and not self.core.in_transition
         for worker in self.core.state.workers.values():
             assert worker.ledger.num_held == 0
             assert worker.num_relayouts_open == 0 and not worker.ledger_locked
+            assert worker.ledger.capacity == self.workers[worker.worker_id].capacity
+        for group in self.core.groups.values():
+            assert group.queued_blocks() == 0 and not group.landing.blocks and not group.paused
+
+
+def fake_prompt_logprobs(row: ports.StepRow) -> list[TokenLogprobs]:
+    """What the sampler reports: entry i belongs to prompt position context_len + 1 + i."""
+    state = row.state
+    if state.request.params.prompt_logprobs is None:
+        return []
+    end = min(row.context_len + row.num_tokens + 1, state.num_prompt)
+    return [TokenLogprobs(state.tokens[p], -1.0, 1, ()) for p in range(row.context_len + 1, end)]
+
+
+def describe(action: ports.Action) -> object:
+    """An action as a value that can be compared across cores: request states by what a worker would be told."""
+    match action:
+        case ports.RunStep():
+            rows = [
+                (r.state.request_id, r.context_len, r.num_tokens, r.samples, tuple(r.state.tokens[r.context_len :]))
+                for r in action.rows
+            ]
+            return ("step", action.step_id, action.group_id, action.epoch, action.stages, rows)
+        case ports.Record():
+            return ("record", action.kind, action.time_ns, repr(sorted(action.fields.items())))
+        case ports.Emit():
+            return ("emit", action.request_id, action.tokens, action.finish_reason, action.stop_token_id, action.error)
+    return action

@@ -50,6 +50,7 @@ def runner(tiny_models, new_runner) -> Runner:
         ({"token_ids": [1, 2, -1]}, IndexError, "range"),
         ({"sample_rows": [0, 0, 0]}, ValueError, "samples 3"),
         ({"context_lens": [600], "block_tables": [list(range(151))]}, IndexError, "position"),
+        ({"context_lens": [-1]}, IndexError, "position"),
         ({"block_tables": [[256]]}, IndexError, "block"),
         ({"prompt_logprobs": [PromptLogprobsRow(0, 1, (1, 2, 3, 4))]}, ValueError, "more prompt logprobs"),
         ({"layer_lo": 1, "token_ids": []}, ValueError, "expected torch.float64"),

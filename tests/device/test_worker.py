@@ -247,8 +247,9 @@ def test_a_stale_layout_changes_nothing(started):
 def test_hidden_states_from_any_bytes(started):
     worker = started()
     hidden = torch.randn(3, 48, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    data = bytes(hidden.numpy().tobytes())
-    for source in (data, memoryview(b"x" + data)[1:], torch.frombuffer(bytearray(b"xyz" + data), dtype=torch.uint8)[3:]):
+    data = hidden.numpy().tobytes()
+    shifted = torch.frombuffer(bytearray(b"xyz" + data), dtype=torch.uint8)[3:]
+    for source in (data, memoryview(b"x" + data)[1:], shifted):
         assert torch.equal(worker.hidden_from_bytes(source, 3), hidden)
     with pytest.raises(ValueError, match="1152 bytes, got 1151"):
         worker.hidden_from_bytes(data[:-1], 3)

@@ -16,7 +16,8 @@ from jettison.live.verify import compare
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "qwen3"
     create_model(
-        folder, arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3, max_position_embeddings=512
+        folder, arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3, max_position_embeddings=512,
+        std=0.2,
     )
     return folder
 
@@ -24,7 +25,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")
 @pytest.mark.parametrize("event", list(SCENARIOS))
 def test_tokens_do_not_depend_on_memory_events(event: str, model_dir: Path) -> None:
-    outcome = SCENARIOS[event](Setting(model_dir, "float64", 48, seed=1))
+    outcome = SCENARIOS[event](Setting(model_dir, "float64", 64, seed=1))
     row = compare("qwen3", event, outcome, TransformersReference(model_dir, "float64"))
     assert outcome.happened, outcome.evidence
     assert row.mismatches == 0

@@ -34,7 +34,7 @@ class Workers(RuleBasedStateMachine):
         self.events: list[m.Event] = []
         self.cluster = InProcessCluster(
             self.devices, lambda _, event: self.events.append(event), piece_bytes=piece_bytes, seed=seed,
-            clock_ns=lambda: 0,
+            activation_bytes=500, clock_ns=lambda: 0,
         )
         self.cluster.start()
         self.next_id = 1
@@ -46,6 +46,7 @@ class Workers(RuleBasedStateMachine):
         self.free = {i: set(range(6, NUM_BLOCKS)) for i in range(NUM_WORKERS)}
         self.sent: dict[int, list[tuple]] = {i: [] for i in range(NUM_WORKERS)}
         self.on_the_way: dict[int, deque[m.Command]] = {i: deque() for i in range(NUM_WORKERS)}
+        self.cancelled: set[int] = set()
         self.severed: set[frozenset[int]] = set()
 
     def take_id(self):
@@ -101,6 +102,7 @@ class Workers(RuleBasedStateMachine):
 
     @rule(move_id=moves)
     def cancel(self, move_id):
+        self.cancelled.add(move_id)
         self.on_the_way[self.sources[move_id]].append(m.CancelMove(move_id))
 
     @rule(worker=worker_ids, stale=st.booleans())
@@ -139,6 +141,7 @@ class Workers(RuleBasedStateMachine):
                     self.check_step(event)
                 case m.MoveEnded():
                     ends["move", event.move_id] += 1
+                    self.check_complete(event)
                 case m.LayoutApplied() | m.CallFailed() | m.MemoryReported():
                     ends["call", event.call_id] += 1
         expected = {("step", i) for i in self.steps} | {("call", i) for i in self.calls}
@@ -160,6 +163,12 @@ class Workers(RuleBasedStateMachine):
             assert event.token_ids == [expected_token(tokens, stages)]
         poisoned = any(event.step_id in device.poisoned for device in self.devices.values())
         assert poisoned == isinstance(event, m.StepFailed) or self.severed
+
+    def check_complete(self, event):
+        if event.worker_id == self.sources[event.move_id]:
+            assert not event.complete, "a source only tells of what could not begin"
+        elif not self.severed and event.move_id not in self.cancelled:
+            assert event.complete
 
     def ended(self):
         return {event.move_id: event for event in self.events if isinstance(event, m.MoveEnded)}

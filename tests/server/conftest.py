@@ -42,9 +42,9 @@ def serve(tokenizer):
         started = asyncio.get_running_loop().create_future()
         async with httpx.AsyncClient(timeout=10) as http:
             served = Served(app, 0, http)
+            options = {"on_drain": on_drain, "on_started": started.set_result, "stop": served.stop}
             served.finished = asyncio.create_task(
-                run_server(app, "127.0.0.1", 0, shutdown_timeout_s=shutdown_timeout_s, on_drain=on_drain,
-                           on_started=started.set_result, stop=served.stop)  # fmt: skip
+                run_server(app, "127.0.0.1", 0, shutdown_timeout_s=shutdown_timeout_s, **options)
             )
             await asyncio.wait({started, served.finished}, return_when=asyncio.FIRST_COMPLETED)
             served.port = started.result()

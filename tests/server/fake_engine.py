@@ -7,6 +7,7 @@ a finish reason, and what a test wants to know (cancelled ids, accepted requests
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class FakeEngine:
         self.tokens_per_event = tokens_per_event
         self.engine_state: EngineState = "ready"
         self.max_running: int | None = None
+        self.retry_after_ms = 1500
         self.fail_after: int | None = None
         """Tokens after which a request ends with ERROR."""
         self.crash_after: int | None = None
@@ -64,7 +66,8 @@ class FakeEngine:
         self.finished_early: list[RequestId] = []
         self.running: dict[RequestId, _Running] = {}
         self._held = asyncio.Event()
-        self._info = EngineInfo("nowhere", 512, 400, 300, (257,))
+        self._info = EngineInfo(
+            model_dir="nowhere", max_model_len=400, max_request_tokens=300, vocab_size=300, eos_token_ids=(257,))
 
     @property
     def info(self) -> EngineInfo:
@@ -82,7 +85,7 @@ class FakeEngine:
         if self.engine_state != "ready":
             raise NotReadyError(f"the engine is {self.engine_state}")
         if self.max_running is not None and len(self.running) >= self.max_running:
-            raise OverCapacityError("the queue is full", 1500)
+            raise OverCapacityError("the queue is full", self.retry_after_ms)
         self.accepted.append(request)
         running = self.running[request.request_id] = _Running(request)
         return self._events(running)
@@ -136,10 +139,8 @@ class FakeEngine:
             held.cancel()
             ended.cancel()
         elif self.delay_s > 0:
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(running.wake.wait(), self.delay_s)
-            except TimeoutError:
-                pass
         else:
             await asyncio.sleep(0)
 
@@ -162,7 +163,8 @@ class FakeEngine:
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.info.eos_token_ids))
         for token in tokens[at : at + self.tokens_per_event]:
             running.num_made += 1
-            sampled.append(SampledToken(token, None if params.logprobs is None else fake_logprobs(token, params.logprobs)))
+            logprobs = None if params.logprobs is None else fake_logprobs(token, params.logprobs)
+            sampled.append(SampledToken(token, logprobs))
             if token in stops and running.num_made > params.min_tokens:
                 event.finish_reason, event.stop_token_id = FinishReason.STOP, token
                 break

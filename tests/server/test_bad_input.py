@@ -243,7 +243,8 @@ async def test_a_full_queue_is_refused_on_arrival(serve, tokenizer, monkeypatch)
 
 async def test_too_long_says_both_numbers(app_client):
     for prompt, max_tokens, number in (("x" * 50, 360, 400), ("x" * 50, 280, 300)):
-        answer = await app_client.post("/v1/completions", json=COMPLETION | {"prompt": prompt, "max_tokens": max_tokens})
+        body = COMPLETION | {"prompt": prompt, "max_tokens": max_tokens}
+        answer = await app_client.post("/v1/completions", json=body)
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
         assert str(number) in error["message"] and str(50 + max_tokens) in error["message"]

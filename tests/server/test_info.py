@@ -70,7 +70,6 @@ async def test_metrics(serve):
     samples = [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
     assert {sample.name for sample in samples} >= VLLM_NAMES
     assert all(sample.labels["model_name"] == "fake" for sample in samples)
-    values = {(sample.name, *sorted(sample.labels.items())[:-1]): sample.value for sample in samples}
     model = ("model_name", "fake")
     values = {
         (sample.name, *(value for key, value in sorted(sample.labels.items()) if (key, value) != model)): sample.value
@@ -101,8 +100,9 @@ async def test_histograms_count_into_the_right_bucket(app_client):
     histogram = Histogram("h", "help", (1.0, 2.0))
     for value in (0.5, 1.0, 1.5, 9.0):
         histogram.observe(value)
-    samples = {sample.labels.get("le"): sample.value for sample in histogram.family("m").samples if sample.labels.get("le")}
-    assert samples == {"1.0": 2, "2.0": 3, "+Inf": 4}
+    samples = histogram.family("m").samples
+    buckets = {sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels}
+    assert buckets == {"1.0": 2, "2.0": 3, "+Inf": 4}
     assert histogram.count == 4
 
 
@@ -110,6 +110,7 @@ async def test_the_replay_client_reads_our_metrics(app_client):
     from jettison.workload.observe import parse_metrics
 
     gauges, totals = parse_metrics((await app_client.get("/metrics")).text)
-    assert {"running", "queue", "kv_usage", "worker_memory_bytes/kv/0", "worker_memory_bytes/parameters/1"} <= set(gauges)
+    assert {"running", "queue", "kv_usage"} <= set(gauges)
+    assert {"worker_memory_bytes/kv/0", "worker_memory_bytes/parameters/1"} <= set(gauges)
     assert {"preemptions", "drops", "restores", "exchanged_bytes", "pulled_bytes", "recomputed_tokens"} <= set(totals)
     assert not [name for name in gauges if re.search(r"_total$", name) and name != "kv_blocks_total/0"]

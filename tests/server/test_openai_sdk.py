@@ -213,7 +213,7 @@ async def test_errors_are_the_sdk_s_exceptions(serve):
 
 async def test_the_sdk_retries_a_full_queue(serve):
     engine = FakeEngine()
-    engine.max_running = 0
+    engine.max_running, engine.retry_after_ms = 0, 20
     async with serve(engine) as served:
         client = served.openai(max_retries=2)
         ask = asyncio.create_task(client.completions.create(model="fake", prompt="p", max_tokens=1))
@@ -226,13 +226,11 @@ async def test_failure_in_mid_stream_is_an_error_event(serve):
     engine = FakeEngine()
     engine.fail_after = 2
     async with serve(engine) as served:
-        received = []
+        stream = await served.openai().completions.create(model="fake", prompt="p", max_tokens=5, stream=True)
+        for _ in range(2):
+            await anext(stream)
         with pytest.raises(openai.APIError, match="a worker was lost"):
-            async for chunk in await served.openai().completions.create(
-                model="fake", prompt="p", max_tokens=5, stream=True
-            ):
-                received.append(chunk)
-        assert len(received) == 2
+            await anext(stream)
         with pytest.raises(openai.InternalServerError, match="a worker was lost"):
             await served.openai().completions.create(model="fake", prompt="p", max_tokens=5)
 

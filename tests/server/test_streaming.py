@@ -54,7 +54,7 @@ async def test_many_streams_are_monotone_and_complete(serve):
 async def test_a_client_that_leaves_is_cancelled(serve, stream, delay_s):
     engine = FakeEngine(delay_s=delay_s)
     async with serve(engine) as served:
-        body = json.dumps({"model": "fake", "prompt": ["p", "q"], "max_tokens": 300, "stream": stream}).encode()
+        body = json.dumps({"model": "fake", "prompt": ["p", "q"], "max_tokens": 290, "stream": stream}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
                      b"content-length: %d\r\n\r\n" % len(body) + body)  # fmt: skip
@@ -85,7 +85,7 @@ async def test_silent_streams_get_comments(serve):
 async def test_a_client_that_takes_nothing_is_dropped(serve):
     engine = FakeEngine(lambda request: [0x01] * 300, delay_s=0)
     async with serve(engine, keep_alive_s=0.2, write_timeout_s=0.1) as served:
-        fields = {"model": "fake", "prompt": "p", "max_tokens": 300, "n": 128, "stream": True, "logprobs": 20}
+        fields = {"model": "fake", "prompt": "p", "max_tokens": 290, "n": 128, "stream": True, "logprobs": 20}
         body = json.dumps(fields).encode()
         _, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=1024)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)

@@ -69,25 +69,21 @@ def test_window_never_holds_more_than_a_little():
 @given(st.text("ab", max_size=40), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
        st.lists(st.integers(1, 5), max_size=40))  # fmt: skip
 @settings(max_examples=300)
-def test_stop_matcher_equals_a_search_of_the_whole_text(text, stops, cuts):
+def test_stop_matcher_does_not_depend_on_the_cuts(text, stops, cuts):
     matcher = StopMatcher(stops)
+    longest = max(map(len, stops))
     out, at = "", 0
     for width in [*cuts, len(text)]:
         out += matcher.push(text[at : at + width])
         at += width
-        longest = max(map(len, stops))
         assert matcher.matched or len(text[:at]) - len(out) < longest  # nothing is held longer than it must be
-    ends = [found for stop in stops if (found := text.find(stop)) >= 0]
-    if matcher.matched is None:
-        out += matcher.flush()
-        assert not ends
-    first_end = min((text.find(stop) + len(stop) for stop in stops if stop in text), default=None)
-    if first_end is None:
-        assert out == text
+    matches = [(found + len(stop), found) for stop in stops if (found := text.find(stop)) >= 0]
+    if matches:
+        assert out == text[: min(matches)[1]]
+        assert matcher.push("more") + matcher.flush() == ""
     else:
-        # Fed in pieces, the stop that ends first may be seen before one that begins earlier.
-        assert out in {text[: text.find(stop)] for stop in stops if stop in text}
-        assert matcher.push("more") == ""
+        assert matcher.matched is None
+        assert out + matcher.flush() == text
 
 
 def test_tokenizer_folder(tokenizer):
@@ -167,10 +163,11 @@ def test_template_sources(folder):
 def test_a_template_cannot_run_away_or_break_out(source, monkeypatch):
     monkeypatch.setattr("jettison.server.templates.RENDER_LIMIT_S", 0.2)
     template = ChatTemplate(source, "here", max_chars=100_000)
-    with pytest.raises(TemplateError):
+    try:
         text = template.render([{"role": "user", "content": "x" * 100}], {})
-        assert "class" in text and "dict" not in text and "<" not in text, text
-        raise TemplateError("rendered to nothing useful")
+    except TemplateError:
+        text = ""
+    assert text == ""
 
 
 def test_template_conveniences():

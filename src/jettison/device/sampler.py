@@ -3,8 +3,8 @@
 A draw is a pure function of the row's own logits and of ``(seed, position)``: one uniform number from a
 counter-based hash, inverted through the cumulative distribution in token-id order. Batch, slot and machine
 state do not enter, so a preempted, migrated or recomputed request draws the same tokens again. For the same
-reason nothing here sums along the vocabulary with an operation whose grouping depends on the batch: totals are
-the last entry of a running sum.
+reason every sum runs along one row of a C-contiguous array in numpy, whose grouping does not depend on the number
+of rows (nor on threads: it has none).
 
 Order of processing (as in vLLM): bias and bans; repetition, frequency, presence penalty; temperature; min-p;
 top-k; top-p; draw. Log-probabilities are of the raw distribution, before all of that.
@@ -73,9 +73,12 @@ class Sampler:
                 tokens[slot] = token
         results = [SampledToken(token) for token in tokens]
         described = [(slot, spec.logprobs) for slot, spec in zip(slots, sampling, strict=True) if spec.logprobs >= 0]
-        for slot, num_top in described:
-            token = tokens[slot]
-            results[slot] = SampledToken(token, _describe(_log_softmax(logits[slot : slot + 1])[0], token, num_top))
+        for start in range(0, len(described), step):
+            part = [slot for slot, _ in described[start : start + step]]
+            chosen = [tokens[slot] for slot in part]
+            num_tops = [num_top for _, num_top in described[start : start + step]]
+            for slot, logprobs in zip(part, _describe(_log_softmax(logits[part]), chosen, num_tops), strict=True):
+                results[slot] = SampledToken(tokens[slot], logprobs)
         return results
 
     def prompt_logprobs(
@@ -91,8 +94,8 @@ class Sampler:
         result: list[TokenLogprobs] = []
         for start in range(0, len(target_token_ids), step):
             logprobs = _log_softmax(logits[start : start + step, : self.vocab_size])
-            targets = target_token_ids[start : start + step]
-            result += [_describe(row, int(token), num_top) for row, token in zip(logprobs, targets, strict=True)]
+            targets = [int(token) for token in target_token_ids[start : start + step]]
+            result += _describe(logprobs, targets, [num_top] * len(targets))
         return result
 
 
@@ -179,7 +182,7 @@ def _draw(logits: Floats, vocab_size: int, sampling: Sequence[SamplingRow]) -> l
     weights /= _column([spec.temperature for spec in sampling], weights.dtype)
     np.exp(weights, out=weights)
     if any(spec.min_p > 0.0 for spec in sampling):
-        weights[weights < _column([spec.min_p for spec in sampling], weights.dtype)] = 0.0
+        weights[weights < _column([min(spec.min_p, 1.0) for spec in sampling], weights.dtype)] = 0.0
     _truncate(weights, vocab_size, sampling)
     uniforms = uniform_draws([spec.seed for spec in sampling], [spec.position for spec in sampling])
     return _invert(weights, uniforms)
@@ -197,7 +200,6 @@ def _invert(weights: Floats, uniforms: npt.NDArray[np.float64]) -> list[int]:
     total = running[:, -1:]
     target = np.minimum(uniforms[:, None] * total, total * (1.0 - 2.0**-52))  # so that some block ends above it
     block = (running <= target).sum(axis=1, keepdims=True)
-    np.minimum(block, running.shape[1] - 1, out=block)  # only a row of NaN gets here
     before = np.where(block > 0, np.take_along_axis(running, np.maximum(block - 1, 0), axis=1), 0.0)
     inside = np.take_along_axis(weights, block * _SUM_BLOCK + np.arange(_SUM_BLOCK), axis=1)
     cumulative = inside.cumsum(axis=1, dtype=np.float64) + before
@@ -270,22 +272,26 @@ def _cut(weights: Floats, ranked: Floats, target: npt.NDArray[np.float64]) -> No
 
 
 def _log_softmax(logits: Tensor) -> Floats:
-    """Natural-log probabilities in float64, row by row."""
+    """Natural-log probabilities in float64."""
     wide: Floats = logits.double().numpy()
     shifted = wide - wide.max(axis=1, keepdims=True)
-    totals = [np.exp(row).sum() for row in shifted]
-    return shifted - np.log(totals)[:, None]
+    return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
 
 
-def _describe(logprobs: Floats, token: int, num_top: int) -> TokenLogprobs:
-    """``TokenLogprobs`` of one position from its float64 [vocab_size] log-probabilities."""
-    own = float(logprobs[token])
-    rank = int((logprobs > own).sum()) + 1
-    top: tuple[tuple[int, float], ...] = ()
-    if num_top > 0:
-        count = min(num_top, logprobs.shape[0])
-        edge = np.partition(logprobs, logprobs.shape[0] - count)[-count]
-        ids = np.flatnonzero(logprobs >= edge)  # ascending, so a stable sort gives ties to the lowest id
-        order = ids[np.argsort(-logprobs[ids], kind="stable")][:count]
-        top = tuple(zip(order.tolist(), logprobs[order].tolist(), strict=True))
-    return TokenLogprobs(token, own, rank, top)
+def _describe(logprobs: Floats, tokens: list[int], num_tops: list[int]) -> list[TokenLogprobs]:
+    """``TokenLogprobs`` of each row of log-probabilities; equal ones rank by lowest id."""
+    num_rows, vocab_size = logprobs.shape
+    own = np.take_along_axis(logprobs, np.array(tokens)[:, None], axis=1)
+    ranks = ((logprobs > own).sum(axis=1) + 1).tolist()
+    tops: list[tuple[tuple[int, float], ...]] = [()] * num_rows
+    count = min(max(num_tops), vocab_size)
+    if count > 0:
+        edges = np.partition(logprobs, vocab_size - count, axis=1)[:, vocab_size - count, None]
+        rows, ids = np.nonzero(logprobs >= edges)  # at least `count` a row, more where there are ties
+        values = logprobs[rows, ids]
+        order = np.lexsort((ids, -values, rows))
+        starts = np.searchsorted(rows, np.arange(num_rows))
+        best = order[starts[:, None] + np.arange(count)]
+        pairs = zip(ids[best].tolist(), values[best].tolist(), num_tops, strict=True)
+        tops = [tuple(zip(row_ids[:num], row_values[:num], strict=True)) for row_ids, row_values, num in pairs]
+    return [TokenLogprobs(*fields) for fields in zip(tokens, own[:, 0].tolist(), ranks, tops, strict=True)]

@@ -78,6 +78,8 @@ class DeviceWorker:
         self._resident: frozenset[ShardId] = frozenset()
         self._complete: set[ShardId] = set()
         """Shards whose pages, where nobody has overwritten them, hold all of the parameters: dropped ones too."""
+        self._ready: set[LayerRange] = set()
+        """Ranges found ready since the last change of shards."""
 
     def start(self) -> None:
         """Read the config, lay out memory, load the resident shards from disk. Idempotent.
@@ -130,6 +132,7 @@ class DeviceWorker:
         memory, self._memory, self._runner = self._memory, None, None
         self._resident, self._kv_layers = frozenset(), LayerRange(0, 0)
         self._complete.clear()
+        self._ready.clear()
         if memory is not None:
             memory.close()
 
@@ -142,11 +145,6 @@ class DeviceWorker:
     def layout_version(self) -> int:
         """Version of the page map; the next ``apply_layout`` must name it."""
         return self._open_memory.version
-
-    @property
-    def kv_block_bytes(self) -> int:
-        """Bytes of one block in one layer's arena (K and V)."""
-        return self.shape.block_bytes_per_layer(self._block_size)
 
     @property
     def kv_block_bytes(self) -> int:
@@ -201,8 +199,13 @@ class DeviceWorker:
 
     def ready_for(self, layers: LayerRange) -> bool:
         """Whether every shard that a stage of ``layers`` needs is mapped and filled, and its KV arenas are there."""
+        if layers in self._ready:
+            return True
         needed = self.shape.shards_for(layers)
-        return self._kv_layers.covers(layers) and needed <= self._resident and needed <= self._complete
+        if not (self._kv_layers.covers(layers) and needed <= self._resident and needed <= self._complete):
+            return False
+        self._ready.add(layers)
+        return True
 
     # --- layout --------------------------------------------------------------------------------------------------
 
@@ -215,6 +218,7 @@ class DeviceWorker:
     ) -> LayoutResult:
         """Copy blocks, then remap; raises (StalePlanError, ...) with nothing changed. See ``DeviceMemory.apply``."""
         result = self._open_memory.apply(spec, live_blocks, version, copies)
+        self._ready.clear()
         # Pages that nobody has overwritten hold what they held: the shard, only if it was complete when dropped.
         broken = result.intact_shards - self._complete
         if broken:
@@ -243,6 +247,7 @@ class DeviceWorker:
         if not self._open_memory.is_mapped(shard):
             raise ValueError(f"{shard} is not mapped")
         self._complete.discard(shard)
+        self._ready.clear()
         self._weights.load_shard(shard, self.shard_bytes(shard))
         self.mark_shard_filled(shard)
 

@@ -15,6 +15,7 @@ import logging
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from typing import cast
 
 from jettison.errors import LinkDownError
 from jettison.live import codec
@@ -211,7 +212,8 @@ class _Connection(asyncio.Protocol):
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        # uvloop's transports do not derive from asyncio's classes, so this cannot be an isinstance check.
+        transport = cast(asyncio.Transport, transport)
         self._transport = transport
         self._server.opened(self)
         self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self.hang_up)

@@ -31,12 +31,14 @@ class InProcessCluster:
         on_event: Callable[[WorkerId, m.Event], None],
         *,
         piece_bytes: int = 1 << 20,
+        activation_bytes: int = 1 << 20,
         seed: int | None = None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.on_event = on_event
         self._devices = dict(devices)
         self._piece_bytes = piece_bytes
+        self._activation_bytes = activation_bytes
         self._random = None if seed is None else random.Random(seed)
         self._clock_ns = clock_ns
         self._loops: dict[WorkerId, WorkerLoop] = {}
@@ -104,7 +106,8 @@ class InProcessCluster:
         for i, a in enumerate(workers):
             for b in workers[i + 1 :]:
                 self._links[a][b], self._links[b][a] = InProcessLink.pair(
-                    a, b, bulk_bytes=bulk_frame_bytes(self._piece_bytes, largest_unit)
+                    a, b, activation_bytes=self._activation_bytes,
+                    bulk_bytes=bulk_frame_bytes(self._piece_bytes, largest_unit),
                 )
         for worker in workers:
             self._loops[worker] = WorkerLoop(

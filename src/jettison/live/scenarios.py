@@ -24,7 +24,7 @@ BLOCK_SIZE = 4
 PAGE_BYTES = 4096
 NUM_REQUESTS = 8
 MAX_NUM_SEQS = 32
-MAX_NUM_TOKENS = 64
+MAX_NUM_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,19 @@ def _observed(cluster: LocalCluster, prompts: list[list[int]]) -> list[Observed]
     return [Observed(p, cluster.completions[f"request-{i}"].token_ids) for i, p in enumerate(prompts)]
 
 
+def _overwrite_tail(cluster: LocalCluster) -> None:
+    """Requests that fill what a drop has freed, and end: a restore now has to pull, mapping alone is not enough."""
+    names: list[str] = []
+    rng = random.Random(7)
+    free = min(ledger.num_free for group in cluster.core.groups.values() for ledger in group.ledgers)
+    length = 120
+    for i in range(max(1, (free - 8) * BLOCK_SIZE // (length + BLOCK_SIZE))):
+        prompt = [rng.randrange(256) for _ in range(length)]
+        names.append(f"filler-{i}-{len(cluster.completions)}")
+        cluster.submit(names[-1], prompt, SamplingParams(max_tokens=1, temperature=0.0))
+    cluster.run(lambda: all(cluster.completions[name].finish_reason for name in names))
+
+
 def _produced(cluster: LocalCluster, num_tokens: int) -> Callable[[], bool]:
     """Until the requests have produced this many tokens together."""
     goal = sum(len(c.tokens) for c in cluster.completions.values()) + num_tokens
@@ -165,12 +178,16 @@ def restore_and_split(setting: Setting) -> Outcome:
         _submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(_produced(cluster, 60))
         cluster.request_drop()
-        cluster.run(_produced(cluster, 80))
+        cluster.run(lambda: not cluster.core.in_transition)
+        _overwrite_tail(cluster)
+        cluster.run(_produced(cluster, 20))
         cluster.request_restore()
         cluster.run()
         totals = counters(cluster.core)
-        happened = totals["restores"] == 1 and totals["returned_bytes"] > 0
-        return Outcome(_observed(cluster, prompts), happened, f"{totals['returned_bytes']:.0f} bytes returned")
+        pulled, returned = totals["pulled_bytes"], totals["returned_bytes"]
+        happened = totals["restores"] == 1 and pulled > 0 and returned > 0
+        evidence = f"{pulled:.0f} bytes of parameters pulled, {returned:.0f} of KV returned"
+        return Outcome(_observed(cluster, prompts), happened, evidence)
 
 
 def drop_again_during_restore(setting: Setting) -> Outcome:
@@ -182,10 +199,11 @@ def drop_again_during_restore(setting: Setting) -> Outcome:
         cluster.request_drop()
         phases = []
         for phase in (RestorePhase.PULL, RestorePhase.RETURN):
-            cluster.run(_produced(cluster, 20))
             cluster.run(lambda: not cluster.core.in_transition)
+            _overwrite_tail(cluster)
+            cluster.run(_produced(cluster, 20))
             cluster.request_restore()
-            cluster.run(lambda phase=phase: _restore_phase(cluster) in (phase, None))
+            cluster.run(_reaches(cluster, phase))
             phases.append(_restore_phase(cluster))
             cluster.request_drop()
         cluster.run()
@@ -209,6 +227,11 @@ def cancel_in_mid_exchange(setting: Setting) -> Outcome:
         cluster.core.check()
         evidence = f"{len(moving)} requests cancelled with their KV on a link"
         return Outcome(_observed(cluster, prompts), len(moving) > 0, evidence)
+
+
+def _reaches(cluster: LocalCluster, phase: RestorePhase) -> Callable[[], bool]:
+    """Until the restore is in this phase, or over."""
+    return lambda: _restore_phase(cluster) in (phase, None)
 
 
 def _restore_phase(cluster: LocalCluster) -> RestorePhase | None:

@@ -97,7 +97,7 @@ def _models(model_dir: Path | None, scratch: Path, seed: int) -> Iterator[tuple[
         folder = scratch / str(index)
         create_model(
             folder, arch=a.arch, layers=4, hidden=32, heads=4, kv_heads=2, head_dim=a.head_dim, seed=seed + index,
-            tied=a.tied, rope_scaling=a.rope_scaling, max_position_embeddings=1024,
+            tied=a.tied, rope_scaling=a.rope_scaling, max_position_embeddings=1024, std=0.2,
             shard_bytes=40_000 if index % 2 else None,
         )
         yield a.name, folder

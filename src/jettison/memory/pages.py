@@ -244,13 +244,18 @@ def _place_shards(
 ) -> tuple[dict[ShardId, Extents], list[Run]]:
     """Pages for new shards, taken from ``supply``; and what of dropped shards' pages is left, a shard after the other.
 
-    Own pages first. For the rest, pages that no dropped shard wants back, then those of spoilt homes; an intact home
-    that must give a page is not intact any more (``homes`` is updated).
+    Own pages first, except that homes may overlap where a spoilt one is involved: intact ones have the better claim.
+    For the rest, pages that no dropped shard wants back, then those of spoilt homes; an intact home that must give a
+    page is not intact any more (``homes`` is updated).
     """
-    slabs = {s: supply.take_extents(page_map.homes[s].extents) if s in page_map.homes else () for s in added}
+    claims = [(page_map.homes[s], s) for s in added if s in page_map.homes]
+    claims += [(homes[s], s) for s in reversed(homes)]
+    claims.sort(key=lambda claim: not claim[0].is_intact)
+    own = {shard: supply.take_extents(home.extents) for home, shard in claims}
+    slabs = {s: own.get(s, ()) for s in added}
     lent = {s: RunSet() for s in reversed(homes)}
     for shard, pages in lent.items():
-        pages.add_extents(supply.take_extents(homes[shard].extents))
+        pages.add_extents(own[shard])
     spoilt_first = sorted(lent, key=lambda s: homes[s].is_intact)
     pools = [supply, *(lent[s] for s in spoilt_first)]
     taken = RunSet()

@@ -6,12 +6,19 @@ llhttp has no limit on the size of headers; without one, a client that never end
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from jettison.server.errors import ApiError
 from jettison.server.settings import ServerSettings
+
+logger = logging.getLogger(__name__)
+logger.setLevel(logging.ERROR)  # a line for each malformed request would let any client fill the log
+
+LINGER_S = 1.0
+"""How long a refused client's bytes are still thrown away."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -22,6 +29,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.logger = logger
         self._num_header_bytes = 0
         self._is_in_headers = True
         self._is_refused = False
@@ -92,7 +100,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             body = error.body
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
-        self.transport.close()
+        # Closing now, with input unread, would reset the connection and take the answer with it.
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _await_headers(self) -> None:
         if self._header_timer is None:

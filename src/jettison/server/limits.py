@@ -112,6 +112,9 @@ class Arrival:
                     chunk = message.get("body", b"")
                     num_bytes += len(chunk)
                     if num_bytes > settings.max_body_bytes:
+                        chunks.clear()
+                        if message.get("more_body"):
+                            await discard_body(receive)
                         raise body_too_large(settings.max_body_bytes)
                     self._admission.hold(len(chunk))
                     self._num_held_bytes += len(chunk)

@@ -32,7 +32,24 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its own idea of signals."""
+    """uvicorn without its own idea of signals, and with an end that need not wait for its next tick."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopped = asyncio.Event()
+
+    def stop(self, *, force: bool) -> None:
+        """End ``serve``; with ``force`` without waiting for connections."""
+        self.should_exit, self.force_exit = True, force
+        self._stopped.set()
+
+    async def main_loop(self) -> None:
+        """A tick each 0.1 s keeps the date header right."""
+        num_ticks = 0
+        while not await self.on_tick(num_ticks):
+            num_ticks = (num_ticks + 1) % 864000
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopped.wait(), 0.1)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -43,9 +60,15 @@ class _Server(uvicorn.Server):
 def open_socket(host: str, port: int) -> socket.socket:
     """Listen. Port 0 takes any free one. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio turns Nagle's algorithm off only for sockets that say they are TCP: with
+    # it on, every second small write waits 40 ms for a delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        listener = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
+        listener.close()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
     listener.setblocking(False)
     return listener
@@ -83,8 +106,7 @@ async def run_server(
             return 1 if second.is_set() else 0
         finally:
             stopping.cancel()
-            server.should_exit = True
-            server.force_exit = second.is_set()
+            server.stop(force=second.is_set())
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
             listener.close()
@@ -100,6 +122,7 @@ def _uvicorn_config(app: Starlette, state: ServerState) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        timeout_keep_alive=state.settings.idle_timeout_s,  # type: ignore[arg-type]  # it only goes to call_later
         timeout_graceful_shutdown=int(ABORT_GRACE_S),
     )
 

@@ -32,6 +32,8 @@ class ServerSettings:
     """A rendered chat prompt."""
     header_timeout_s: float = 20.0
     body_timeout_s: float = 60.0
+    idle_timeout_s: float = 5.0
+    """A kept connection without a request is closed after so long."""
     write_timeout_s: float = 120.0
     """A client that takes nothing of its stream for so long is dropped."""
     keep_alive_s: float = 15.0

@@ -21,15 +21,17 @@ class StopMatcher:
         """The stop string that was found."""
 
     def push(self, text: str) -> str:
-        """Text that can no longer be part of a stop string; the first match (by position) truncates."""
-        if self.matched is not None:
-            return ""
-        if not text:
+        """Text that can no longer be part of a stop string.
+
+        The stop string that *ends* first wins, and among those the longest: so the result is the same however the
+        text was cut.
+        """
+        if self.matched is not None or not text:
             return ""
         pending = self._held + text
-        found = [(at, -len(stop), stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
+        found = [(at + len(stop), at, stop) for stop in self._stops if (at := pending.find(stop)) >= 0]
         if found:
-            at, _, self.matched = min(found)
+            _, at, self.matched = min(found)
             self._held = ""
             return pending[:at]
         num_held = self._possible_prefix(pending)

@@ -99,8 +99,9 @@ def _library() -> ctypes.CDLL:
     if not LIBRARY_PATH.exists():
         raise NativeUnavailableError(f"the kernel library is not built; {how}")
     # The library borrows the OpenMP runtime that torch brought; make its symbols visible.
-    for path in sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*")):
-        ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    for pattern in ("libgomp*", "libiomp*", "libomp*"):
+        for path in sorted((Path(torch.__file__).parent / "lib").glob(pattern)):
+            ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     try:
         library = ctypes.CDLL(str(LIBRARY_PATH))
     except OSError as error:

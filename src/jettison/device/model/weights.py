@@ -74,17 +74,19 @@ class WeightFolder:
         self.open()
         layout = self.layouts[shard]
         views = layout.views(slab, self._dtype)
+        parts = []
         for slot in layout.slots:
             start = 0
             for source in slot.sources:
                 end = start + source.shape[0]
-                self._load(source, views[slot.name][start:end])
+                parts.append((source, views[slot.name][start:end]))
                 start = end
+        self._load(parts)
 
     def load_final_norm(self, dest: Tensor) -> None:
         """Fill the final norm, [hidden_size] of any float dtype."""
         self.open()
-        self._load(self._final_norm, dest)
+        self._load([(self._final_norm, dest)])
 
     def _sources(self) -> Iterator[TensorSource]:
         for layout in self.layouts.values():
@@ -110,17 +112,26 @@ class WeightFolder:
             )
         raise ModelError(f"{self.model_dir}: no weights; expected {SINGLE_FILE} or {INDEX_FILE}")
 
-    def _load(self, source: TensorSource, dest: Tensor) -> None:
-        path = self._file_of[source.name]
-        with _opened(path) as file:
-            stored = file.get_slice(source.name)
-            _check_header(path, stored, source)
-            num_rows = source.shape[0]
-            row_bytes = 8 * (dest.numel() // num_rows)
-            step = max(1, PIECE_BYTES // row_bytes)
-            for start in range(0, num_rows, step):
-                end = min(start + step, num_rows)
-                dest[start:end] = stored[start:end]
+    def _load(self, parts: list[tuple[TensorSource, Tensor]]) -> None:
+        """Copy tensors to where they belong, opening each file once (a header can be long)."""
+        by_file: dict[Path, list[tuple[TensorSource, Tensor]]] = {}
+        for source, dest in parts:
+            by_file.setdefault(self._file_of[source.name], []).append((source, dest))
+        for path, sources in by_file.items():
+            with _opened(path) as file:
+                for source, dest in sources:
+                    stored = file.get_slice(source.name)
+                    _check_header(path, stored, source)  # the file may have changed since it was checked
+                    _copy_rows(stored, dest)
+
+
+def _copy_rows(stored: Any, dest: Tensor) -> None:
+    num_rows = dest.shape[0]
+    widest_row_bytes = 8 * (dest.numel() // num_rows)
+    step = max(1, PIECE_BYTES // widest_row_bytes)
+    for start in range(0, num_rows, step):
+        end = min(start + step, num_rows)
+        dest[start:end] = stored[start:end]
 
 
 @contextmanager

@@ -1,0 +1,271 @@
+"""The sampler against straightforward references, and its promise that a draw depends on nothing but its key."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from scipy import stats
+
+from jettison.device.sampler import Sampler, uniform_draws
+from jettison.device.step import SamplingRow
+
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+def spec(row: int = 0, **fields: Any) -> SamplingRow:
+    defaults: dict[str, Any] = {
+        "position": 7, "seed": 3, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
+    }  # fmt: skip
+    return SamplingRow(row=row, **(defaults | fields))
+
+
+def logits_of(rows: int, vocab_size: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, vocab_size, generator=generator, dtype=torch.float64) * scale
+
+
+def draw_many(logits: torch.Tensor, count: int, **fields: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Tokens of ``count`` draws at consecutive positions from one row of logits."""
+    specs = [spec(row, position=row, **fields) for row in range(count)]
+    tokens = Sampler(logits.shape[0]).sample(logits.expand(count, -1), range(count), specs)
+    return np.array([token.token_id for token in tokens])
+
+
+def reference_distribution(
+    logits: torch.Tensor, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """What a row is drawn from, the slow and obvious way."""
+    probs = torch.softmax(logits.double() / temperature, 0).tolist()
+    kept = {i for i, p in enumerate(probs) if p >= min_p * max(probs) * (1 - 1e-12)}
+    if top_k:
+        edge = sorted((probs[i] for i in range(len(probs))), reverse=True)[min(top_k, len(probs)) - 1]
+        kept = {i for i in kept if probs[i] >= edge}
+    ranked = sorted(kept, key=lambda i: (-probs[i], i))
+    total, mass, nucleus = sum(probs[i] for i in kept), 0.0, []
+    for i in ranked:
+        if nucleus and mass >= top_p * total * (1 - 1e-12):
+            break
+        nucleus.append(i)
+        mass += probs[i]
+    result = np.zeros(len(probs))
+    for i in nucleus:
+        result[i] = probs[i] / mass
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_without_an_entry_are_argmax_with_ties_to_the_lowest_id(dtype: torch.dtype) -> None:
+    logits = torch.zeros(4, 300, dtype=dtype)
+    logits[0, [17, 200]] = 2.0
+    logits[1, 299] = 1.0
+    logits[3] = -math.inf
+    logits[3, 5] = -3.0
+    sampler = Sampler(300)
+    assert [t.token_id for t in sampler.sample(logits, [2, 5, 6, 9], [])] == [17, 299, 0, 5]
+    mixed = sampler.sample(logits, [2, 5, 6, 9], [spec(9, temperature=0.0), spec(5, temperature=1e-9)])
+    assert [t.token_id for t in mixed] == [17, 299, 0, 5]
+    assert all(t.logprobs is None for t in mixed)
+
+
+def test_padding_of_the_head_is_never_chosen() -> None:
+    logits = torch.zeros(2, 320)
+    logits[:, 300:] = 50.0
+    tokens = Sampler(300).sample(logits, [0, 1], [spec(1, position=p) for p in (1,)])
+    assert all(token.token_id < 300 for token in tokens)
+
+
+def test_uniform_draws_look_uniform_and_independent() -> None:
+    draws = uniform_draws([5] * 20_000, range(20_000))
+    assert stats.kstest(draws, "uniform").pvalue > 1e-3
+    assert stats.kstest(uniform_draws(range(20_000), [11] * 20_000), "uniform").pvalue > 1e-3
+    assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.03
+    assert len(set(uniform_draws([0, 0, 1, 1, -1, 2**64 - 2], [0, 1, 0, 1, 0, 0]).tolist())) == 6
+    assert 0.0 <= draws.min() <= draws.max() < 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.6},
+        {"temperature": 1.7},
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"min_p": 0.1},
+        {"top_k": 9, "top_p": 0.8, "min_p": 0.02, "temperature": 1.3},
+    ],
+)
+def test_draws_follow_the_distribution(dtype: torch.dtype, fields: dict[str, float]) -> None:
+    logits = logits_of(1, 40, seed=4)[0].to(dtype)
+    count = 8000
+    expected = reference_distribution(logits, **fields) * count  # type: ignore[arg-type]
+    observed = np.bincount(draw_many(logits, count, **fields), minlength=40)
+    assert observed[expected == 0].sum() == 0
+    likely = expected >= 5
+    rest = [observed[~likely].sum()], [expected[~likely].sum()]
+    if rest[1][0] < 5:
+        rest = [], []
+    statistic = stats.chisquare(np.append(observed[likely], rest[0]), np.append(expected[likely], rest[1]), sum_check=False)
+    assert statistic.pvalue > 1e-4
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    vocab_size=st.sampled_from([3, 17, 128, 129, 1500, 6000]),
+    top_k=st.sampled_from([0, 1, 2, 40, 2000]),
+    top_p=st.sampled_from([1.0, 0.999, 0.9, 0.3, 1e-6]),
+    min_p=st.sampled_from([0.0, 0.001, 0.2, 1.0]),
+    temperature=st.sampled_from([0.3, 1.0, 4.0]),
+    ties=st.booleans(),
+    seed=st.integers(0, 10),
+)
+def test_only_tokens_of_the_reference_are_drawn_and_the_draw_inverts_its_distribution(
+    vocab_size: int, top_k: int, top_p: float, min_p: float, temperature: float, ties: bool, seed: int
+) -> None:
+    logits = logits_of(1, vocab_size, seed)[0]
+    if ties:
+        logits = logits.round()
+    fields = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "temperature": temperature}
+    distribution = reference_distribution(logits, **fields)  # type: ignore[arg-type]
+    cumulative = distribution.cumsum()
+    tokens = draw_many(logits, 30, seed=seed, **fields)
+    uniforms = uniform_draws([seed] * 30, range(30))
+    for token, uniform in zip(tokens.tolist(), uniforms.tolist(), strict=True):
+        assert distribution[token] > 0
+        assert cumulative[token] - distribution[token] - 1e-9 <= uniform <= cumulative[token] + 1e-9
+
+
+def test_top_p_keeps_the_lowest_ids_among_equals() -> None:
+    logits = torch.zeros(1000)
+    assert set(draw_many(logits, 3000, top_p=0.004).tolist()) == {0, 1, 2, 3}
+    assert draw_many(logits, 200, top_k=1).max() > 500, "top-k keeps every token that ties with the k-th"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_draw_depends_on_nothing_but_its_own_row_and_key(dtype: torch.dtype, threads: int) -> None:
+    rng = np.random.default_rng(0)
+    count, vocab_size = 24, 5000
+    logits = logits_of(count, vocab_size, seed=1, scale=1.0).to(dtype)
+    specs = [
+        spec(
+            row, position=int(rng.integers(500)), seed=int(rng.integers(2**40)), temperature=float(rng.uniform(0.5, 2)),
+            top_k=int(rng.choice([0, 1, 20, 3000])), top_p=float(rng.choice([1.0, 0.95, 0.5])),
+            min_p=float(rng.choice([0.0, 0.05])), frequency_penalty=float(row % 2), output_token_ids=(row, 7),
+            logprobs=int(rng.choice([-1, 0, 4])),
+        )
+        for row in range(count)
+    ]  # fmt: skip
+    sampler = Sampler(vocab_size)
+    alone = [sampler.sample(logits[row : row + 1], [row], [specs[row]])[0] for row in range(count)]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for size in (2, 7, count):
+            order = rng.permutation(count)[:size]
+            shuffled = [specs[row] for row in rng.permutation(order)]
+            together = sampler.sample(logits[order], order.tolist(), shuffled)
+            assert together == [alone[row] for row in order]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_penalties_bias_and_bans_are_applied_in_order() -> None:
+    logits = logits_of(1, 12, seed=2)
+    prompt, output = (1, 1, 4), (4, 5, 5, 5)
+    wanted = logits[0].clone()
+    wanted[3] += 1.5
+    wanted[5] += 4.0
+    wanted[9] = -math.inf
+    for token in {1, 4, 5}:
+        wanted[token] = wanted[token] / 1.4 if wanted[token] > 0 else wanted[token] * 1.4
+    wanted[4] -= 0.7 * 1 + 0.25
+    wanted[5] -= 0.7 * 3 + 0.25
+    fields: dict[str, Any] = {
+        "logit_bias": ((3, 1.5), (5, 4.0)), "banned_token_ids": (9,), "repetition_penalty": 1.4,
+        "frequency_penalty": 0.7, "presence_penalty": 0.25, "prompt_token_ids": prompt, "output_token_ids": output,
+    }  # fmt: skip
+    count = 4000
+    penalized = draw_many(logits[0], count, **fields)
+    plain = draw_many(wanted, count)
+    assert penalized.tolist() == plain.tolist()
+    greedy = Sampler(12).sample(logits, [0], [spec(temperature=0.0, **fields)])
+    assert greedy[0].token_id == int(wanted.argmax())
+    assert 9 not in penalized
+
+
+def test_sampling_leaves_the_logits_alone() -> None:
+    logits = logits_of(3, 50)
+    before = logits.clone()
+    Sampler(50).sample(
+        logits, [0, 1, 2], [spec(1, logit_bias=((3, 5.0),), top_k=2, logprobs=3), spec(2, banned_token_ids=(1,))]
+    )
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logprobs_are_of_the_raw_distribution(dtype: torch.dtype) -> None:
+    logits = logits_of(5, 90, seed=3).to(dtype)
+    logits[0, 10:20] = logits[0].max() + 1  # ties at the top
+    reference = torch.log_softmax(logits.double(), dim=-1)
+    specs = [spec(row, position=row, temperature=2.0, top_k=8, logprobs=num) for row, num in enumerate((3, 0, 90, 200))]
+    specs[3].logit_bias = ((11, 100.0),)
+    tokens = Sampler(90).sample(logits, range(5), specs)
+    assert tokens[4].logprobs is None
+    for row, num in enumerate((3, 0, 90, 200)):
+        logprobs = tokens[row].logprobs
+        assert logprobs is not None
+        assert logprobs.token_id == tokens[row].token_id
+        assert logprobs.logprob == pytest.approx(float(reference[row, logprobs.token_id]), abs=1e-12)
+        assert logprobs.rank == 1 + int((reference[row] > reference[row, logprobs.token_id]).sum())
+        ranked = sorted(range(90), key=lambda i, row=row: (-reference[row, i].item(), i))[:num]  # type: ignore[misc]
+        assert [token for token, _ in logprobs.top] == ranked
+        assert [value for _, value in logprobs.top] == pytest.approx(reference[row, ranked].tolist(), abs=1e-12)
+    assert tokens[0].logprobs is not None
+    assert [token for token, _ in tokens[0].logprobs.top] == [10, 11, 12]
+    assert tokens[3].token_id == 11
+
+
+def test_prompt_logprobs() -> None:
+    logits = logits_of(7, 40, seed=5)
+    targets = [3, 0, 39, 3, 8, 9, 1]
+    reference = torch.log_softmax(logits, dim=-1)
+    result = Sampler(40).prompt_logprobs(logits, targets, 2)
+    assert [entry.token_id for entry in result] == targets
+    for row, entry in enumerate(result):
+        assert entry.logprob == pytest.approx(float(reference[row, targets[row]]), abs=1e-12)
+        assert entry.rank == 1 + int((reference[row] > reference[row, targets[row]]).sum())
+        assert [token for token, _ in entry.top] == reference[row].topk(2).indices.tolist()
+    assert Sampler(40).prompt_logprobs(logits[:0], [], 2) == []
+    assert all(entry.top == () for entry in Sampler(40).prompt_logprobs(logits, targets, 0))
+
+
+def test_extreme_rows_give_a_token_of_the_vocabulary() -> None:
+    sampler = Sampler(130)
+    logits = torch.full((4, 130), -math.inf)
+    logits[0, 129] = 0.0
+    logits[1] = 1e30
+    logits[2, 3] = -1e30
+    logits[3] = 0.0
+    specs = [spec(0), spec(1, temperature=1e-4), spec(2, temperature=1e-4, top_p=0.5), spec(3, min_p=5.0, top_p=0.0)]
+    tokens = [token.token_id for token in sampler.sample(logits, range(4), specs)]
+    assert tokens[0] == 129
+    assert 0 <= tokens[1] < 130
+    assert tokens[2:] == [3, 0]
+
+
+def test_inconsistent_arguments_are_refused() -> None:
+    sampler = Sampler(10)
+    with pytest.raises(ValueError, match="2 rows"):
+        sampler.sample(torch.zeros(3, 10), [0, 1], [])
+    with pytest.raises(ValueError, match="not among"):
+        sampler.sample(torch.zeros(2, 10), [0, 1], [spec(5)])
+    with pytest.raises(ValueError, match="1 targets"):
+        sampler.prompt_logprobs(torch.zeros(3, 10), [1], 0)

@@ -1,0 +1,165 @@
+"""The socket's side: headers without end, slow clients, signals, and draining."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_engine import FakeEngine
+from served import eventually, sse_events
+
+from jettison.errors import ConfigError
+from jettison.server.serving import open_socket
+
+
+async def exchange(port, *parts, timeout_s=5.0):
+    """Send raw parts, one packet each, and read until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(0.005)
+        async with asyncio.timeout(timeout_s):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+async def test_headers_have_a_limit(serve):
+    async with serve(FakeEngine(), max_header_bytes=2000) as served:
+        for parts in (
+            [b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: " + b"a" * 3000 + b"\r\n\r\n"],
+            [b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: ", *[b"a" * 300] * 9],  # a line that never ends
+            [b"GET /health HTTP/1.1\r\n", *[b"x-a: %d\r\n" % at * 30 for at in range(15)]],  # headers that never end
+            [b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\nhost: x\r\n\r\n"],
+            [b"GET /" + b"a" * 3000],
+        ):
+            answer = await exchange(served.port, *parts)
+            assert answer.startswith(b"HTTP/1.1 431 "), (parts[0][:40], answer)
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "headers_too_large"
+        body = b'{"prompt": "' + b"x" * 250 + b'", "max_tokens": 1}'
+        big = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        answer = await exchange(served.port, big * 3 + b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        assert answer.count(b"HTTP/1.1 200 OK") == 4  # bodies and pipelined requests are not headers
+
+
+async def test_headers_and_bodies_have_a_deadline(serve):
+    async with serve(FakeEngine(), header_timeout_s=0.25, body_timeout_s=0.25) as served:
+        for parts in (
+            [],
+            [b"GET /health HT"],
+            [b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n", b"GET /health HT"],  # the second one on a kept connection
+            [b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n", b"{"],
+            [b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\n{\r\n"],
+        ):
+            answer = await exchange(served.port, *parts)
+            assert b"HTTP/1.1 408 " in answer, (parts, answer)
+            assert b"request_timeout" in answer
+        await eventually(lambda: served.state.admission.num_active == 0)
+
+
+async def test_bytes_that_are_no_http(serve):
+    async with serve(FakeEngine()) as served:
+        for data in (b"\x16\x03\x01\x02\x00\x01\x00\xff\xff", b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n", b"\x00" * 99):
+            answer = await exchange(served.port, data)
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
+
+
+async def test_draining(serve):
+    engine = FakeEngine(delay_s=None)
+    hooks = []
+
+    async def on_drain(timeout_s):
+        hooks.append(timeout_s)
+        engine.release()
+
+    async with serve(engine, on_drain=on_drain, shutdown_timeout_s=60) as served:
+        stream = asyncio.create_task(served.completion(max_tokens=50, stream=True))
+        await eventually(lambda: engine.accepted)
+        served.state.begin_drain()
+        health = await served.http.get(f"{served.url}/health")
+        assert (health.status_code, health.json()["status"]) == (503, "draining")
+        refused = await served.completion(max_tokens=1)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after-ms"]
+        served.stop.set()
+        assert await served.finished == 0
+        assert len(sse_events((await stream).text)) == 51  # nothing of it was lost
+        assert hooks == [60]
+
+
+async def test_what_outlasts_the_timeout_is_told(serve):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, shutdown_timeout_s=0.05) as served:
+        stream = asyncio.create_task(served.completion(max_tokens=50, stream=True))
+        whole = asyncio.create_task(served.completion(max_tokens=50))
+        await eventually(lambda: len(engine.accepted) == 2)
+        served.stop.set()
+        error, done = sse_events((await stream).text)
+        assert json.loads(error)["error"]["code"] == "shutting_down"
+        assert done == "[DONE]"
+        assert (await whole).status_code == 503
+        assert await served.finished == 0
+
+
+CHILD = """
+import sys, uvloop
+sys.path.insert(0, sys.argv[1])
+from fake_engine import FakeEngine
+from jettison.server.app import ServerSettings, Tokenizer, create_app
+from jettison.server.serving import run_server
+
+async def main():
+    engine = FakeEngine(delay_s=0.02)
+    app = create_app(engine, Tokenizer.from_dir(sys.argv[2]), ServerSettings(model_names=("fake",)))
+    def started(port): print(port, flush=True)
+    return await run_server(app, "127.0.0.1", 0, shutdown_timeout_s=60, on_started=started)
+
+sys.exit(uvloop.run(main()))
+"""
+
+
+@pytest.mark.parametrize("num_signals", [1, 2])
+async def test_signals(tokenizer_dir, num_signals):
+    """The first one drains, the second one does not wait."""
+    import httpx
+
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHILD, str(Path(__file__).parent), str(tokenizer_dir),
+        stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})  # fmt: skip
+    try:
+        async with httpx.AsyncClient(timeout=20) as http:
+            url = f"http://127.0.0.1:{int(await child.stdout.readline())}"
+            body = {"prompt": "p", "max_tokens": 25 if num_signals == 1 else 290, "stream": True}
+            async with http.stream("POST", f"{url}/v1/completions", json=body) as answer:
+                lines = answer.aiter_lines()
+                first = await anext(lines)
+                for _ in range(num_signals):
+                    child.send_signal(signal.SIGTERM)
+                    await asyncio.sleep(0.05)
+                events = sse_events("\n\n".join([first, *[line async for line in lines]]))
+        code = await asyncio.wait_for(child.wait(), 20)
+    finally:
+        if child.returncode is None:
+            child.kill()
+    assert events[-1] == "[DONE]"
+    if num_signals == 1:
+        assert (code, len(events)) == (0, 26)
+    else:
+        assert code == 1
+        assert json.loads(events[-2])["error"]["code"] == "shutting_down"
+
+
+def test_an_address_in_use_is_one_line():
+    with open_socket("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP  # see open_socket
+        with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: "):
+            open_socket("127.0.0.1", listener.getsockname()[1])
