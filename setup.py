@@ -35,12 +35,12 @@ class BuildKernels(build_ext):
         return str(Path(*fullname.split(".")).with_suffix(".so"))
 
     def build_extension(self, ext: Extension) -> None:
-        """Build the library where the extension would go; on failure print a note and go on."""
+        """Build the library where the extension would go; on failure say so and go on."""
         builder = load_builder()
         try:
-            print(f"built {builder.build_library(Path(self.get_ext_fullpath(ext.name)).parent)}")
+            builder.build_library(Path(self.get_ext_fullpath(ext.name)).parent)
         except builder.BuildError as error:
-            print(f"note: native kernels were not built, torch kernels will be used: {error}", file=sys.stderr)
+            sys.stderr.write(f"note: native kernels were not built, torch kernels will be used: {error}\n")
 
 
 setup(

@@ -168,7 +168,6 @@ class FakeCluster:
         self.num_faults = 0
         self.num_stale_layouts = 0
         self.prompt_logprobs: dict[str, list[TokenLogprobs | None] | None] = {}
-        self.num_admitted: dict[str, int] = {}
         self.recording: list[tuple[object, int, list[object]]] | None = None
         """Set to a list: every event and order with the actions that followed, as plain values."""
         self.at(100 * MS, ports.Tick())
@@ -212,9 +211,11 @@ class FakeCluster:
         raise AssertionError(f"did not come to rest: {self._describe()}")
 
     def _describe(self) -> str:
-        groups = {g.group_id: [*g.waiting, *g.running.values(), *g.moving.values()] for g in self.core.groups.values()}
-        moves = [(type(m).__name__, str(m.phase)) for m in (*self.core.merges, *self.core.restores)]
-        return f"groups {groups}, moves {moves}, {[(w.ledger.num_held, w.ledger.capacity) for w in self.core.state.workers.values()]}"
+        core = self.core
+        groups = {g.group_id: [*g.waiting, *g.running.values(), *g.moving.values()] for g in core.groups.values()}
+        moves = [(type(m).__name__, str(m.phase)) for m in (*core.merges, *core.restores)]
+        blocks = [(w.ledger.num_held, w.ledger.capacity) for w in core.state.workers.values()]
+        return f"groups {groups}, moves {moves}, blocks held of capacity {blocks}"
 
     def _settled(self) -> bool:
         return all(len(g.stages) == 1 for g in self.core.groups.values()) or not self.core.params.auto_restore
@@ -314,7 +315,7 @@ class FakeCluster:
             return ports.CallFailed(action.worker_id, action.call_id, "StalePlanError: the page map has changed")
         if worker.fail_applies > 0 or self._strikes(self.faults.apply):
             worker.fail_applies = max(0, worker.fail_applies - 1)
-            if worker.fail_applies == 0 and action.copies and self.fault_rng.random() < 0.5:
+            if self.fault_rng.random() < 0.5:
                 worker.copy_blocks(action.copies)  # the failure came after the copies
             return ports.CallFailed(action.worker_id, action.call_id, "MappingError: injected")
         return ports.LayoutApplied(action.worker_id, action.call_id, worker.apply(action.spec, action.copies))

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import random
 
 import pytest
 from fakes import MS, FakeCluster
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
-N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "60"))
 
 
 def burst(cluster: FakeCluster, num: int, *, at_ms: float = 0.0, prompt: int = 12, output: int = 40, tag: str = "r") -> None:
@@ -139,42 +134,3 @@ def test_same_events_same_actions() -> None:
         return cluster.log, cluster.outputs
 
     assert play() == play()
-
-
-@settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    seed=st.integers(0, 10_000),
-    full_blocks=st.integers(14, 60),
-    num_workers=st.integers(2, 3),
-    requests=st.lists(
-        st.tuples(st.integers(1, 30), st.integers(1, 50), st.floats(0, 400), st.booleans()), min_size=1, max_size=25
-    ),
-    orders=st.lists(st.tuples(st.sampled_from(["drop", "restore"]), st.floats(0, 500)), max_size=6),
-)
-def test_any_schedule_keeps_every_invariant(
-    seed: int,
-    full_blocks: int,
-    num_workers: int,
-    requests: list[tuple[int, int, float, bool]],
-    orders: list[tuple[str, float]],
-) -> None:
-    cluster = FakeCluster(seed=seed, full_blocks=full_blocks, num_workers=num_workers)
-    rng = random.Random(seed)
-    shared = [rng.randrange(1, 60) for _ in range(16)]
-    for i, (prompt, output, at_ms, is_cancelled) in enumerate(requests):
-        prompt = min(prompt, full_blocks * 2)
-        head = shared[: rng.choice([0, 8, 16])]
-        tokens = (head + [rng.randrange(1, 60) for _ in range(prompt)])[: full_blocks * 2]
-        cluster.submit(f"r{i}", tokens, min(output, full_blocks), at_ms)
-        if is_cancelled:
-            cluster.cancel(f"r{i}", at_ms + rng.uniform(0, 200))
-    for what, at_ms in orders:
-        def act(what: str = what) -> None:
-            order = cluster.core.request_drop if what == "drop" else cluster.core.request_restore
-            cluster.carry_out(order(cluster.now))
-            cluster.core.check()
-
-        cluster.at(int(at_ms * MS), act)
-    cluster.run()
-    cluster.expect_outputs()
-    cluster.expect_nothing_left()

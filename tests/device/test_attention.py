@@ -70,9 +70,7 @@ class Batch:
 
     def attend(self, kernels: Kernels) -> torch.Tensor:
         out = torch.full_like(self.q, math.nan)
-        kernels.attention(
-            self.q, self.arena, self.block_tables, self.query_lens, self.context_lens, out, self.scale
-        )
+        kernels.attention(self.q, self.arena, self.block_tables, self.query_lens, self.context_lens, out, self.scale)
         return out
 
     def expected(self) -> torch.Tensor:

@@ -96,7 +96,13 @@ def test_rotary(
         wide[..., :rotary_dim] = part * c + torch.cat((-right, left), -1) * s
         expected.append(wide)
     is_torch = isinstance(positions_dtype, torch.dtype)
-    kernels.rotary(q, k, cos, sin, torch.tensor(positions, dtype=positions_dtype) if is_torch else positions.astype(positions_dtype))
+    kernels.rotary(
+        q,
+        k,
+        cos,
+        sin,
+        torch.tensor(positions, dtype=positions_dtype) if is_torch else positions.astype(positions_dtype),
+    )
     assert_close(q, expected[0])
     assert_close(k, expected[1])
     for bad in (-1, 50):
@@ -236,7 +242,9 @@ def test_a_library_built_from_other_sources_is_refused(monkeypatch: pytest.Monke
 def test_a_miscompiled_variant_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     best, *others = native.supported_variants()
     honest = native._passes_self_check
-    monkeypatch.setattr(native, "_passes_self_check", lambda kernels: kernels.name != f"native-{best}" and honest(kernels))
+    monkeypatch.setattr(
+        native, "_passes_self_check", lambda kernels: kernels.name != f"native-{best}" and honest(kernels)
+    )
     assert load_kernels("auto").name == (f"native-{others[0]}" if others else "torch")
 
 

@@ -385,6 +385,20 @@ def test_retained_blocks_move_with_the_others_when_their_layer_comes_back(memory
     expect_blocks(memory, SHAPE.all_layers, {block - 20: name for block, name in names.items()})
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_blocks_arrive_even_where_pages_change_places_between_arenas(memory, seed):
+    """Retained pages above the new line go to fill holes of the other arenas, before their bytes were copied."""
+    change(memory, LayoutSpec(SHAPE.shards_for(HIGH), HIGH), 0)
+    names = {i: f"block {i}" for i in range(34, 48)}
+    write_blocks(memory, HIGH, names)
+    change(memory, LayoutSpec(DROPPED.shards, LOW, (RetainedKV(HIGH, tuple(names)),)), 0)
+    assert memory.capacity_blocks > max(names)
+    write_blocks(memory, LOW, names)
+    targets = random.Random(seed).sample(range(34), len(names))
+    change(memory, FULL, 0, list(zip(names, targets)))
+    expect_blocks(memory, SHAPE.all_layers, dict(zip(targets, names.values())))
+
+
 def test_scatter_is_the_inverse_of_gather(memory):
     data = pattern("payload", 2 * 3 * BLOCK_BYTES)
     memory.kv_scatter(LayerRange(1, 3), [5, 0, 33], data.numpy())

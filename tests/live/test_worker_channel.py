@@ -21,7 +21,9 @@ class Controller:
         self.address = f"unix:{folder}/control"
         self.heard: list[tuple] = []
         self.server = ControlServer(
-            SECRET, lambda worker, event: self.heard.append((worker, event)), lambda worker: self.heard.append((worker,))
+            SECRET,
+            lambda worker, event: self.heard.append((worker, event)),
+            lambda worker: self.heard.append((worker,)),
         )
 
     async def connect(self, worker_id, secret=SECRET):

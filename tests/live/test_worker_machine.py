@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import settings
@@ -66,7 +67,7 @@ class Workers(RuleBasedStateMachine):
             self.devices[order[failing]].poisoned.add(step_id)
         tokens = [step_id * 3 + i for i in range(length)]
         bounds = np.linspace(0, NUM_LAYERS, num_stages + 1).astype(int)
-        stages = [(int(lo), int(hi)) for lo, hi in zip(bounds, bounds[1:], strict=False)]
+        stages = [(int(lo), int(hi)) for lo, hi in pairwise(bounds)]
         self.steps[step_id] = (tokens, stages, order[num_stages - 1])
         for i, layers in enumerate(stages):
             prev = order[i - 1] if i else None
@@ -211,5 +212,5 @@ class Workers(RuleBasedStateMachine):
                     assert position.get(other, len(device.log)) > at
 
 
-Workers.TestCase.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+Workers.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 TestWorkers = Workers.TestCase

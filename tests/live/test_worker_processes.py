@@ -72,6 +72,10 @@ class Cluster:
         assert not self.launcher._folder.exists()
 
 
+def read(path):
+    return Path(path).read_bytes()
+
+
 def is_alive(pid):
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -213,4 +217,4 @@ async def test_the_secret_is_on_no_command_line_and_in_no_environment():
     async with Cluster(1) as cluster:
         secret = cluster.launcher._secret.hex().encode()
         for name in ("cmdline", "environ"):
-            assert secret not in Path(f"/proc/{cluster.launcher.pids[0]}/{name}").read_bytes()
+            assert secret not in read(f"/proc/{cluster.launcher.pids[0]}/{name}")

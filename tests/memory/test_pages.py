@@ -200,8 +200,10 @@ def test_any_sequence_of_layouts_is_sound(device, seed):
 # --- the ways of one drop ------------------------------------------------------------------------------------------
 
 
-def test_half_the_layers_give_each_shard_whole_to_one_arena():
-    device = Device(num_layers=8, layer_pages=6, ends_pages=(2, 4), spare_pages=80)
+@pytest.mark.parametrize("spare_pages", [80, 82])
+def test_half_the_layers_give_each_shard_whole_to_one_arena(spare_pages):
+    """With and without pages that do not go round."""
+    device = Device(num_layers=8, layer_pages=6, ends_pages=(2, 4), spare_pages=spare_pages)
     plan = device.change(device.stage(0, 4), live_blocks=0)
     for layer in range(4, 8):
         pages = set(each_page(device.map.homes[layer_shard(layer)].extents).values())
@@ -239,6 +241,19 @@ def test_written_pages_make_a_shard_missing_and_others_stay_intact():
     spoilt = {s for s, home in device.map.homes.items() if pages[top] in each_page(home.extents).values()}
     plan = device.change(device.full)
     assert plan.missing_shards == spoilt and len(spoilt) == 1 and len(plan.intact_shards) == 2
+
+
+def test_an_intact_home_has_the_better_claim_to_a_page():
+    device = Device(num_layers=4, layer_pages=6, ends_pages=(2, 2), spare_pages=40, block=4, page=4)
+    nothing = LayoutSpec(frozenset(), LayerRange(0, 1))
+    capacity = device.change(nothing).capacity_blocks
+    device.write(0, 0, capacity)  # all homes are spoilt
+    # With every block alive, the head gets what the arena's shrinking sets free: pages of some layer's old home.
+    device.change(LayoutSpec(frozenset({HEAD_SHARD}), LayerRange(0, 1)), live_blocks=capacity)
+    taken = set(each_page(device.map.of(shard_owner(HEAD_SHARD))).values())
+    device.change(nothing, live_blocks=capacity)
+    assert any(taken & set(each_page(device.map.homes[layer_shard(i)].extents).values()) for i in range(4))
+    assert device.change(device.full).intact_shards == {HEAD_SHARD}
 
 
 def test_the_first_intact_position_is_where_writing_starts_to_matter():

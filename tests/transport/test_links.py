@@ -263,7 +263,7 @@ def test_random_bytes_never_raise(message):
 )
 def test_memory_that_could_shrink_or_has_another_size_is_refused(size, sealed):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours, theirs = proven()
+    _, theirs = proven()
     link = ShmLink(right, theirs, SMALL)
     fd = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)

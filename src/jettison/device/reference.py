@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from types import MethodType
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from jettison.device.model.dtypes import DTYPES
+from jettison.device.model.hf_config import read_config
+from jettison.device.model.rope import inverse_frequencies
 
 TIE_ULPS = 4
 """Below float64, two logits this close (in units of the last place of the largest logit) are a tie."""
@@ -35,6 +38,31 @@ def transformers_available() -> bool:
     return importlib.util.find_spec("transformers") is not None
 
 
+def _compute_in_double(model: torch.nn.Module, frequencies: torch.Tensor) -> None:
+    """The library computes norms and rotary angles in float32 whatever the model's precision: mend both.
+
+    ``frequencies`` [head_dim / 2] in double must agree with the library's own to single precision.
+    Raises ValueError if they do not.
+    """
+
+    def rms_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
+        scale = (x.pow(2).mean(-1, keepdim=True) + module.variance_epsilon).rsqrt()
+        return module.weight * (x * scale)
+
+    def rotary(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = torch.cat([position_ids[..., None].double() * frequencies] * 2, dim=-1)
+        return angles.cos(), angles.sin()
+
+    for module in model.modules():
+        name = type(module).__name__
+        if name.endswith("RMSNorm"):
+            module.forward = MethodType(rms_norm, module)
+        elif name.endswith("RotaryEmbedding"):
+            if not torch.allclose(module.inv_freq.double(), frequencies, rtol=1e-5, atol=0.0):
+                raise ValueError("rotary frequencies differ from those of transformers")
+            module.forward = MethodType(rotary, module)
+
+
 class TransformersReference:
     """Hugging Face ``transformers``, one forward pass over prompt and output.
 
@@ -50,6 +78,8 @@ class TransformersReference:
         self._model = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=DTYPES[dtype], attn_implementation="eager", use_safetensors=True, local_files_only=True
         ).eval()
+        if DTYPES[dtype] is torch.float64:
+            _compute_in_double(self._model, inverse_frequencies(read_config(Path(model_dir))))
         self._ulp = torch.finfo(DTYPES[dtype]).eps
         self._is_exact = DTYPES[dtype] is torch.float64
 

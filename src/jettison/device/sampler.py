@@ -81,9 +81,7 @@ class Sampler:
                 results[slot] = SampledToken(tokens[slot], logprobs)
         return results
 
-    def prompt_logprobs(
-        self, logits: Tensor, target_token_ids: Sequence[int], num_top: int
-    ) -> list[TokenLogprobs]:
+    def prompt_logprobs(self, logits: Tensor, target_token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
         """Log-probability, rank and ``num_top`` likeliest alternatives of the token that followed each position.
 
         ``logits``: [m, >= vocab_size]; ``target_token_ids``: m ids. Raises ValueError when the lengths differ.

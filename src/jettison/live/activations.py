@@ -112,7 +112,7 @@ class ActivationInbox:
             self._partial[step_id] = partial
         end = offset + len(frame.payload)
         if (peer, offset, total) != (partial.peer, partial.num_bytes, len(partial.data)) or end > total:
-            raise LinkDownError(f"activation of step {step_id}: chunk {offset} to {end} of {total} bytes is out of place")
+            raise LinkDownError(f"activation of step {step_id}: chunk {offset} to {end} of {total} is out of place")
         partial.data[offset:end] = frame.payload
         partial.num_bytes = end
         if end == total:

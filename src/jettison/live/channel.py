@@ -62,7 +62,7 @@ def framed(message: bytes) -> bytes:
 
 
 class WorkerChannel:
-    """A worker's end. Non-blocking once made; unsent events wait in memory (the controller bounds them by its steps)."""
+    """A worker's end, never blocking once made. Unsent events wait in memory: few, as the steps in flight are few."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)

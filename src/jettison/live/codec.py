@@ -103,7 +103,8 @@ def encode_step(step: StepInput) -> bytes:
 
 def decode_step(payload: bytes | bytearray | memoryview) -> StepInput:
     """The step in ``payload``. Its arrays are writable views of one copy of the payload. Raises CodecError."""
-    buffer = bytearray(payload)  # one copy of some tens of KiB buys aligned, writable arrays that torch takes as they are
+    # One copy of some tens of KiB buys aligned, writable arrays, which torch takes as they are.
+    buffer = bytearray(payload)
     if len(buffer) < _STEP.size:
         raise CodecError(f"a step of {len(buffer)} bytes has no header")
     (magic, group_id, step_id, epoch, layer_lo, layer_hi, prev_worker, next_worker,

@@ -86,6 +86,8 @@ class WorkerProcess:
                 self._me.worker_id, device, self._link_peers(device), channel.emit, self._config.spec.piece_bytes
             )
         except Exception as error:
+            if not isinstance(error, UserError):
+                log.exception("start failed")
             self._report_failed_start(channel, error)
             if device is not None:
                 device.close()
@@ -107,8 +109,6 @@ class WorkerProcess:
 
     def _report_failed_start(self, channel: WorkerChannel, error: Exception) -> None:
         known = isinstance(error, JettisonError)
-        if not isinstance(error, UserError):
-            log.exception("start failed")
         channel.emit(
             m.WorkerStartFailed(
                 self._me.worker_id,
@@ -135,8 +135,7 @@ class WorkerProcess:
             links[peer] = link
         while not links.keys() >= set(self._config.accept_from):
             select.select(self._acceptor.filenos(), [], [], min(1.0, self._seconds_left()))
-            for link in self._accept(device):
-                links[link.peer] = link
+            links.update((link.peer, link) for link in self._accept(device))
         return links
 
     def _accept(self, device: Device) -> list[Link]:
@@ -184,8 +183,9 @@ class WorkerProcess:
 
     def _watch(self, channel: WorkerChannel, loop: WorkerLoop) -> None:
         """Bring the epoll set up to date; closed descriptors have left it by themselves."""
-        wanted = {fd: select.EPOLLIN for fd in self._acceptor.filenos()}
-        for end in (channel, *loop.links.values()):
+        wanted = dict.fromkeys(self._acceptor.filenos(), select.EPOLLIN)
+        ends: list[WorkerChannel | Link] = [channel, *loop.links.values()]
+        for end in ends:
             fd = end.fileno()
             if fd >= 0:
                 wanted[fd] = select.EPOLLIN | (select.EPOLLOUT if end.wants_write else 0)

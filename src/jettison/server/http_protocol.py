@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from jettison.server.errors import ApiError
 from jettison.server.settings import ServerSettings
+from jettison.server.sse import ABORT_KEY
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.ERROR)  # a line for each malformed request would let any client fill the log
@@ -70,6 +71,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if size > self.max_header_bytes:
             self._refuse_headers()
         if not self._is_refused:
+            self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[typeddict-unknown-key]
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from starlette.types import Send
 
 from jettison.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
+
+ABORT_KEY = "jettison.abort"
+"""Where the HTTP protocol leaves a way to cut the connection, in the ASGI scope."""
 
 COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -31,12 +33,12 @@ _HEADERS = (
 class EventStream:
     """One answer as it is made. ``send`` is ASGI's; each call of it writes whole events."""
 
-    __slots__ = ("_send", "is_open", "last_s", "sending_since_s", "task")
+    __slots__ = ("_send", "abort", "is_open", "last_s", "sending_since_s")
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, abort: Callable[[], None] | None = None) -> None:
         self._send = send
-        self.task: asyncio.Task[Any] | None = None
-        """Runs the answer; cancelled when its client takes nothing."""
+        self.abort = abort
+        """Cuts the connection, unsent bytes and all; the answer then ends as with any client that left."""
         self.is_open = False
         self.last_s = 0.0
         """When the last event went out."""
@@ -45,7 +47,6 @@ class EventStream:
 
     async def start(self, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Status and headers."""
-        self.task = asyncio.current_task()
         await self._send({"type": "http.response.start", "status": 200, "headers": [*_HEADERS, *headers]})
         self.last_s = time.monotonic()
         self.is_open = True
@@ -98,9 +99,9 @@ class StreamKeeper:
         for stream in tuple(self._streams):
             since_s = stream.sending_since_s
             if since_s is not None:
-                if now_s - since_s >= self._settings.write_timeout_s and stream.task is not None:
+                if now_s - since_s >= self._settings.write_timeout_s and stream.abort is not None:
                     logger.warning("dropping a client that takes nothing of its stream")
-                    stream.task.cancel()
+                    stream.abort()
                     self._streams.discard(stream)
             elif stream.is_open and now_s - stream.last_s >= self._settings.keep_alive_s:
                 # In a task of its own: a client that has just stopped reading must not hold up the others.

@@ -96,9 +96,9 @@ class Link(ABC):
         """Send one frame whose payload ``fill`` writes straight into the link's memory.
 
         Returns False when there is no room now (back-pressure; ``fill`` may have been called in vain): try again
-        after ``poll_frames``, when ``fileno()`` was readable, or writable while ``wants_write``. True means that the frame will arrive if the link lives, nothing more. When
-        ``fill`` raises, nothing is sent and the error passes through. ``nbytes`` may be 0; ``fill`` is then
-        not called.
+        after ``poll_frames``, when ``fileno()`` was readable, or writable while ``wants_write``. True means that
+        the frame will arrive if the link lives, nothing more. When ``fill`` raises, nothing is sent and the
+        error passes through. ``nbytes`` may be 0; ``fill`` is then not called.
 
         Raises LinkDownError when the link is not open, ValueError when ``aux`` is longer than MAX_AUX_BYTES,
         ``tag`` is no signed 64-bit integer or ``nbytes`` is above ``max_payload(kind)``.

@@ -86,9 +86,9 @@ class _Room:
         self.pending_credit = 0
         self.shift = 32 if is_bulk else 0
 
-    def lowest_free(self) -> int | None:
-        """The lowest free slot: low slots stay warm in the caches, high ones untouched."""
-        return (self.free & -self.free).bit_length() - 1 if self.free else None
+    def lowest_free(self) -> int:
+        """The lowest free slot, while there is one: low slots stay warm in the caches, high ones untouched."""
+        return (self.free & -self.free).bit_length() - 1
 
 
 class ShmLink(Link):
@@ -122,11 +122,11 @@ class ShmLink(Link):
         if not self._open:
             raise LinkDownError(f"link to worker {self.peer} is down: {self._failure or 'closed'}")
         room = self._outgoing[kind is not FrameKind.ACTIVATION]
-        slot: int | None = _NO_SLOT
+        slot = _NO_SLOT
         if nbytes:
-            slot = room.lowest_free()
-            if slot is None:
+            if not room.free:
                 return False
+            slot = room.lowest_free()
             start = self._geometry.offset(kind.is_bulk, slot)
             fill(self._outgoing_memory[start : start + nbytes])
         message = _HEADER.pack(_MAGIC, kind, len(aux), slot, self._epoch, tag, nbytes) + aux

@@ -195,7 +195,7 @@ class TcpLink(Link):
             raise ValueError("bytes that are no frame header")
         if sequence != self._num_received & 0xFFFFFFFF:
             raise ValueError(f"frame {sequence} where {self._num_received} was due")
-        if kind != _ATTACH and kind > FrameKind.MOVE_END or nbytes > _MAX_PAYLOAD_BYTES:
+        if (kind != _ATTACH and kind > FrameKind.MOVE_END) or nbytes > _MAX_PAYLOAD_BYTES:
             raise ValueError(f"a frame of kind {kind} with {nbytes} bytes")
         self._head = (kind, tag, nbytes)
         self._aux = bytearray(aux_len)

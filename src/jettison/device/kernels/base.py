@@ -11,14 +11,14 @@ sums are kept in float64, float32 and float32 respectively. No method allocates 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NoReturn, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Int32Array = Tensor | npt.NDArray[np.int32]
+Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 """Host int32 array, torch or numpy. Not to be resized in place between calls."""
 
 SUPPORTED_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -71,7 +71,10 @@ class Kernels(Protocol):
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-        """``out = weight * x / sqrt(mean(x^2) + eps)`` over the last dimension. ``x``, ``out``: [T, H]; ``out`` may be ``x``."""
+        """``out = weight * x / sqrt(mean(x^2) + eps)`` over the last dimension.
+
+        ``x``, ``out``: [T, H]; ``out`` may be ``x``.
+        """
         ...
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -79,8 +82,9 @@ class Kernels(Protocol):
         ...
 
     def rotary(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, positions: Int32Array) -> None:
-        """Rotate ``q`` [T, num_heads, D] and ``k`` [T, num_kv_heads, D] in place (Hugging Face's ``rotate_half`` pairing).
+        """Rotate ``q`` [T, num_heads, D] and ``k`` [T, num_kv_heads, D] in place.
 
+        Element i of a head is paired with element i + rotary_dim / 2, as Hugging Face's ``rotate_half`` does.
         ``cos``, ``sin``: [max_positions, rotary_dim] with ``rotary_dim <= D`` and even, float32 (float64 for
         float64 inputs); ``positions``: int32 or int64 [T]. Dimensions beyond ``rotary_dim`` stay as they are.
         Raises IndexError for a position outside the tables.
@@ -96,11 +100,14 @@ class Kernels(Protocol):
         ...
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-        """``out = x @ weight.T + bias``. ``x``: [T, K]; ``weight``: plain row-major [N, K]; ``out``: [T, N], no alias of ``x``."""
+        """``out = x @ weight.T + bias``.
+
+        ``x``: [T, K]; ``weight``: plain row-major [N, K]; ``bias``: [N]; ``out``: [T, N], not overlapping ``x``.
+        """
         ...
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     """Raise the ValueError of a broken contract (out of line: keeps the checks of hot calls short)."""
     raise ValueError(message)
 

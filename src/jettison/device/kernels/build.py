@@ -76,6 +76,8 @@ def build_library(directory: Path) -> Path:
     Raises BuildError when there is no compiler or it fails.
     """
     compiler = shlex.split(os.environ.get("CC", "cc"))
+    if not (SOURCES / "kernels.c").exists():
+        raise BuildError(f"the C sources are not part of this installation ({SOURCES} is missing)")
     if shutil.which(compiler[0]) is None:
         raise BuildError(f"no C compiler ({compiler[0]!r} not found; set CC to name one)")
     with tempfile.TemporaryDirectory() as name:
@@ -137,9 +139,9 @@ def _run(command: list[str]) -> str | None:
 def main() -> int:
     """Build beside the sources, for a source tree on ``PYTHONPATH``."""
     try:
-        print(f"built {build_library(Path(__file__).resolve().parent)}")
+        print(f"built {build_library(Path(__file__).resolve().parent)}")  # noqa: T201 - a command line of its own
     except BuildError as error:
-        print(f"error: native kernels were not built: {error}", file=sys.stderr)
+        print(f"error: native kernels were not built: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0
 

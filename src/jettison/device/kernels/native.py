@@ -257,14 +257,14 @@ class NativeKernels:
         dtype = q.dtype
         tokens, num_heads, head_dim = q.shape
         tables = self._tables
-        if tables is None or tables[0] is not cos or tables[1] is not sin or tables[2] is not dtype or tables[3] != head_dim:
+        if tables is None or tables[0] is not cos or tables[1] is not sin or tables[2] != (dtype, head_dim):
             check_rotary_tables(cos, sin, dtype, head_dim)
-            tables = self._tables = (cos, sin, dtype, head_dim, (cos.data_ptr(), sin.data_ptr()), tuple(cos.shape))
-        max_positions, rotary_dim = tables[5]
+            tables = self._tables = (cos, sin, (dtype, head_dim), (cos.data_ptr(), sin.data_ptr()), tuple(cos.shape))
+        max_positions, rotary_dim = tables[4]
         pointer, wide = _positions_pointer(positions)
         code = self._rotary(
             _DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads, k.data_ptr(), k.stride()[0], k.shape[1],
-            *tables[4], pointer, wide, tokens, head_dim, rotary_dim, max_positions,
+            *tables[3], pointer, wide, tokens, head_dim, rotary_dim, max_positions,
         )  # fmt: skip
         if code:
             _raise(code)
@@ -317,15 +317,16 @@ def _raise(code: int) -> None:
 
 
 def _passes_self_check(kernels: NativeKernels) -> bool:
-    """Multiply and normalize something small whose result is known: guards against a miscompiled variant."""
-    x = torch.arange(-35, 35, dtype=torch.float32).remainder(7).reshape(2, 35)
-    w = torch.arange(5 * 35, dtype=torch.float32).remainder(5).reshape(5, 35)
+    """Multiply and gate something small whose result is known: guards against a miscompiled variant."""
+    # Sizes that go through every tile: 13 rows = 6 + 7 (or 3 and 2), 9 outputs = 2 * 4 + 1, 70 = whole chunks + rest.
+    x = torch.arange(-70, 12 * 70, dtype=torch.float32).remainder(7).reshape(13, 70)
+    w = torch.arange(9 * 70, dtype=torch.float32).remainder(5).reshape(9, 70)
     for dtype, tolerance in ((torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)):
-        out, normed = torch.empty(2, 5, dtype=dtype), torch.empty(2, 35, dtype=dtype)
+        out, gated = torch.empty(13, 9, dtype=dtype), torch.empty(13, 70, dtype=dtype)
         kernels.linear(x.to(dtype), w.to(dtype), None, out)
-        kernels.silu_mul(torch.cat((x, x), dim=1).to(dtype), normed)
+        kernels.silu_mul(torch.cat((x, x), dim=1).to(dtype), gated)
         expected = x.double() * torch.nn.functional.silu(x.double())
-        for actual, wanted in ((out, x.double() @ w.double().t()), (normed, expected)):
+        for actual, wanted in ((out, x.double() @ w.double().t()), (gated, expected)):
             if not torch.allclose(actual.double(), wanted, rtol=tolerance, atol=tolerance):
                 return False
     return True

@@ -1,0 +1,122 @@
+"""Any schedule of requests, cancels, orders and faults: every token right, one end each, nothing left behind.
+
+``JETTISON_EXAMPLES=3000`` looks further than the default.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+
+from fakes import BLOCK_SIZE, SHARD_BYTES, FakeCluster, Faults
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "50"))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request of a schedule."""
+
+    num_prompt: int
+    num_output: int
+    at_ms: float
+    prefix: int
+    """Tokens shared with others."""
+    priority: int
+    cancel_after_ms: float | None
+    stops: bool
+    min_tokens: int
+    prompt_logprobs: int | None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What a schedule runs on."""
+
+    seed: int
+    num_workers: int
+    num_layers: int
+    full_blocks: int
+    shard_bytes: int
+    max_seqs: int
+    max_tokens: int
+    policy: str
+    auto_restore: bool
+    eager: bool
+    prefix_caching: bool
+
+
+ASKED = st.builds(
+    Asked,
+    num_prompt=st.integers(1, 40),
+    num_output=st.integers(1, 60),
+    at_ms=st.one_of(st.just(0.0), st.floats(0, 400)),
+    prefix=st.sampled_from([0, 0, 8, 16]),
+    priority=st.sampled_from([0, 0, 0, -1, 1]),
+    cancel_after_ms=st.one_of(st.none(), st.none(), st.floats(0, 250)),
+    stops=st.booleans(),
+    min_tokens=st.sampled_from([0, 0, 5]),
+    prompt_logprobs=st.sampled_from([None, None, 0]),
+)
+CLUSTER = st.builds(
+    Cluster,
+    seed=st.integers(0, 10_000),
+    num_workers=st.integers(2, 4),
+    num_layers=st.sampled_from([4, 5]),
+    full_blocks=st.integers(6, 60),
+    shard_bytes=st.sampled_from([SHARD_BYTES, 256, 1024, 4096]),
+    max_seqs=st.sampled_from([4, 16]),
+    max_tokens=st.sampled_from([16, 32]),
+    policy=st.sampled_from(["drop", "drop", "drop", "recompute"]),
+    auto_restore=st.sampled_from([True, True, False]),
+    eager=st.booleans(),
+    prefix_caching=st.sampled_from([True, True, False]),
+)
+RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
+FAULTS = st.one_of(
+    st.builds(Faults), st.builds(Faults, apply=RATE, offer=RATE, load=RATE, move=RATE, step=st.sampled_from([0.0, 0.02]))
+)
+
+
+def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[tuple[str, float]]) -> FakeCluster:
+    fake = FakeCluster(
+        num_workers=cluster.num_workers, full_blocks=cluster.full_blocks, num_layers=cluster.num_layers,
+        seed=cluster.seed, policy=cluster.policy, auto_restore=cluster.auto_restore, max_seqs=cluster.max_seqs,
+        max_tokens=cluster.max_tokens, prefix_caching=cluster.prefix_caching, shard_bytes=cluster.shard_bytes,
+        faults=faults, eager=cluster.eager,
+    )
+    rng = random.Random(cluster.seed)
+    shared = [rng.randrange(1, 60) for _ in range(16)]
+    room = cluster.full_blocks * BLOCK_SIZE
+    for i, asked in enumerate(requests):
+        prompt = (shared[: asked.prefix] + [rng.randrange(1, 60) for _ in range(asked.num_prompt)])[: room - 4]
+        fake.submit(
+            f"r{i}", prompt, min(asked.num_output, room - len(prompt)), asked.at_ms, priority=asked.priority,
+            stop_token_ids=(7, 11, 13) if asked.stops else (), min_tokens=asked.min_tokens,
+            prompt_logprobs=asked.prompt_logprobs,
+        )
+        if asked.cancel_after_ms is not None:
+            fake.cancel(f"r{i}", asked.at_ms + asked.cancel_after_ms)
+    for what, at_ms in orders:
+        fake.order_at(what, at_ms)
+    return fake
+
+
+@settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    cluster=CLUSTER,
+    faults=FAULTS,
+    requests=st.lists(ASKED, min_size=1, max_size=25),
+    orders=st.lists(st.tuples(st.sampled_from(["drop", "restore"]), st.floats(0, 500)), max_size=6),
+)
+def test_any_schedule_keeps_every_invariant(
+    cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[tuple[str, float]]
+) -> None:
+    fake = build(cluster, Faults(**vars(faults)), requests, orders)
+    fake.run()
+    fake.expect_outputs()
+    fake.expect_nothing_left()
+    assert fake.num_stale_layouts == 0
