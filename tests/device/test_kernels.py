@@ -261,9 +261,13 @@ def test_no_compiler_is_one_clear_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not list(tmp_path.glob("*.so"))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_build_makes_a_loadable_library(tmp_path: Path) -> None:
+def test_build_makes_a_loadable_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # One variant, not optimized: a second instead of twenty.
+    monkeypatch.setattr(build, "variants", lambda: (build.Variant("portable", ("-O0",)),))
     library = ctypes.CDLL(str(build.build_library(tmp_path)))
-    library.jettison_build_id.restype = ctypes.c_char_p
+    library.jettison_build_id.restype = library.jettison_variants.restype = ctypes.c_char_p
     assert library.jettison_build_id().decode() == build.build_id()
+    assert library.jettison_variants() == b"portable"
+    assert library.jettison_cpu_supports(b"portable") == 1
+    assert library.jettison_cpu_supports(b"abacus") == 0

@@ -245,11 +245,13 @@ def test_written_pages_make_a_shard_missing_and_others_stay_intact():
 
 def test_an_intact_home_has_the_better_claim_to_a_page():
     device = Device(num_layers=4, layer_pages=6, ends_pages=(2, 2), spare_pages=40, block=4, page=4)
-    nothing = LayoutSpec(frozenset(), LayerRange(0, 1))
-    capacity = device.change(nothing).capacity_blocks
-    device.write(0, 0, capacity)  # all homes are spoilt
+    one_arena, layers = LayerRange(0, 1), frozenset(layer_shard(i) for i in range(4))
+    nothing = LayoutSpec(frozenset(), one_arena)
+    capacity = device.change(LayoutSpec(layers, one_arena)).capacity_blocks
+    capacity = device.change(nothing, live_blocks=capacity).capacity_blocks  # the layers' pages are on top
+    device.write(0, 0, capacity)  # and all homes spoilt
     # With every block alive, the head gets what the arena's shrinking sets free: pages of some layer's old home.
-    device.change(LayoutSpec(frozenset({HEAD_SHARD}), LayerRange(0, 1)), live_blocks=capacity)
+    device.change(LayoutSpec(frozenset({HEAD_SHARD}), one_arena), live_blocks=capacity)
     taken = set(each_page(device.map.of(shard_owner(HEAD_SHARD))).values())
     device.change(nothing, live_blocks=capacity)
     assert any(taken & set(each_page(device.map.homes[layer_shard(i)].extents).values()) for i in range(4))

@@ -71,7 +71,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if size > self.max_header_bytes:
             self._refuse_headers()
         if not self._is_refused:
-            self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[typeddict-unknown-key]
+            self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[literal-required]
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

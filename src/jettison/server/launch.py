@@ -38,6 +38,7 @@ async def _serve(config: EngineConfig) -> int:
     settings = ServerSettings(
         model_names=(config.model.served_model_name or model_dir.resolve().name,),
         api_keys=config.server.api_keys,
+        default_seed=config.model.seed,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
         event_log=engine.event_document,
