@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.channel import WorkerChannel
 from jettison.transport.handshake import Identity, Purpose
-from jettison.transport.link import FrameKind, Link
+from jettison.transport.link import Frame, FrameKind, Link
 from jettison.transport.shm import ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor, connect, listening_socket
 from jettison.transport.tcp import TcpLink
@@ -47,28 +48,33 @@ class Poller:
 
     def __init__(self, link: Link) -> None:
         self.link = link
+        self.arrived: deque[Frame] = deque()
         self.epoll = select.epoll()
         self.epoll.register(link.fileno(), select.EPOLLIN)
 
     def frames(self):
         while True:
-            for frame in self.link.poll_frames():
-                yield frame
+            self.arrived.extend(self.link.poll_frames())
+            while self.arrived:
+                yield self.arrived.popleft()
             if not self.link.is_open:
                 return
             self.epoll.poll()
 
     def send(self, kind: FrameKind, tag: int, data: np.ndarray) -> None:
         while not self.link.send_frame(kind, tag, b"", len(data), lambda out: np.copyto(out, data)):
-            self.epoll.modify(self.link.fileno(), select.EPOLLIN | (select.EPOLLOUT if self.link.wants_write else 0))
-            self.epoll.poll()
-            for frame in self.link.poll_frames():
-                frame.release()
+            self.wait()
         while self.link.wants_write:
+            self.wait()
+
+    def wait(self) -> None:
+        wants_write = self.link.wants_write
+        if wants_write:
             self.epoll.modify(self.link.fileno(), select.EPOLLIN | select.EPOLLOUT)
-            self.epoll.poll()
-            list(self.link.poll_frames())
-        self.epoll.modify(self.link.fileno(), select.EPOLLIN)
+        self.epoll.poll()
+        self.arrived.extend(self.link.poll_frames())
+        if wants_write:
+            self.epoll.modify(self.link.fileno(), select.EPOLLIN)
 
 
 def make_link(kind: str, sock, handshake) -> Link:
@@ -183,11 +189,12 @@ class Peer:
 
 def microseconds(call: Callable[[], object], seconds: float) -> float:
     """Median time of a call over ``seconds``."""
-    for _ in range(20):
+    for _ in range(3):
         call()
-    times = []
+    times: list[float] = []
     end = time.perf_counter() + seconds
-    while (start := time.perf_counter()) < end:
+    while not times or time.perf_counter() < end:
+        start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
     return statistics.median(times) * 1e6
@@ -220,12 +227,14 @@ def measure(seconds: float, rounds: int) -> dict[str, list[float]]:
                     took = microseconds(lambda p=peer, c=copy, d=data: p.hop(d, c), seconds) / 2
                     add(f"{peer.kind} hop {size >> 10} KiB", took)
             for peer in peers[: len(LINKS)]:
-                add(f"{peer.kind} bulk piece 1024 KiB", microseconds(lambda p=peer: p.pieces(data, 32), seconds) / 32)
+                took = microseconds(lambda p=peer, d=data: p.pieces(d, 32), seconds) / 32
+                add(f"{peer.kind} bulk piece {size >> 10} KiB", took)
             for peer in peers[len(LINKS) :]:
                 add(f"control {peer.kind} hop", microseconds(peer.command, seconds) / 2)
-            add("encode step 256 x 32", microseconds(lambda: codec.encode_command(codec.step_command(step)), seconds / 5))
-            add("decode step 256 x 32", microseconds(
-                lambda: codec.decode_step(codec.decode_command(wire).payload), seconds / 5))
+            took = microseconds(lambda: codec.encode_command(codec.step_command(step)), seconds / 5)
+            add("encode step 256 x 32", took)
+            took = microseconds(lambda: codec.decode_step(codec.decode_command(wire).payload), seconds / 5)
+            add("decode step 256 x 32", took)
         for peer in peers:
             peer.close()
     return rows
@@ -243,7 +252,8 @@ def main() -> None:
         (child_link if what == "link" else child_control)(kind, address)
         return
     rows = measure(arguments.seconds, arguments.rounds)
-    print(f"{'microseconds':<28}{'median':>10}{'min':>10}{'max':>10}    ({os.cpu_count()} cores, load {os.getloadavg()[0]:.1f})")
+    machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    print(f"{'microseconds':<28}{'median':>10}{'min':>10}{'max':>10}    ({machine})")
     for name, values in rows.items():
         print(f"{name:<28}{statistics.median(values):>10.1f}{min(values):>10.1f}{max(values):>10.1f}")
     if arguments.json:

@@ -203,9 +203,9 @@ class FakeCluster:
             busy = len(self.heap) > 1 or not isinstance(self.heap[0][2], ports.Tick)
             if not busy and self.core.state.is_idle() and not self.core.in_transition and self._settled():
                 return
-            # A request that waits or a move that hangs while nothing but ticks come: give it 30 s.
+            # A request that waits or a move that hangs while nothing but ticks come: give it 10 s.
             num_idle_ticks = 0 if busy else num_idle_ticks + 1
-            assert num_idle_ticks < 300, f"stuck: {self._describe()}"
+            assert num_idle_ticks < 100, f"stuck: {self._describe()}"
             self.now, _, event = heapq.heappop(self.heap)
             self._process(event)
         raise AssertionError(f"did not come to rest: {self._describe()}")
@@ -218,7 +218,8 @@ class FakeCluster:
         return f"groups {groups}, moves {moves}, blocks held of capacity {blocks}"
 
     def _settled(self) -> bool:
-        return all(len(g.stages) == 1 for g in self.core.groups.values()) or not self.core.params.auto_restore
+        restores = self.core.params.auto_restore and self.core.params.overload_policy == "drop"
+        return not restores or all(len(g.stages) == 1 for g in self.core.groups.values())
 
     def _process(self, event: object) -> None:
         if callable(event):

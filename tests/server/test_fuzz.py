@@ -10,7 +10,7 @@ import random
 from fake_engine import FakeEngine
 from served import eventually, sse_events
 
-NUM_REQUESTS = int(os.environ.get("JETTISON_FUZZ_REQUESTS", "250"))
+NUM_REQUESTS = int(os.environ.get("JETTISON_FUZZ_REQUESTS", "120"))
 ANSWER_LIMIT_S = 30.0  # generous, because machines are shared; the promise is 5
 
 SEEDS = [

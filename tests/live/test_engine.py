@@ -1,0 +1,189 @@
+"""The asyncio engine over real worker processes: mixed loads, moves, exactness, a worker that dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from jettison.config import EngineConfig
+from jettison.device.model.create import create_model
+from jettison.errors import NotReadyError, OverCapacityError, TooLongError
+from jettison.live.assembly import assemble
+from jettison.live.engine import Engine
+from jettison.types import FinishReason, Request, SamplingParams
+
+BLOCK_SIZE = 4
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("engine") / "model"
+    create_model(
+        folder, arch="qwen2", layers=4, hidden=32, heads=4, kv_heads=2, seed=5, max_position_embeddings=512, std=0.2
+    )
+    return folder
+
+
+@asynccontextmanager
+async def running(model_dir: Path, num_blocks: int, **flags: object) -> AsyncIterator[Engine]:
+    base: dict[str, object] = {
+        "model": str(model_dir), "instances": 2, "memory": "64MiB", "page_size": 4096, "block_size": BLOCK_SIZE,
+        "max_num_seqs": 64, "max_num_batched_tokens": 128, "num_threads": 1, "dtype": "float32",
+        "exchange_piece_bytes": 1 << 14, "max_num_queued_reqs": None, "restore_dwell_ms": 100,
+    } | flags  # fmt: skip
+    sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
+    engine = Engine(EngineConfig.resolve(**base | {"memory": sized.memory_for_blocks(num_blocks)}))  # type: ignore[arg-type]
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+
+
+def request(name: str, prompt: list[int], num_tokens: int, **params: object) -> Request:
+    sampling = SamplingParams(**{"max_tokens": num_tokens, "temperature": 0.0, "ignore_eos": True} | params)  # type: ignore[arg-type]
+    return Request(name, tuple(prompt), sampling, 0)
+
+
+async def collect(engine: Engine, req: Request, leave_after: int | None = None) -> tuple[list[int], FinishReason | None]:
+    tokens: list[int] = []
+    events = engine.submit(req)
+    async for event in events:
+        tokens += [t.token_id for t in event.tokens]
+        if event.finish_reason is not None:
+            return tokens, event.finish_reason
+        if leave_after is not None and len(tokens) >= leave_after:
+            await events.aclose()  # type: ignore[attr-defined]
+            return tokens, None
+    raise AssertionError("the stream ended without a terminal event")
+
+
+async def rest(engine: Engine) -> None:
+    """Wait until no request and no move is left."""
+    async with asyncio.timeout(120):
+        while engine.core.in_transition or not engine.core.state.is_idle():
+            await asyncio.sleep(0.02)
+
+
+async def test_two_thousand_mixed_requests_leave_nothing_behind(model_dir: Path) -> None:
+    rng = random.Random(0)
+    async with running(model_dir, 160) as engine:
+        full = sum(w.full_blocks for w in engine.core.state.workers.values())
+        ends: list[FinishReason | None] = []
+
+        async def client(index: int) -> None:
+            prompt = [rng.randrange(256) for _ in range(rng.randint(1, 40))]
+            leave = rng.randint(0, 6) if index % 5 == 0 else None
+            params = {"temperature": 1.0, "seed": index} if index % 3 == 0 else {}
+            req = request(f"r{index}", prompt, rng.randint(1, 12), **params)
+            if leave == 0:
+                stream = engine.submit(req)
+                engine.cancel(req.request_id)
+                ends.append([e async for e in stream][-1].finish_reason)
+            else:
+                ends.append((await collect(engine, req, leave))[1])
+
+        async def arrive() -> None:
+            tasks = []
+            for index in range(2000):
+                tasks.append(asyncio.create_task(client(index)))
+                if index == 600:
+                    engine.request_drop()
+                if index == 1300:
+                    engine.request_restore()
+                if index % 40 == 0:
+                    await asyncio.sleep(0.02)
+            await asyncio.gather(*tasks)
+
+        async with asyncio.timeout(240):
+            await arrive()
+        engine.request_drop()
+        await rest(engine)
+        while any(len(g.stages) > 1 for g in engine.core.groups.values()):
+            engine.request_restore()
+            await rest(engine)
+        assert len(ends) == 2000
+        assert ends.count(None) + ends.count(FinishReason.CANCELLED) >= 250
+        engine.core.check()
+        snapshot = engine.snapshot()
+        assert snapshot.counters["drops"] >= 1 and snapshot.counters["restores"] >= 1
+        ledgers = [w.ledger for w in engine.core.state.workers.values()]
+        assert sum(ledger.num_free for ledger in ledgers) == sum(ledger.capacity for ledger in ledgers) == full
+        for worker in snapshot.workers:
+            parts = worker.parameter_bytes + worker.kv_bytes + worker.workspace_bytes + worker.free_bytes
+            assert parts == worker.budget_bytes
+            assert worker.dropped_parameter_bytes == 0
+
+
+async def test_tokens_are_the_same_with_and_without_a_drop(model_dir: Path) -> None:
+    rng = random.Random(1)
+    prompts = [[rng.randrange(256) for _ in range(rng.randint(5, 30))] for _ in range(12)]
+
+    def requests() -> list[Request]:
+        return [
+            request(f"q{i}", p, 60, **({"temperature": 0.8, "top_p": 0.9, "seed": i} if i % 2 else {}))
+            for i, p in enumerate(prompts)
+        ]
+
+    async with running(model_dir, 400, dtype="float64", overload="recompute") as engine:
+        expected = await asyncio.gather(*(collect(engine, r) for r in requests()))
+    async with running(model_dir, 400, dtype="float64") as engine:
+        streams = [asyncio.create_task(collect(engine, r)) for r in requests()]
+        await asyncio.sleep(0.15)
+        engine.request_drop()
+        await asyncio.sleep(0.15)
+        engine.request_restore()
+        got = await asyncio.gather(*streams)
+        await rest(engine)
+        assert engine.snapshot().counters["drops"] == 1
+    assert got == expected
+
+
+async def test_overload_drops_by_itself_and_restores(model_dir: Path) -> None:
+    rng = random.Random(2)
+    async with running(model_dir, 40, restore_dwell_ms=0, overload_min_wait_ms=10) as engine:
+        reqs = [request(f"b{i}", [rng.randrange(256) for _ in range(24)], 100) for i in range(30)]
+        results = await asyncio.gather(*(collect(engine, r) for r in reqs))
+        assert all(reason is FinishReason.LENGTH and len(tokens) == 100 for tokens, reason in results)
+        assert engine.snapshot().counters["drops"] >= 1
+        async with asyncio.timeout(60):
+            while any(len(g.stages) > 1 for g in engine.core.groups.values()) or engine.core.in_transition:
+                await asyncio.sleep(0.05)
+        kinds = [e["kind"] for e in engine.event_document()["events"]]  # type: ignore[attr-defined]
+        assert {"drop_decided", "drop", "exchange_done", "restore_begin", "split", "restore_done"} <= set(kinds)
+
+
+async def test_refusals(model_dir: Path) -> None:
+    async with running(model_dir, 40, max_num_queued_reqs=1) as engine:
+        with pytest.raises(TooLongError, match="exceeds"):
+            engine.submit(request("long", [1] * 10, 600))
+        streams = [engine.submit(request(f"s{i}", [i] * 100, 20)) for i in range(2)]
+        with pytest.raises(OverCapacityError):
+            for i in range(20):
+                streams.append(engine.submit(request(f"t{i}", [i] * 100, 20)))
+        for stream in streams:
+            assert [e async for e in stream][-1].finish_reason is FinishReason.LENGTH
+        assert await engine.drain(5.0)
+        with pytest.raises(NotReadyError):
+            engine.submit(request("late", [1], 1))
+
+
+async def test_a_dead_worker_ends_every_stream_with_an_error(model_dir: Path) -> None:
+    async with running(model_dir, 100) as engine:
+        streams = [asyncio.create_task(collect(engine, request(f"d{i}", [i, 2, 3], 300))) for i in range(6)]
+        await asyncio.sleep(0.1)
+        os.kill(engine.snapshot().workers[0].pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            results = await asyncio.gather(*streams)
+        assert any(reason is FinishReason.ERROR for _, reason in results)
+        assert all(reason in (FinishReason.ERROR, FinishReason.LENGTH) for _, reason in results)
+        assert engine.state == "failed"
+        with pytest.raises(NotReadyError):
+            engine.submit(request("late", [1], 1))
