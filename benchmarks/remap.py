@@ -3,8 +3,8 @@
     PYTHONPATH=src python benchmarks/remap.py --mib 64 --repeats 7 --json remap.json
 
 A device with ``--layers`` layers drops half of them (``--mib`` of layer shards). Columns: bytes that moved, wall time
-of ``DeviceMemory.apply`` (median and worst; planning included), the planning in it, pages, map and unmap calls; then one
-pass over all bytes that KV gained (the page faults that the next steps will meet), a second pass (what the same work
+of ``DeviceMemory.apply`` (median and worst; planning included), the planning in it, pages, map and unmap calls; then
+one pass over all bytes that KV gained (the page faults that the next steps will meet), a second pass (what the same work
 costs once the pages are there), and the mapping part of the restore. All shards and all KV are resident before each
 drop, so that unmapping pays its full price; half of that KV changes arenas too.
 
@@ -117,7 +117,8 @@ def main() -> None:
         parser.error("--layers must be even")
     torch.set_num_threads(1)
 
-    columns = ("MiB to KV", "drop ms", "worst", "planning ms", "pages", "map calls", "1st touch ms", "2nd touch ms", "restore map ms")
+    columns = ("MiB to KV", "drop ms", "worst", "planning ms", "pages", "map calls")
+    columns += ("1st touch ms", "2nd touch ms", "restore map ms")
     print("  ".join(f"{name:>14}" for name in columns))
     rows = []
     for num_mib in args.mib:

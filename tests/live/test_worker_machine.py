@@ -212,5 +212,5 @@ class Workers(RuleBasedStateMachine):
                     assert position.get(other, len(device.log)) > at
 
 
-Workers.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+Workers.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
 TestWorkers = Workers.TestCase

@@ -216,6 +216,16 @@ def test_half_the_layers_give_each_shard_whole_to_one_arena(spare_pages):
     assert len(plan.maps) <= 3 * 4 and plan.bytes_to_kv == (4 * 6 + 4) * 4
 
 
+def test_odd_pages_split_no_shard():
+    """Pages that do not go round stay free rather than make one arena's part shorter than a shard."""
+    device = Device(num_layers=8, layer_pages=6, ends_pages=(2, 4), spare_pages=82)
+    layers = {layer_shard(i) for i in range(4, 8)}
+    device.change(LayoutSpec(device.shape.all_shards - layers, LayerRange(0, 4)))
+    for shard in layers:
+        pages = set(each_page(device.map.homes[shard].extents).values())
+        assert sum(bool(pages & set(each_page(device.map.of(kv_owner(n))).values())) for n in range(4)) == 1
+
+
 def test_growth_disturbs_nothing():
     device = Device()
     before = device.plan(device.full).capacity_blocks

@@ -200,7 +200,8 @@ HEADER = shm._HEADER
 
 
 def raw_header(**fields):
-    values = {"magic": shm._MAGIC, "kind": 0, "aux_len": 0, "slot": 0, "epoch": 0, "tag": 0, "nbytes": 10, **fields}
+    values = {"magic": shm._MAGIC, "kind": 0, "aux_len": 0, "slot": 0, "epoch": 0, "tag": 0, "nbytes": 10, "credit": 0,
+              **fields}
     return HEADER.pack(*values.values())
 
 
@@ -222,9 +223,10 @@ def raw_header(**fields):
         raw_header() + b"a",
         raw_header(kind=1, slot=2),
         raw_header(kind=1, nbytes=8193),
-        raw_header(kind=255, tag=1),
-        raw_header(kind=255, tag=1 << 3),
-        raw_header(kind=255, tag=-1),
+        raw_header(kind=255, credit=1),
+        raw_header(kind=255, credit=1 << 3),
+        raw_header(kind=255, credit=1 << 63),
+        raw_header(credit=2),
         raw_header(kind=254),
     ],
     ids=lambda message: message[:8].hex() + f"-{len(message)}",
@@ -277,7 +279,7 @@ def test_memory_that_could_shrink_or_has_another_size_is_refused(size, sealed):
     left.close()
 
 
-@pytest.mark.parametrize("geometry", [SlotGeometry(0), SlotGeometry(32), SlotGeometry(activation_bytes=0),
+@pytest.mark.parametrize("geometry", [SlotGeometry(0), SlotGeometry(33), SlotGeometry(activation_bytes=0),
                                       SlotGeometry(bulk_bytes=1 << 31)])
 def test_impossible_geometry_is_refused(geometry):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -17,6 +17,7 @@ should no landing be possible at all, the youngest stalled request is recomputed
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from jettison.core.group import GroupCore
 from jettison.core.ports import (
@@ -37,11 +38,10 @@ from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec, RetainedKV
 from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
 from jettison.policy.merge import StagePlan
-from jettison.types import LayerRange, MoveId, ShardId, WorkerId
-
+from jettison.types import LayerRange, MoveId, RequestId, ShardId, WorkerId
 
 RETRY_NS = 100_000_000
-"""Between attempts to map back what a failed merge had dropped."""
+"""Between attempts at what has to succeed some day: mapping back, loading, giving pages back."""
 
 
 class MergePhase(StrEnum):
@@ -54,6 +54,16 @@ class MergePhase(StrEnum):
     REVERTING = "reverting"
     REFILLING = "refilling"
     FAILED = "failed"
+
+
+class _Landed(NamedTuple):
+    """A sealed block at its destination: requests that share it need not send it again."""
+
+    block: int
+    owner: RequestId
+    """The request whose transfer carries it."""
+    generation: int
+    """Of the owner's table there: with another one, or none, the block may be somebody else's by now."""
 
 
 class Merging:
@@ -75,12 +85,18 @@ class Merging:
         self._landing: list[tuple[RequestState, tuple[KVMovePlan, ...]]] = []
         """Stalled requests whose transfers have not started, in service order."""
         self._moves: dict[MoveId, SendKV] = {}
-        self._landed: dict[tuple[WorkerId, WorkerId, int], int] = {}
-        """(source, destination, block there) -> block here, for sealed blocks: shared prefixes move once."""
-        self._waits_for: dict[str, set[MoveId]] = {}
+        self._landed: dict[tuple[WorkerId, WorkerId, int], _Landed] = {}
+        """(source, destination, block at the source) -> where it lands: shared prefixes move once."""
+        self._waits_for: dict[RequestId, set[MoveId]] = {}
         """Request -> moves of other requests that carry its shared prefix."""
+        self._broken: set[RequestId] = set()
+        """Requests of which a transfer failed: recomputed as soon as nothing of them is on its way."""
+        self._num_foreign: dict[WorkerId, int] | None = None
+        """Blocks of layers that left a worker and must still be sent, by worker; None = has to be counted again."""
         self._num_moved_bytes = 0
         self._loads: dict[int, LoadShard] = {}
+        self._unloaded: list[LoadShard] = []
+        """Loads that failed, to be tried again."""
         self._retry_ns = 0
         for group in sources:
             group.paused = True
@@ -102,21 +118,25 @@ class Merging:
     def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
         """Take the answer to one of this merge's layout calls; None if it is not one."""
         if isinstance(event, CallFailed) and event.call_id in self._loads:
-            failed = self._loads.pop(event.call_id)
-            return [self._load(failed.worker_id, failed.shard)]
+            self._unloaded.append(self._loads.pop(event.call_id))
+            self._retry_ns = now_ns + RETRY_NS
+            return []
         for relayout in self._relayouts:
             actions = relayout.on(event)
             if actions is not None:
-                if relayout.is_over and self.phase in (MergePhase.EXCHANGE, MergePhase.SETTLED):
+                if relayout.is_over and self.phase is MergePhase.EXCHANGE:
                     self._relayouts.remove(relayout)
+                    if relayout.phase is RelayoutPhase.FAILED:
+                        self._retry_ns = now_ns + RETRY_NS
                 return actions + self.advance(now_ns)
         return None
 
     def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
         """Take the end of a load from the model folder; None if it is not one of this merge's."""
-        if event.call_id not in self._loads:
+        load = self._loads.pop(event.call_id, None)
+        if load is None:
             return None
-        del self._loads[event.call_id]
+        self._cluster.workers[load.worker_id].unfilled.discard(load.shard)
         return self.advance(now_ns)
 
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
@@ -131,28 +151,33 @@ class Merging:
         dependents = [r for r, moves in self._waits_for.items() if event.move_id in moves]
         for request_id in dependents:
             self._waits_for[request_id].discard(event.move_id)
+        self._num_foreign = None
+        if not event.complete:
+            self._forget_landed(move, state)
+            # Whoever counted on the prefix that this transfer carried has to start again, too.
+            self._broken.update(dependents)
+            if state.ending is None:
+                self._broken.add(state.request_id)
         if state.ending is not None:
             self._cluster.reap(state)
-        elif not event.complete:
-            self._recompute(state)
-        if not event.complete:
-            # Whoever counted on the prefix that this transfer carried has to start again, too.
-            for request_id in dependents:
-                self._recompute(self._cluster.requests[request_id])
         for request_id in (state.request_id, *dependents):
             self._try_resume(request_id)
         return self.advance(now_ns)
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop its transfers unless another request needs the prefix they carry."""
-        self._landing = [entry for entry in self._landing if entry[0] is not state]
+        if any(s is state for s, _ in self._landing):
+            self._landing = [entry for entry in self._landing if entry[0] is not state]
+            self._num_foreign = None
         self._waits_for.pop(state.request_id, None)
+        self._broken.discard(state.request_id)
+        if not state.moves:
+            return []
         needed = set().union(*self._waits_for.values())
         cancelled = [self._moves[m] for m in sorted(state.moves) if m in self._moves and m not in needed]
         for move in cancelled:
             # Nobody may count on blocks of which perhaps nothing has arrived.
-            for block in move.src_blocks:
-                self._landed.pop((move.src, move.dst, block), None)
+            self._forget_landed(move, state)
         return [CancelMove(move.src, move.move_id) for move in cancelled]
 
     def advance(self, now_ns: int) -> list[Action]:
@@ -166,7 +191,7 @@ class Merging:
         if self.phase is MergePhase.REVERTING and all(r.is_over for r in self._relayouts):
             return self._refill(now_ns)
         if self.phase is MergePhase.REFILLING and not self._loads:
-            return self._reverted(now_ns)
+            return self._reload(now_ns)
         if self.phase is MergePhase.EXCHANGE:
             return self._exchange(now_ns)
         return []
@@ -196,10 +221,9 @@ class Merging:
         foreign: dict[LayerRange, set[int]] = {}
         ledger = self._cluster.workers[worker_id].ledger
         for state, moves in self._landing:
-            num_blocks = -(-state.num_computed // ledger.block_size)
             for move in moves:
                 if move.src == worker_id:
-                    ids = ledger.table(state.request_id).ids[:num_blocks]
+                    ids = ledger.table(state.request_id).ids[: -(-state.num_computed // ledger.block_size)]
                     foreign.setdefault(move.layers, set()).update(ids)
         for sent in self._moves.values():
             if sent.src == worker_id:
@@ -252,6 +276,14 @@ class Merging:
         self._relayouts = []
         return actions or self._reverted(now_ns)
 
+    def _reload(self, now_ns: int) -> list[Action]:
+        if not self._unloaded:
+            return self._reverted(now_ns)
+        if now_ns < self._retry_ns:
+            return []
+        failed, self._unloaded = self._unloaded, []
+        return [self._load(f.worker_id, f.shard) for f in failed]
+
     def _load(self, worker_id: WorkerId, shard: ShardId) -> LoadShard:
         load = LoadShard(worker_id, self._cluster.new_call(), shard)
         self._loads[load.call_id] = load
@@ -263,8 +295,10 @@ class Merging:
             group.paused = False
             for ledger in group.ledgers:
                 ledger.forget_cached()
-            for state in group.running.values():
+            for state in [*group.running.values(), *group.waiting]:
                 state.num_sealed = 0
+                # Those that ended while the ledgers were locked.
+                self._cluster.reap(state)
         return [Record("drop_failed", now_ns, {"reason": self.failure, "workers": list(self._stages)})]
 
     # --- merge ------------------------------------------------------------------------------------------------
@@ -275,12 +309,12 @@ class Merging:
         results = [r.result for r in self._relayouts if r.result is not None]
         self._relayouts = []
         self._landing = []
+        self._num_foreign = None
         group = self._cluster.form_group(self._stage_order)
         self.group = group
         states: list[RequestState] = []
         for source in self._sources:
             states += source.take_queues()
-            group.counters.num_freed_blocks += source.counters.num_freed_blocks
             self._cluster.dissolve(source)
         for state in sorted(states, key=lambda s: s.order):
             if state.phase is Phase.WAITING:
@@ -288,7 +322,7 @@ class Merging:
                 continue
             state.paused = False
             moves = plan_kv_moves(state.kv_at, self._stage_order)
-            if not moves:
+            if not moves and state.ending is None:
                 group.resume(state)
                 continue
             state.phase = Phase.MOVING
@@ -328,24 +362,14 @@ class Merging:
     def _exchange(self, now_ns: int) -> list[Action]:
         group = self.group
         assert group is not None
-        actions: list[Action] = []
-        blocked = False
-        for entry in list(self._landing):
-            started = self._start_transfer(*entry)
-            if started is None:
-                blocked = True
-                break
-            self._landing.remove(entry)
-            actions += started
-            self._try_resume(entry[0].request_id)
-        self._reserve_landing(group)
-        actions += self._give_back_foreign(blocked or bool(group.waiting))
-        if self._landing and not self._moves and not self._relayouts and blocked:
+        actions = self._start_transfers(now_ns)
+        while self._landing and not self._moves and not self._relayouts:
             # Neither a transfer nor a layout change is under way that could make room: recompute the youngest.
             state, _ = self._landing.pop()
             self._recompute(state)
-            return actions + self._exchange(now_ns)
-        if not self._landing and not self._moves and not self._relayouts and not group.moving:
+            actions += self._start_transfers(now_ns)
+        self._reserve_landing(group)
+        if not self._landing and not self._moves and not self._relayouts and not group.moving and not self._kept():
             self.phase = MergePhase.SETTLED
             actions.append(
                 Record(
@@ -361,62 +385,102 @@ class Merging:
             )
         return actions
 
+    def _start_transfers(self, now_ns: int) -> list[Action]:
+        """Start the transfers of stalled requests, in service order, until one has no room to land."""
+        assert self.group is not None
+        actions: list[Action] = []
+        num_started = 0
+        for state, moves in self._landing:
+            started = self._start_transfer(state, moves)
+            if started is None:
+                break
+            num_started += 1
+            actions += started
+        if num_started:
+            begun, self._landing = self._landing[:num_started], self._landing[num_started:]
+            self._num_foreign = None
+            for state, _ in begun:
+                self._try_resume(state.request_id)
+        return actions + self._give_back_foreign(bool(self._landing or self.group.waiting), now_ns)
+
     def _start_transfer(self, state: RequestState, moves: tuple[KVMovePlan, ...]) -> list[Action] | None:
         """Reserve landing blocks and start all transfers of a request; None if a destination lacks room."""
         workers = self._cluster.workers
-        group = self.group
-        assert group is not None
+        assert self.group is not None
         table_len = max(workers[m.src].ledger.num_blocks_of(state.request_id) for m in moves)
-        num_sent = group.blocks_for(state.num_computed)
-        shared = {dst: self._shared_prefix(state, moves, dst) for dst in sorted({m.dst for m in moves})}
-        new_here = [dst for dst in shared if not workers[dst].ledger.has(state.request_id)]
+        num_sent = self.group.blocks_for(state.num_computed)
+        new_here = [dst for dst in sorted({m.dst for m in moves}) if not workers[dst].ledger.has(state.request_id)]
+        shared = {dst: self._shared_prefix(state, moves, dst) for dst in new_here}
         if any(not workers[dst].ledger.can_allocate(table_len - len(shared[dst])) for dst in new_here):
             return None
         for dst in new_here:
             ledger = workers[dst].ledger
-            ledger.adopt_prefix(state.request_id, shared[dst])
+            ledger.adopt_prefix(state.request_id, [landed.block for landed in shared[dst]])
             ledger.allocate(state.request_id, table_len - len(shared[dst]))
         actions: list[Action] = []
         for move in moves:
-            skip = len(shared[move.dst]) if move.dst in new_here else 0
+            prefix = shared.get(move.dst, [])
             src = workers[move.src].ledger.table(state.request_id).ids
-            dst_ids = workers[move.dst].ledger.table(state.request_id).ids
-            for there, here in zip(src[: state.num_sealed], dst_ids, strict=False):
-                self._landed.setdefault((move.src, move.dst, there), here)
+            table = workers[move.dst].ledger.table(state.request_id)
+            for there, here in zip(src[: state.num_sealed], table.ids, strict=False):
+                if self._find_landed(move.src, move.dst, there) is None:
+                    self._landed[move.src, move.dst, there] = _Landed(here, state.request_id, table.generation)
+            if prefix:
+                self._waits_for.setdefault(state.request_id, set()).update(self._carriers(prefix, move))
             action = self._cluster.send_kv(
-                state, move.src, move.dst, move.layers, src[skip:num_sent], dst_ids[skip:num_sent]
+                state, move.src, move.dst, move.layers, src[len(prefix) : num_sent], table.ids[len(prefix) : num_sent]
             )
             self._moves[action.move_id] = action
-            if skip:
-                carriers = {
-                    m for m, sent in self._moves.items()
-                    if sent.src == move.src and sent.dst == move.dst and set(sent.src_blocks) & set(src[:skip])
-                }
-                self._waits_for.setdefault(state.request_id, set()).update(carriers)
             actions.append(action)
         return actions
 
-    def _shared_prefix(self, state: RequestState, moves: tuple[KVMovePlan, ...], dst: WorkerId) -> list[int]:
+    def _shared_prefix(self, state: RequestState, moves: tuple[KVMovePlan, ...], dst: WorkerId) -> list[_Landed]:
         """Blocks at ``dst`` that already hold (or will hold) this request's leading blocks."""
         sources = {m.src for m in moves if m.dst == dst}
         if len(sources) != 1:
             return []
         (src,) = sources
-        found: list[int] = []
+        found: list[_Landed] = []
         for block in self._cluster.workers[src].ledger.table(state.request_id).ids[: state.num_sealed]:
-            here = self._landed.get((src, dst, block))
-            if here is None or not self._cluster.workers[dst].ledger.is_held(here):
+            landed = self._find_landed(src, dst, block)
+            if landed is None:
                 break
-            found.append(here)
+            found.append(landed)
         return found
 
-    def _try_resume(self, request_id: str) -> None:
-        """Back to running once nothing of the request is on its way."""
+    def _find_landed(self, src: WorkerId, dst: WorkerId, block: int) -> _Landed | None:
+        """Where a block has landed, if its owner still holds it there."""
+        landed = self._landed.get((src, dst, block))
+        if landed is None:
+            return None
+        ledger = self._cluster.workers[dst].ledger
+        holds = ledger.has(landed.owner) and ledger.table(landed.owner).generation == landed.generation
+        return landed if holds else None
+
+    def _forget_landed(self, move: SendKV, state: RequestState) -> None:
+        """A transfer did not or will not arrive: nobody may count on its blocks."""
+        for block in move.src_blocks:
+            landed = self._landed.get((move.src, move.dst, block))
+            if landed is not None and landed.owner == state.request_id:
+                del self._landed[move.src, move.dst, block]
+
+    def _carriers(self, prefix: list[_Landed], move: KVMovePlan) -> set[MoveId]:
+        """Unfinished moves that carry blocks of a shared prefix between the ends of ``move``."""
+        theirs = (m for owner in {p.owner for p in prefix} for m in self._cluster.requests[owner].moves)
+        return {m for m in theirs if (sent := self._moves[m]).src == move.src and sent.dst == move.dst}
+
+    def _try_resume(self, request_id: RequestId) -> None:
+        """Back to running once nothing of the request is on its way (or to the queue, if something got lost)."""
         group = self.group
         state = self._cluster.requests.get(request_id)
         if group is None or state is None or state.phase is not Phase.MOVING or state.ending is not None:
             return
-        if state.moves or self._waits_for.get(request_id) or any(s is state for s, _ in self._landing):
+        if state.moves:
+            return
+        if request_id in self._broken:
+            self._recompute(state)
+            return
+        if self._waits_for.get(request_id):
             return
         self._waits_for.pop(request_id, None)
         group.resume(state)
@@ -427,12 +491,11 @@ class Merging:
 
     def _recompute(self, state: RequestState) -> None:
         """Give up on moving this request's KV: it starts again from its tokens."""
-        if state.moves:
-            return
-        group = self.group
-        assert group is not None
-        self._landing = [entry for entry in self._landing if entry[0] is not state]
-        group.preempt(state)
+        assert self.group is not None
+        self._num_foreign = None
+        self._broken.discard(state.request_id)
+        self._waits_for.pop(state.request_id, None)
+        self.group.preempt(state)
 
     def _reserve_landing(self, group: GroupCore) -> None:
         """Tell admission how many blocks the transfers that have not started will take."""
@@ -440,18 +503,26 @@ class Merging:
         for state, moves in self._landing:
             length = max(self._cluster.workers[m.src].ledger.num_blocks_of(state.request_id) for m in moves)
             for dst in {m.dst for m in moves}:
-                blocks[dst] = blocks.get(dst, 0) + length
+                if not self._cluster.workers[dst].ledger.has(state.request_id):
+                    blocks[dst] = blocks.get(dst, 0) + length
         group.landing.blocks = blocks
 
-    def _give_back_foreign(self, pressed: bool) -> list[Action]:
+    def _kept(self) -> bool:
+        """Whether some member still has pages under KV of layers it no longer runs."""
+        return any(self._cluster.workers[w].layout.retained for w in self._stages)
+
+    def _give_back_foreign(self, pressed: bool, now_ns: int) -> list[Action]:
         """Free pages of foreign layers: all at once when a member has sent everything, earlier under pressure."""
+        if now_ns < self._retry_ns or not self._kept():
+            return []
+        if self._num_foreign is None:
+            self._num_foreign = {w: sum(map(len, self._foreign_blocks(w).values())) for w in self._stages}
         actions: list[Action] = []
-        for worker_id in self._stages:
+        for worker_id, needed in self._num_foreign.items():
             worker = self._cluster.workers[worker_id]
             kept = sum(len(r.block_ids) for r in worker.layout.retained)
             if not kept or worker.num_relayouts_open:
                 continue
-            needed = sum(map(len, self._foreign_blocks(worker_id).values()))
             if needed and not (pressed and 4 * needed <= 3 * kept):
                 continue
             relayout = Relayout(self._cluster, worker, self._spec(worker_id), shrinks=False)

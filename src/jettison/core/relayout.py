@@ -94,6 +94,8 @@ class Relayout:
             ledger.apply_compaction(self._copies, self._evacuate_from)
         ledger.resize(event.result.capacity_blocks)
         self.worker.layout = self.spec
+        self.worker.unfilled &= self.spec.shards
+        self.worker.unfilled |= event.result.missing_shards
         self.result = event.result
         self._close(RelayoutPhase.DONE, None)
         return []

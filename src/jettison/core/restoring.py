@@ -80,7 +80,6 @@ class Restoring:
         self._relayouts: list[Relayout] = []
         self._moves: dict[MoveId, SendKV | SendShard] = {}
         self._loads: dict[int, tuple[WorkerId, ShardId]] = {}
-        self._filled: set[tuple[WorkerId, ShardId]] = set()
         self._home_of: dict[RequestId, WorkerId] = {}
         self._sent_blocks: dict[RequestId, int] = {}
         """Leading blocks already at home, of requests on their way."""
@@ -123,7 +122,8 @@ class Restoring:
         loaded = self._loads.pop(event.call_id, None)
         if loaded is None:
             return None
-        self._filled.add(loaded)
+        worker_id, shard = loaded
+        self._cluster.workers[worker_id].unfilled.discard(shard)
         return self.advance(now_ns)
 
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
@@ -136,7 +136,7 @@ class Restoring:
             self._num_bytes["pulled"] += event.num_bytes
             self._cluster.counters.pulled_bytes += event.num_bytes
             if event.complete:
-                self._filled.add((move.dst, move.shard))
+                self._cluster.workers[move.dst].unfilled.discard(move.shard)
             elif self.phase is RestorePhase.PULL:
                 actions.append(self._load(move.dst, move.shard))
         else:
@@ -231,8 +231,8 @@ class Restoring:
             assert relayout.result is not None
             worker_id = relayout.worker.worker_id
             num_intact += len(relayout.result.intact_shards)
-            self._filled.update((worker_id, shard) for shard in relayout.result.intact_shards)
-            for shard in sorted(relayout.result.missing_shards):
+            # Also what an earlier restore mapped, did not fetch, and then could not drop again.
+            for shard in sorted(relayout.worker.unfilled):
                 source = self._holder(shard, worker_id)
                 if source is None:
                     actions.append(self._load(worker_id, shard))

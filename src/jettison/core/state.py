@@ -14,7 +14,7 @@ from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.merge import StagePlan
-from jettison.types import FinishReason, GroupId, LayerRange, ModelShape, MoveId, RequestId, SampledToken, WorkerId
+from jettison.types import FinishReason, GroupId, LayerRange, ModelShape, MoveId, RequestId, SampledToken, ShardId, WorkerId
 
 
 @dataclass(slots=True)
@@ -26,13 +26,16 @@ class WorkerState:
     full_blocks: int
     """Capacity with every layer resident."""
     layout: LayoutSpec
+    unfilled: set[ShardId] = field(default_factory=set)
+    """Shards of the layout that are mapped but do not hold their bytes (yet)."""
     num_relayouts_open: int = 0
     ledger_locked: bool = False
     """A shrinking layout is being applied: no block may change hands until it has answered."""
 
     def resident(self, shape: ModelShape) -> LayerRange:
         """Layers whose parameters it holds and may run (a contiguous range)."""
-        return shape.all_layers if self.layout.shards >= shape.all_shards else self.layout.kv_layers
+        has_all = self.layout.shards >= shape.all_shards and not self.unfilled
+        return shape.all_layers if has_all else self.layout.kv_layers
 
 
 @dataclass(slots=True)

@@ -224,4 +224,8 @@ def _die_with(parent_pid: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    # Everything is closed; unloading torch piece by piece would keep the launcher waiting for a second or two.
+    os._exit(exit_code)

@@ -145,7 +145,8 @@ def check_send(link: Link, kind: FrameKind, tag: int, aux: bytes, nbytes: int) -
     """The arguments every ``send_frame`` refuses. Raises ValueError."""
     if len(aux) > MAX_AUX_BYTES:
         raise ValueError(f"aux has {len(aux)} bytes; at most {MAX_AUX_BYTES} fit a frame header")
-    if not 0 <= nbytes <= link.max_payload(kind):
-        raise ValueError(f"payload of {nbytes} bytes; at most {link.max_payload(kind)} fit a {kind.name} frame")
+    limit = link.max_payload(kind)
+    if not 0 <= nbytes <= limit:
+        raise ValueError(f"payload of {nbytes} bytes; at most {limit} fit a {kind.name} frame")
     if not -(1 << 63) <= tag < 1 << 63:
         raise ValueError(f"tag {tag} is not a signed 64-bit integer")

@@ -3,12 +3,13 @@
 Each end owns a sealed memfd, its *outgoing slots*, and hands the descriptor to the peer, which maps it
 read-only. A frame is: take a free slot, write the payload into it, send its header as one SEQPACKET message.
 The message is the doorbell, and its system call is the barrier that orders the payload before it. When the
-receiver releases frames it returns their slots with a credit message, several at a time.
+receiver releases frames it returns their slots as a credit in its next header, or in a message of its own
+once half of a class's slots wait.
 
         sender                                                       receiver
     free --fill, header message--> in flight --poll--> held (payload is a view of the slot)
       ^                                                     |
-      +------------------ credit message (bit mask) --------+--release
+      +------------------ credit (bit mask) ----------------+--release
 
 Headers are fixed structs; every field of a header is checked before it is used as an index or a length, and
 a peer that breaks the protocol loses the link. There is no name in a file system for the memory, so nothing
@@ -34,24 +35,26 @@ from jettison.transport.handshake import Handshake
 from jettison.transport.link import EMPTY, MAX_AUX_BYTES, Bytes, Fill, Frame, FrameKind, Link, check_send
 from jettison.types import WorkerId
 
-_HEADER = struct.Struct("<I B x H I I q Q")
-"""Magic, kind, length of aux, slot, epoch, tag, payload bytes; aux follows."""
+_HEADER = struct.Struct("<I B x H I I q Q Q")
+"""Magic, kind, length of aux, slot, epoch, tag, payload bytes, credit (slots given back, as bits); aux follows."""
 _MAGIC = 0x4A53484D
 _CREDIT = 255
 _ATTACH = 254
 _NO_SLOT = 0xFFFFFFFF
 _GEOMETRY = struct.Struct("<I I Q Q")
-_MAX_SLOTS = 31
-"""Per class: credits of both classes are bits of one signed 64-bit tag."""
+_MAX_SLOTS = 32
+"""Per class: credits of both classes are bits of one number, bulk in the upper half."""
 _MAX_SLOT_BYTES = 1 << 30
 _MESSAGE_BYTES = _HEADER.size + MAX_AUX_BYTES
+_MIN_TAG, _MAX_TAG = -(1 << 63), (1 << 63) - 1
+_KINDS = tuple(FrameKind)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class SlotGeometry(NamedTuple):
     """How one direction's memory is divided. Untouched slots cost no memory."""
 
-    activation_slots: int = 4
+    activation_slots: int = 8
     bulk_slots: int = 4
     activation_bytes: int = 1 << 20
     bulk_bytes: int = (1 << 20) + (1 << 16)
@@ -68,22 +71,20 @@ class SlotGeometry(NamedTuple):
         if not all(1 <= size <= _MAX_SLOT_BYTES for size in self[2:]):
             raise ValueError(f"slots of {self[2:]} bytes; each has 1 to {_MAX_SLOT_BYTES}")
 
-    def offset(self, is_bulk: bool, slot: int) -> int:
-        """Where a slot begins."""
-        if is_bulk:
-            return self.activation_slots * self.activation_bytes + slot * self.bulk_bytes
-        return slot * self.activation_bytes
-
 
 class _Room:
     """Slots of one class in one direction, as a bit mask; bit i set = this side may use slot i."""
 
-    __slots__ = ("free", "num_slots", "pending_credit", "shift")
+    __slots__ = ("credit_at", "free", "num_pending", "num_slots", "shift", "slot_bytes", "start")
 
-    def __init__(self, num_slots: int, is_bulk: bool) -> None:
-        self.num_slots = num_slots
-        self.free = (1 << num_slots) - 1
-        self.pending_credit = 0
+    def __init__(self, geometry: SlotGeometry, is_bulk: bool) -> None:
+        self.num_slots = geometry.bulk_slots if is_bulk else geometry.activation_slots
+        self.slot_bytes = geometry.bulk_bytes if is_bulk else geometry.activation_bytes
+        self.start = geometry.activation_slots * geometry.activation_bytes if is_bulk else 0
+        self.free = (1 << self.num_slots) - 1
+        self.num_pending = 0
+        """Receiver: slots released and not yet returned."""
+        self.credit_at = (self.num_slots + 1) // 2
         self.shift = 32 if is_bulk else 0
 
     def lowest_free(self) -> int:
@@ -106,11 +107,15 @@ class ShmLink(Link):
         self._failure: str | None = None
         self._open = True
         self._blocked = False
-        self._outgoing = (_Room(geometry.activation_slots, False), _Room(geometry.bulk_slots, True))
-        self._theirs: SlotGeometry | None = None
+        self._pending_credit = 0
+        """Slots released here and not yet returned, both classes."""
+        self._credit_due = False
+        """So many wait that they go without a frame to carry them."""
+        self._outgoing = (_Room(geometry, False), _Room(geometry, True))
         self._incoming: tuple[_Room, _Room] | None = None
         self._incoming_memory: Bytes = EMPTY
         self._buffer = bytearray(_MESSAGE_BYTES + 1)  # one more byte than any message: a longer one shows
+        self._buffer_view = memoryview(self._buffer)
         self._outgoing_memory: Bytes = EMPTY
         sock.setblocking(False)
         self._outgoing_memory = self._send_memory()
@@ -118,26 +123,28 @@ class ShmLink(Link):
     # --- sending
 
     def send_frame(self, kind: FrameKind, tag: int, aux: bytes, nbytes: int, fill: Fill) -> bool:
-        check_send(self, kind, tag, aux, nbytes)
+        room = self._outgoing[kind is not FrameKind.ACTIVATION]
+        if len(aux) > MAX_AUX_BYTES or not 0 <= nbytes <= room.slot_bytes or not _MIN_TAG <= tag <= _MAX_TAG:
+            check_send(self, kind, tag, aux, nbytes)
         if not self._open:
             raise LinkDownError(f"link to worker {self.peer} is down: {self._failure or 'closed'}")
-        room = self._outgoing[kind is not FrameKind.ACTIVATION]
         slot = _NO_SLOT
         if nbytes:
             if not room.free:
                 return False
             slot = room.lowest_free()
-            start = self._geometry.offset(kind.is_bulk, slot)
+            start = room.start + slot * room.slot_bytes
             fill(self._outgoing_memory[start : start + nbytes])
-        message = _HEADER.pack(_MAGIC, kind, len(aux), slot, self._epoch, tag, nbytes) + aux
-        if not self._send(message):
+        if not self._send(kind, tag, aux, slot, nbytes):
             return False
         if nbytes:
             room.free &= ~(1 << slot)
         return True
 
-    def _send(self, message: bytes) -> bool:
-        """Whether the kernel took the message. Raises LinkDownError."""
+    def _send(self, kind: int, tag: int, aux: bytes, slot: int, nbytes: int) -> bool:
+        """Send a header, and with it all credits that wait; whether the kernel took it. Raises LinkDownError."""
+        credit = self._pending_credit
+        message = _HEADER.pack(_MAGIC, kind, len(aux), slot, self._epoch, tag, nbytes, credit) + aux
         try:
             self._sock.send(message)
         except BlockingIOError:
@@ -147,6 +154,11 @@ class ShmLink(Link):
             self._fail(f"send: {error}")
             raise LinkDownError(f"link to worker {self.peer} is down: {self._failure}") from None
         self._blocked = False
+        if credit:
+            self._pending_credit = 0
+            self._credit_due = False
+            for room in self._incoming or ():
+                room.num_pending = 0
         return True
 
     def _send_memory(self) -> Bytes:
@@ -157,7 +169,7 @@ class ShmLink(Link):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             memory = np.frombuffer(mmap.mmap(fd, self._geometry.total_bytes), dtype=np.uint8)
             body = _GEOMETRY.pack(*self._geometry)
-            header = _HEADER.pack(_MAGIC, _ATTACH, len(body), _NO_SLOT, self._epoch, 0, 0)
+            header = _HEADER.pack(_MAGIC, _ATTACH, len(body), _NO_SLOT, self._epoch, 0, 0, 0)
             socket.send_fds(self._sock, [header + body], [fd])
         except OSError as error:
             self._fail(f"attach: {error}")
@@ -171,7 +183,8 @@ class ShmLink(Link):
     def poll_frames(self) -> Iterator[Frame]:
         if self._incoming is None and not self._attach():
             return
-        self._flush_credits()
+        if self._credit_due:
+            self._flush_credits()
         while self._open:
             try:
                 num_bytes = self._sock.recv_into(self._buffer)
@@ -216,14 +229,13 @@ class ShmLink(Link):
             for fd in fds:
                 os.close(fd)
         self._incoming_memory = np.frombuffer(memory, dtype=np.uint8)
-        self._theirs = geometry
-        self._incoming = (_Room(geometry.activation_slots, False), _Room(geometry.bulk_slots, True))
+        self._incoming = (_Room(geometry, False), _Room(geometry, True))
         return True
 
     def _parse_attach(self, message: bytes, fds: list[int]) -> SlotGeometry:
         if not message:
             raise ValueError("the peer closed the link")
-        magic, kind, aux_len, _, epoch, _, _ = _HEADER.unpack_from(message)
+        magic, kind, aux_len, _, epoch, _, _, _ = _HEADER.unpack_from(message)
         if (magic, kind, epoch) != (_MAGIC, _ATTACH, self._epoch) or len(fds) != 1:
             raise ValueError("the first message brings no memory")
         geometry = SlotGeometry(*_GEOMETRY.unpack(message[_HEADER.size : _HEADER.size + aux_len]))
@@ -239,74 +251,65 @@ class ShmLink(Link):
         if num_bytes < _HEADER.size:
             self._fail(f"a message of {num_bytes} bytes")
             return None
-        magic, kind, aux_len, slot, epoch, tag, nbytes = _HEADER.unpack_from(self._buffer)
+        magic, kind, aux_len, slot, epoch, tag, nbytes, credit = _HEADER.unpack_from(self._buffer)
         if (magic, epoch, num_bytes) != (_MAGIC, self._epoch, _HEADER.size + aux_len) or aux_len > MAX_AUX_BYTES:
             self._fail("a message that is no frame header")
             return None
-        if kind == _CREDIT:
-            self._take_credit(tag)
+        if credit and not self._take_credit(credit):
             return None
-        if kind > FrameKind.MOVE_END:
+        if kind == _CREDIT:
+            return None
+        if kind >= len(_KINDS):
             self._fail(f"a frame of unknown kind {kind}")
             return None
-        aux = bytes(self._buffer[_HEADER.size : num_bytes])
-        return self._open_frame(FrameKind(kind), tag, aux, slot, nbytes)
+        aux = self._buffer_view[_HEADER.size : num_bytes].tobytes() if aux_len else b""
+        if slot == _NO_SLOT and nbytes == 0:
+            return Frame(_KINDS[kind], tag, aux, EMPTY)
+        return self._open_slot(_KINDS[kind], tag, aux, slot, nbytes)
 
-    def _open_frame(self, kind: FrameKind, tag: int, aux: bytes, slot: int, nbytes: int) -> Frame | None:
-        assert self._incoming is not None and self._theirs is not None
-        if slot == _NO_SLOT:
-            if nbytes:
-                self._fail(f"a payload of {nbytes} bytes in no slot")
-                return None
-            return Frame(kind, tag, aux, EMPTY)
-        room = self._incoming[kind.is_bulk]
-        limit = self._theirs.bulk_bytes if kind.is_bulk else self._theirs.activation_bytes
-        if slot >= room.num_slots or not room.free >> slot & 1 or not 0 < nbytes <= limit:
+    def _open_slot(self, kind: FrameKind, tag: int, aux: bytes, slot: int, nbytes: int) -> Frame | None:
+        assert self._incoming is not None
+        room = self._incoming[kind is not FrameKind.ACTIVATION]
+        if slot >= room.num_slots or not room.free >> slot & 1 or not 0 < nbytes <= room.slot_bytes:
             self._fail(f"{nbytes} bytes in slot {slot} of {room.num_slots}, which is not the sender's to use")
             return None
         room.free &= ~(1 << slot)
-        start = self._theirs.offset(kind.is_bulk, slot)
+        start = room.start + slot * room.slot_bytes
         payload = self._incoming_memory[start : start + nbytes]
 
         def give_back() -> None:
             room.free |= 1 << slot
-            room.pending_credit |= 1 << slot
-            self._flush_credits()
+            room.num_pending += 1
+            self._pending_credit |= 1 << slot << room.shift
+            if room.num_pending >= room.credit_at:
+                self._credit_due = True
+                self._flush_credits()
 
         return Frame(kind, tag, aux, payload, give_back)
 
     # --- credits
 
     def _flush_credits(self) -> None:
-        """Return released slots of each class that has half of its slots pending.
+        """Return released slots without waiting for a frame to carry them: half the slots of a class wait.
 
-        One message instead of many; and a sender that has none left is never left waiting, because then all
-        slots of the class are in flight and the release of half of them comes here.
+        A sender that has none left is never left waiting: then all slots of the class are in flight, and the
+        release of half of them comes here.
         """
-        assert self._incoming is not None
-        mask = 0
-        due = []
-        for room in self._incoming:
-            if 2 * room.pending_credit.bit_count() >= room.num_slots:
-                mask |= room.pending_credit << room.shift
-                due.append(room)
-        if not mask or not self._open:
-            return
         try:
-            sent = self._send(_HEADER.pack(_MAGIC, _CREDIT, 0, _NO_SLOT, self._epoch, mask, 0))
+            if self._open:
+                self._send(_CREDIT, 0, b"", _NO_SLOT, 0)
         except LinkDownError:
             return  # nobody is left to use the slots
-        if sent:
-            for room in due:
-                room.pending_credit = 0
 
-    def _take_credit(self, mask: int) -> None:
+    def _take_credit(self, credit: int) -> bool:
+        """Use the slots again; False when they were not in flight, which closes the link."""
         for room in self._outgoing:
-            slots = mask >> room.shift & 0xFFFFFFFF
+            slots = credit >> room.shift & 0xFFFFFFFF
             if slots & room.free or slots >> room.num_slots:
                 self._fail(f"credit {slots:#x} for slots that were not in flight")
-                return
+                return False
             room.free |= slots
+        return True
 
     # --- life
 
