@@ -39,12 +39,12 @@ async def until_draining(http: httpx.AsyncClient, url: str) -> dict:
 
 
 async def test_the_first_signal_lets_accepted_requests_finish(serving, memory_for):
-    """Four streams run and two requests wait for memory: six answers are owed, and nothing new is taken."""
+    """Six answers are owed, more than the memory holds at once: all are given, and nothing new is taken."""
     with serving(memory=memory_for(96), shutdown_timeout=120) as served:
         assert len(served.worker_pids()) == 2
         async with served.async_client() as client, httpx.AsyncClient() as http:
             streams = await open_streams(client, 4, 600)
-            waiting = [
+            whole = [
                 asyncio.create_task(client.completions.create(
                     model=MODEL, prompt=[9] * 900, max_tokens=40, temperature=0, extra_body={"ignore_eos": True}))
                 for _ in range(2)
@@ -64,7 +64,7 @@ async def test_the_first_signal_lets_accepted_requests_finish(serving, memory_fo
                 chunks = [chunk async for chunk in stream]
                 assert chunks[-2].choices[0].finish_reason == "length"
                 assert chunks[-1].usage.completion_tokens == 600
-            for answer in await asyncio.gather(*waiting):
+            for answer in await asyncio.gather(*whole):
                 assert answer.usage.completion_tokens == 40
             assert await ending == 0
     assert session_pids(served.pid) == set()
@@ -72,7 +72,8 @@ async def test_the_first_signal_lets_accepted_requests_finish(serving, memory_fo
 
 
 async def test_the_second_signal_ends_at_once_and_says_so(serving, memory_for):
-    with serving(memory=memory_for(256), shutdown_timeout=600) as served:
+    flags: dict[str, object] = {"instances": 1, "shutdown_timeout": 600}
+    with serving(memory=memory_for(256, **flags), **flags) as served:
         async with served.async_client() as client, httpx.AsyncClient() as http:
             streams = await open_streams(client, 2, 3900)  # far more than can be made before the second signal
             ending = asyncio.create_task(asyncio.to_thread(served.process.close, WAIT_S))

@@ -272,6 +272,8 @@ class ClusterCore:
             if merge.is_over:
                 self.merges.remove(merge)
                 self._settle(merge.worker_ids, now_ns)
+                if merge.phase is MergePhase.FAILED:
+                    actions += self._return_again(merge, now_ns)
         for restore in list(self.restores):
             actions += restore.advance(now_ns)
             if restore.is_over:
@@ -403,11 +405,21 @@ class ClusterCore:
         )
         return should_restore(load, self.params.restore)
 
-    def _restore(self, group: GroupCore, now_ns: int) -> list[Action]:
+    def _restore(
+        self, group: GroupCore, now_ns: int, homes: dict[WorkerId, GroupCore] | None = None
+    ) -> list[Action]:
         headroom = min(self.state.workers[w].full_blocks for w in group.worker_ids) // 20
-        restore = Restoring(self.state, group, headroom, now_ns)
+        restore = Restoring(self.state, group, headroom, now_ns, homes)
         self.restores.append(restore)
         return restore.advance(now_ns)
+
+    def _return_again(self, merge: Merging, now_ns: int) -> list[Action]:
+        """A merge failed. If it was to put a turned restore together again, its requests go on returning home."""
+        homes = {g.worker_ids[0]: g for g in merge.sources if len(g.stages) == 1}
+        for group in merge.sources:
+            if len(group.stages) > 1 and homes.keys() >= set(group.worker_ids):
+                return self._restore(group, now_ns, homes)
+        return []
 
     def request_restore(self, now_ns: int) -> list[Action]:
         """Restore every merged group that no move is touching (administration, verification)."""

@@ -135,6 +135,11 @@ class GroupCore:
         return tuple(s.worker_id for s in self.stages)
 
     @property
+    def version(self) -> int:
+        """Grows with every change of its queues, or of a ledger it uses (others may use it too)."""
+        return self._version + sum(ledger.version for ledger in self.ledgers)
+
+    @property
     def capacity_blocks(self) -> int:
         """Blocks of the tightest stage."""
         return min(ledger.capacity for ledger in self.ledgers)
@@ -189,11 +194,10 @@ class GroupCore:
         state.group_id = self.group_id
         state.phase = Phase.RUNNING
         state.kv_at = {s.worker_id: s.layers for s in self.stages}
+        last = next(reversed(self.running.values()), None)
         self.running[state.request_id] = state
-        if len(self.running) > 1:
-            newest = max(self.running.values(), key=lambda s: s.order)
-            if newest is not state:
-                self.running = dict(sorted(self.running.items(), key=lambda item: item[1].order))
+        if last is not None and last.order > state.order:
+            self.running = dict(sorted(self.running.items(), key=lambda item: item[1].order))
 
     def take_queues(self) -> list[RequestState]:
         """Empty all queues (the group is about to be dissolved) and return what was in them."""
@@ -221,7 +225,7 @@ class GroupCore:
         before = 0
         for ledger in self.ledgers:
             if ledger.has(state.request_id):
-                before = max(before, ledger.num_blocks_of(state.request_id))
+                before = max(before, ledger.num_exclusive_blocks(state.request_id))
                 ledger.release(state.request_id)
         self.counters.num_freed_blocks += before
         state.kv_at = {}
@@ -272,8 +276,10 @@ class GroupCore:
                 continue
             room = len(table_of(request_id).ids) * block_size - scheduled
             rows.append(RunningRow(request_id, ready, room, state.num_pending > 0))
+        num_free = min(ledger.num_free for ledger in self.ledgers)
         return BatchView(
-            self._version, rows, len(self.running), self._waiting_rows(), self._victims, self.num_free_blocks
+            self.version, rows, len(self.running), self._waiting_rows(), self._victims, num_free,
+            num_reserved_blocks=num_free - self.num_free_blocks,
         )
 
     def _waiting_rows(self) -> Iterator[WaitingRow]:
@@ -315,8 +321,8 @@ class GroupCore:
     # --- apply ------------------------------------------------------------------------------------------------
 
     def _apply(self, plan: BatchPlan, step_id: int, now_ns: int) -> RunStep | None:
-        if plan.version != self._version:
-            raise StalePlanError(f"batch plan of version {plan.version}, group is at {self._version}")
+        if plan.version != self.version:
+            raise StalePlanError(f"batch plan of version {plan.version}, group is at {self.version}")
         self.head_blocked_by = plan.head_blocked_by
         for request_id in plan.preemptions:
             self.preempt(self.running[request_id])

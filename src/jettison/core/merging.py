@@ -109,6 +109,11 @@ class Merging:
         return tuple(self._stages)
 
     @property
+    def sources(self) -> tuple[GroupCore, ...]:
+        """The groups that are merged."""
+        return tuple(self._sources)
+
+    @property
     def is_over(self) -> bool:
         """Nothing left to do."""
         return self.phase in (MergePhase.SETTLED, MergePhase.FAILED)

@@ -11,7 +11,8 @@
     DONE       the pipeline is empty
     TURNING    a burst or a failure: transfers are called off ...
     REDROP     ... and the mapped shards dropped again (not needed once the split has begun)
-    TURNED     the pipeline (and, after a split, the groups beside it) can be merged again
+    TURNED     the pipeline (and, after a split, the groups beside it) can be merged again; should that merge
+               fail, another restore goes on from RETURN
 
 Ownership: until its last move has ended, a request runs in the pipeline and its blocks stay at every member.
 """
@@ -68,11 +69,15 @@ class RestorePhase(StrEnum):
 class Restoring:
     """One merged group on its way back to instances."""
 
-    def __init__(self, cluster: ClusterState, group: GroupCore, headroom_blocks: int, now_ns: int) -> None:
+    def __init__(
+        self, cluster: ClusterState, group: GroupCore, headroom_blocks: int, now_ns: int,
+        homes: dict[WorkerId, GroupCore] | None = None,
+    ) -> None:
+        """With ``homes`` the group has been split already, and its requests go on returning to them."""
         self._cluster = cluster
         self.group = group
-        self.phase = RestorePhase.DRAIN_1
-        self.homes: dict[WorkerId, GroupCore] = {}
+        self.phase = RestorePhase.RETURN if homes else RestorePhase.DRAIN_1
+        self.homes = homes or {}
         """The members' own groups, once split."""
         self.failure: str | None = None
         self._headroom_blocks = headroom_blocks
@@ -84,7 +89,7 @@ class Restoring:
         self._sent_blocks: dict[RequestId, int] = {}
         """Leading blocks already at home, of requests on their way."""
         self._num_bytes = {"pulled": 0, "returned": 0}
-        group.paused = True
+        group.paused = not homes
 
     # --- reading ----------------------------------------------------------------------------------------------
 

@@ -4,12 +4,14 @@ Pure: a view of one group in, a plan out. A plan is ``{request: number of tokens
 memory first (preemptions, admissions); prefill, chunked prefill and decode are only different numbers.
 
 Order of service: running requests first (oldest first), then the waiting queue, strictly in order. A request that
-cannot get a block preempts the youngest running request that is not in flight; the oldest is never preempted, so
-the batch always progresses.
+cannot get a block preempts the youngest running request that is not in flight, if it is younger than itself; if there
+is none it waits for what is in flight, and only where nothing is does it give itself up. So the oldest of several is
+never preempted, and the batch always progresses.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -85,7 +87,9 @@ class BatchView:
     victims: Callable[[], Sequence[VictimRow]]
     """Preemptible requests, youngest first; evaluated only under pressure."""
     num_free_blocks: int
-    """Allocatable blocks of the tightest stage, less what is reserved for landing KV."""
+    """Allocatable blocks of the tightest stage."""
+    num_reserved_blocks: int = 0
+    """Of these, kept for KV that is to land: running requests may grow into them, newcomers may not."""
 
 
 class Chunk(NamedTuple):
@@ -136,7 +140,7 @@ def plan_batch(view: BatchView, limits: BatchLimits) -> BatchPlan:
     chunks: list[Chunk] = []
     preempted: list[RequestId] = []
     gone: set[RequestId] = set()
-    victims: list[VictimRow] | None = None
+    victims: _Victims | None = None
 
     decodes = [row for row in view.running if row.num_ready_tokens == 1]
     rows = decodes if len(decodes) == len(view.running) else decodes + [r for r in view.running if r[1] > 1]
@@ -151,12 +155,10 @@ def plan_batch(view: BatchView, limits: BatchLimits) -> BatchPlan:
         grow = 0 if num_tokens <= num_free_slots else -((num_free_slots - num_tokens) // block_size)
         while grow > free_blocks:
             if victims is None:
-                victims = list(view.victims())
-            scheduled = {chunk.request_id for chunk in chunks}
-            index = next((i for i, v in enumerate(victims) if v.request_id not in scheduled), None)
-            if index is None:
+                victims = _Victims(view)
+            victim = victims.take_for(request_id, chunks)
+            if victim is None:
                 break
-            victim = victims.pop(index)
             preempted.append(victim.request_id)
             gone.add(victim.request_id)
             free_blocks += victim.num_reclaimable_blocks
@@ -171,6 +173,7 @@ def plan_batch(view: BatchView, limits: BatchLimits) -> BatchPlan:
     admissions: list[Admission] = []
     blocked: BlockedBy | None = None
     num_running = view.num_running - len(gone)
+    free_blocks -= view.num_reserved_blocks
     if not preempted:
         for waiting in view.waiting:
             if num_running >= limits.max_num_seqs:
@@ -191,3 +194,23 @@ def plan_batch(view: BatchView, limits: BatchLimits) -> BatchPlan:
     else:
         blocked = BlockedBy.MEMORY
     return BatchPlan(view.version, tuple(preempted), tuple(chunks), tuple(admissions), blocked)
+
+
+class _Victims:
+    """Who may be preempted for whom; made only under pressure."""
+
+    def __init__(self, view: BatchView) -> None:
+        self._rows = deque(view.victims())
+        self._age = {row.request_id: age for age, row in enumerate(view.running)}
+        self._others_pending = view.num_running > len(view.running) or any(row.in_flight for row in view.running)
+
+    def take_for(self, request_id: RequestId, chunks: Sequence[Chunk]) -> VictimRow | None:
+        """The youngest that is younger than the request and not in this batch, or the request itself, or nobody."""
+        scheduled = {chunk.request_id for chunk in chunks}
+        while self._rows and self._rows[0].request_id in scheduled:
+            self._rows.popleft()
+        if not self._rows or self._age.get(self._rows[0].request_id, -1) < self._age[request_id]:
+            return None
+        if self._rows[0].request_id == request_id and self._others_pending:
+            return None
+        return self._rows.popleft()

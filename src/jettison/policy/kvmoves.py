@@ -32,12 +32,14 @@ def plan_kv_moves(kv_at: Mapping[WorkerId, LayerRange], stages: Sequence[StagePl
         for layer in stage.layers.layers():
             if have is not None and have.lo <= layer < have.hi:
                 continue
-            source = next((w for w, r in sorted(kv_at.items()) if r.lo <= layer < r.hi), None)
-            if source is None:
-                raise ValueError(f"KV of layer {layer} is nowhere")
             last = moves[-1] if moves else None
-            if last is not None and last.dst == stage.worker_id and last.src == source and last.layers.hi == layer:
+            extends = last is not None and last.dst == stage.worker_id and last.layers.hi == layer
+            if last is not None and extends and kv_at[last.src].hi > layer:
                 moves[-1] = last._replace(layers=LayerRange(last.layers.lo, layer + 1))
-            else:
-                moves.append(KVMovePlan(source, stage.worker_id, LayerRange(layer, layer + 1)))
+                continue
+            # Of several that have it the one that reaches furthest: the fewest ranges.
+            sources = [(-r.hi, w) for w, r in kv_at.items() if r.lo <= layer < r.hi]
+            if not sources:
+                raise ValueError(f"KV of layer {layer} is nowhere")
+            moves.append(KVMovePlan(min(sources)[1], stage.worker_id, LayerRange(layer, layer + 1)))
     return tuple(moves)
