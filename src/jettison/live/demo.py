@@ -31,10 +31,11 @@ class DemoModel:
     """Small enough for a laptop, and with the parameter share of the papers' largest models (0.7 to 0.75)."""
 
     layers: int = 12
-    hidden: int = 384
-    heads: int = 6
-    kv_heads: int = 2
+    hidden: int = 256
+    heads: int = 4
+    kv_heads: int = 1
     kv_tokens_per_instance: int = 2128
+    context: int = 1024
 
 
 def make_setup(out_dir: Path, seed: int, model: DemoModel | None = None) -> ExperimentSetup:
@@ -45,9 +46,9 @@ def make_setup(out_dir: Path, seed: int, model: DemoModel | None = None) -> Expe
     model_dir.parent.mkdir(parents=True, exist_ok=True)
     create_model(
         model_dir, arch="qwen3", layers=model.layers, hidden=model.hidden, heads=model.heads,
-        kv_heads=model.kv_heads, seed=seed,
+        kv_heads=model.kv_heads, seed=seed, max_position_embeddings=model.context,
     )
-    return ExperimentSetup(model_dir, out_dir, model.kv_tokens_per_instance)
+    return ExperimentSetup(model_dir, out_dir, model.kv_tokens_per_instance, max_num_seqs=128)
 
 
 def demo_workload(seed: int) -> Workload:
