@@ -22,6 +22,9 @@ from typing import Any
 
 import psutil
 
+_NOT_INHERITED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_PRELOAD")
+"""What the caller's shell may hold, and every engine must be told in its own way."""
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -80,17 +83,20 @@ class EngineProcess:
         self.facts: dict[str, Any] = {}
         self._cores = cores
         self._realtime = realtime
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self._process: subprocess.Popen[bytes] | None = None
         self._members: list[psutil.Process] = []
 
     def start(self, timeout_s: float) -> None:
         """Raises EngineFailedError with the last lines that the engine wrote."""
+        environ = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+        if self.spec.python != sys.executable:
+            environ.pop("PYTHONPATH", None)  # another environment: our packages are not its
         settings = json.dumps({**self.spec.settings, "cores": self._cores, "num_threads": len(self._cores)})
         self._process = subprocess.Popen(
             [self.spec.python, str(HERE / self.spec.script), settings],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log,
-            env={**os.environ, **dict(self.spec.environ)}, start_new_session=True,
+            env={**environ, **dict(self.spec.environ)}, start_new_session=True,
         )  # fmt: skip
         self.facts = self._reply(timeout_s)["facts"]
         own = psutil.Process(self._process.pid)

@@ -1,7 +1,7 @@
 """vLLM's offline interface (``LLM.generate``). Runs in vLLM's environment.
 
-Settings: ``model``, and ``options`` for ``LLM(...)``. What vLLM reads from the environment (threads, KV space, preloaded
-libraries) is set by the parent.
+Settings: ``model``, and ``options`` for ``LLM(...)``. What vLLM reads from the environment (threads, KV space,
+preloaded libraries) is set by the parent.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from jettison.core import ports
@@ -167,6 +168,10 @@ class FakeCluster:
         self.num_steps = 0
         self.num_faults = 0
         self.num_stale_layouts = 0
+        self.fails_move: Callable[[ports.SendKV], bool] = lambda _: False
+        """Picks transfers of KV that end incomplete."""
+        self.sent: list[ports.SendKV] = []
+        self.num_offers = 0
         self.prompt_logprobs: dict[str, list[TokenLogprobs | None] | None] = {}
         self.recording: list[tuple[object, int, list[object]]] | None = None
         """Set to a list: every event and order with the actions that followed, as plain values."""
@@ -268,6 +273,7 @@ class FakeCluster:
             case ports.RunStep():
                 self._run_step(action)
             case ports.OfferLayout():
+                self.num_offers += 1
                 worker = self.workers[action.worker_id]
                 capacity = worker.capacity_for(action.spec)
                 shrink = min(capacity, worker.capacity)
@@ -281,6 +287,7 @@ class FakeCluster:
             case ports.ApplyLayout():
                 self._in_order(action.worker_id, 1.0, lambda: self._apply(action))
             case ports.SendKV():
+                self.sent.append(action)
                 self._in_order(action.src, 0.0, lambda: self._begin_kv(action))
             case ports.SendShard():
                 self.at(self.now + self.delay(1, 40), lambda: self._shard_arrives(action))
@@ -368,10 +375,10 @@ class FakeCluster:
         content = {}
         for layer in move.layers.layers():
             for there, here in zip(move.src_blocks, move.dst_blocks, strict=True):
-                assert (layer, there) in src.kv, f"move {move.move_id}: layer {layer} block {there} is not at {move.src}"
+                assert (layer, there) in src.kv, f"{move.move_id}: layer {layer} block {there} is not at {move.src}"
                 content[layer, here] = dict(src.kv[layer, there])
 
-        fails = self._strikes(self.faults.move)
+        fails = self._strikes(self.faults.move) or self.fails_move(move)
 
         def arrive() -> ports.Event:
             complete = move.move_id not in self.cancelled_moves and not fails

@@ -77,7 +77,8 @@ CLUSTER = st.builds(
 )
 RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
 FAULTS = st.one_of(
-    st.builds(Faults), st.builds(Faults, apply=RATE, offer=RATE, load=RATE, move=RATE, step=st.sampled_from([0.0, 0.02]))
+    st.builds(Faults),
+    st.builds(Faults, apply=RATE, offer=RATE, load=RATE, move=RATE, step=st.sampled_from([0.0, 0.02])),
 )
 
 

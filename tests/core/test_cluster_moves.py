@@ -8,7 +8,9 @@ import pytest
 from fakes import MS, FakeCluster
 
 
-def burst(cluster: FakeCluster, num: int, *, at_ms: float = 0.0, prompt: int = 12, output: int = 40, tag: str = "r") -> None:
+def burst(
+    cluster: FakeCluster, num: int, *, at_ms: float = 0.0, prompt: int = 12, output: int = 40, tag: str = "r"
+) -> None:
     rng = random.Random(num)
     for i in range(num):
         tokens = [rng.randrange(1, 60) for _ in range(prompt + i % 5)]

@@ -78,9 +78,9 @@ def server(serving, memory_for):
 
 @pytest.fixture(scope="session")
 def guarded(serving, memory_for):
-    """One instance with a key, 64 blocks (1,024 tokens) for a context of 4,096, and room for one to wait."""
+    """One instance with a key, 250 blocks (4,000 tokens) for a context of 4,096, and room for one to wait."""
     flags: dict[str, object] = {"instances": 1, "max_num_queued_reqs": 1}
-    with serving(key=KEY, memory=memory_for(64, **flags), **flags) as served:
+    with serving(key=KEY, memory=memory_for(250, **flags), **flags) as served:
         yield served
 
 

@@ -6,6 +6,7 @@ generations compare whole texts.
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 
@@ -35,19 +36,19 @@ def lm_eval():
 
 
 class Reference:
-    """transformers on the CPU, in the served precision."""
+    """transformers on the CPU, in the served precision. What it has computed once it remembers."""
 
-    def __init__(self, transformers, model_dir: Path) -> None:
-        import torch
-
+    def __init__(self, transformers, torch, model_dir: Path) -> None:
         self._torch = torch
+        self.score = functools.cache(self._score)
+        self.continue_greedily = functools.cache(self._continue_greedily)
         self._tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir)
         self._model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
 
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer(text, add_special_tokens=False).input_ids
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False).input_ids)
 
-    def score(self, context_ids: list[int], continuation_ids: list[int]) -> tuple[float, bool]:
+    def _score(self, context_ids: tuple[int, ...], continuation_ids: tuple[int, ...]) -> tuple[float, bool]:
         """(sum of log-probabilities, whether each token was the likeliest)."""
         ids = context_ids + continuation_ids
         with self._torch.inference_mode():
@@ -57,7 +58,7 @@ class Reference:
         total = logprobs.gather(1, chosen[:, None]).sum().item()
         return total, bool((logprobs.argmax(-1) == chosen).all())
 
-    def continue_greedily(self, prompt: str, max_new_tokens: int) -> str:
+    def _continue_greedily(self, prompt: str, max_new_tokens: int) -> str:
         """Until an end-of-sequence token of ``generation_config.json``."""
         ids = self.encode(prompt)
         with self._torch.inference_mode():
@@ -76,7 +77,12 @@ class Reference:
 @pytest.fixture(scope="module")
 def reference(lm_eval, model_dir):
     transformers = pytest.importorskip("transformers", reason="the reference needs transformers")
-    return Reference(transformers, model_dir)
+    import torch
+
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the server needs the other cores
+    yield Reference(transformers, torch, model_dir)
+    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(
@@ -145,7 +151,7 @@ def test_rolling_log_likelihoods_are_those_of_transformers(results, reference):
     scored = answers(results, "jettison_rolling")
     assert len(scored) == 6
     for (text,), log_likelihood in scored:
-        expected, _ = reference.score([reference.bos_id], reference.encode(text))
+        expected, _ = reference.score((reference.bos_id,), reference.encode(text))
         assert log_likelihood == pytest.approx(expected, abs=TOLERANCE)
 
 

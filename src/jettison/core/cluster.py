@@ -8,12 +8,13 @@ Every accepted request ends with exactly one ``Emit`` that has a finish reason.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from jettison.core.group import GroupCore, SchedulerLimits
-from jettison.core.merging import Merging, MergePhase
+from jettison.core.merging import MergePhase, Merging
 from jettison.core.monitor import GroupMonitor
 from jettison.core.ports import (
     Action,
@@ -40,7 +41,7 @@ from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.dispatch import GroupFreeness, choose_group
-from jettison.policy.merge import MergeCandidate, StagePlan, plan_drop
+from jettison.policy.merge import MergeCandidate, StagePlan, plan_drop, plan_ranges, stage_bytes
 from jettison.policy.overload import Assessment, OverloadParams, assess_overload
 from jettison.policy.restore import MergedLoad, RestoreParams, should_restore
 from jettison.types import NANOSECONDS, FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
@@ -112,18 +113,24 @@ class ClusterCore:
 
     def max_request_blocks(self) -> int:
         """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge."""
-        workers = self.state.workers.values()
-        most = max(w.full_blocks for w in workers)
-        num = min(len(workers), self.state.shape.num_layers)
-        if self.params.overload_policy != "drop" or num == 1:
-            return most
-        layer_block_bytes = self.state.shape.block_bytes_per_layer(self.state.limits.block_size)
-        kv_bytes = min(w.full_blocks for w in workers) * self.state.shape.num_layers * layer_block_bytes
-        dropped_bytes = self.state.shape.parameter_bytes * (num - 1) // num
-        stage_layers = -(-self.state.shape.num_layers // num)
-        # Ranges are balanced by bytes, so a stage may run a layer more than its share.
-        merged = (kv_bytes + dropped_bytes) // ((stage_layers + 1) * layer_block_bytes)
-        return max(most, merged)
+        workers, shape = list(self.state.workers.values()), self.state.shape
+        least = min(w.full_blocks for w in workers)
+        if self.params.overload_policy != "drop":
+            return least
+        everyone = [
+            MergeCandidate(w.worker_id, (w.worker_id,), (shape.all_layers,), 0.0, 0)
+            for w in workers[: shape.num_layers]
+        ]
+        stages = plan_ranges(everyone, shape)
+        assert stages is not None, "as many layers as members can be split"
+        layer_block_bytes = shape.block_bytes_per_layer(self.state.limits.block_size)
+        budget = least * shape.num_layers * layer_block_bytes + shape.parameter_bytes
+        merged = min(
+            # Members that were merged in another order may run a layer more, and pages do not divide evenly.
+            (budget - stage_bytes(s.layers, shape)) // ((len(s.layers) + 1) * layer_block_bytes)
+            for s in stages
+        )
+        return max(least, merged)
 
     # --- the one entry ----------------------------------------------------------------------------------------
 
@@ -329,10 +336,11 @@ class ClusterCore:
         if members & self._busy_workers() or not self._dwelled(group, now_ns):
             return []
         busy = self._busy_workers()
-        candidates = [
+        # The group that asked comes first among equals: the plan has to relieve it, not another.
+        candidates = [self._candidate(group)._replace(pressure=math.inf)] + [
             self._candidate(g)
             for g in self.groups.values()
-            if not set(g.worker_ids) & busy and (g is group or self._dwelled(g, now_ns))
+            if g is not group and not set(g.worker_ids) & busy and self._dwelled(g, now_ns)
         ]
         required = self._required_bytes(group)
         plan = plan_drop(candidates, required, self.state.shape)

@@ -303,7 +303,8 @@ class GroupCore:
         hits = [ledger.lookup(hashes) for ledger in self.ledgers]
         num = min(len(found) for found in hits)
         shared = min(
-            sum(ledger.is_held(block) for block in found[:num]) for ledger, found in zip(self.ledgers, hits, strict=True)
+            sum(ledger.is_held(block) for block in found[:num])
+            for ledger, found in zip(self.ledgers, hits, strict=True)
         )
         return num * self.limits.block_size, total - shared
 

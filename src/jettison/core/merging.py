@@ -17,9 +17,9 @@ should no landing be possible at all, the youngest stalled request is recomputed
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
 
 from jettison.core.group import GroupCore
+from jettison.core.landed import Landed, LandedBlocks
 from jettison.core.ports import (
     Action,
     CallFailed,
@@ -56,16 +56,6 @@ class MergePhase(StrEnum):
     FAILED = "failed"
 
 
-class _Landed(NamedTuple):
-    """A sealed block at its destination: requests that share it need not send it again."""
-
-    block: int
-    owner: RequestId
-    """The request whose transfer carries it."""
-    generation: int
-    """Of the owner's table there: with another one, or none, the block may be somebody else's by now."""
-
-
 class Merging:
     """One merge of ``sources`` into one group with ``stages``."""
 
@@ -85,8 +75,8 @@ class Merging:
         self._landing: list[tuple[RequestState, tuple[KVMovePlan, ...]]] = []
         """Stalled requests whose transfers have not started, in service order."""
         self._moves: dict[MoveId, SendKV] = {}
-        self._landed: dict[tuple[WorkerId, WorkerId, int], _Landed] = {}
-        """(source, destination, block at the source) -> where it lands: shared prefixes move once."""
+        self._landed = LandedBlocks(cluster)
+        """Shared prefixes move once."""
         self._waits_for: dict[RequestId, set[MoveId]] = {}
         """Request -> moves of other requests that carry its shared prefix."""
         self._broken: set[RequestId] = set()
@@ -158,7 +148,7 @@ class Merging:
             self._waits_for[request_id].discard(event.move_id)
         self._num_foreign = None
         if not event.complete:
-            self._forget_landed(move, state)
+            self._landed.forget(state, move)
             # Whoever counted on the prefix that this transfer carried has to start again, too.
             self._broken.update(dependents)
             if state.ending is None:
@@ -182,7 +172,7 @@ class Merging:
         cancelled = [self._moves[m] for m in sorted(state.moves) if m in self._moves and m not in needed]
         for move in cancelled:
             # Nobody may count on blocks of which perhaps nothing has arrived.
-            self._forget_landed(move, state)
+            self._landed.forget(state, move)
         return [CancelMove(move.src, move.move_id) for move in cancelled]
 
     def advance(self, now_ns: int) -> list[Action]:
@@ -425,51 +415,22 @@ class Merging:
         actions: list[Action] = []
         for move in moves:
             prefix = shared.get(move.dst, [])
-            src = workers[move.src].ledger.table(state.request_id).ids
-            table = workers[move.dst].ledger.table(state.request_id)
-            for there, here in zip(src[: state.num_sealed], table.ids, strict=False):
-                if self._find_landed(move.src, move.dst, there) is None:
-                    self._landed[move.src, move.dst, there] = _Landed(here, state.request_id, table.generation)
+            self._landed.note(state, move.src, move.dst)
             if prefix:
                 self._waits_for.setdefault(state.request_id, set()).update(self._carriers(prefix, move))
-            action = self._cluster.send_kv(
-                state, move.src, move.dst, move.layers, src[len(prefix) : num_sent], table.ids[len(prefix) : num_sent]
-            )
+            there = workers[move.src].ledger.table(state.request_id).ids[len(prefix) : num_sent]
+            here = workers[move.dst].ledger.table(state.request_id).ids[len(prefix) : num_sent]
+            action = self._cluster.send_kv(state, move.src, move.dst, move.layers, there, here)
             self._moves[action.move_id] = action
             actions.append(action)
         return actions
 
-    def _shared_prefix(self, state: RequestState, moves: tuple[KVMovePlan, ...], dst: WorkerId) -> list[_Landed]:
+    def _shared_prefix(self, state: RequestState, moves: tuple[KVMovePlan, ...], dst: WorkerId) -> list[Landed]:
         """Blocks at ``dst`` that already hold (or will hold) this request's leading blocks."""
         sources = {m.src for m in moves if m.dst == dst}
-        if len(sources) != 1:
-            return []
-        (src,) = sources
-        found: list[_Landed] = []
-        for block in self._cluster.workers[src].ledger.table(state.request_id).ids[: state.num_sealed]:
-            landed = self._find_landed(src, dst, block)
-            if landed is None:
-                break
-            found.append(landed)
-        return found
+        return self._landed.prefix(state, sources.pop(), dst) if len(sources) == 1 else []
 
-    def _find_landed(self, src: WorkerId, dst: WorkerId, block: int) -> _Landed | None:
-        """Where a block has landed, if its owner still holds it there."""
-        landed = self._landed.get((src, dst, block))
-        if landed is None:
-            return None
-        ledger = self._cluster.workers[dst].ledger
-        holds = ledger.has(landed.owner) and ledger.table(landed.owner).generation == landed.generation
-        return landed if holds else None
-
-    def _forget_landed(self, move: SendKV, state: RequestState) -> None:
-        """A transfer did not or will not arrive: nobody may count on its blocks."""
-        for block in move.src_blocks:
-            landed = self._landed.get((move.src, move.dst, block))
-            if landed is not None and landed.owner == state.request_id:
-                del self._landed[move.src, move.dst, block]
-
-    def _carriers(self, prefix: list[_Landed], move: KVMovePlan) -> set[MoveId]:
+    def _carriers(self, prefix: list[Landed], move: KVMovePlan) -> set[MoveId]:
         """Unfinished moves that carry blocks of a shared prefix between the ends of ``move``."""
         theirs = (m for owner in {p.owner for p in prefix} for m in self._cluster.requests[owner].moves)
         return {m for m in theirs if (sent := self._moves[m]).src == move.src and sent.dst == move.dst}

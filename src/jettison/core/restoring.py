@@ -198,7 +198,7 @@ class Restoring:
                 return self._split(now_ns)
             case RestorePhase.RETURN:
                 return self._return_home(now_ns)
-            case RestorePhase.TURNING if not self._moves and not self._loads and all(r.is_over for r in self._relayouts):
+            case RestorePhase.TURNING if not (self._moves or self._loads) and all(r.is_over for r in self._relayouts):
                 return self._turned(now_ns)
             case RestorePhase.REDROP if all(r.is_over for r in self._relayouts):
                 return self._redropped(now_ns)

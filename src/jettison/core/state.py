@@ -14,7 +14,17 @@ from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.merge import StagePlan
-from jettison.types import FinishReason, GroupId, LayerRange, ModelShape, MoveId, RequestId, SampledToken, ShardId, WorkerId
+from jettison.types import (
+    FinishReason,
+    GroupId,
+    LayerRange,
+    ModelShape,
+    MoveId,
+    RequestId,
+    SampledToken,
+    ShardId,
+    WorkerId,
+)
 
 
 @dataclass(slots=True)

@@ -134,7 +134,8 @@ class LocalLauncher:
             await asyncio.wait(ends, timeout=timeout_s)
             for worker, process in self._processes.items():
                 if not process.ended.done():
-                    log.warning("worker %d did not stop in time and is killed", worker)
+                    if timeout_s > 0:  # else it was given none: a failed start is no fault of this worker
+                        log.warning("worker %d did not stop in time and is killed", worker)
                     process.popen.kill()
             await asyncio.wait(ends)
         self._server.close()

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 
 from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.step import StepInput, StepOutput
-from jettison.errors import JettisonError, LinkDownError
+from jettison.errors import JettisonError, LinkDownError, WorkerLostError
 from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.activations import ActivationInbox, OutgoingActivation
@@ -195,6 +195,9 @@ class WorkerLoop:
             return
         try:
             self._emit(self._answer(command))
+        except WorkerLostError:
+            # The device could not put its memory back: nothing it holds can be trusted, so this worker ends.
+            raise
         except JettisonError as error:
             self._emit(m.CallFailed(self.worker_id, command.call_id, type(error).__name__, str(error)))
         except Exception as error:

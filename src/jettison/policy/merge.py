@@ -109,39 +109,73 @@ def plan_ranges(groups: Sequence[MergeCandidate], shape: ModelShape) -> tuple[St
     """Contiguous layer ranges for all members of ``groups``, balanced by parameter bytes, embedding and head counted.
 
     Members are ordered by where the layers they hold begin and end, so that each range lies inside what its member
-    holds (members holding 0-23, 24-47 and everything come first, third, second). None if no balanced split fits.
+    holds (members holding 0-23, 24-47 and everything come first, third, second). Two orders are tried, by the middle
+    of what they hold and by earliest end; the one whose largest stage is smaller wins. None if neither allows each
+    member a layer.
     """
     members = [(r, w) for g in groups for w, r in zip(g.members, g.resident, strict=True)]
-    members.sort(key=lambda m: (m[0].lo + m[0].hi, m[0].lo, m[1]))
-    num = len(members)
-    if num > shape.num_layers:
+    if len(members) > shape.num_layers:
         return None
-    weights = [shape.shard_bytes[layer_shard(i)] for i in range(shape.num_layers)]
+    by_middle = sorted(members, key=lambda m: (m[0].lo + m[0].hi, m[0].lo, m[1]))
+    by_deadline = _by_deadline(members, shape.num_layers)
+    splits = [_split(order, shape) for order in ([by_middle] if by_middle == by_deadline else [by_middle, by_deadline])]
+    return min((s for s in splits if s), key=lambda s: max(stage_bytes(p.layers, shape) for p in s), default=None)
+
+
+def stage_bytes(layers: LayerRange, shape: ModelShape) -> int:
+    """Parameter bytes that a stage of ``layers`` holds."""
+    return sum(shape.shard_bytes[shard] for shard in shape.shards_for(layers))
+
+
+def _by_deadline(members: Sequence[tuple[LayerRange, WorkerId]], num_layers: int) -> list[tuple[LayerRange, WorkerId]]:
+    """At each even share of the layers the member that holds it and whose layers end first."""
+    left = sorted(members, key=lambda m: (m[0].hi, m[0].lo, m[1]))
+    order: list[tuple[LayerRange, WorkerId]] = []
+    for index in range(len(members)):
+        layer = index * num_layers // len(members)
+        chosen = next((m for m in left if m[0].lo <= layer < m[0].hi), left[0])
+        left.remove(chosen)
+        order.append(chosen)
+    return order
+
+
+def _split(members: Sequence[tuple[LayerRange, WorkerId]], shape: ModelShape) -> tuple[StagePlan, ...] | None:
+    """Ranges for members in this order, as even as what they hold allows; None if it does not."""
+    bounds = _bounds_of_ends([resident for resident, _ in members], shape.num_layers)
+    if bounds is None:
+        return None
     extra_first = shape.shard_bytes[EMBED_SHARD]
     extra_last = extra_first if shape.tied_embeddings else shape.shard_bytes[HEAD_SHARD]
-    total = sum(weights) + extra_first + extra_last
     prefix = [0]
-    for weight in weights:
-        prefix.append(prefix[-1] + weight)
+    for layer in range(shape.num_layers):
+        prefix.append(prefix[-1] + shape.shard_bytes[layer_shard(layer)])
+    left = prefix[-1] + extra_first + extra_last
 
     stages: list[StagePlan] = []
     lo = 0
-    for index, (resident, worker) in enumerate(members):
-        last = index == num - 1
-        if last:
-            hi = shape.num_layers
-        else:
-            goal = total * (index + 1) / num - extra_first
-            latest = shape.num_layers - (num - index - 1)
-            # A member may not run past what it holds, nor end before the next member's layers begin.
-            latest = min(latest, resident.hi)
-            earliest = max(lo + 1, members[index + 1][0].lo)
-            if earliest > latest:
-                return None
-            hi = min(range(earliest, latest + 1), key=lambda cut: abs(prefix[cut] - goal))
-        stage = LayerRange(lo, hi)
-        if not stage.layers() or not resident.covers(stage):
-            return None
-        stages.append(StagePlan(worker, stage))
+    for index, (_, worker) in enumerate(members):
+        # An even share of what is left: a member that must take more or less than its share changes it for the others.
+        share = left / (len(members) - index)
+        extra = extra_first if index == 0 else 0
+        earliest, latest = bounds[index]
+        ends = range(max(earliest, lo + 1), latest + 1)
+        hi = min(ends, key=lambda end: abs(prefix[end] - prefix[lo] + extra - share))
+        left -= prefix[hi] - prefix[lo] + extra
+        stages.append(StagePlan(worker, LayerRange(lo, hi)))
         lo = hi
     return tuple(stages)
+
+
+def _bounds_of_ends(resident: Sequence[LayerRange], num_layers: int) -> list[tuple[int, int]] | None:
+    """Earliest and latest end of each stage, in this order, so that all can run inside what they hold; or None."""
+    earliest = [0] * len(resident)
+    for index in range(len(resident)):
+        after_previous = earliest[index - 1] + 1 if index else 1
+        next_begins = resident[index + 1].lo if index + 1 < len(resident) else num_layers
+        earliest[index] = max(after_previous, next_begins)
+    latest = [0] * len(resident)
+    for index in reversed(range(len(resident))):
+        before_next = latest[index + 1] - 1 if index + 1 < len(resident) else num_layers
+        latest[index] = min(before_next, resident[index].hi)
+    bounds = list(zip(earliest, latest, strict=True))
+    return bounds if resident[0].lo == 0 and all(lo <= hi for lo, hi in bounds) else None

@@ -9,6 +9,7 @@ import msgspec
 from jettison.live.api import TokenEvent
 from jettison.server.choice import Delta
 from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint
+from jettison.server.errors import bad_request
 from jettison.server.fields import ChatFields, parse_fields
 from jettison.server.generation import Generation, Job
 from jettison.server.logprobs import chat_logprobs
@@ -101,6 +102,8 @@ class ChatEndpoint(GenerationEndpoint):
         fields = parse_fields(document, ChatFields, state.warnings)
         model = state.check_model(fields.model)
         plan = plan_chat(fields, state.engine.info, state.settings.default_chat_max_tokens, state.draw_seed)
+        if document.get("prompt") is not None:
+            raise bad_request("prompt belongs to /v1/completions; here the field is messages.", "prompt")
         prompt = await chat_prompt(
             fields.messages,
             state.tokenizer,

@@ -1,0 +1,270 @@
+"""Things that go wrong in the middle of a move: lost transfers, refused layouts, no room to land, clients that leave."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+from jettison.core.merging import MergePhase
+from jettison.core.ports import LayoutApplied, SendKV
+from jettison.core.restoring import RestorePhase
+
+
+def tokens(rng: random.Random, num: int) -> list[int]:
+    return [rng.randrange(1, 60) for _ in range(num)]
+
+
+def fill(cluster: FakeCluster, num: int, *, prompt: int, output: int, at_ms: float = 0.0, tag: str = "r") -> None:
+    rng = random.Random(num)
+    for i in range(num):
+        cluster.submit(f"{tag}{i}", tokens(rng, prompt), output, at_ms + 0.1 * i)
+
+
+def run_until_phase(cluster: FakeCluster, phase: MergePhase | RestorePhase, limit_ms: float = 5000.0) -> None:
+    core = cluster.core
+    while cluster.now < limit_ms * MS:
+        if any(move.phase is phase for move in (*core.merges, *core.restores)):
+            return
+        cluster.run(until_ms=cluster.now / MS + 0.05)
+        cluster.now += MS // 20
+    raise AssertionError(f"{phase} was not reached")
+
+
+def expect_all_well(cluster: FakeCluster) -> None:
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_requests_cancelled_while_a_failed_merge_maps_back_are_freed(waits: bool) -> None:
+    cluster = FakeCluster(full_blocks=40, auto_restore=False, max_seqs=2)
+    fill(cluster, 8, prompt=12, output=40)
+    cluster.run(until_ms=30)
+    cluster.workers[1].fail_applies = 1
+    cluster.order("drop")
+    run_until_phase(cluster, MergePhase.REVERTING)
+    group = cluster.core.groups[0]
+    cluster.cancel((group.waiting[0] if waits else next(iter(group.running.values()))).request_id, cluster.now / MS)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_request_with_one_of_two_transfers_lost_is_recomputed() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=60, auto_restore=False, prefix_caching=False)
+    fill(cluster, 12, prompt=16, output=60)
+    cluster.run(until_ms=40)
+    cluster.order("drop")
+    cluster.run(until_ms=100)
+    # Requests of the third instance go to both members of the pipeline; half of what they send is lost.
+    cluster.fails_move = lambda move: move.dst == 0
+    cluster.order("drop")
+    cluster.run()
+    assert {m.dst for m in cluster.sent if m.src == 2} == {0, 1}
+    assert cluster.core.groups[4].counters.num_preemptions > 0
+    expect_all_well(cluster)
+
+
+def test_requests_that_counted_on_a_lost_prefix_are_recomputed_too() -> None:
+    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    prefix = tokens(random.Random(1), 16)
+    for i in range(6):
+        cluster.submit(f"p{i}", [*prefix, i + 1, i + 2], 60, at_ms=20.0 * i)
+    cluster.run(until_ms=140)
+    longest: dict[tuple[int, int], SendKV] = {}
+
+    def carries_the_prefix(move: SendKV) -> bool:
+        return longest.setdefault((move.src, move.dst), move) is move
+
+    cluster.fails_move = carries_the_prefix
+    cluster.order("drop")
+    cluster.run()
+    lost, others = list(longest.values()), [m for m in cluster.sent if m not in longest.values()]
+    assert lost and any(len(m.src_blocks) < len(lost[0].src_blocks) for m in others), "somebody shares the prefix"
+    assert cluster.core.groups[2].counters.num_preemptions >= 2
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_shared_block_whose_owner_has_gone_is_not_counted_on(seed: int) -> None:
+    """Landing has to wait for room; meanwhile the request that carried the prefix ends, and its blocks are reused."""
+    cluster = FakeCluster(full_blocks=30, auto_restore=False, shard_bytes=512, seed=seed)
+    prefix = tokens(random.Random(seed), 24)
+    for i in range(14):
+        cluster.submit(f"p{i}", [*prefix, i + 1, i + 2], 12 if i < 4 else 40, at_ms=3.0 * i)
+    cluster.run(until_ms=60)
+    cluster.order("drop")
+    fill(cluster, 12, prompt=8, output=12, at_ms=61, tag="new")
+    cluster.run()
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize(("shard_bytes", "output"), [(256, 30), (512, 30), (2048, 30), (256, 80)])
+def test_too_little_room_to_land_all_at_once(shard_bytes: int, output: int) -> None:
+    """Both members are full and a drop frees next to nothing: land bit by bit, recompute the youngest, lose nobody."""
+    cluster = FakeCluster(full_blocks=40, auto_restore=False, shard_bytes=shard_bytes, max_seqs=32)
+    fill(cluster, 20, prompt=12, output=output)
+    cluster.run(until_ms=40)
+    before = [w.ledger.num_held for w in cluster.core.state.workers.values()]
+    cluster.order("drop")
+    run_until_phase(cluster, MergePhase.EXCHANGE)
+    merge = cluster.core.merges[0]
+    assert merge.group is not None
+    room = merge.group.capacity_blocks - max(before)
+    assert room < min(before), "the point of this test"
+    cluster.run()
+    assert len(cluster.sent) > 0
+    if shard_bytes == 256:
+        assert merge.group.counters.num_preemptions > 0
+    expect_all_well(cluster)
+
+
+def test_hundreds_of_requests_give_way_for_one_that_needs_much_room() -> None:
+    cluster = FakeCluster(
+        full_blocks=1010, auto_restore=False, shard_bytes=256, max_seqs=2000, max_tokens=4500, prefix_caching=False
+    )
+    cluster.check_every_event = False
+    cluster.submit("big", tokens(random.Random(0), 3990), 3)
+    for i in range(1000):
+        cluster.submit(f"r{i}", [i % 60 + 1, i % 59 + 1], 3, at_ms=1)
+    cluster.run(until_ms=230)
+    assert "big" in cluster.core.groups[0].running and len(cluster.core.groups[1].running) > 950
+    cluster.order("drop")
+    cluster.run()
+    assert sum(g.counters.num_preemptions for g in cluster.core.groups.values()) > 900
+    expect_all_well(cluster)
+
+
+def test_running_requests_are_not_preempted_for_kv_that_is_to_land() -> None:
+    """Landing space is kept from newcomers, not from requests that run already."""
+    cluster = FakeCluster(num_workers=2, full_blocks=48, auto_restore=False, shard_bytes=256, seed=5)
+    fill(cluster, 8, prompt=16, output=60)
+    cluster.run(until_ms=60)
+    cluster.order("drop")
+    run_until_phase(cluster, MergePhase.EXCHANGE)
+    group = cluster.core.merges[0].group
+    assert group is not None
+    view = group._view()
+    assert view.num_free_blocks - view.num_reserved_blocks == group.num_free_blocks
+    assert view.num_free_blocks == min(ledger.num_free for ledger in group.ledgers)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("num_failures", [1, 5])
+def test_pages_that_could_not_be_given_back_are_tried_again_after_a_while(num_failures: int) -> None:
+    cluster = FakeCluster(full_blocks=40, auto_restore=False)
+    fill(cluster, 8, prompt=16, output=200)
+    cluster.run(until_ms=40)
+    cluster.order("drop")
+    run_until_phase(cluster, MergePhase.EXCHANGE)
+    num_offers = cluster.num_offers
+    cluster.workers[0].fail_applies = num_failures
+    cluster.run()
+    assert 0 < cluster.num_offers - num_offers <= 3 + num_failures
+    assert all(not w.layout.retained for w in cluster.core.state.workers.values())
+    expect_all_well(cluster)
+
+
+def test_loads_that_fail_while_mapping_back_are_tried_again_after_a_while() -> None:
+    cluster = FakeCluster(full_blocks=40, auto_restore=False, faults=Faults(load=1.0, budget=6))
+    fill(cluster, 8, prompt=12, output=60)
+    cluster.run(until_ms=30)
+    cluster.workers[1].fail_applies = 1
+    cluster.order("drop")
+    cluster.run()
+    assert cluster.num_faults == 6
+    loaded = [t for t, kind in cluster.log if kind == "CallFailed"]
+    assert max(loaded) - min(loaded) >= 100 * MS, "not at once"
+    expect_all_well(cluster)
+
+
+def test_shards_that_were_mapped_but_never_fetched_are_fetched_by_the_next_restore() -> None:
+    """A restore is turned round while shards are on their way, and the member then cannot drop them again."""
+    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    fill(cluster, 6, prompt=16, output=150)
+    cluster.run(until_ms=40)
+    cluster.order("drop")
+    cluster.run(until_ms=120)
+    cluster.order("restore")
+    run_until_phase(cluster, RestorePhase.PULL)
+    cluster.workers[0].fail_applies = cluster.workers[1].fail_applies = 1
+    cluster.order("drop")
+    cluster.run(until_ms=cluster.now / MS + 60)
+    state = cluster.core.state
+    assert not cluster.core.in_transition and any(w.unfilled for w in state.workers.values())
+    assert all(w.resident(state.shape) == w.layout.kv_layers for w in state.workers.values())
+    cluster.order("restore")
+    fill(cluster, 6, prompt=16, output=20, at_ms=cluster.now / MS + 50, tag="s")
+    cluster.run()
+    assert [r.kind for r in cluster.records].count("restore_done") == 1
+    assert not any(w.unfilled for w in state.workers.values())
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_split_pipeline_that_cannot_be_merged_again_goes_on_returning(who: int) -> None:
+    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    fill(cluster, 8, prompt=20, output=120)
+    cluster.run(until_ms=50)
+    cluster.order("drop")
+    cluster.run(until_ms=150)
+    cluster.order("restore")
+    run_until_phase(cluster, RestorePhase.RETURN)
+    cluster.workers[who].fail_applies = 1
+    cluster.order("drop")
+    cluster.run(until_ms=cluster.now / MS + 40)
+    cluster.order("drop")
+    cluster.order("restore")
+    cluster.run()
+    kinds = [r.kind for r in cluster.records]
+    assert "restore_turned" in kinds and "drop_failed" in kinds
+    expect_all_well(cluster)
+
+
+def test_a_layout_made_from_an_older_page_map_is_refused_and_nothing_is_lost() -> None:
+    cluster = FakeCluster(full_blocks=40, auto_restore=False)
+    fill(cluster, 8, prompt=12, output=40)
+    cluster.run(until_ms=30)
+    cluster.order("drop")
+    while not any(w.num_relayouts_open for w in cluster.core.state.workers.values()):
+        cluster.run(until_ms=cluster.now / MS + 0.1)
+        cluster.now += MS // 10
+    cluster.run(until_ms=cluster.now / MS + 0.3)  # offered, not applied
+    assert not any(kind == LayoutApplied.__name__ for _, kind in cluster.log)
+    cluster.workers[0].version += 1
+    cluster.run()
+    assert cluster.num_stale_layouts == 1
+    assert [r.kind for r in cluster.records if r.kind.startswith("drop")] == ["drop_failed"]
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("at_ms", [51, 52, 55, 60, 70])
+def test_steps_that_fail_end_their_requests_with_an_error_and_nothing_else(at_ms: int) -> None:
+    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    fill(cluster, 10, prompt=20, output=60)
+    cluster.run(until_ms=50)
+    cluster.order("drop")
+    cluster.run(until_ms=at_ms)
+    cluster.faults = Faults(step=1.0, budget=1)
+    cluster.run()
+    errors = [r for r, ends in cluster.ends.items() if ends == ["error"]]
+    assert 0 < len(errors) < 10
+    assert [r.kind for r in cluster.records].count("step_failed") == 1
+    expect_all_well(cluster)
+
+
+def test_a_request_larger_than_an_instance_is_served_by_a_drop() -> None:
+    cluster = FakeCluster(full_blocks=20, shard_bytes=4096)
+    most = cluster.core.max_request_blocks() * BLOCK_SIZE
+    assert most > 20 * BLOCK_SIZE
+    cluster.submit("big", tokens(random.Random(0), 60), most - 60)
+    fill(cluster, 4, prompt=12, output=20, at_ms=20)
+    cluster.run()
+    assert any(r.kind == "drop" for r in cluster.records)
+    expect_all_well(cluster)
+
+
+def test_no_request_may_be_larger_than_an_instance_where_nothing_is_dropped() -> None:
+    assert FakeCluster(full_blocks=20, policy="recompute").core.max_request_blocks() == 20
+    assert FakeCluster(full_blocks=20, num_workers=1).core.max_request_blocks() == 20
