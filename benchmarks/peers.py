@@ -262,7 +262,7 @@ def main() -> None:
 
     model = make_folder(arguments.models, QWEN3_110M)
     gguf = make_gguf(model) if arguments.openvino_python else None
-    specs = all_specs(model, gguf, _absolute(arguments.vllm_python), _absolute(arguments.openvino_python))
+    specs = all_specs(model, gguf, absolute(arguments.vllm_python), absolute(arguments.openvino_python))
     if arguments.engines:
         unknown = set(arguments.engines) - {spec.name for spec in specs}
         if unknown:
@@ -287,7 +287,7 @@ def main() -> None:
             engine.close()
 
 
-def _absolute(python: Path | None) -> Path | None:
+def absolute(python: Path | None) -> Path | None:
     """Not resolved: the interpreter of a virtual environment is a link, and the link is what says which one."""
     return None if python is None else Path(os.path.abspath(python))
 

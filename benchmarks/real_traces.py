@@ -2,8 +2,8 @@
 
     python benchmarks/real_traces.py [--data DIR] [--json OUT] [--markdown OUT]
 
-Traces: Azure 2023 conv and code (CC-BY 4.0, Patel et al., ISCA 2024), whole. Three loads: conv with its own lengths, code
-with its own lengths, code arrivals with conv lengths (in conv's order). Rules, the same for every load:
+Traces: Azure 2023 conv and code (CC-BY 4.0, Patel et al., ISCA 2024), whole. Three loads: conv with its own lengths,
+code with its own lengths, code arrivals with conv lengths (in conv's order). Rules, the same for every load:
 
 * lengths are multiplied by ``--length-scale`` (both prompt and output) so that they fit a laptop's model;
 * time is divided by ``--compress``: the hour is replayed in minutes, gaps and bursts squeezed alike;
@@ -11,8 +11,8 @@ with its own lengths, code arrivals with conv lengths (in conv's order). Rules, 
   trace (predicted with memory to spare, from this machine's measured speed) is ``--mean-load`` of the capacity:
   the papers keep it under 60 %.
 
-The whole trace is replayed once per policy; figures are given for each slice of ``--slice`` trace seconds. A slice counts
-as memory-bound when requests waited for memory in it under recompute: peak demand there is above the capacity.
+The whole trace is replayed once per policy; figures are given for each slice of ``--slice`` trace seconds. Memory binds
+in a slice where the peak demand under recompute, queue included, is above the capacity.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from jettison.workload import shaping
 from jettison.workload.probe import MachineSpeed, predict
 from jettison.workload.traces import Workload, read_trace
 
-MODEL = DemoModel(kv_heads=1, kv_tokens_per_instance=4256)
-"""The demo's model with one KV head: the same parameter share, twice the tokens."""
+MODEL = DemoModel(kv_tokens_per_instance=3008)
+"""The demo's model with more KV: real prompts are longer than the demo's."""
 
 
 def data_dir(given: Path | None) -> Path:
@@ -46,7 +46,9 @@ def data_dir(given: Path | None) -> Path:
     raise SystemExit("no traces: give --data DIR or set JETTISON_DATA")
 
 
-def shape(load: Workload, args: argparse.Namespace, setup: ExperimentSetup, speed: MachineSpeed) -> tuple[Workload, float]:
+def shape(
+    load: Workload, args: argparse.Namespace, setup: ExperimentSetup, speed: MachineSpeed
+) -> tuple[Workload, float]:
     """Scaled, compressed and thinned by the stated rules; also the probability that an arrival is kept."""
     load = shaping.scale_lengths(load, args.length_scale, floor_tokens=2)
     load = shaping.cap_lengths(load, setup.kv_tokens_per_instance // 2)
@@ -109,7 +111,8 @@ def markdown(rows: list[dict[str, Any]], header: list[str]) -> str:
     """The report."""
     lines = [*header, ""]
     keys = [
-        ("load", "load"), ("slice", "slice"), ("requests", "requests"), ("peak_over_capacity", "peak demand / capacity"),
+        ("load", "load"), ("slice", "slice"), ("requests", "requests"),
+        ("peak_over_capacity", "peak demand / capacity"),
         ("recompute_p50_ttft_s", "P50 TTFT recompute, s"), ("drop_p50_ttft_s", "P50 TTFT drop, s"),
         ("recompute_p99_ttft_s", "P99 TTFT recompute, s"), ("drop_p99_ttft_s", "P99 TTFT drop, s"),
         ("p99_ratio", "P99 ratio"), ("e2e_ratio", "mean e2e ratio"), ("drops", "drops"),
@@ -163,8 +166,8 @@ def main() -> None:
             header.append(
                 f"  * {policy}: P50 TTFT {run.ttft_s.p50:.3f} s, P99 {run.ttft_s.p99:.3f} s, P50 TPOT "
                 f"{run.tpot_s.p50:.4f} s, {run.output_tokens_per_s:.0f} output tokens/s, "
-                f"{run.requests.completed} of {run.requests.submitted} completed, drops {run.events.get('drops', 0):g}, "
-                f"mean load {run.config['fairness']['mean_load']:.2f}"
+                f"{run.requests.completed} of {run.requests.submitted} completed, "
+                f"drops {run.events.get('drops', 0):g}, mean load {run.config['fairness']['mean_load']:.2f}"
             )
         runs += [replace(run, requests_detail=None) for run in pair.values()]
         print("\n".join(header[-3:]))

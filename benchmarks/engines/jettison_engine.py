@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,8 +109,9 @@ class WorkersMode:
 
 class HttpMode:
     def __init__(self, config: dict[str, Any], log: Path) -> None:
-        flags = {name: value for name, value in config.items() if name != "model"}
-        self._server = ServerProcess(Path(config["model"]), flags, log)
+        file = log.with_suffix(".yaml")
+        file.write_text(json.dumps({name: value for name, value in config.items() if name != "model"}))  # JSON is YAML
+        self._server = ServerProcess(Path(config["model"]), {"config": file}, log)
         self._loop = asyncio.new_event_loop()
         self._session: aiohttp.ClientSession | None = None
 

@@ -199,11 +199,13 @@ class FakeCluster:
     def cancel(self, request_id: str, at_ms: float) -> None:
         self.at(int(at_ms * MS), ports.CancelRequested(request_id))
 
-    def run(self, until_ms: float = 1e9, max_events: int = 200_000) -> None:
-        """Until nothing is left but ticks (and no transition is under way) or time is over."""
+    def run(
+        self, until_ms: float = 1e9, max_events: int = 200_000, stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Until nothing is left but ticks (and no transition is under way), or time is over, or ``stop`` says so."""
         num_idle_ticks = 0
         for _ in range(max_events):
-            if not self.heap or self.heap[0][0] > until_ms * MS:
+            if not self.heap or self.heap[0][0] > until_ms * MS or stop():
                 return
             busy = len(self.heap) > 1 or not isinstance(self.heap[0][2], ports.Tick)
             if not busy and self.core.state.is_idle() and not self.core.in_transition and self._settled():

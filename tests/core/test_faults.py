@@ -6,8 +6,9 @@ import random
 
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+
 from jettison.core.merging import MergePhase
-from jettison.core.ports import LayoutApplied, SendKV
+from jettison.core.ports import LayoutOffered, SendKV
 from jettison.core.restoring import RestorePhase
 
 
@@ -21,14 +22,12 @@ def fill(cluster: FakeCluster, num: int, *, prompt: int, output: int, at_ms: flo
         cluster.submit(f"{tag}{i}", tokens(rng, prompt), output, at_ms + 0.1 * i)
 
 
-def run_until_phase(cluster: FakeCluster, phase: MergePhase | RestorePhase, limit_ms: float = 5000.0) -> None:
-    core = cluster.core
-    while cluster.now < limit_ms * MS:
-        if any(move.phase is phase for move in (*core.merges, *core.restores)):
-            return
-        cluster.run(until_ms=cluster.now / MS + 0.05)
-        cluster.now += MS // 20
-    raise AssertionError(f"{phase} was not reached")
+def run_until_phase(cluster: FakeCluster, phase: MergePhase | RestorePhase) -> None:
+    def is_reached() -> bool:
+        return any(move.phase is phase for move in (*cluster.core.merges, *cluster.core.restores))
+
+    cluster.run(stop=is_reached)
+    assert is_reached(), f"{phase} was not reached"
 
 
 def expect_all_well(cluster: FakeCluster) -> None:
@@ -154,7 +153,7 @@ def test_running_requests_are_not_preempted_for_kv_that_is_to_land() -> None:
 @pytest.mark.parametrize("num_failures", [1, 5])
 def test_pages_that_could_not_be_given_back_are_tried_again_after_a_while(num_failures: int) -> None:
     cluster = FakeCluster(full_blocks=40, auto_restore=False)
-    fill(cluster, 8, prompt=16, output=200)
+    fill(cluster, 6, prompt=16, output=70)
     cluster.run(until_ms=40)
     cluster.order("drop")
     run_until_phase(cluster, MergePhase.EXCHANGE)
@@ -181,8 +180,8 @@ def test_loads_that_fail_while_mapping_back_are_tried_again_after_a_while() -> N
 
 def test_shards_that_were_mapped_but_never_fetched_are_fetched_by_the_next_restore() -> None:
     """A restore is turned round while shards are on their way, and the member then cannot drop them again."""
-    cluster = FakeCluster(full_blocks=60, auto_restore=False)
-    fill(cluster, 6, prompt=16, output=150)
+    cluster = FakeCluster(full_blocks=120, auto_restore=False)
+    fill(cluster, 5, prompt=16, output=80)
     cluster.run(until_ms=40)
     cluster.order("drop")
     cluster.run(until_ms=120)
@@ -204,8 +203,8 @@ def test_shards_that_were_mapped_but_never_fetched_are_fetched_by_the_next_resto
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_split_pipeline_that_cannot_be_merged_again_goes_on_returning(who: int) -> None:
-    cluster = FakeCluster(full_blocks=60, auto_restore=False)
-    fill(cluster, 8, prompt=20, output=120)
+    cluster = FakeCluster(full_blocks=120, auto_restore=False)
+    fill(cluster, 5, prompt=20, output=80)
     cluster.run(until_ms=50)
     cluster.order("drop")
     cluster.run(until_ms=150)
@@ -227,11 +226,8 @@ def test_a_layout_made_from_an_older_page_map_is_refused_and_nothing_is_lost() -
     fill(cluster, 8, prompt=12, output=40)
     cluster.run(until_ms=30)
     cluster.order("drop")
-    while not any(w.num_relayouts_open for w in cluster.core.state.workers.values()):
-        cluster.run(until_ms=cluster.now / MS + 0.1)
-        cluster.now += MS // 10
-    cluster.run(until_ms=cluster.now / MS + 0.3)  # offered, not applied
-    assert not any(kind == LayoutApplied.__name__ for _, kind in cluster.log)
+    run_until_phase(cluster, MergePhase.REMAP)
+    cluster.run(stop=lambda: LayoutOffered.__name__ in {kind for _, kind in cluster.log})
     cluster.workers[0].version += 1
     cluster.run()
     assert cluster.num_stale_layouts == 1

@@ -52,7 +52,9 @@ def request(name: str, prompt: list[int], num_tokens: int, **params: object) -> 
     return Request(name, tuple(prompt), sampling, 0)
 
 
-async def collect(engine: Engine, req: Request, leave_after: int | None = None) -> tuple[list[int], FinishReason | None]:
+async def collect(
+    engine: Engine, req: Request, leave_after: int | None = None
+) -> tuple[list[int], FinishReason | None]:
     tokens: list[int] = []
     events = engine.submit(req)
     async for event in events:
@@ -165,9 +167,10 @@ async def test_refusals(model_dir: Path) -> None:
         with pytest.raises(TooLongError, match="exceeds"):
             engine.submit(request("long", [1] * 10, 600))
         streams = [engine.submit(request(f"s{i}", [i] * 100, 20)) for i in range(2)]
+        while engine.core.num_waiting < 1:
+            streams.append(engine.submit(request(f"t{len(streams)}", [len(streams)] * 100, 20)))
         with pytest.raises(OverCapacityError):
-            for i in range(20):
-                streams.append(engine.submit(request(f"t{i}", [i] * 100, 20)))
+            engine.submit(request("one too many", [1] * 100, 20))
         for stream in streams:
             assert [e async for e in stream][-1].finish_reason is FinishReason.LENGTH
         assert await engine.drain(5.0)

@@ -16,8 +16,8 @@ from jettison.live.verify import compare
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "qwen3"
     create_model(
-        folder, arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3, max_position_embeddings=512,
-        std=0.2,
+        folder, arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3, std=0.2,
+        max_position_embeddings=512,
     )
     return folder
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from jettison.config import EngineConfig
 from jettison.core.cluster import ClusterCore, ClusterParams
 from jettison.core.group import SchedulerLimits
-from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.dtypes import resolve_dtype
+from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.shards import model_shape
 from jettison.device.runner import Runner
 from jettison.errors import ConfigError

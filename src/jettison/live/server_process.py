@@ -1,4 +1,4 @@
-"""A ``jettison serve`` of one's own: started on a free loopback port, ended for certain. For demos, benchmarks, tests."""
+"""A ``jettison serve`` of one's own, on a free loopback port, ended for certain: for demos, benchmarks, tests."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ async def _serve(config: EngineConfig) -> int:
     engine = Engine(config)
     dtype = engine.prepare()
     settings = ServerSettings(
-        model_names=(config.model.served_model_name or model_dir.resolve().name,),
+        model_names=(config.model.served_model_name,),
         api_keys=config.server.api_keys,
         default_seed=config.model.seed,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
