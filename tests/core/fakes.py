@@ -171,7 +171,6 @@ class FakeCluster:
         self.fails_move: Callable[[ports.SendKV], bool] = lambda _: False
         """Picks transfers of KV that end incomplete."""
         self.sent: list[ports.SendKV] = []
-        self.num_offers = 0
         self.prompt_logprobs: dict[str, list[TokenLogprobs | None] | None] = {}
         self.recording: list[tuple[object, int, list[object]]] | None = None
         """Set to a list: every event and order with the actions that followed, as plain values."""
@@ -275,7 +274,6 @@ class FakeCluster:
             case ports.RunStep():
                 self._run_step(action)
             case ports.OfferLayout():
-                self.num_offers += 1
                 worker = self.workers[action.worker_id]
                 capacity = worker.capacity_for(action.spec)
                 shrink = min(capacity, worker.capacity)

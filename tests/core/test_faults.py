@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -126,11 +127,11 @@ def test_hundreds_of_requests_give_way_for_one_that_needs_much_room() -> None:
     cluster.submit("big", tokens(random.Random(0), 3990), 3)
     for i in range(1000):
         cluster.submit(f"r{i}", [i % 60 + 1, i % 59 + 1], 3, at_ms=1)
-    cluster.run(until_ms=230)
+    cluster.run(until_ms=130)
     assert "big" in cluster.core.groups[0].running and len(cluster.core.groups[1].running) > 950
     cluster.order("drop")
     cluster.run()
-    assert sum(g.counters.num_preemptions for g in cluster.core.groups.values()) > 900
+    assert sum(g.counters.num_preemptions for g in cluster.core.groups.values()) > 400
     expect_all_well(cluster)
 
 
@@ -157,10 +158,11 @@ def test_pages_that_could_not_be_given_back_are_tried_again_after_a_while(num_fa
     cluster.run(until_ms=40)
     cluster.order("drop")
     run_until_phase(cluster, MergePhase.EXCHANGE)
-    num_offers = cluster.num_offers
     cluster.workers[0].fail_applies = num_failures
     cluster.run()
-    assert 0 < cluster.num_offers - num_offers <= 3 + num_failures
+    failures = [t for t, kind in cluster.log if kind == "CallFailed"]
+    assert len(failures) == num_failures
+    assert all(later - earlier >= 100 * MS for earlier, later in itertools.pairwise(failures)), "not at once"
     assert all(not w.layout.retained for w in cluster.core.state.workers.values())
     expect_all_well(cluster)
 
@@ -212,12 +214,13 @@ def test_a_split_pipeline_that_cannot_be_merged_again_goes_on_returning(who: int
     run_until_phase(cluster, RestorePhase.RETURN)
     cluster.workers[who].fail_applies = 1
     cluster.order("drop")
-    cluster.run(until_ms=cluster.now / MS + 40)
-    cluster.order("drop")
+    cluster.run(stop=lambda: cluster.records[-1].kind == "drop_failed")
+    pipeline = next(g for g in cluster.core.groups.values() if len(g.stages) > 1)
+    assert pipeline.running and cluster.core.in_transition
     cluster.order("restore")
     cluster.run()
-    kinds = [r.kind for r in cluster.records]
-    assert "restore_turned" in kinds and "drop_failed" in kinds
+    assert [r.kind for r in cluster.records][-1] == "restore_done"
+    assert pipeline.group_id not in cluster.core.groups
     expect_all_well(cluster)
 
 

@@ -19,7 +19,17 @@ import httpx
 import openai
 import psutil
 import pytest
-from e2e_server import COMMON_FLAGS, KEY, MODEL, PYTHON, WAIT_S, child_environment, eventually, session_pids
+from e2e_server import (
+    COMMON_FLAGS,
+    KEY,
+    MODEL,
+    PYTHON,
+    START_TIMEOUT_S,
+    WAIT_S,
+    child_environment,
+    eventually,
+    session_pids,
+)
 
 pytestmark = pytest.mark.live
 
@@ -182,7 +192,7 @@ class Command:
     def outcome(self) -> tuple[int, str, str]:
         """(exit code, stdout, stderr); nothing of it is left."""
         try:
-            out, err = self.process.communicate(timeout=2 * WAIT_S)
+            out, err = self.process.communicate(timeout=START_TIMEOUT_S)
         finally:
             self.process.kill()
         assert session_pids(self.process.pid) == set()

@@ -1,0 +1,76 @@
+"""The online step-time fit."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from jettison.cost.steptime import StepTimeModel
+
+A, B, C = 2e-3, 4e-5, 3e-7
+"""Seconds a step, a token, a token of KV."""
+
+
+def seconds(num_tokens: int, num_kv_tokens: int) -> float:
+    return A + B * num_tokens + C * num_kv_tokens
+
+
+def fitted(num_steps: int, noise: float = 0.0, seed: int = 0) -> StepTimeModel:
+    rng = random.Random(seed)
+    model = StepTimeModel()
+    for _ in range(num_steps):
+        tokens, kv = rng.randint(1, 512), rng.randint(0, 40_000)
+        model.observe(tokens, kv, seconds(tokens, kv) * (1 + rng.uniform(-noise, noise)))
+    return model
+
+
+@pytest.mark.parametrize(("tokens", "kv"), [(1, 0), (512, 0), (64, 30_000), (300, 300)])
+def test_exact_steps_are_recovered(tokens: int, kv: int) -> None:
+    predicted = fitted(40).predict_s(tokens, kv)
+    assert predicted == pytest.approx(seconds(tokens, kv), rel=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_averages_out(seed: int) -> None:
+    predicted = fitted(400, noise=0.2, seed=seed).predict_s(256, 10_000)
+    assert predicted == pytest.approx(seconds(256, 10_000), rel=0.05)
+
+
+def test_nothing_is_predicted_before_enough_was_seen() -> None:
+    assert fitted(7).predict_s(10, 10) is None
+    assert fitted(7).prefill_tokens_per_s(512, 0, 0) is None
+    assert fitted(8).predict_s(10, 10) is not None
+
+
+def test_old_steps_are_forgotten() -> None:
+    model = fitted(200)
+    rng = random.Random(1)
+    for _ in range(2000):
+        tokens, kv = rng.randint(1, 512), rng.randint(0, 40_000)
+        model.observe(tokens, kv, 3 * seconds(tokens, kv))
+    assert model.predict_s(256, 10_000) == pytest.approx(3 * seconds(256, 10_000), rel=0.02)
+
+
+def test_steps_that_are_all_alike_are_predicted_as_they_were() -> None:
+    model = StepTimeModel()
+    for _ in range(20):
+        model.observe(64, 1000, 0.01)
+    assert model.predict_s(64, 1000) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_no_part_of_a_step_takes_negative_time() -> None:
+    model = StepTimeModel()
+    for tokens in range(1, 40):
+        model.observe(tokens, 100 * tokens, 0.1 - 0.001 * tokens)
+    assert (model.predict_s(10_000, 0) or 0.0) >= 0.0
+
+
+def test_the_prefill_rate_leaves_the_decodes_their_share() -> None:
+    model = fitted(40)
+    assert model.prefill_tokens_per_s(512, 112, 20_000) == pytest.approx(400 / seconds(512, 20_000), rel=1e-3)
+    assert model.prefill_tokens_per_s(64, 100, 0) == pytest.approx(1 / seconds(64, 0), rel=1e-3)
+
+
+def test_observing_is_deterministic() -> None:
+    assert fitted(100, 0.3).predict_s(7, 7) == fitted(100, 0.3).predict_s(7, 7)

@@ -1,0 +1,90 @@
+"""Dispatch: the freest group gets the request."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jettison.policy.dispatch import GroupFreeness, choose_group, freeness
+
+
+def group(
+    group_id: int = 0, capacity: int = 100, used: int = 0, queued: int = 0, batch: int = 0, instances: int = 1
+) -> GroupFreeness:
+    return GroupFreeness(group_id, capacity, used, queued, batch, instances)
+
+
+@pytest.mark.parametrize(
+    ("the_group", "expected"),
+    [
+        (group(), 100.0),
+        (group(used=40, batch=1), 60.0),
+        (group(used=40, batch=6), 10.0),
+        (group(used=40, queued=30, batch=6), 5.0),
+        (group(used=90, queued=30, batch=4), -5.0),
+        (group(capacity=200, used=40, batch=8, instances=2), 40.0),
+        (group(capacity=200, batch=1, instances=2), 200.0),
+    ],
+)
+def test_freeness_is_what_each_request_of_the_batch_could_still_take(the_group: GroupFreeness, expected: float) -> None:
+    assert freeness(the_group) == expected
+
+
+def test_the_freest_group_wins() -> None:
+    assert choose_group([group(0, used=50, batch=5), group(1, used=20, batch=5)], 10) == 1
+
+
+def test_what_waits_counts_as_used_so_a_burst_spreads() -> None:
+    groups = {0: group(0), 1: group(1), 2: group(2)}
+    chosen: list[int] = []
+    for _ in range(9):
+        target = choose_group(list(groups.values()), 20)
+        assert target is not None
+        chosen.append(target)
+        g = groups[target]
+        groups[target] = g._replace(queued_blocks=g.queued_blocks + 20, batch_size=g.batch_size + 1)
+    assert [chosen.count(g) for g in groups] == [3, 3, 3]
+
+
+def test_ties_do_not_depend_on_the_order_of_the_groups() -> None:
+    groups = [group(i) for i in range(4)]
+    assert choose_group(groups, 1) == choose_group(groups[::-1], 1) == 0
+
+
+def test_a_request_goes_only_where_it_can_fit() -> None:
+    assert choose_group([group(0, capacity=30), group(1, capacity=100, used=90, batch=9)], 50) == 1
+
+
+def test_what_fits_nowhere_goes_to_the_largest() -> None:
+    assert choose_group([group(2, capacity=30), group(1, capacity=40), group(0, capacity=40)], 50) == 0
+
+
+def test_without_groups_there_is_no_choice() -> None:
+    assert choose_group([], 1) is None
+
+
+GROUPS = st.lists(
+    st.builds(group, st.just(0), st.integers(1, 100), st.integers(0, 100), st.integers(0, 200), st.integers(0, 30),
+              st.integers(1, 3)),
+    min_size=1, max_size=6,
+)
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(GROUPS, st.integers(1, 120), st.randoms(use_true_random=False))
+def test_the_choice_is_able_and_at_least_as_free_as_any(
+    groups: list[GroupFreeness], need: int, rng: random.Random
+) -> None:
+    groups = [g._replace(group_id=i) for i, g in enumerate(groups)]
+    chosen = next(g for g in groups if g.group_id == choose_group(groups, need))
+    able = [g for g in groups if g.capacity_blocks >= need]
+    if able:
+        assert chosen in able and freeness(chosen) == max(map(freeness, able))
+    else:
+        assert chosen.capacity_blocks == max(g.capacity_blocks for g in groups)
+    shuffled = groups[:]
+    rng.shuffle(shuffled)
+    assert choose_group(shuffled, need) == chosen.group_id

@@ -1,0 +1,120 @@
+"""Overload: each verdict at its threshold, and the two workloads that must be told apart."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jettison.policy.overload import GroupLoad, OverloadParams, assess_overload
+
+PARAMS = OverloadParams(min_blocked_s=0.1, min_gain_s=0.2, min_gain_ratio=1.5)
+
+BINDING = GroupLoad(
+    group_id=0,
+    capacity_blocks=100,
+    used_blocks=95,
+    head_need_blocks=10,
+    queue_need_blocks=45,
+    num_waiting=5,
+    head_blocked_by_memory=True,
+    head_blocked_s=0.5,
+    freed_blocks_per_s=20.0,  # 40 blocks are missing: 2 s
+    queued_prefill_tokens=1000,
+    prefill_tokens_per_s=2000.0,  # 0.5 s
+)
+
+
+def test_memory_binds() -> None:
+    verdict = assess_overload(BINDING, PARAMS)
+    assert verdict.overloaded and verdict.reason == "memory binds"
+    assert (verdict.load, verdict.memory_wait_s, verdict.compute_wait_s) == (1.05, 2.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"num_waiting": 0, "head_need_blocks": 0, "queue_need_blocks": 0}, "nothing waits"),
+        ({"head_blocked_by_memory": False}, "memory does not bind"),
+        ({"used_blocks": 90}, "memory does not bind"),
+        ({"head_blocked_s": 0.0999}, "blocked for too short a time"),
+        ({"prefill_tokens_per_s": 1000 / 1.81}, "predicted gain too small"),
+        ({"freed_blocks_per_s": 400.0}, "predicted gain too small"),
+        ({"prefill_tokens_per_s": 1000 / 1.4}, "compute binds"),
+    ],
+)
+def test_each_reason_not_to_drop(changes: dict[str, float], reason: str) -> None:
+    verdict = assess_overload(BINDING._replace(**changes), PARAMS)
+    assert not verdict.overloaded and verdict.reason == reason
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"used_blocks": 91},
+        {"head_blocked_s": 0.1},
+        {"prefill_tokens_per_s": 1000 / 1.3},
+        {"freed_blocks_per_s": None},
+        {"freed_blocks_per_s": 0.0},
+        {"freed_blocks_per_s": -30.0},
+        {"prefill_tokens_per_s": None},
+    ],
+)
+def test_just_across_each_threshold(changes: dict[str, float]) -> None:
+    assert assess_overload(BINDING._replace(**changes), PARAMS).overloaded
+
+
+def test_nothing_ever_comes_free() -> None:
+    verdict = assess_overload(BINDING._replace(freed_blocks_per_s=0.0), PARAMS)
+    assert verdict.overloaded and math.isinf(verdict.memory_wait_s)
+
+
+def test_nearly_full_without_a_queue_is_healthy() -> None:
+    full = BINDING._replace(used_blocks=100, num_waiting=0, head_need_blocks=0, queue_need_blocks=0)
+    assert not assess_overload(full, PARAMS).overloaded
+
+
+def test_code_completion_does_not_drop() -> None:
+    """2,000 tokens in, 28 out: prompts fill the steps, and what ends frees as many blocks as compute can fill."""
+    rate, waiting = 4.0, 30  # requests a second that compute allows
+    load = GroupLoad(
+        group_id=0, capacity_blocks=2000, used_blocks=1950, head_need_blocks=125, queue_need_blocks=125 * waiting,
+        num_waiting=waiting, head_blocked_by_memory=True, head_blocked_s=1.0, freed_blocks_per_s=rate * 127,
+        queued_prefill_tokens=2000 * waiting, prefill_tokens_per_s=rate * 2000,
+    )
+    verdict = assess_overload(load, PARAMS)
+    assert not verdict.overloaded and verdict.memory_wait_s < PARAMS.min_gain_ratio * verdict.compute_wait_s
+
+
+def test_long_answers_drop() -> None:
+    """200 tokens in, 500 out: the queue could be prefilled in a second, but blocks come free over half a minute."""
+    waiting = 60
+    load = GroupLoad(
+        group_id=0, capacity_blocks=2000, used_blocks=1995, head_need_blocks=13, queue_need_blocks=13 * waiting,
+        num_waiting=waiting, head_blocked_by_memory=True, head_blocked_s=1.0, freed_blocks_per_s=26.0,
+        queued_prefill_tokens=200 * waiting, prefill_tokens_per_s=10_000.0,
+    )
+    verdict = assess_overload(load, PARAMS)
+    assert verdict.overloaded and verdict.memory_wait_s > 20 * verdict.compute_wait_s
+
+
+RATES = st.one_of(st.none(), st.floats(-10, 1000))
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.builds(
+        GroupLoad, st.just(0), st.integers(0, 100), st.integers(0, 100), st.integers(0, 50), st.integers(0, 500),
+        st.integers(0, 50), st.booleans(), st.floats(0, 10), RATES, st.integers(0, 10_000), RATES,
+    )
+)
+def test_any_load_has_a_verdict_and_only_waiting_for_memory_is_overload(load: GroupLoad) -> None:
+    verdict = assess_overload(load, PARAMS)
+    assert not math.isnan(verdict.memory_wait_s) and not math.isnan(verdict.compute_wait_s)
+    if verdict.overloaded:
+        assert load.num_waiting and load.head_blocked_by_memory and verdict.load > 1.0
+        assert load.head_blocked_s >= PARAMS.min_blocked_s
+        assert verdict.memory_wait_s >= verdict.compute_wait_s + PARAMS.min_gain_s
+        assert verdict.memory_wait_s >= PARAMS.min_gain_ratio * verdict.compute_wait_s
