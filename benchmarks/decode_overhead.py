@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any
 
 from engines.host import EngineFailedError, EngineProcess, EngineSpec, Workload
 from engines.weights import QWEN3_02M, make_folder, make_gguf
-from peers import absolute, jettison_spec, machine, openvino_spec, start_all, vllm_spec
+from peers import absolute, jettison_spec, machine, openvino_spec, spread, start_all, vllm_spec
 
 PROMPT_LEN = 16
 SHORT, LONG = 16, 80
@@ -46,8 +45,9 @@ def all_specs(model: Path, gguf: Path | None, vllm: Path | None, openvino: Path 
         specs.append(EngineSpec(in_process.name, in_process.script, in_process.settings, in_process.python, environ,
                                 in_process.note))  # fmt: skip
     if openvino is not None and gguf is not None:
-        specs.append(openvino_spec("openvino", openvino, gguf, "one process", {"INFERENCE_NUM_THREADS": 2},
-                                   max_num_batched_tokens=4096, max_num_seqs=256, dynamic_split_fuse=False))  # fmt: skip
+        scheduler = {"max_num_batched_tokens": 4096, "max_num_seqs": 256, "dynamic_split_fuse": False}
+        threads = {"INFERENCE_NUM_THREADS": 2}
+        specs.append(openvino_spec("openvino", openvino, gguf, "one process", threads, **scheduler))
     return specs
 
 
@@ -84,10 +84,7 @@ def measure(
 def print_table(results: dict[str, dict[int, list[float]]], batches: list[int], failures: dict[str, str]) -> None:
     print(f"\n{'ms a decode step':19}" + "".join(f"{f'batch {batch}':>24}" for batch in batches))
     for name, by_batch in results.items():
-        cells = [
-            f"{statistics.median(taken):.2f} ({min(taken):.2f}-{max(taken):.2f})" if (taken := by_batch.get(batch)) else "-"
-            for batch in batches
-        ]
+        cells = [spread(by_batch[batch]) if batch in by_batch else "-" for batch in batches]
         print(f"{name:19}" + "".join(f"{cell:>24}" for cell in cells))
     print(f"{'goal':19}" + "".join(f"{GOALS_MS.get(batch, '-'):>24}" for batch in batches))
     for name, reason in failures.items():

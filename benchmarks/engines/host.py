@@ -114,6 +114,8 @@ class EngineProcess:
             answer = self._reply(timeout_s)
             wall = time.perf_counter() - started
             own, everything = self._processor_s() - own, _machine_processor_s() - everything
+        if self._realtime:
+            time.sleep(min(wall, 10.0))  # what was held up catches up before the next measurement
         others = max(0.0, everything - own)
         return Measurement(answer["seconds"], answer["output_tokens"], own / wall, others / wall)
 

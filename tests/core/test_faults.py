@@ -1,4 +1,4 @@
-"""Things that go wrong in the middle of a move: lost transfers, refused layouts, no room to land, clients that leave."""
+"""What goes wrong in the middle of a move: lost transfers, refused layouts, no room to land, clients that leave."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ PYTHON = sys.executable
 MODEL = "tiny"
 KEY = "open-sesame"
 BLOCK_SIZE = 16
-START_TIMEOUT_S = 120.0
-WAIT_S = 30.0
+START_TIMEOUT_S = 180.0
+WAIT_S = 60.0
 """Bound of every wait for something that should take milliseconds."""
 
 SOURCES = Path(jettison.__file__).resolve().parent.parent

@@ -76,6 +76,7 @@ BAD_COMPLETIONS = [
 ]
 
 BAD_CHATS = [
+    ({"prompt": "x"}, "prompt"),
     ({"messages": None}, "messages"),
     ({"messages": []}, "messages"),
     ({"messages": "hi"}, "messages"),
