@@ -126,6 +126,8 @@ class GroupCore:
         self._version = 0
         self._num_queued_blocks = 0
         """Need of ``waiting``; kept up to date because dispatch asks at every arrival."""
+        self._num_queued_tokens = 0
+        """Tokens of ``waiting``; the monitor asks after every step."""
 
     # --- what others may read ---------------------------------------------------------------------------------
 
@@ -173,6 +175,10 @@ class GroupCore:
         """Need of all waiting requests."""
         return self._num_queued_blocks
 
+    def queued_tokens(self) -> int:
+        """Tokens that all waiting requests have to compute, whatever the prefix cache knows."""
+        return self._num_queued_tokens
+
     # --- queue ------------------------------------------------------------------------------------------------
 
     def enqueue(self, state: RequestState) -> None:
@@ -180,12 +186,16 @@ class GroupCore:
         self._version += 1
         state.group_id = self.group_id
         state.phase = Phase.WAITING
-        self._num_queued_blocks += self.blocks_for(len(state.tokens))
+        self._count_queued(state, 1)
         if not self.waiting or self.waiting[-1].order <= state.order:
             self.waiting.append(state)
             return
         index = next(i for i, other in enumerate(self.waiting) if other.order > state.order)
         self.waiting.insert(index, state)
+
+    def _count_queued(self, state: RequestState, sign: int) -> None:
+        self._num_queued_blocks += sign * self.blocks_for(len(state.tokens))
+        self._num_queued_tokens += sign * len(state.tokens)
 
     def resume(self, state: RequestState) -> None:
         """Take a request whose KV is complete in every stage into the running set."""
@@ -206,7 +216,7 @@ class GroupCore:
         self.waiting.clear()
         self.running.clear()
         self.moving.clear()
-        self._num_queued_blocks = 0
+        self._num_queued_blocks = self._num_queued_tokens = 0
         return states
 
     def take_out(self, state: RequestState) -> None:
@@ -214,7 +224,7 @@ class GroupCore:
         self._version += 1
         if state.phase is Phase.WAITING:
             self.waiting.remove(state)
-            self._num_queued_blocks -= self.blocks_for(len(state.tokens))
+            self._count_queued(state, -1)
         else:
             self.running.pop(state.request_id, None)
             self.moving.pop(state.request_id, None)
@@ -335,7 +345,7 @@ class GroupCore:
             rows.append(self._schedule(state, chunk.num_tokens))
         for admission in plan.admissions:
             state = self.waiting.popleft()
-            self._num_queued_blocks -= self.blocks_for(len(state.tokens))
+            self._count_queued(state, -1)
             assert state.request_id == admission.request_id
             self._admit(state, admission.num_cached_tokens, now_ns)
             rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
@@ -455,6 +465,7 @@ class GroupCore:
                 have = ledger.num_blocks_of(state.request_id) * self.limits.block_size
                 assert have >= state.num_computed + state.num_pending, state
         assert self._num_queued_blocks == sum(self.blocks_for(len(s.tokens)) for s in self.waiting)
+        assert self._num_queued_tokens == sum(len(s.tokens) for s in self.waiting)
         for state in self.waiting:
             assert state.phase is Phase.WAITING and state.num_pending == 0, state
         layers = LayerRange(self.stages[0].layers.lo, self.stages[-1].layers.hi)

@@ -65,7 +65,7 @@ class GroupMonitor:
         unfinished = sum(
             ready for s in group.running.values() if (ready := len(s.tokens) - s.num_computed) > 1
         )
-        queued = sum(len(s.tokens) for s in group.waiting) + unfinished
+        queued = group.queued_tokens() + unfinished
         kv_tokens = group.used_blocks * group.limits.block_size
         since = self.blocked_since_ns
         return GroupLoad(

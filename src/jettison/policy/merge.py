@@ -62,6 +62,8 @@ class _Node(NamedTuple):
     num_members: int
     order: int
     candidate: tuple[MergeCandidate, ...]
+    stages: tuple[StagePlan, ...]
+    """Empty for a group that is not merged."""
 
 
 def plan_drop(groups: Sequence[MergeCandidate], required_bytes: int, shape: ModelShape) -> DropPlan:
@@ -79,7 +81,7 @@ def plan_drop(groups: Sequence[MergeCandidate], required_bytes: int, shape: Mode
     for pressed, roomy in zip(by_pressure, by_room, strict=True):
         for group in (pressed, roomy):
             order.setdefault(group.group_id, len(order))
-    heap = [_Node(len(g.members), order[g.group_id], (g,)) for g in groups]
+    heap = [_Node(len(g.members), order[g.group_id], (g,), ()) for g in groups]
     heapq.heapify(heap)
     freed = 0
     counter = len(order)
@@ -88,19 +90,17 @@ def plan_drop(groups: Sequence[MergeCandidate], required_bytes: int, shape: Mode
         first = heapq.heappop(heap)
         second = heapq.heappop(heap)
         members = first.candidate + second.candidate
-        if plan_ranges(members, shape) is None:
+        stages = plan_ranges(members, shape)
+        if stages is None:
             settled.append(first)
             heapq.heappush(heap, second)
             continue
         freed += copy_bytes
-        heapq.heappush(heap, _Node(first.num_members + second.num_members, counter, members))
+        heapq.heappush(heap, _Node(first.num_members + second.num_members, counter, members, stages))
         counter += 1
-    merges = []
-    for node in (*heap, *settled):
-        if len(node.candidate) > 1:
-            stages = plan_ranges(node.candidate, shape)
-            assert stages is not None
-            merges.append(GroupMerge(tuple(g.group_id for g in node.candidate), stages))
+    merges = [
+        GroupMerge(tuple(g.group_id for g in node.candidate), node.stages) for node in (*heap, *settled) if node.stages
+    ]
     merges.sort(key=lambda m: m.sources)
     return DropPlan(tuple(merges), freed, required_bytes)
 
@@ -108,18 +108,26 @@ def plan_drop(groups: Sequence[MergeCandidate], required_bytes: int, shape: Mode
 def plan_ranges(groups: Sequence[MergeCandidate], shape: ModelShape) -> tuple[StagePlan, ...] | None:
     """Contiguous layer ranges for all members of ``groups``, balanced by parameter bytes, embedding and head counted.
 
-    Members are ordered by where the layers they hold begin and end, so that each range lies inside what its member
-    holds (members holding 0-23, 24-47 and everything come first, third, second). Two orders are tried, by the middle
-    of what they hold and by earliest end; the one whose largest stage is smaller wins. None if neither allows each
-    member a layer.
+    Each range lies inside what its member holds. Members that hold a part are ordered by the middle of it, those that
+    hold everything go wherever they relieve the others most (members holding 0-23, 24-47 and everything: first,
+    third, second). In that order the largest stage is as small as can be; among equals the numbers of layers are
+    even, since the stage with most layers bounds the group's KV. None if that order allows no split.
     """
     members = [(r, w) for g in groups for w, r in zip(g.members, g.resident, strict=True)]
     if len(members) > shape.num_layers:
         return None
-    by_middle = sorted(members, key=lambda m: (m[0].lo + m[0].hi, m[0].lo, m[1]))
-    by_deadline = _by_deadline(members, shape.num_layers)
-    splits = [_split(order, shape) for order in ([by_middle] if by_middle == by_deadline else [by_middle, by_deadline])]
-    return min((s for s in splits if s), key=lambda s: max(stage_bytes(p.layers, shape) for p in s), default=None)
+    wholes = sorted(w for r, w in members if r == shape.all_layers)
+    parts = sorted((r.lo + r.hi, r.lo, w, r) for r, w in members if r != shape.all_layers)
+    split = _best_split([r for *_, r in parts], len(wholes), shape)
+    if split is None:
+        return None
+    part_workers, whole_workers = iter([w for _, _, w, _ in parts]), iter(wholes)
+    stages: list[StagePlan] = []
+    lo = 0
+    for hi, is_whole in split:
+        stages.append(StagePlan(next(whole_workers if is_whole else part_workers), LayerRange(lo, hi)))
+        lo = hi
+    return tuple(stages)
 
 
 def stage_bytes(layers: LayerRange, shape: ModelShape) -> int:
@@ -127,55 +135,44 @@ def stage_bytes(layers: LayerRange, shape: ModelShape) -> int:
     return sum(shape.shard_bytes[shard] for shard in shape.shards_for(layers))
 
 
-def _by_deadline(members: Sequence[tuple[LayerRange, WorkerId]], num_layers: int) -> list[tuple[LayerRange, WorkerId]]:
-    """At each even share of the layers the member that holds it and whose layers end first."""
-    left = sorted(members, key=lambda m: (m[0].hi, m[0].lo, m[1]))
-    order: list[tuple[LayerRange, WorkerId]] = []
-    for index in range(len(members)):
-        layer = index * num_layers // len(members)
-        chosen = next((m for m in left if m[0].lo <= layer < m[0].hi), left[0])
-        left.remove(chosen)
-        order.append(chosen)
-    return order
+_Split = tuple[tuple[int, bool], ...]
+"""End of each stage, and whether a member runs it that holds everything."""
 
 
-def _split(members: Sequence[tuple[LayerRange, WorkerId]], shape: ModelShape) -> tuple[StagePlan, ...] | None:
-    """Ranges for members in this order, as even as what they hold allows; None if it does not."""
-    bounds = _bounds_of_ends([resident for resident, _ in members], shape.num_layers)
-    if bounds is None:
-        return None
+def _best_split(parts: Sequence[LayerRange], num_wholes: int, shape: ModelShape) -> _Split | None:
+    """Where to cut, for parts in this order and wholes anywhere.
+
+    Dynamic programming over (end of the last stage so far, wholes used); O(layers) for two members,
+    O(members * wholes * layers squared) for many.
+    """
+    num_stages, num_layers = len(parts) + num_wholes, shape.num_layers
+    bytes_before = _bytes_before(shape)
+    # State -> (bytes of the largest stage, sum of squared layer counts, the cuts that lead there).
+    best: dict[tuple[int, int], tuple[int, int, _Split]] = {(0, 0): (0, 0, ())}
+    for index in range(num_stages):
+        following: dict[tuple[int, int], tuple[int, int, _Split]] = {}
+        for (lo, used), (largest, squares, cuts) in best.items():
+            limits = [(num_layers, True)] if used < num_wholes else []
+            if index - used < len(parts) and parts[index - used].lo <= lo:
+                limits.append((parts[index - used].hi, False))
+            for limit, is_whole in limits:
+                first = num_layers if index == num_stages - 1 else lo + 1
+                for hi in range(first, min(limit, num_layers - (num_stages - index - 1)) + 1):
+                    size = bytes_before[hi] - bytes_before[lo]
+                    value = (max(largest, size), squares + (hi - lo) ** 2, (*cuts, (hi, is_whole)))
+                    state = (hi, used + is_whole)
+                    if state not in following or value < following[state]:
+                        following[state] = value
+        best = following
+    found = best.get((num_layers, num_wholes))
+    return found[2] if found is not None else None
+
+
+def _bytes_before(shape: ModelShape) -> list[int]:
+    """Parameter bytes before each layer's beginning: the embedding is part of the first layer, the head of the last."""
     extra_first = shape.shard_bytes[EMBED_SHARD]
     extra_last = extra_first if shape.tied_embeddings else shape.shard_bytes[HEAD_SHARD]
-    prefix = [0]
+    before = [0]
     for layer in range(shape.num_layers):
-        prefix.append(prefix[-1] + shape.shard_bytes[layer_shard(layer)])
-    left = prefix[-1] + extra_first + extra_last
-
-    stages: list[StagePlan] = []
-    lo = 0
-    for index, (_, worker) in enumerate(members):
-        # An even share of what is left: a member that must take more or less than its share changes it for the others.
-        share = left / (len(members) - index)
-        extra = extra_first if index == 0 else 0
-        earliest, latest = bounds[index]
-        ends = range(max(earliest, lo + 1), latest + 1)
-        hi = min(ends, key=lambda end: abs(prefix[end] - prefix[lo] + extra - share))
-        left -= prefix[hi] - prefix[lo] + extra
-        stages.append(StagePlan(worker, LayerRange(lo, hi)))
-        lo = hi
-    return tuple(stages)
-
-
-def _bounds_of_ends(resident: Sequence[LayerRange], num_layers: int) -> list[tuple[int, int]] | None:
-    """Earliest and latest end of each stage, in this order, so that all can run inside what they hold; or None."""
-    earliest = [0] * len(resident)
-    for index in range(len(resident)):
-        after_previous = earliest[index - 1] + 1 if index else 1
-        next_begins = resident[index + 1].lo if index + 1 < len(resident) else num_layers
-        earliest[index] = max(after_previous, next_begins)
-    latest = [0] * len(resident)
-    for index in reversed(range(len(resident))):
-        before_next = latest[index + 1] - 1 if index + 1 < len(resident) else num_layers
-        latest[index] = min(before_next, resident[index].hi)
-    bounds = list(zip(earliest, latest, strict=True))
-    return bounds if resident[0].lo == 0 and all(lo <= hi for lo, hi in bounds) else None
+        before.append(before[-1] + shape.shard_bytes[layer_shard(layer)])
+    return [0, *(b + extra_first for b in before[1:-1]), before[-1] + extra_first + extra_last]
