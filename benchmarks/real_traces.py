@@ -129,7 +129,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--compress", type=float, default=24.0)
+    parser.add_argument("--compress", type=float, default=40.0)
     parser.add_argument("--length-scale", type=float, default=0.25)
     parser.add_argument("--mean-load", type=float, default=0.55)
     parser.add_argument("--slice", type=float, default=600.0, help="trace seconds")

@@ -91,7 +91,10 @@ class FakeWorker:
     version: int = 0
     kv: dict[tuple[int, int], dict[int, tuple[int, int]]] = field(default_factory=dict)
     filled: set[str] = field(default_factory=set)
-    dirty: bool = True
+    lent: set[str] = field(default_factory=set)
+    """Shards that were complete when they were dropped."""
+    spoilt: Callable[[], bool] = lambda: True
+    """Whether a shard that is mapped again has been overwritten meanwhile."""
     fail_applies: int = 0
 
     def __post_init__(self) -> None:
@@ -120,11 +123,12 @@ class FakeWorker:
             if (layer, block) in keep or (spec.kv_layers.lo <= layer < spec.kv_layers.hi and block < capacity)
         }
         new = spec.shards - self.spec.shards
-        self.filled &= spec.shards
-        missing = frozenset(new)
+        intact = frozenset(s for s in sorted(new & self.lent) if not self.spoilt())
+        self.lent = (self.lent | (self.filled - spec.shards)) - spec.shards
+        self.filled = (self.filled & spec.shards) | intact
         self.spec, self.capacity = spec, capacity
         self.version += 1
-        return LayoutResult(self.version, capacity, 0, 1, 1, frozenset(), missing)
+        return LayoutResult(self.version, capacity, 0, 1, 1, intact, frozenset(new - intact))
 
 
 class FakeCluster:
@@ -154,6 +158,8 @@ class FakeCluster:
             w: FakeWorker(w, self.shape, full_blocks, LayoutSpec(self.shape.all_shards, self.shape.all_layers))
             for w in range(num_workers)
         }
+        for worker in self.workers.values():
+            worker.spoilt = lambda: self.fault_rng.random() < 0.7
         self.now = 0
         self.heap: list[tuple[int, int, ports.Event | object]] = []
         self.sequence = 0

@@ -30,6 +30,8 @@ class Asked:
     stops: bool
     min_tokens: int
     prompt_logprobs: int | None
+    is_large: bool
+    """As large as an engine may accept: more than an instance holds, where layers are dropped."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ ASKED = st.builds(
     stops=st.booleans(),
     min_tokens=st.sampled_from([0, 0, 5]),
     prompt_logprobs=st.sampled_from([None, None, 0]),
+    is_large=st.sampled_from([False, False, False, False, True]),
 )
 CLUSTER = st.builds(
     Cluster,
@@ -91,11 +94,14 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
     )
     rng = random.Random(cluster.seed)
     shared = [rng.randrange(1, 60) for _ in range(16)]
-    room = cluster.full_blocks * BLOCK_SIZE
     for i, asked in enumerate(requests):
+        # Where instances are merged anew in mid-flight a request of any size has to fit in the end.
+        blocks = min(fake.core.max_request_blocks(), 4 * cluster.full_blocks) if asked.is_large else cluster.full_blocks
+        room = blocks * BLOCK_SIZE
         prompt = (shared[: asked.prefix] + [rng.randrange(1, 60) for _ in range(asked.num_prompt)])[: room - 4]
+        num_output = room - len(prompt) if asked.is_large else min(asked.num_output, room - len(prompt))
         fake.submit(
-            f"r{i}", prompt, min(asked.num_output, room - len(prompt)), asked.at_ms, priority=asked.priority,
+            f"r{i}", prompt, min(num_output, 160), asked.at_ms, priority=asked.priority,
             stop_token_ids=(7, 11, 13) if asked.stops else (), min_tokens=asked.min_tokens,
             prompt_logprobs=asked.prompt_logprobs,
         )

@@ -20,7 +20,7 @@ from jettison.workload.shaping import scale_time
 from jettison.workload.synthetic import generate, preset
 from jettison.workload.traces import Workload
 
-BEYOND_SHARE = 1.3
+BEYOND_SHARE = 2.2
 """Peak demand over merged capacity in the setting where dropping is no longer enough."""
 
 CALIBRATION_SEEDS = 3
