@@ -3,7 +3,7 @@
     python benchmarks/demo_seeds.py [--seeds 5] [--beyond-seeds 1] [--json OUT] [--runs OUT] [--work DIR]
 
 For every seed: calibrate to the machine as it is now, replay the burst under both policies in turn (which goes first
-alternates); the first seeds also beyond the merged capacity. Prints a table with the ratio of each seed, the median and the range.
+alternates); the first seeds also beyond the merged capacity. Prints a table with the ratio of each seed and the median.
 """
 
 from __future__ import annotations

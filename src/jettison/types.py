@@ -124,6 +124,10 @@ class TokenLogprobs(NamedTuple):
     """``(token id, logprob)`` of the likeliest tokens, best first."""
 
 
+FAILED_TOKEN_ID = -1
+"""In place of a token: this row could not be sampled (its logits are not numbers, say). Its request alone fails."""
+
+
 class SampledToken(NamedTuple):
     """One token that a step produced for one request."""
 

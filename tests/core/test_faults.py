@@ -180,8 +180,9 @@ def test_loads_that_fail_while_mapping_back_are_tried_again_after_a_while() -> N
     expect_all_well(cluster)
 
 
-def test_shards_that_were_mapped_but_never_fetched_are_fetched_by_the_next_restore() -> None:
-    """A restore is turned round while shards are on their way, and the member then cannot drop them again."""
+@pytest.mark.parametrize("num_failures", [1, 4])
+def test_members_that_could_not_drop_again_try_until_they_can(num_failures: int) -> None:
+    """A restore is turned round while shards are on their way, and then a member cannot drop them again."""
     cluster = FakeCluster(full_blocks=120, auto_restore=False)
     fill(cluster, 5, prompt=16, output=80)
     cluster.run(until_ms=40)
@@ -189,17 +190,20 @@ def test_shards_that_were_mapped_but_never_fetched_are_fetched_by_the_next_resto
     cluster.run(until_ms=120)
     cluster.order("restore")
     run_until_phase(cluster, RestorePhase.PULL)
-    cluster.workers[0].fail_applies = cluster.workers[1].fail_applies = 1
-    cluster.order("drop")
-    cluster.run(until_ms=cluster.now / MS + 60)
     state = cluster.core.state
-    assert not cluster.core.in_transition and any(w.unfilled for w in state.workers.values())
-    assert all(w.resident(state.shape) == w.layout.kv_layers for w in state.workers.values())
+    assert any(w.unfilled for w in state.workers.values())
+    assert all(w.resident(state.shape) == w.layout.kv_layers for w in state.workers.values()), "shards on their way"
+    cluster.workers[0].fail_applies = cluster.workers[1].fail_applies = num_failures
+    num_steps = cluster.num_steps
+    cluster.order("drop")
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    assert cluster.num_steps > num_steps, "the group served on meanwhile"
+    assert all(w.layout.shards == state.shape.shards_for(w.layout.kv_layers) for w in state.workers.values())
+    assert not any(w.unfilled for w in state.workers.values())
     cluster.order("restore")
     fill(cluster, 6, prompt=16, output=20, at_ms=cluster.now / MS + 50, tag="s")
     cluster.run()
     assert [r.kind for r in cluster.records].count("restore_done") == 1
-    assert not any(w.unfilled for w in state.workers.values())
     expect_all_well(cluster)
 
 

@@ -264,3 +264,17 @@ def test_inconsistent_arguments_are_refused() -> None:
         sampler.sample(torch.zeros(2, 10), [0, 1], [spec(5)])
     with pytest.raises(ValueError, match="1 targets"):
         sampler.prompt_logprobs(torch.zeros(3, 10), [1], 0)
+
+
+def test_a_row_without_numbers_fails_alone(tiny_models, new_runner) -> None:
+    """One request's broken logits must not end its neighbours: the runner marks that row only."""
+    from jettison.device.kernels import load_kernels
+    from jettison.types import FAILED_TOKEN_ID
+
+    runner = new_runner(next(iter(tiny_models.values())), kernels=load_kernels("torch"))
+    logits = torch.zeros(3, runner.config.vocab_size)
+    logits[0, 7], logits[2, 9] = 1.0, 1.0
+    logits[1] = float("nan")
+    sampling = [SamplingRow(1, 5, 0, 1.0, 1.0, 0, 0.0, logprobs=2)]
+    tokens = runner._sample(logits, [0, 1, 2], sampling)
+    assert [t.token_id for t in tokens] == [7, FAILED_TOKEN_ID, 9]

@@ -213,6 +213,9 @@ class ClusterCore:
         for result in group.commit(event, now_ns):
             if result.finish_reason is None:
                 actions.append(Emit(result.state.request_id, (result.token,), state=result.state))
+            elif result.finish_reason is FinishReason.ERROR:
+                actions += self.state.end(result.state, FinishReason.ERROR, now_ns, error="no token could be sampled")
+                actions += self._stop_moves_of(result.state)
             else:
                 actions += self.state.end(
                     result.state, result.finish_reason, now_ns,

@@ -29,7 +29,16 @@ from jettison.policy.batching import (
     plan_batch,
 )
 from jettison.policy.merge import StagePlan
-from jettison.types import FinishReason, GroupId, LayerRange, RequestId, SampledToken, TokenLogprobs, WorkerId
+from jettison.types import (
+    FAILED_TOKEN_ID,
+    FinishReason,
+    GroupId,
+    LayerRange,
+    RequestId,
+    SampledToken,
+    TokenLogprobs,
+    WorkerId,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +418,9 @@ class GroupCore:
             if self.seals and state.ending is None:
                 self._seal(state)
             if token is None or state.ending is not None:
+                continue
+            if token.token_id == FAILED_TOKEN_ID:
+                results.append(StepResult(state, token, FinishReason.ERROR))
                 continue
             state.tokens.append(token.token_id)
             if state.first_token_ns is None:

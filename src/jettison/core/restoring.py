@@ -10,7 +10,7 @@
                the KV they lack at home has arrived: full blocks while they decode, the last ones in a short stop
     DONE       the pipeline is empty
     TURNING    a burst or a failure: transfers are called off ...
-    REDROP     ... and the mapped shards dropped again (not needed once the split has begun)
+    REDROP     ... and the mapped shards dropped again (not needed once the split has begun; tried until it works)
     TURNED     the pipeline (and, after a split, the groups beside it) can be merged again; should that merge
                fail, another restore goes on from RETURN
 
@@ -45,6 +45,9 @@ from jettison.types import MoveId, RequestId, ShardId, WorkerId
 
 MAX_FINAL_BLOCKS = 16
 """Blocks sent while a request stands still; what is more is sent while it decodes (Llumnix, MELL)."""
+
+RETRY_NS = 100_000_000
+"""Between attempts of a member to drop again what a turned restore had mapped."""
 
 MAX_RETURNING = 4
 """Requests whose KV travels home at the same time: short stops for few rather than long ones for all."""
@@ -89,6 +92,8 @@ class Restoring:
         self._sent_blocks: dict[RequestId, int] = {}
         """Leading blocks already at home, of requests on their way."""
         self._num_bytes = {"pulled": 0, "returned": 0}
+        self._retry_ns: int | None = None
+        """When members that could not drop again try once more."""
         group.paused = not homes
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -433,10 +438,18 @@ class Restoring:
         return self._change_layouts(specs, shrinks=False)
 
     def _redropped(self, now_ns: int) -> list[Action]:
-        # A member that could not drop again serves on with fewer blocks: nothing is lost but room.
         self.group.paused = False
         self.group.seals = self._cluster.limits.enable_prefix_caching
-        return self._over(now_ns)
+        failed = [r for r in self._relayouts if r.phase is RelayoutPhase.FAILED]
+        if not failed:
+            return self._over(now_ns)
+        # The group serves on with the room that the member has; but some request may need more than that.
+        if self._retry_ns is None:
+            self._retry_ns = now_ns + RETRY_NS
+        if now_ns < self._retry_ns:
+            return []
+        self._retry_ns = None
+        return self._change_layouts({r.worker.worker_id: r.spec for r in failed}, shrinks=False)
 
     def _over(self, now_ns: int) -> list[Action]:
         self.phase = RestorePhase.TURNED

@@ -5,6 +5,9 @@ Not here: whether the shards and blocks that a step names are there (``device.wo
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,8 +18,10 @@ from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace
 from jettison.device.sampler import Sampler
-from jettison.device.step import StepInput, StepOutput
-from jettison.types import LayerRange, ModelShape, TokenLogprobs
+from jettison.device.step import SamplingRow, StepInput, StepOutput
+from jettison.types import FAILED_TOKEN_ID, LayerRange, ModelShape, SampledToken, TokenLogprobs
+
+logger = logging.getLogger(__name__)
 
 
 class Runner:
@@ -107,8 +112,28 @@ class Runner:
             return StepOutput(step.step_id, [], prompt_logprobs)
         sampled = self._workspace.rows[: len(step.sample_rows)]
         torch.index_select(x, 0, torch.from_numpy(row_ends[step.sample_rows] - 1), out=sampled)
-        tokens = self._sampler.sample(self._decoder.logits(sampled), step.sample_rows.tolist(), step.sampling)
+        tokens = self._sample(self._decoder.logits(sampled), step.sample_rows.tolist(), step.sampling)
         return StepOutput(step.step_id, tokens, prompt_logprobs)
+
+    def _sample(self, logits: Tensor, rows: list[int], sampling: Sequence[SamplingRow]) -> list[SampledToken]:
+        """Sample all rows at once; if that raises, one by one, so that one bad row fails alone."""
+        finite = torch.isfinite(logits.sum(dim=-1))
+        if bool(finite.all()):
+            try:
+                return self._sampler.sample(logits, rows, sampling)
+            except Exception:
+                logger.exception("sampling %d rows failed: trying them one by one", len(rows))
+        tokens: list[SampledToken] = []
+        for index, row in enumerate(rows):
+            try:
+                if not finite[index]:
+                    raise ValueError("logits are not finite")
+                mine = [s for s in sampling if s.row == row]
+                tokens += self._sampler.sample(logits[index : index + 1], [row], mine)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row only
+                logger.error("row %d of %d cannot be sampled: %s", row, len(rows), error)
+                tokens.append(SampledToken(FAILED_TOKEN_ID))
+        return tokens
 
     def _prompt_logprobs(self, step: StepInput, x: Tensor, row_ends: Int32s) -> dict[int, list[TokenLogprobs]]:
         """As many positions at a time as the logits buffer has rows."""

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -70,6 +70,8 @@ class Engine:
         self.event_log: deque[ports.Record] = deque(maxlen=MAX_EVENT_LOG)
         self.started_ns = time.monotonic_ns()
         self.failure: str | None = None
+        self.on_failure: Callable[[], None] | None = None
+        """Called once when the engine cannot go on: a worker died, or the core met a bug."""
 
     # --- life -------------------------------------------------------------------------------------------------
 
@@ -267,6 +269,8 @@ class Engine:
     def _fail(self, reason: str) -> None:
         self._state = "failed"
         self.failure = reason
+        if self.on_failure is not None:
+            self.on_failure()
         self._fail_open_streams("the engine failed; the request was not completed")
 
     def _fail_open_streams(self, message: str) -> None:

@@ -45,6 +45,8 @@ async def _serve(config: EngineConfig) -> int:
     )
     app = create_app(engine, Tokenizer.from_dir(model_dir), settings)
     stop = asyncio.Event()
+    # A supervisor restarts what ends; a server that answers 503 for ever helps nobody.
+    engine.on_failure = stop.set
     starting = asyncio.create_task(engine.start(), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     try:
@@ -64,5 +66,6 @@ async def _serve(config: EngineConfig) -> int:
         except asyncio.CancelledError:
             pass
         finally:
+            failed = engine.state == "failed"
             await engine.close()
-    return code
+    return 1 if failed else code
