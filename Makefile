@@ -8,13 +8,16 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 BUILT_FROM := pyproject.toml $(wildcard setup.py src/jettison/device/kernels/build.py src/jettison/device/kernels/csrc/*)
 
 .DELETE_ON_ERROR:
-.PHONY: help test check lint types demo clean
+.PHONY: help install test check lint types demo clean
 
 help:
+	@echo "make install install into .venv"
 	@echo "make test    run the whole suite"
 	@echo "make demo    make a small model, serve it with little memory, replay a burst with dropping off and on"
 	@echo "make check   ruff and mypy"
 	@echo "make clean   remove what was built, .venv included"
+
+install: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(ARGS)
