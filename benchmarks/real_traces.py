@@ -51,7 +51,7 @@ def shape(
 ) -> tuple[Workload, float]:
     """Scaled, compressed and thinned by the stated rules; also the probability that an arrival is kept."""
     load = shaping.scale_lengths(load, args.length_scale, floor_tokens=2)
-    load = shaping.cap_lengths(load, setup.kv_tokens_per_instance // 2)
+    load = shaping.cap_lengths(load, min(MODEL.context, setup.kv_tokens_per_instance // 2))
     load = shaping.scale_time(load, args.compress)
     low, high = 0.0, 1.0
     for _ in range(12):
@@ -129,8 +129,8 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--compress", type=float, default=40.0)
-    parser.add_argument("--length-scale", type=float, default=0.25)
+    parser.add_argument("--compress", type=float, default=56.0)
+    parser.add_argument("--length-scale", type=float, default=0.125)
     parser.add_argument("--mean-load", type=float, default=0.55)
     parser.add_argument("--slice", type=float, default=600.0, help="trace seconds")
     parser.add_argument("--duration", type=float, help="only the first so many trace seconds (a quick look)")
