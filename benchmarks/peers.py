@@ -140,9 +140,17 @@ def start_all(
 
 
 def measure(
-    engines: list[EngineProcess], workloads: list[Workload], num_rounds: int, slow_s: float, failures: dict[str, str]
+    engines: list[EngineProcess],
+    workloads: list[Workload],
+    num_rounds: int,
+    slow_s: float,
+    failures: dict[str, str],
+    path: Path,
 ) -> Results:
-    """Warm every engine up, then interleave; an engine whose warm-up took longer than ``slow_s`` is measured once."""
+    """Warm every engine up, then interleave; an engine whose warm-up took longer than ``slow_s`` is measured once.
+
+    The results so far are in ``path`` after every workload.
+    """
     results: Results = {workload.name: {} for workload in workloads}
     for workload in workloads:
         rounds_of = dict.fromkeys((engine.spec.name for engine in engines), num_rounds)
@@ -163,6 +171,7 @@ def measure(
                     results[workload.name].setdefault(name, []).append(taken)
                 print(f"  {workload.name}, round {round_index}, {name}: {taken.tokens_per_s:.1f} tokens/s, "
                       f"others {taken.cores_of_others:.2f} cores", file=sys.stderr, flush=True)  # fmt: skip
+        write_json(path, results, engines, failures)  # a long run that is cut off leaves what it has
     return results
 
 
@@ -277,10 +286,9 @@ def main() -> None:
     workloads = [Workload(n, PROMPT_LEN, MAX_TOKENS) for n in arguments.requests]
     engines, failures = start_all(specs, arguments.cores, arguments.realtime)
     try:
-        results = measure(engines, workloads, arguments.rounds, arguments.slow, failures)
+        results = measure(engines, workloads, arguments.rounds, arguments.slow, failures, arguments.json)
         print_table(results, engines, failures)
         print_http_cost(results)
-        write_json(arguments.json, results, engines, failures)
         print(f"written: {arguments.json}")
     finally:
         for engine in engines:

@@ -11,13 +11,16 @@ Prompts are drawn here from the seed, so that every engine gets the same ones an
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
+import signal
 import sys
 import time
 from typing import Any, Protocol
 
+_PR_SET_PDEATHSIG = 1
 PROMPT_VOCAB = 256
 """Prompts draw byte tokens: every model of these benchmarks has them."""
 
@@ -48,6 +51,9 @@ def draw_prompts(num_requests: int, prompt_len: int, seed: int) -> list[list[int
 
 def main(engine_class: type[Engine]) -> None:
     """Serve commands from standard input until it ends."""
+    # An idle engine is stopped, and would stay so for ever if the parent were killed. The kernel hangs up what this
+    # process, which leads its group, leaves behind stopped.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     settings: dict[str, Any] = json.loads(sys.argv[1])
     os.sched_setaffinity(0, settings["cores"])  # before any library counts them
     replies = os.fdopen(os.dup(1), "w", buffering=1)
