@@ -9,39 +9,34 @@
     REFILLING ... and fetch what was overwritten meanwhile
     FAILED    ... and the old groups serve on as if nothing had happened
 
-Ownership: until its last move has ended, a request's blocks stay reserved at both ends. Landing space comes first:
-admission leaves free what the exchange still needs, so two members cannot fill each other's room and wait forever;
-should no landing be possible at all, the youngest stalled request is recomputed instead.
+Transfers, landing space and pages under foreign KV: ``core.exchanging``.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 
+from jettison.core.exchanging import Exchange
 from jettison.core.group import GroupCore
-from jettison.core.landed import Landed, LandedBlocks
 from jettison.core.ports import (
     Action,
     CallFailed,
-    CancelMove,
     LayoutApplied,
     LayoutOffered,
     LoadShard,
     MoveEnded,
     Record,
-    SendKV,
     ShardLoaded,
 )
 from jettison.core.relayout import Relayout, RelayoutPhase
-from jettison.core.request import Phase, RequestState
+from jettison.core.request import RequestState
 from jettison.core.state import ClusterState, WorkerState
-from jettison.memory.layout import LayoutSpec, RetainedKV
-from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
+from jettison.memory.layout import LayoutSpec
 from jettison.policy.merge import StagePlan
-from jettison.types import LayerRange, MoveId, RequestId, ShardId, WorkerId
+from jettison.types import ShardId, WorkerId
 
 RETRY_NS = 100_000_000
-"""Between attempts at what has to succeed some day: mapping back, loading, giving pages back."""
+"""Between attempts at what has to succeed some day: mapping back, loading."""
 
 
 class MergePhase(StrEnum):
@@ -72,18 +67,7 @@ class Merging:
         self._started_ns = now_ns
         self._relayouts: list[Relayout] = []
         self._before: dict[WorkerId, LayoutSpec] = {}
-        self._landing: list[tuple[RequestState, tuple[KVMovePlan, ...]]] = []
-        """Stalled requests whose transfers have not started, in service order."""
-        self._moves: dict[MoveId, SendKV] = {}
-        self._landed = LandedBlocks(cluster)
-        """Shared prefixes move once."""
-        self._waits_for: dict[RequestId, set[MoveId]] = {}
-        """Request -> moves of other requests that carry its shared prefix."""
-        self._broken: set[RequestId] = set()
-        """Requests of which a transfer failed: recomputed as soon as nothing of them is on its way."""
-        self._num_foreign: dict[WorkerId, int] | None = None
-        """Blocks of layers that left a worker and must still be sent, by worker; None = has to be counted again."""
-        self._num_moved_bytes = 0
+        self._exchange = Exchange(cluster, stages)
         self._loads: dict[int, LoadShard] = {}
         self._unloaded: list[LoadShard] = []
         """Loads that failed, to be tried again."""
@@ -119,12 +103,9 @@ class Merging:
         for relayout in self._relayouts:
             actions = relayout.on(event)
             if actions is not None:
-                if relayout.is_over and self.phase is MergePhase.EXCHANGE:
-                    self._relayouts.remove(relayout)
-                    if relayout.phase is RelayoutPhase.FAILED:
-                        self._retry_ns = now_ns + RETRY_NS
                 return actions + self.advance(now_ns)
-        return None
+        actions = self._exchange.on_layout(event, now_ns)
+        return None if actions is None else actions + self.advance(now_ns)
 
     def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
         """Take the end of a load from the model folder; None if it is not one of this merge's."""
@@ -136,44 +117,11 @@ class Merging:
 
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of one of this merge's transfers; None if it is not one."""
-        move = self._moves.pop(event.move_id, None)
-        if move is None:
-            return None
-        state = self._cluster.move_owner.pop(event.move_id)
-        state.moves.discard(event.move_id)
-        self._num_moved_bytes += event.num_bytes
-        self._cluster.counters.exchanged_bytes += event.num_bytes
-        dependents = [r for r, moves in self._waits_for.items() if event.move_id in moves]
-        for request_id in dependents:
-            self._waits_for[request_id].discard(event.move_id)
-        self._num_foreign = None
-        if not event.complete:
-            self._landed.forget(state, move)
-            # Whoever counted on the prefix that this transfer carried has to start again, too.
-            self._broken.update(dependents)
-            if state.ending is None:
-                self._broken.add(state.request_id)
-        if state.ending is not None:
-            self._cluster.reap(state)
-        for request_id in (state.request_id, *dependents):
-            self._try_resume(request_id)
-        return self.advance(now_ns)
+        return self.advance(now_ns) if self._exchange.on_move(event) else None
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop its transfers unless another request needs the prefix they carry."""
-        if any(s is state for s, _ in self._landing):
-            self._landing = [entry for entry in self._landing if entry[0] is not state]
-            self._num_foreign = None
-        self._waits_for.pop(state.request_id, None)
-        self._broken.discard(state.request_id)
-        if not state.moves:
-            return []
-        needed = set().union(*self._waits_for.values())
-        cancelled = [self._moves[m] for m in sorted(state.moves) if m in self._moves and m not in needed]
-        for move in cancelled:
-            # Nobody may count on blocks of which perhaps nothing has arrived.
-            self._landed.forget(state, move)
-        return [CancelMove(move.src, move.move_id) for move in cancelled]
+        return self._exchange.cancel(state)
 
     def advance(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows."""
@@ -182,13 +130,13 @@ class Merging:
         if self.phase is MergePhase.REMAP and all(r.is_over for r in self._relayouts):
             if any(r.phase is RelayoutPhase.FAILED for r in self._relayouts):
                 return self._revert(now_ns)
-            return self._form(now_ns) + self._exchange(now_ns)
+            return self._form(now_ns) + self._go_on(now_ns)
         if self.phase is MergePhase.REVERTING and all(r.is_over for r in self._relayouts):
             return self._refill(now_ns)
         if self.phase is MergePhase.REFILLING and not self._loads:
             return self._reload(now_ns)
         if self.phase is MergePhase.EXCHANGE:
-            return self._exchange(now_ns)
+            return self._go_on(now_ns)
         return []
 
     # --- remap ------------------------------------------------------------------------------------------------
@@ -196,49 +144,20 @@ class Merging:
     def _remap(self, now_ns: int) -> list[Action]:
         self.phase = MergePhase.REMAP
         actions: list[Action] = []
-        stalled = [
-            (state, plan_kv_moves(state.kv_at, self._stage_order))
-            for group in self._sources
-            for state in group.running.values()
-            if state.ending is None and state.num_computed > 0
-        ]
-        self._landing = [entry for entry in stalled if entry[1]]
+        self._exchange.plan(state for group in self._sources for state in group.running.values())
         for worker_id in self._stages:
             worker = self._cluster.workers[worker_id]
             self._before[worker_id] = worker.layout
-            relayout = Relayout(self._cluster, worker, self._spec(worker_id), shrinks=False)
+            relayout = Relayout(self._cluster, worker, self._exchange.spec(worker_id), shrinks=False)
             self._relayouts.append(relayout)
             actions += relayout.start()
         return actions
-
-    def _foreign_blocks(self, worker_id: WorkerId) -> dict[LayerRange, set[int]]:
-        """Blocks at a worker whose KV of layers outside its new range must still be sent, by layer range."""
-        foreign: dict[LayerRange, set[int]] = {}
-        ledger = self._cluster.workers[worker_id].ledger
-        for state, moves in self._landing:
-            for move in moves:
-                if move.src == worker_id:
-                    ids = ledger.table(state.request_id).ids[: -(-state.num_computed // ledger.block_size)]
-                    foreign.setdefault(move.layers, set()).update(ids)
-        for sent in self._moves.values():
-            if sent.src == worker_id:
-                foreign.setdefault(sent.layers, set()).update(sent.src_blocks)
-        return foreign
-
-    def _spec(self, worker_id: WorkerId) -> LayoutSpec:
-        layers = self._stages[worker_id]
-        retained = tuple(
-            RetainedKV(where, tuple(sorted(blocks)))
-            for where, blocks in sorted(self._foreign_blocks(worker_id).items())
-            if blocks
-        )
-        return LayoutSpec(self._cluster.shape.shards_for(layers), layers, retained)
 
     def _revert(self, now_ns: int) -> list[Action]:
         """Some member refused: those that have dropped take everything back; nobody has used the new blocks."""
         self.phase = MergePhase.REVERTING
         self.failure = next(r.failure for r in self._relayouts if r.failure is not None)
-        self._landing = []
+        self._exchange.call_off()
         applied = [r.worker for r in self._relayouts if r.phase is RelayoutPhase.DONE]
         self._relayouts = []
         for worker in applied:
@@ -303,32 +222,13 @@ class Merging:
         self.phase = MergePhase.EXCHANGE
         results = [r.result for r in self._relayouts if r.result is not None]
         self._relayouts = []
-        self._landing = []
-        self._num_foreign = None
         group = self._cluster.form_group(self._stage_order)
         self.group = group
         states: list[RequestState] = []
         for source in self._sources:
             states += source.take_queues()
             self._cluster.dissolve(source)
-        for state in sorted(states, key=lambda s: s.order):
-            if state.phase is Phase.WAITING:
-                group.enqueue(state)
-                continue
-            state.paused = False
-            moves = plan_kv_moves(state.kv_at, self._stage_order)
-            if not moves and state.ending is None:
-                group.resume(state)
-                continue
-            state.phase = Phase.MOVING
-            state.group_id = group.group_id
-            group.moving[state.request_id] = state
-            if state.ending is not None:
-                self._cluster.reap(state)
-            elif state.num_computed == 0:
-                self._recompute(state)
-            else:
-                self._landing.append((state, moves))
+        self._exchange.begin(group, states)
         counters = self._cluster.counters
         counters.num_drops += 1
         counters.drop_ns += now_ns - self._started_ns
@@ -346,152 +246,22 @@ class Merging:
                     "map_calls": sum(r.num_map_calls for r in results),
                     "decision_to_serving_ms": (now_ns - self._started_ns) / 1e6,
                     "capacity_blocks": group.capacity_blocks,
-                    "stalled": len(self._landing),
+                    "stalled": self._exchange.num_stalled,
                     "waiting": len(group.waiting),
                 },
             )
         ]
 
-    # --- exchange ---------------------------------------------------------------------------------------------
-
-    def _exchange(self, now_ns: int) -> list[Action]:
-        group = self.group
-        assert group is not None
-        actions = self._start_transfers(now_ns)
-        while self._landing and not self._moves and not self._relayouts:
-            # Neither a transfer nor a layout change is under way that could make room: recompute the youngest.
-            state, _ = self._landing.pop()
-            self._recompute(state)
-            actions += self._start_transfers(now_ns)
-        self._reserve_landing(group)
-        if not self._landing and not self._moves and not self._relayouts and not group.moving and not self._kept():
+    def _go_on(self, now_ns: int) -> list[Action]:
+        actions = self._exchange.advance(now_ns)
+        if self._exchange.is_over:
+            assert self.group is not None
             self.phase = MergePhase.SETTLED
-            actions.append(
-                Record(
-                    "exchange_done",
-                    now_ns,
-                    {
-                        "group": group.group_id,
-                        "bytes": self._num_moved_bytes,
-                        "ms": (now_ns - self._started_ns) / 1e6,
-                        "capacity_blocks": group.capacity_blocks,
-                    },
-                )
-            )
-        return actions
-
-    def _start_transfers(self, now_ns: int) -> list[Action]:
-        """Start the transfers of stalled requests, in service order, until one has no room to land."""
-        assert self.group is not None
-        actions: list[Action] = []
-        num_started = 0
-        for state, moves in self._landing:
-            started = self._start_transfer(state, moves)
-            if started is None:
-                break
-            num_started += 1
-            actions += started
-        if num_started:
-            begun, self._landing = self._landing[:num_started], self._landing[num_started:]
-            self._num_foreign = None
-            for state, _ in begun:
-                self._try_resume(state.request_id)
-        return actions + self._give_back_foreign(bool(self._landing or self.group.waiting), now_ns)
-
-    def _start_transfer(self, state: RequestState, moves: tuple[KVMovePlan, ...]) -> list[Action] | None:
-        """Reserve landing blocks and start all transfers of a request; None if a destination lacks room."""
-        workers = self._cluster.workers
-        assert self.group is not None
-        table_len = max(workers[m.src].ledger.num_blocks_of(state.request_id) for m in moves)
-        num_sent = self.group.blocks_for(state.num_computed)
-        new_here = [dst for dst in sorted({m.dst for m in moves}) if not workers[dst].ledger.has(state.request_id)]
-        shared = {dst: self._shared_prefix(state, moves, dst) for dst in new_here}
-        if any(not workers[dst].ledger.can_allocate(table_len - len(shared[dst])) for dst in new_here):
-            return None
-        for dst in new_here:
-            ledger = workers[dst].ledger
-            ledger.adopt_prefix(state.request_id, [landed.block for landed in shared[dst]])
-            ledger.allocate(state.request_id, table_len - len(shared[dst]))
-        actions: list[Action] = []
-        for move in moves:
-            prefix = shared.get(move.dst, [])
-            self._landed.note(state, move.src, move.dst)
-            if prefix:
-                self._waits_for.setdefault(state.request_id, set()).update(self._carriers(prefix, move))
-            there = workers[move.src].ledger.table(state.request_id).ids[len(prefix) : num_sent]
-            here = workers[move.dst].ledger.table(state.request_id).ids[len(prefix) : num_sent]
-            action = self._cluster.send_kv(state, move.src, move.dst, move.layers, there, here)
-            self._moves[action.move_id] = action
-            actions.append(action)
-        return actions
-
-    def _shared_prefix(self, state: RequestState, moves: tuple[KVMovePlan, ...], dst: WorkerId) -> list[Landed]:
-        """Blocks at ``dst`` that already hold (or will hold) this request's leading blocks."""
-        sources = {m.src for m in moves if m.dst == dst}
-        return self._landed.prefix(state, sources.pop(), dst) if len(sources) == 1 else []
-
-    def _carriers(self, prefix: list[Landed], move: KVMovePlan) -> set[MoveId]:
-        """Unfinished moves that carry blocks of a shared prefix between the ends of ``move``."""
-        theirs = (m for owner in {p.owner for p in prefix} for m in self._cluster.requests[owner].moves)
-        return {m for m in theirs if (sent := self._moves[m]).src == move.src and sent.dst == move.dst}
-
-    def _try_resume(self, request_id: RequestId) -> None:
-        """Back to running once nothing of the request is on its way (or to the queue, if something got lost)."""
-        group = self.group
-        state = self._cluster.requests.get(request_id)
-        if group is None or state is None or state.phase is not Phase.MOVING or state.ending is not None:
-            return
-        if state.moves:
-            return
-        if request_id in self._broken:
-            self._recompute(state)
-            return
-        if self._waits_for.get(request_id):
-            return
-        self._waits_for.pop(request_id, None)
-        group.resume(state)
-        if group.seals:
-            for ledger in group.ledgers:
-                for index in range(state.num_sealed):
-                    ledger.seal(request_id, index, state.hashes[index])
-
-    def _recompute(self, state: RequestState) -> None:
-        """Give up on moving this request's KV: it starts again from its tokens."""
-        assert self.group is not None
-        self._num_foreign = None
-        self._broken.discard(state.request_id)
-        self._waits_for.pop(state.request_id, None)
-        self.group.preempt(state)
-
-    def _reserve_landing(self, group: GroupCore) -> None:
-        """Tell admission how many blocks the transfers that have not started will take."""
-        blocks: dict[WorkerId, int] = {}
-        for state, moves in self._landing:
-            length = max(self._cluster.workers[m.src].ledger.num_blocks_of(state.request_id) for m in moves)
-            for dst in {m.dst for m in moves}:
-                if not self._cluster.workers[dst].ledger.has(state.request_id):
-                    blocks[dst] = blocks.get(dst, 0) + length
-        group.landing.blocks = blocks
-
-    def _kept(self) -> bool:
-        """Whether some member still has pages under KV of layers it no longer runs."""
-        return any(self._cluster.workers[w].layout.retained for w in self._stages)
-
-    def _give_back_foreign(self, pressed: bool, now_ns: int) -> list[Action]:
-        """Free pages of foreign layers: all at once when a member has sent everything, earlier under pressure."""
-        if now_ns < self._retry_ns or not self._kept():
-            return []
-        if self._num_foreign is None:
-            self._num_foreign = {w: sum(map(len, self._foreign_blocks(w).values())) for w in self._stages}
-        actions: list[Action] = []
-        for worker_id, needed in self._num_foreign.items():
-            worker = self._cluster.workers[worker_id]
-            kept = sum(len(r.block_ids) for r in worker.layout.retained)
-            if not kept or worker.num_relayouts_open:
-                continue
-            if needed and not (pressed and 4 * needed <= 3 * kept):
-                continue
-            relayout = Relayout(self._cluster, worker, self._spec(worker_id), shrinks=False)
-            self._relayouts.append(relayout)
-            actions += relayout.start()
+            done = {
+                "group": self.group.group_id,
+                "bytes": self._exchange.num_moved_bytes,
+                "ms": (now_ns - self._started_ns) / 1e6,
+                "capacity_blocks": self.group.capacity_blocks,
+            }
+            actions.append(Record("exchange_done", now_ns, done))
         return actions
