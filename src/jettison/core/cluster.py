@@ -15,7 +15,7 @@ from typing import Literal
 
 from jettison.core.group import GroupCore, SchedulerLimits
 from jettison.core.merging import MergePhase, Merging
-from jettison.core.monitor import GroupMonitor
+from jettison.core.monitor import GroupMonitor, TrafficMonitor
 from jettison.core.ports import (
     Action,
     Arrived,
@@ -40,10 +40,11 @@ from jettison.cost.steptime import StepTimeModel
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
+from jettison.policy.computeload import Arrangement, compute_load
 from jettison.policy.dispatch import GroupFreeness, choose_group
 from jettison.policy.merge import MergeCandidate, StagePlan, plan_drop, plan_ranges, stage_bytes
 from jettison.policy.overload import Assessment, OverloadParams, assess_overload
-from jettison.policy.restore import MergedLoad, RestoreParams, should_restore
+from jettison.policy.restore import MergedLoad, RestoreParams, should_restore, should_yield
 from jettison.types import NANOSECONDS, FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
 
 OverloadPolicy = Literal["drop", "recompute"]
@@ -85,6 +86,7 @@ class ClusterCore:
         self.restores: list[Restoring] = []
         self.steptimes: dict[int, StepTimeModel] = {}
         """Step-time fit by number of stages: a deeper pipeline steps faster and more often."""
+        self.traffic = TrafficMonitor()
         self._monitors: dict[GroupId, GroupMonitor] = {}
         for worker_id in workers:
             self.state.form_group((StagePlan(worker_id, shape.all_layers),))
@@ -167,6 +169,7 @@ class ClusterCore:
                         return actions
                 return []
             case Tick():
+                self.traffic.look(now_ns)
                 for group in self.groups.values():
                     self._monitor(group).look(group, now_ns)
                 return self._watch(now_ns)
@@ -180,6 +183,7 @@ class ClusterCore:
     def _dispatch(self, request: Request) -> None:
         state = RequestState(request, self.state.next_order)
         self.state.next_order += 1
+        self.traffic.note_arrival(len(request.prompt_token_ids))
         self.state.requests[request.request_id] = state
         open_groups = [g for g in self.groups.values() if not self._is_emptying(g)]
         needed = open_groups[0].blocks_for(len(state.tokens))
@@ -217,6 +221,7 @@ class ClusterCore:
                 actions += self.state.end(result.state, FinishReason.ERROR, now_ns, error="no token could be sampled")
                 actions += self._stop_moves_of(result.state)
             else:
+                self.traffic.note_end(result.state.num_output)
                 actions += self.state.end(
                     result.state, result.finish_reason, now_ns,
                     tokens=(result.token,), stop_token_id=result.stop_token_id,
@@ -318,15 +323,45 @@ class ClusterCore:
             assessment = self._assess(group, now_ns)
             if assessment.overloaded:
                 actions += self._relieve(group, assessment, now_ns)
+            elif self._monitor(group).is_news(assessment.reason) and assessment.declines:
+                actions.append(Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields()))
         if self.params.auto_restore:
             for group in list(self.groups.values()):
-                if self._wants_restore(group, now_ns):
-                    actions += self._restore(group, now_ns)
+                actions += self._consider_restore(group, now_ns)
         return actions
 
     def _assess(self, group: GroupCore, now_ns: int) -> Assessment:
         steptime = self.steptimes.get(len(group.stages), StepTimeModel())
-        return assess_overload(self._monitor(group).load(group, steptime, now_ns), self.params.overload)
+        load = self._monitor(group).load(group, steptime, now_ns)
+        num_stages = len(group.stages)
+        merged, separate = (num_stages, 1) if self._is_restoring(group) else (num_stages + 1, num_stages)
+        load = load._replace(
+            merged_compute_load=self._compute_load(merged), separate_compute_load=self._compute_load(separate)
+        )
+        return assess_overload(load, self.params.overload)
+
+    def _is_restoring(self, group: GroupCore) -> bool:
+        return any(set(r.worker_ids) & set(group.worker_ids) for r in self.restores)
+
+    def _compute_load(self, num_stages: int) -> float | None:
+        """Of the whole cluster, were it made of groups of so many members; None while too little is known."""
+        counters = self.state.counters
+        queries = counters.prefix_queries + sum(g.counters.prefix_queries for g in self.groups.values())
+        hits = counters.prefix_hits + sum(g.counters.prefix_hits for g in self.groups.values())
+        traffic = self.traffic.traffic(hits / queries if queries else 0.0)
+        if traffic is None or 1 not in self.steptimes:
+            return None
+        shape, limits = self.state.shape, self.state.limits
+        token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
+        full_tokens = min(w.full_blocks for w in self.state.workers.values()) * limits.block_size
+        spare_copies = (num_stages - 1) / num_stages
+        arrangement = Arrangement(
+            len(self.state.workers),
+            full_tokens + spare_copies * shape.parameter_bytes / token_bytes,
+            limits.max_num_seqs / num_stages,
+            1.0 if num_stages == 1 else self.params.overload.pipeline_efficiency,
+        )
+        return compute_load(traffic, arrangement, self.steptimes[1].predict_s)
 
     # --- drop -------------------------------------------------------------------------------------------------
 
@@ -356,10 +391,7 @@ class ClusterCore:
                 "required_bytes": required,
                 "freed_bytes": plan.freed_bytes,
                 "sufficient": plan.sufficient,
-                "load": assessment.load,
-                "memory_wait_s": assessment.memory_wait_s,
-                "compute_wait_s": assessment.compute_wait_s,
-            }
+            } | assessment.as_fields()
             actions.insert(0, Record("drop_decided", now_ns, decision))
         return actions
 
@@ -402,25 +434,58 @@ class ClusterCore:
 
     # --- restore ----------------------------------------------------------------------------------------------
 
-    def _wants_restore(self, group: GroupCore, now_ns: int) -> bool:
+    def _consider_restore(self, group: GroupCore, now_ns: int) -> list[Action]:
         if len(group.stages) == 1 or set(group.worker_ids) & self._busy_workers():
-            return False
+            return []
+        load = self._merged_load(group, now_ns)
+        actions: list[Action] = []
+        if group.admission_cap_blocks is None:
+            if should_restore(load, self.params.restore):
+                return self._restore(group, now_ns)
+            if self._needs_merging(group) or not should_yield(load, self.params.restore):
+                return []
+            group.admission_cap_blocks = self._fitting_blocks(group)
+            fields = {
+                "group": group.group_id,
+                "merged_compute_load": load.merged_compute_load,
+                "separate_compute_load": load.separate_compute_load,
+                "cap_blocks": group.admission_cap_blocks,
+            }
+            actions.append(Record("yield", now_ns, fields))
+        if group.used_blocks <= group.admission_cap_blocks and not group.moving:
+            actions += self._restore(group, now_ns)
+        return actions
+
+    def _merged_load(self, group: GroupCore, now_ns: int) -> MergedLoad:
         monitor = self._monitor(group)
         since = monitor.settled_since_ns
-        load = MergedLoad(
+        return MergedLoad(
             group.used_blocks,
             sum(self.state.workers[w].full_blocks for w in group.worker_ids),
             len(group.waiting) + len(group.moving),
             monitor.used.per_s() or 0.0,
             0.0 if since is None else (now_ns - since) / NANOSECONDS,
+            self._compute_load(len(group.stages)),
+            self._compute_load(1),
         )
-        return should_restore(load, self.params.restore)
+
+    def _needs_merging(self, group: GroupCore) -> bool:
+        """Some request is too large for a member on its own."""
+        least = min(self.state.workers[w].full_blocks for w in group.worker_ids)
+        states = (*group.waiting, *group.running.values(), *group.moving.values())
+        return any(group.blocks_for(s.num_prompt + s.request.params.max_tokens) > least for s in states)
+
+    def _fitting_blocks(self, group: GroupCore) -> int:
+        """Blocks that may be held when the members take their layers back."""
+        full_blocks = [self.state.workers[w].full_blocks for w in group.worker_ids]
+        return min(full_blocks) - min(full_blocks) // 20 - min(full_blocks) // 10
 
     def _restore(
         self, group: GroupCore, now_ns: int, homes: dict[WorkerId, GroupCore] | None = None
     ) -> list[Action]:
         headroom = min(self.state.workers[w].full_blocks for w in group.worker_ids) // 20
-        restore = Restoring(self.state, group, headroom, now_ns, homes)
+        yields = group.admission_cap_blocks is not None
+        restore = Restoring(self.state, group, headroom, now_ns, homes, with_queue=yields)
         self.restores.append(restore)
         return restore.advance(now_ns)
 

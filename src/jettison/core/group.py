@@ -125,6 +125,8 @@ class GroupCore:
         self.moving: dict[RequestId, RequestState] = {}
         self.in_flight: dict[int, _InFlight] = {}
         self.landing = Landing()
+        self.admission_cap_blocks: int | None = None
+        """Admission stops here although more is free: the group is to fit into less memory soon."""
         self.paused = False
         """No new steps: the group is about to be remapped."""
         self.seals = limits.enable_prefix_caching
@@ -157,11 +159,14 @@ class GroupCore:
 
     @property
     def num_free_blocks(self) -> int:
-        """Allocatable blocks of the tightest stage, less what incoming KV will need."""
-        return min(
+        """Allocatable blocks of the tightest stage, less what incoming KV will need; negative above the cap."""
+        num_free = min(
             ledger.num_free - self.landing.of(stage.worker_id)
             for ledger, stage in zip(self.ledgers, self.stages, strict=True)
         )
+        if self.admission_cap_blocks is None:
+            return num_free
+        return min(num_free, self.admission_cap_blocks - self.used_blocks)
 
     @property
     def used_blocks(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from jettison.core.group import GroupCore
 from jettison.cost.steptime import StepTimeModel
 from jettison.policy.batching import BlockedBy
+from jettison.policy.computeload import Traffic
 from jettison.policy.overload import GroupLoad
 from jettison.types import NANOSECONDS
 
@@ -14,16 +15,21 @@ WINDOW_NS = 2 * NANOSECONDS
 """Rates are means over about this long: several ending requests, and short against a burst."""
 
 
+TRAFFIC_WINDOW_NS = 10 * NANOSECONDS
+"""What arrives is averaged over longer than a burst: a merged group has to catch up afterwards, not during it."""
+
+
 @dataclass(slots=True)
 class RateMeter:
     """Change of a total per second over the last window."""
 
     samples: list[tuple[int, float]] = field(default_factory=list)
+    window_ns: int = WINDOW_NS
 
     def add(self, now_ns: int, total: float) -> None:
         """Note the total at a time; times must not decrease."""
         self.samples.append((now_ns, total))
-        while len(self.samples) > 2 and self.samples[1][0] <= now_ns - WINDOW_NS:
+        while len(self.samples) > 2 and self.samples[1][0] <= now_ns - self.window_ns:
             self.samples.pop(0)
 
     def per_s(self) -> float | None:
@@ -31,9 +37,44 @@ class RateMeter:
         if len(self.samples) < 2:
             return None
         (t0, v0), (t1, v1) = self.samples[0], self.samples[-1]
-        if t1 - t0 < WINDOW_NS // 4:
+        if t1 - t0 < self.window_ns // 4:
             return None
         return (v1 - v0) * NANOSECONDS / (t1 - t0)
+
+
+@dataclass(slots=True)
+class TrafficMonitor:
+    """What arrives at the whole cluster, and how long its answers are."""
+
+    num_arrived: int = 0
+    num_prompt_tokens: int = 0
+    num_ended: int = 0
+    mean_output_tokens: float = 0.0
+    """Of the last few hundred answers."""
+    _arrived: RateMeter = field(default_factory=lambda: RateMeter(window_ns=TRAFFIC_WINDOW_NS))
+    _prompt: RateMeter = field(default_factory=lambda: RateMeter(window_ns=TRAFFIC_WINDOW_NS))
+
+    def note_arrival(self, num_prompt_tokens: int) -> None:
+        """A request was accepted."""
+        self.num_arrived += 1
+        self.num_prompt_tokens += num_prompt_tokens
+
+    def note_end(self, num_output_tokens: int) -> None:
+        """A request has produced all that it will."""
+        self.num_ended += 1
+        self.mean_output_tokens += (num_output_tokens - self.mean_output_tokens) / min(self.num_ended, 200)
+
+    def look(self, now_ns: int) -> None:
+        """Take a sample (every tick)."""
+        self._arrived.add(now_ns, self.num_arrived)
+        self._prompt.add(now_ns, self.num_prompt_tokens)
+
+    def traffic(self, prefix_hit_share: float) -> Traffic | None:
+        """The last seconds; None while too little has been seen."""
+        per_s, prompt_per_s = self._arrived.per_s(), self._prompt.per_s()
+        if not per_s or prompt_per_s is None or not self.num_ended:
+            return None
+        return Traffic(per_s, prompt_per_s / per_s * (1.0 - prefix_hit_share), self.mean_output_tokens)
 
 
 @dataclass(slots=True)
@@ -45,6 +86,12 @@ class GroupMonitor:
     blocked_since_ns: int | None = None
     settled_since_ns: int | None = None
     """Start of the time without a transition; None while one is under way."""
+    last_reason: str = ""
+
+    def is_news(self, reason: str) -> bool:
+        """Whether the verdict on this group has changed since the last one."""
+        changed, self.last_reason = reason != self.last_reason, reason
+        return changed
 
     def look(self, group: GroupCore, now_ns: int) -> None:
         """Take a sample (every tick)."""

@@ -74,9 +74,12 @@ class Restoring:
 
     def __init__(
         self, cluster: ClusterState, group: GroupCore, headroom_blocks: int, now_ns: int,
-        homes: dict[WorkerId, GroupCore] | None = None,
+        homes: dict[WorkerId, GroupCore] | None = None, *, with_queue: bool = False,
     ) -> None:
-        """With ``homes`` the group has been split already, and its requests go on returning to them."""
+        """With ``homes`` the group has been split already, and its requests go on returning to them.
+
+        ``with_queue``: split although requests wait (they wait for compute, and the members have more of it apart).
+        """
         self._cluster = cluster
         self.group = group
         self.phase = RestorePhase.RETURN if homes else RestorePhase.DRAIN_1
@@ -84,6 +87,7 @@ class Restoring:
         """The members' own groups, once split."""
         self.failure: str | None = None
         self._headroom_blocks = headroom_blocks
+        self._with_queue = with_queue
         self._started_ns = now_ns
         self._relayouts: list[Relayout] = []
         self._moves: dict[MoveId, SendKV | SendShard] = {}
@@ -281,9 +285,12 @@ class Restoring:
 
     def _placement(self) -> dict[RequestId, WorkerId] | None:
         """A home for each request inside undropped members; None while they do not fit."""
-        if self.group.waiting:
+        if self.group.waiting and not self._with_queue:
             return None
         workers = [self._cluster.workers[w] for w in self.worker_ids]
+        largest = max((self.group.blocks_for(len(s.tokens)) for s in self.group.waiting), default=0)
+        if largest > min(w.full_blocks for w in workers) or self.group.moving:
+            return None
         if any(w.ledger.num_held > w.full_blocks - self._headroom_blocks for w in workers):
             return None
         ledger = workers[0].ledger
@@ -453,5 +460,6 @@ class Restoring:
 
     def _over(self, now_ns: int) -> list[Action]:
         self.phase = RestorePhase.TURNED
+        self.group.admission_cap_blocks = None
         self._cluster.counters.num_turned_restores += 1
         return []

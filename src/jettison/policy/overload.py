@@ -2,7 +2,8 @@
 
 Pure. Overload means: requests wait, the head of the queue waits *for memory*, and the time until enough blocks
 come free is longer than the time the compute backlog would take anyway. The last clause keeps the system from
-paying for a pipeline where the queue waits for compute (code completion: 2,000 tokens in, 28 out).
+paying for a pipeline where the queue waits for compute (code completion: 2,000 tokens in, 28 out). And a pipeline must
+be able to keep up with the traffic: near the compute limit its bubbles turn a short wait into a queue that never empties.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jettison.types import GroupId
+
+
+COMPUTE_BINDS = "compute binds"
+CANNOT_KEEP_UP = "a pipeline could not keep up"
 
 
 class GroupLoad(NamedTuple):
@@ -33,6 +38,10 @@ class GroupLoad(NamedTuple):
     queued_prefill_tokens: int
     prefill_tokens_per_s: float | None
     """What the step-time model predicts for full prefill steps; None = not known yet."""
+    merged_compute_load: float | None = None
+    """Compute that the present traffic would need of a merged group (``policy.computeload``); None = not known yet."""
+    separate_compute_load: float | None = None
+    """The same of the instances as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +54,10 @@ class OverloadParams:
     """Predicted wait that must be saved."""
     min_gain_ratio: float = 1.5
     """Predicted memory wait over predicted compute wait."""
+    max_compute_load: float = 0.9
+    """A merged group has to catch up after the burst: no drop where the traffic would need more of its compute."""
+    pipeline_efficiency: float = 0.85
+    """Throughput of a pipeline against as many separate instances: bubbles and hops (0.85 to 1.02 seen)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,24 @@ class Assessment:
     memory_wait_s: float
     compute_wait_s: float
     reason: str
+    merged_compute_load: float | None = None
+    separate_compute_load: float | None = None
+
+    @property
+    def declines(self) -> bool:
+        """Memory does bind, and still there is no drop."""
+        return not self.overloaded and self.reason in (COMPUTE_BINDS, CANNOT_KEEP_UP)
+
+    def as_fields(self) -> dict[str, object]:
+        """For the event log."""
+        return {
+            "reason": self.reason,
+            "load": self.load,
+            "memory_wait_s": self.memory_wait_s,
+            "compute_wait_s": self.compute_wait_s,
+            "merged_compute_load": self.merged_compute_load,
+            "separate_compute_load": self.separate_compute_load,
+        }
 
 
 def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
@@ -73,7 +104,10 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         compute_wait_s = load.queued_prefill_tokens / load.prefill_tokens_per_s
 
     def verdict(overloaded: bool, reason: str) -> Assessment:
-        return Assessment(overloaded, pressure, memory_wait_s, compute_wait_s, reason)
+        return Assessment(
+            overloaded, pressure, memory_wait_s, compute_wait_s, reason,
+            load.merged_compute_load, load.separate_compute_load,
+        )
 
     if load.num_waiting == 0:
         return verdict(False, "nothing waits")
@@ -81,8 +115,17 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         return verdict(False, "memory does not bind")
     if load.head_blocked_s < params.min_blocked_s:
         return verdict(False, "blocked for too short a time")
+    if load.head_need_blocks > load.capacity_blocks:
+        return verdict(True, "the head of the queue fits into no group as it is")
     if memory_wait_s - compute_wait_s < params.min_gain_s:
         return verdict(False, "predicted gain too small")
     if memory_wait_s < params.min_gain_ratio * compute_wait_s:
-        return verdict(False, "compute binds")
+        return verdict(False, COMPUTE_BINDS)
+    if cannot_keep_up(load.merged_compute_load, load.separate_compute_load, params.max_compute_load):
+        return verdict(False, CANNOT_KEEP_UP)
     return verdict(True, "memory binds")
+
+
+def cannot_keep_up(merged: float | None, separate: float | None, max_load: float) -> bool:
+    """Whether a merged group would need more than ``max_load`` of its compute, and separate instances less than it."""
+    return merged is not None and merged > max_load and (separate is None or separate < merged)

@@ -23,6 +23,10 @@ class MergedLoad(NamedTuple):
     usage_trend_blocks_per_s: float
     settled_s: float
     """Time since the exchange ended."""
+    merged_compute_load: float | None = None
+    """Compute that the present traffic needs of the group; None = not known."""
+    separate_compute_load: float | None = None
+    """What it would need of its members as instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,10 @@ class RestoreParams:
 
     usage_threshold: float = 0.5
     min_settled_s: float = 2.0
+    max_compute_load: float = 1.0
+    """Above, requests arrive faster than the pipeline can serve them."""
+    yield_usage: float = 0.8
+    """Share of the undropped capacity down to which a group that yields has to empty before it is restored."""
 
 
 def should_restore(load: MergedLoad, params: RestoreParams) -> bool:
@@ -40,6 +48,22 @@ def should_restore(load: MergedLoad, params: RestoreParams) -> bool:
         and load.settled_s >= params.min_settled_s
         and load.usage_trend_blocks_per_s <= 0.0
         and load.used_blocks < params.usage_threshold * load.undropped_capacity_blocks
+    )
+
+
+def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
+    """Compute binds the pipeline, and its members would do better apart: stop filling the memory, restore when it fits.
+
+    The opposite test to ``policy.overload``: requests wait, and more memory does not help them.
+    """
+    merged, separate = load.merged_compute_load, load.separate_compute_load
+    return (
+        load.num_waiting > 0
+        and load.settled_s >= params.min_settled_s
+        and merged is not None
+        and separate is not None
+        and merged > params.max_compute_load
+        and separate < merged
     )
 
 
