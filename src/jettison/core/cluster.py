@@ -323,7 +323,7 @@ class ClusterCore:
             assessment = self._assess(group, now_ns)
             if assessment.overloaded:
                 actions += self._relieve(group, assessment, now_ns)
-            elif self._monitor(group).is_news(assessment.reason) and assessment.declines:
+            elif assessment.declines and self._monitor(group).is_news(now_ns):
                 actions.append(Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields()))
         if self.params.auto_restore:
             for group in list(self.groups.values()):

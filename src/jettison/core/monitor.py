@@ -15,6 +15,9 @@ WINDOW_NS = 2 * NANOSECONDS
 """Rates are means over about this long: several ending requests, and short against a burst."""
 
 
+NEWS_INTERVAL_NS = 5 * NANOSECONDS
+"""Between two entries of the event log that say that nothing was done."""
+
 TRAFFIC_WINDOW_NS = 10 * NANOSECONDS
 """What arrives is averaged over longer than a burst: a merged group has to catch up afterwards, not during it."""
 
@@ -86,12 +89,14 @@ class GroupMonitor:
     blocked_since_ns: int | None = None
     settled_since_ns: int | None = None
     """Start of the time without a transition; None while one is under way."""
-    last_reason: str = ""
+    _last_news_ns: int | None = None
 
-    def is_news(self, reason: str) -> bool:
-        """Whether the verdict on this group has changed since the last one."""
-        changed, self.last_reason = reason != self.last_reason, reason
-        return changed
+    def is_news(self, now_ns: int) -> bool:
+        """Whether a decision not to act should be told again: not more often than every few seconds."""
+        news = self._last_news_ns is None or now_ns - self._last_news_ns >= NEWS_INTERVAL_NS
+        if news:
+            self._last_news_ns = now_ns
+        return news
 
     def look(self, group: GroupCore, now_ns: int) -> None:
         """Take a sample (every tick)."""

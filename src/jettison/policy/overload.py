@@ -3,7 +3,7 @@
 Pure. Overload means: requests wait, the head of the queue waits *for memory*, and the time until enough blocks
 come free is longer than the time the compute backlog would take anyway. The last clause keeps the system from
 paying for a pipeline where the queue waits for compute (code completion: 2,000 tokens in, 28 out). And a pipeline must
-be able to keep up with the traffic: near the compute limit its bubbles turn a short wait into a queue that never empties.
+be able to keep up with the traffic: near the compute limit its bubbles turn a short wait into an endless queue.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 from jettison.types import GroupId
 
+CLEARLY = 1.15
+"""Predictions of two arrangements that are closer than this are not told apart."""
 
 COMPUTE_BINDS = "compute binds"
 CANNOT_KEEP_UP = "a pipeline could not keep up"
@@ -54,7 +56,7 @@ class OverloadParams:
     """Predicted wait that must be saved."""
     min_gain_ratio: float = 1.5
     """Predicted memory wait over predicted compute wait."""
-    max_compute_load: float = 0.9
+    max_compute_load: float = 0.8
     """A merged group has to catch up after the burst: no drop where the traffic would need more of its compute."""
     pipeline_efficiency: float = 0.85
     """Throughput of a pipeline against as many separate instances: bubbles and hops (0.85 to 1.02 seen)."""
@@ -127,5 +129,8 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
 
 
 def cannot_keep_up(merged: float | None, separate: float | None, max_load: float) -> bool:
-    """Whether a merged group would need more than ``max_load`` of its compute, and separate instances less than it."""
-    return merged is not None and merged > max_load and (separate is None or separate < merged)
+    """Whether a merged group would need more than ``max_load`` of its compute, and is not clearly the better arrangement.
+
+    It can be: with little memory, small batches may cost separate instances more than bubbles cost a pipeline.
+    """
+    return merged is not None and merged > max_load and (separate is None or separate < CLEARLY * merged)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jettison.policy.overload import CLEARLY
 from jettison.types import RequestId, WorkerId
 
 
@@ -63,7 +64,7 @@ def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
         and merged is not None
         and separate is not None
         and merged > params.max_compute_load
-        and separate < merged
+        and separate < CLEARLY * merged
     )
 
 
