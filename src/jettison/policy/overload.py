@@ -129,7 +129,7 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
 
 
 def cannot_keep_up(merged: float | None, separate: float | None, max_load: float) -> bool:
-    """Whether a merged group would need more than ``max_load`` of its compute, and is not clearly the better arrangement.
+    """Whether a merged group would need more than ``max_load`` of its compute and is not clearly better all the same.
 
     It can be: with little memory, small batches may cost separate instances more than bubbles cost a pipeline.
     """
