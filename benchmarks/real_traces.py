@@ -11,8 +11,10 @@ code with its own lengths, code arrivals with conv lengths (in conv's order). Ru
   trace (predicted with memory to spare, from this machine's measured speed) is ``--mean-load`` of the capacity:
   the papers keep it under 60 %.
 
-The whole trace is replayed once per policy; figures are given for each slice of ``--slice`` trace seconds. Memory binds
-in a slice where the peak demand under recompute, queue included, is above the capacity.
+The whole trace is replayed ``--rounds`` times per policy, in alternating order; figures are given for each slice of
+``--slice`` trace seconds, over all rounds. What binds in a slice is told from the arrivals and the measured speed,
+before anything has run: compute where the slice alone would take more than 80 % of its seconds to serve at full
+batches, else memory where the KV that the arrivals would hold with memory to spare passes the capacity, else nothing.
 """
 
 from __future__ import annotations
@@ -34,8 +36,10 @@ from jettison.workload import shaping
 from jettison.workload.probe import MachineSpeed, predict
 from jettison.workload.traces import Workload, read_trace
 
-MODEL = DemoModel(kv_tokens_per_instance=3008)
-"""The demo's model with more KV: real prompts are longer than the demo's."""
+MODEL = DemoModel(kv_heads=2, kv_tokens_per_instance=1008)
+"""The demo's model with KV of twice the size: the capacity binds before compute does, parameter share as published."""
+
+COMPUTE_BINDS_ABOVE = 0.8
 
 
 def data_dir(given: Path | None) -> Path:
@@ -63,27 +67,48 @@ def shape(
     return shaping.thin_by_probability(load, low, seed=0), low
 
 
-def slice_rows(name: str, runs: dict[str, RunResult], width_s: float, setup: ExperimentSetup) -> list[dict[str, Any]]:
-    """One row per slice."""
-    details = {policy: run.requests_detail or [] for policy, run in runs.items()}
+def what_binds(
+    load: Workload, span: tuple[float, float], speed: MachineSpeed, setup: ExperimentSetup
+) -> dict[str, Any]:
+    """Compute load and peak KV demand of the arrivals in a span, were memory to spare; what follows from them."""
+    rows = [r for r in load.rows if span[0] <= r.arrival_s < span[1]]
+    seconds = span[1] - span[0]
+    if not rows:
+        return {"compute_load": 0.0, "demand_over_capacity": 0.0, "binds": "nothing"}
+    mean_tokens = sum(r.input_tokens + r.output_tokens / 2 for r in rows) / len(rows)
+    batch = max(1.0, setup.kv_tokens_per_instance / mean_tokens)
+    token_s = speed.decode_per_request_s + speed.decode_base_s / batch
+    busy_s = sum(r.input_tokens / speed.prefill_tokens_per_s + r.output_tokens * token_s for r in rows)
+    compute_load = busy_s / setup.instances / seconds
+    demand = predict(replace(load, rows=tuple(rows)), speed, setup.overload_setting().unlimited)
+    over = demand.peak_demand_tokens / setup.capacity_tokens()
+    binds = "compute" if compute_load > COMPUTE_BINDS_ABOVE else "memory" if over > 1.0 else "nothing"
+    return {"compute_load": compute_load, "demand_over_capacity": over, "binds": binds}
+
+
+def slice_rows(
+    name: str, load: Workload, runs: dict[str, list[RunResult]], width_s: float, setup: ExperimentSetup,
+    speed: MachineSpeed,
+) -> list[dict[str, Any]]:
+    """One row per slice, over all rounds."""
+    details = {policy: [row for run in rounds for row in run.requests_detail or []] for policy, rounds in runs.items()}
     end = max(row["scheduled_s"] for row in details["drop"])
     rows = []
     for index in range(int(end // width_s) + 1):
         span = (index * width_s, (index + 1) * width_s)
-        row: dict[str, Any] = {"load": name, "slice": index}
+        row: dict[str, Any] = {"load": name, "slice": index} | what_binds(load, span, speed, setup)
         for policy, requests in details.items():
             chosen = [r for r in requests if span[0] <= r["scheduled_s"] < span[1]]
             ttft = [r["ttft_s"] for r in chosen if r["ttft_s"] is not None]
             tokens = sum(r["output_tokens"] for r in chosen)
-            row["requests"] = len(chosen)
+            row["requests"] = len(chosen) // len(runs[policy])
             row[f"{policy}_p50_ttft_s"] = float(np.percentile(ttft, 50)) if ttft else None
             row[f"{policy}_p99_ttft_s"] = float(np.percentile(ttft, 99)) if ttft else None
             row[f"{policy}_mean_e2e_s"] = float(np.mean([r["e2e_s"] for r in chosen if r["e2e_s"]])) if ttft else None
             row[f"{policy}_tokens"] = tokens
             row[f"{policy}_unfinished"] = sum(r["status"] != "completed" for r in chosen)
-        log = runs["drop"].events.get("log") or []
-        row["drops"] = sum(e["kind"] == "drop" and span[0] <= e["t"] < span[1] for e in log)
-        row["peak_over_capacity"] = _peak(details["recompute"], span) / setup.capacity_tokens()
+        logs = [e for run in runs["drop"] for e in run.events.get("log") or []]
+        row["drops"] = sum(e["kind"] == "drop" and span[0] <= e["t"] < span[1] for e in logs) / len(runs["drop"])
         if row["drop_p99_ttft_s"]:
             row["p99_ratio"] = row["recompute_p99_ttft_s"] / row["drop_p99_ttft_s"]
             row["e2e_ratio"] = row["recompute_mean_e2e_s"] / row["drop_mean_e2e_s"]
@@ -91,28 +116,12 @@ def slice_rows(name: str, runs: dict[str, RunResult], width_s: float, setup: Exp
     return rows
 
 
-def _peak(requests: list[dict[str, Any]], span: tuple[float, float]) -> float:
-    """Most KV tokens wanted at once in a span: everything between its arrival and its end, queue included."""
-    points: list[tuple[float, float]] = []
-    for r in requests:
-        if r["e2e_s"] is None:
-            continue
-        size = r["input_tokens"] + r["output_tokens"] / 2
-        points += [(r["scheduled_s"], size), (r["scheduled_s"] + r["e2e_s"], -size)]
-    level = peak = 0.0
-    for t, change in sorted(points):
-        level += change
-        if span[0] <= t < span[1]:
-            peak = max(peak, level)
-    return peak
-
-
 def markdown(rows: list[dict[str, Any]], header: list[str]) -> str:
     """The report."""
     lines = [*header, ""]
     keys = [
         ("load", "load"), ("slice", "slice"), ("requests", "requests"),
-        ("peak_over_capacity", "peak demand / capacity"),
+        ("binds", "binds"), ("compute_load", "compute load"), ("demand_over_capacity", "KV demand / capacity"),
         ("recompute_p50_ttft_s", "P50 TTFT recompute, s"), ("drop_p50_ttft_s", "P50 TTFT drop, s"),
         ("recompute_p99_ttft_s", "P99 TTFT recompute, s"), ("drop_p99_ttft_s", "P99 TTFT drop, s"),
         ("p99_ratio", "P99 ratio"), ("e2e_ratio", "mean e2e ratio"), ("drops", "drops"),
@@ -125,11 +134,29 @@ def markdown(rows: list[dict[str, Any]], header: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _summary(rounds: list[RunResult]) -> str:
+    """One line over all rounds of a policy; means of the rounds' percentiles."""
+
+    def mean(values: list[float | None]) -> float:
+        return float(np.mean([v for v in values if v is not None]))
+
+    return (
+        f"P50 TTFT {mean([r.ttft_s.p50 for r in rounds]):.3f} s, P99 {mean([r.ttft_s.p99 for r in rounds]):.3f} s"
+        f" ({', '.join(f'{r.ttft_s.p99:.3f}' for r in rounds)}), P50 TPOT {mean([r.tpot_s.p50 for r in rounds]):.4f} s,"
+        f" mean e2e {mean([r.e2e_s.mean for r in rounds]):.3f} s,"
+        f" {mean([r.output_tokens_per_s for r in rounds]):.0f} output tokens/s,"
+        f" {sum(r.requests.completed for r in rounds)} of {sum(r.requests.submitted for r in rounds)} completed,"
+        f" drops {sum(r.events.get('drops', 0) for r in rounds):g},"
+        f" mean load {mean([r.config['fairness']['mean_load'] for r in rounds]):.2f}"
+    )
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--compress", type=float, default=56.0)
+    parser.add_argument("--compress", type=float, default=75.0)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--length-scale", type=float, default=0.125)
     parser.add_argument("--mean-load", type=float, default=0.55)
     parser.add_argument("--slice", type=float, default=600.0, help="trace seconds")
@@ -159,18 +186,16 @@ def main() -> None:
             load = shaping.limit(load, duration_s=args.duration)
         shaped, keep = shape(load, args, setup, speed)
         header.append(f"* {name}: every arrival kept with probability {keep:.4f}, {len(shaped.rows)} requests")
-        order = ("recompute", "drop") if index % 2 == 0 else ("drop", "recompute")
-        pair = {p: run_policy(setup, p, shaped, name=f"{name}: {p}") for p in order}
-        rows += slice_rows(name, pair, args.slice / args.compress, setup)
-        for policy, run in pair.items():
-            header.append(
-                f"  * {policy}: P50 TTFT {run.ttft_s.p50:.3f} s, P99 {run.ttft_s.p99:.3f} s, P50 TPOT "
-                f"{run.tpot_s.p50:.4f} s, {run.output_tokens_per_s:.0f} output tokens/s, "
-                f"{run.requests.completed} of {run.requests.submitted} completed, "
-                f"drops {run.events.get('drops', 0):g}, mean load {run.config['fairness']['mean_load']:.2f}"
-            )
-        runs += [replace(run, requests_detail=None) for run in pair.values()]
-        print("\n".join(header[-3:]))
+        rounds: dict[str, list[RunResult]] = {"recompute": [], "drop": []}
+        for turn in range(args.rounds):
+            order = ("recompute", "drop") if (index + turn) % 2 == 0 else ("drop", "recompute")
+            for policy in order:
+                rounds[policy].append(run_policy(setup, policy, shaped, name=f"{name}: {policy}, round {turn}"))
+        rows += slice_rows(name, shaped, rounds, args.slice / args.compress, setup, speed)
+        for policy, done in rounds.items():
+            header.append(f"  * {policy}: {_summary(done)}")
+            runs += [replace(run, requests_detail=None) for run in done]
+        print("\n".join(header[-3:]), flush=True)
     text = markdown(rows, header)
     print(text)
     if args.markdown:

@@ -72,7 +72,8 @@ async def replay(url: str, workload: Workload, options: ReplayOptions) -> RunRes
         raise UserError("the chat endpoint takes text: use prompt kind 'text'")
     root = url.rstrip("/").removesuffix("/v1")
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
-    connector = aiohttp.TCPConnector(limit=0)
+    # Servers close idle connections after 5 s or so; one that is reused at that moment would look like a failure.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=2.0)
     timeout = aiohttp.ClientTimeout(total=None)  # each request carries its own
     async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=headers) as session:
         model = options.model or await _first_model(session, root)
