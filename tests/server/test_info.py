@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 
 import pytest
 from fake_engine import FakeEngine
 from prometheus_client.parser import text_string_to_metric_families
-from served import CHAT_TEMPLATE
+from served import CHAT_TEMPLATE, eventually
 
 VLLM_NAMES = {
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total",
@@ -46,6 +48,39 @@ async def test_tokenizer_over_http(app_client):
     info = (await app_client.get("/tokenizer_info")).json()
     assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("<s>", "</s>", "<pad>")
     assert info["chat_template"] == CHAT_TEMPLATE
+
+
+async def test_tokenizer_requests_have_limits_of_their_own(serve, tokenizer, monkeypatch):
+    limits = {"max_side_jobs": 2, "max_running_side_jobs": 1, "max_side_body_bytes": 1000, "thread_tokenize_chars": 0}
+    go, num_running, most_running = threading.Event(), 0, 0
+
+    def encode(self, text, add_special_tokens=True):
+        nonlocal num_running, most_running
+        if text == "wait":
+            num_running += 1
+            most_running = max(most_running, num_running)
+            go.wait(10)
+            num_running -= 1
+        return [1]
+
+    monkeypatch.setattr(type(tokenizer), "encode", encode)
+    async with serve(FakeEngine(), max_num_queued_reqs=1, **limits) as served:
+        admission = served.state.admission
+        jobs = [asyncio.create_task(served.post("/tokenize", {"prompt": "wait"})) for _ in range(2)]
+        await eventually(lambda: admission.num_side_jobs == 2 and num_running == 1)
+        assert (admission.num_active, admission.num_arriving) == (0, 0)
+        assert (await served.completion(max_tokens=1)).status_code == 200, "the queue for one is still free"
+        for path, document in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
+            answer = await served.post(path, document)
+            assert (answer.status_code, "retry-after-ms" in answer.headers) == (429, True)
+        go.set()
+        assert [answer.status_code for answer in await asyncio.gather(*jobs)] == [200, 200]
+        assert most_running == 1
+        assert (await served.post("/tokenize", {"prompt": "x" * 2000})).status_code == 413
+        assert (await served.post("/tokenize", {"prompt": 3})).status_code == 400
+        assert (admission.num_side_jobs, admission._num_buffered_bytes) == (0, 0)
+        metrics = (await served.http.get(f"{served.url}/metrics")).text
+        assert 'jettison:sheds_total{model_name="fake",reason="tokenizer_busy"} 2.0' in metrics
 
 
 async def test_small_answers(app_client):

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -115,7 +114,7 @@ class GenerationEndpoint(ABC):
     async def _answer(self, scope: Scope, receive: Receive, send: Send, arrival: Arrival, arrival_ns: int) -> None:
         state = self.state
         check_content_type(scope)
-        document = parse_json(await arrival.read_body(receive, state.settings))
+        document = parse_json(await arrival.read_body(receive))
         plan, prompts, answer = await self.prepare(document)
         generation = Generation(state.engine, state.admission, state.metrics, self._jobs(plan, prompts, arrival_ns))
         state.generations.add(generation)
@@ -200,10 +199,3 @@ def check_content_type(scope: Scope) -> None:
     for name, value in scope["headers"]:
         if name == b"content-type" and value.partition(b";")[0].strip().lower() not in JSON_TYPES:
             raise ApiError(415, "The content-type must be application/json.", code="unsupported_media_type")
-
-
-async def read_json(request: HttpRequest, state: ServerState) -> dict[str, Any]:
-    """The body of a small endpoint, under the same limits."""
-    check_content_type(request.scope)
-    with state.admission.arrival() as arrival:
-        return parse_json(await arrival.read_body(request.receive, state.settings))
