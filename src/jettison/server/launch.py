@@ -43,7 +43,8 @@ async def _serve(config: EngineConfig) -> int:
         health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
         event_log=engine.event_document,
     )
-    app = create_app(engine, Tokenizer.from_dir(model_dir), settings)
+    tokenizer = Tokenizer.from_dir(model_dir, max_template_chars=settings.max_template_chars)
+    app = create_app(engine, tokenizer, settings)
     stop = asyncio.Event()
     # A supervisor restarts what ends; a server that answers 503 for ever helps nobody.
     engine.on_failure = stop.set
