@@ -116,7 +116,10 @@ class GenerationEndpoint(ABC):
         check_content_type(scope)
         document = parse_json(await arrival.read_body(receive))
         plan, prompts, answer = await self.prepare(document)
-        generation = Generation(state.engine, state.admission, state.metrics, self._jobs(plan, prompts, arrival_ns))
+        # The tenant comes first and has a fixed length: no salt that a client sends reaches another tenant's cache.
+        cache_salt = state.keys.tenant(dict(scope["headers"]).get(b"authorization")) + plan.cache_salt
+        jobs = self._jobs(plan, prompts, arrival_ns, cache_salt)
+        generation = Generation(state.engine, state.admission, state.metrics, jobs)
         state.generations.add(generation)
         try:
             generation.submit()
@@ -128,7 +131,7 @@ class GenerationEndpoint(ABC):
         finally:
             state.generations.discard(generation)
 
-    def _jobs(self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int) -> list[Job]:
+    def _jobs(self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int, cache_salt: str) -> list[Job]:
         jobs: list[Job] = []
         base_id = secrets.token_hex(16)  # never made from what a client sent
         for prompt in prompts:
@@ -142,6 +145,7 @@ class GenerationEndpoint(ABC):
                     params=plan.params_for(sample, max_tokens),
                     arrival_ns=arrival_ns,
                     priority=plan.priority,
+                    cache_salt=cache_salt,
                 )
                 text = ChoiceText(self.state.tokenizer, plan, num_echoed_chars)
                 jobs.append(Job(len(jobs), prompt, sample == 0, request, text))
