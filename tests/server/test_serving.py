@@ -168,6 +168,18 @@ def test_an_address_in_use_is_one_line():
             open_socket("127.0.0.1", listener.getsockname()[1])
 
 
+async def test_the_collector_settles_once_the_engine_has_started(monkeypatch):
+    order = []
+
+    class Starting:
+        async def start(self):
+            order.append("started")
+
+    monkeypatch.setattr(launch, "settle_garbage_collector", lambda: order.append("settled"))
+    await launch._start(Starting())
+    assert order == ["started", "settled"]
+
+
 async def test_the_launcher_hands_every_limit_on(tmp_path, monkeypatch):
     seen = {}
 
