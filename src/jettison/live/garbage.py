@@ -1,8 +1,8 @@
 """Python's garbage collector after start-up, in the server's process and in each worker's. Nothing else lives here.
 
 When the small objects of many steps set off a full collection, it walks everything that start-up has made: all of
-torch's modules, the tokenizer, the application. None of that becomes garbage while the process serves, so it is taken out of the
-collector's sight once.
+torch's modules, the tokenizer, the application. None of that becomes garbage while the process serves, so it is taken
+out of the collector's sight once.
 """
 
 from __future__ import annotations

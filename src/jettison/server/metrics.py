@@ -111,7 +111,7 @@ class ServerMetrics(Collector):
 
     def count_shed(self, reason: str) -> None:
         """A request was refused for lack of capacity or readiness: queue_full, tokenizer_busy, or the state."""
-        self._sheds[reason] += 1
+        self._sheds[reason] = self._sheds.get(reason, 0) + 1
 
     def count_finished(self, reason: str, num_prompt: int, num_output: int, timings: RequestTimings | None) -> None:
         """One engine request ended: ``reason`` is stop, length, abort or error."""
