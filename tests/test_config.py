@@ -45,10 +45,11 @@ def test_values_reach_their_fields():
     assert config.scheduler.max_num_queued_reqs is None
 
 
-def test_milliseconds_become_the_clock_s_nanoseconds():
-    overload = EngineConfig.resolve(model="m", overload_min_wait_ms=3, drop_dwell_ms=5).overload
-    assert (overload.min_wait_ns, overload.drop_dwell_ns) == (3_000_000, 5_000_000)
-    assert (overload.check_interval_ns, overload.restore_dwell_ns) == (100_000_000, 2_000_000_000)
+@pytest.mark.parametrize(
+    ("given", "seed"), [({}, 0), ({"seed": 7}, 7), ({"seed": "none"}, None), ({"seed": None}, None)]
+)
+def test_a_seed_may_be_none(given, seed):
+    assert EngineConfig.resolve(model="m", **given).model.seed == seed
 
 
 def test_flag_beats_environment_beats_file_beats_default():
@@ -108,6 +109,9 @@ def test_an_api_key_is_not_printed():
         ({"model": "m", "page_size": 1024}, ["--page-size", "4KiB"]),
         ({"model": "m", "dtype": "float46"}, ["--dtype", "did you mean 'float64'"]),
         ({"model": "m", "overload": "pray"}, ["--overload", "drop or recompute", "'pray'"]),
+        ({"model": "m", "launcher": "ray"}, ["--launcher", "'ray'", "not available in this version", "local"]),
+        ({"model": "m", "file": {"launcher": "ray"}}, ["configuration file: launcher", "not available"]),
+        ({"model": "m", "launcher": "slurm"}, ["--launcher", "must be local", "'slurm'"]),
         ({"model": "m", "instances": 0}, ["--instances", "0"]),
         ({"model": "m", "instances": None}, ["--instances", "None"]),
         ({"model": "m", "instances": "two"}, ["--instances", "'two'"]),

@@ -29,7 +29,6 @@ Launcher = Literal["local"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 API_KEY_VARIABLE = "JETTISON_API_KEY"
-NANOSECONDS_PER_MS = 1_000_000
 DEFAULT_MAX_NUM_SEQS = 256
 
 Parser = Callable[[object], object]
@@ -136,6 +135,12 @@ class _Choice:
         raise ValueError(f"must be {listed}, not {value!r}{_did_you_mean(value, self.words)}")
 
 
+def _launcher(value: object) -> object:
+    if value == "ray":
+        raise ValueError("cannot be 'ray': it is not available in this version; workers run as local processes")
+    return _Choice(Launcher)(value)
+
+
 def _texts(value: object) -> tuple[str, ...]:
     values = (value,) if isinstance(value, str) else value
     if not isinstance(values, (list, tuple)):
@@ -200,7 +205,9 @@ class ModelConfig:
     max_model_len: int | None = _key(
         None, _int(1), "Most tokens (prompt and output) of one request (auto: the model's context).",
         metavar="N", unset="auto")
-    seed: int = _key(0, _int(0, 2**63 - 1), "Seed for requests that send none.", metavar="N")
+    seed: int | None = _key(
+        0, _int(0, 2**63 - 1), "Seed for requests that send none (none: other draws at every start).",
+        metavar="N", unset="none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,26 +262,6 @@ class OverloadConfig:
         1 << 20, _bytes(4096), "Bulk transfers are cut into pieces of this size; activations go in between.",
         metavar="SIZE")
 
-    @property
-    def min_wait_ns(self) -> int:
-        """``min_wait_ms`` on the core's clock."""
-        return self.min_wait_ms * NANOSECONDS_PER_MS
-
-    @property
-    def check_interval_ns(self) -> int:
-        """``check_interval_ms`` on the core's clock."""
-        return self.check_interval_ms * NANOSECONDS_PER_MS
-
-    @property
-    def drop_dwell_ns(self) -> int:
-        """``drop_dwell_ms`` on the core's clock."""
-        return self.drop_dwell_ms * NANOSECONDS_PER_MS
-
-    @property
-    def restore_dwell_ns(self) -> int:
-        """``restore_dwell_ms`` on the core's clock."""
-        return self.restore_dwell_ms * NANOSECONDS_PER_MS
-
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
@@ -303,7 +290,9 @@ class EngineConfig:
     num_threads: int = _key(
         None, _int(1, 1024), "Compute threads of each worker (auto: cores / instances).", metavar="N", unset="auto",
         bare=1)
-    launcher: Launcher = _key("local", _Choice(Launcher), "Where workers run: as processes on this machine.")
+    launcher: Launcher = _key(
+        "local", _launcher, "Where workers run: local, as processes on this machine; nothing else in this version.",
+        metavar="local")
     log_level: LogLevel = _key("info", _Choice(LogLevel), "Least severe message logged.")
     provenance: Mapping[str, Source] = field(
         default_factory=lambda: MappingProxyType({}), compare=False, repr=False)

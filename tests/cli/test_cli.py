@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
 import re
+import socket
 import subprocess
 import sys
 
@@ -67,6 +69,46 @@ def test_a_user_s_mistake_is_one_line_and_exit_2(arguments, words, capsys):
     assert captured.err.count("\n") == 1
     assert captured.err.startswith("jettison: ")
     assert all(word in captured.err for word in words), captured.err
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "a/b"), "a/b: No such file or directory", 2),
+        (OSError(errno.EADDRINUSE, "Address already in use"), "Address already in use", 2),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "Connection refused", 1),
+        (OSError(errno.ENOSPC, "No space left on device", "out.json"), "out.json: No space left on device", 1),
+        (TimeoutError(), "TimeoutError", 1),
+    ],
+)
+def test_what_the_operating_system_refuses_is_one_line(error, line, code, monkeypatch, capsys):
+    def serve(config):
+        raise error
+
+    monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=serve))
+    assert main(["serve", "models/tiny"]) == code
+    assert capsys.readouterr().err == f"jettison: {line}\n"
+
+
+def test_an_unwritable_result_is_told_before_the_work(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "jettison.live.verify", _module(run_verify=lambda *_: pytest.fail("it ran")))
+    assert main(["verify", "--json", str(tmp_path / "no" / "folder.json")]) == 2
+    assert capsys.readouterr().err == f"jettison: {tmp_path / 'no' / 'folder.json'}: No such file or directory\n"
+
+
+def test_a_port_in_use_is_one_line(tmp_path, monkeypatch, capsys):
+    launch = pytest.importorskip("jettison.server.launch")
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: "float32")
+    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "create_app", lambda *_: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["serve", str(tmp_path), "--port", str(port)]) == 2
+    err = capsys.readouterr().err
+    assert err.splitlines()[-1].startswith(f"jettison: cannot listen on 127.0.0.1:{port}: "), err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("arguments", [["serve", "m", "--no-such-flag"], ["nonsense"]])

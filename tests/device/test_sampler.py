@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from scipy import stats
 
 from jettison.device.sampler import Sampler, uniform_draws
-from jettison.device.step import SamplingRow
+from jettison.device.step import SamplingRow, pack_ints
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
@@ -23,6 +24,13 @@ def spec(row: int = 0, **fields: Any) -> SamplingRow:
         "position": 7, "seed": 3, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
     }  # fmt: skip
     return SamplingRow(row=row, **(defaults | fields))
+
+
+def penalty_fields(output: Sequence[int], prompt: Sequence[int] = ()) -> dict[str, bytes]:
+    """The fields that penalties read."""
+    ids, counts = np.unique(np.array(output), return_counts=True)
+    return {"prompt_ids": pack_ints(sorted(set(prompt))), "output_ids": pack_ints(ids),
+            "output_counts": pack_ints(counts)}
 
 
 def logits_of(rows: int, vocab_size: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
@@ -153,7 +161,7 @@ def test_a_draw_depends_on_nothing_but_its_own_row_and_key(dtype: torch.dtype, t
         spec(
             row, position=int(rng.integers(500)), seed=int(rng.integers(2**40)), temperature=float(rng.uniform(0.5, 2)),
             top_k=int(rng.choice([0, 1, 20, 3000])), top_p=float(rng.choice([1.0, 0.95, 0.5])),
-            min_p=float(rng.choice([0.0, 0.05])), frequency_penalty=float(row % 2), output_token_ids=(row, 7),
+            min_p=float(rng.choice([0.0, 0.05])), frequency_penalty=float(row % 2), **penalty_fields((row, 7)),
             logprobs=int(rng.choice([-1, 0, 4])),
         )
         for row in range(count)
@@ -185,7 +193,7 @@ def test_penalties_bias_and_bans_are_applied_in_order() -> None:
     wanted[5] -= 0.7 * 3 + 0.25
     fields: dict[str, Any] = {
         "logit_bias": ((3, 1.5), (5, 4.0)), "banned_token_ids": (9,), "repetition_penalty": 1.4,
-        "frequency_penalty": 0.7, "presence_penalty": 0.25, "prompt_token_ids": prompt, "output_token_ids": output,
+        "frequency_penalty": 0.7, "presence_penalty": 0.25, **penalty_fields(output, prompt),
     }  # fmt: skip
     count = 4000
     penalized = draw_many(logits[0], count, **fields)

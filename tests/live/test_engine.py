@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from jettison.config import EngineConfig
+from jettison.core.cluster import ClusterCore
+from jettison.core.group import GroupCore
 from jettison.device.model.create import create_model
-from jettison.errors import NotReadyError, OverCapacityError, TooLongError
+from jettison.errors import NotReadyError, OverCapacityError, RequestError, TooLongError
 from jettison.live.assembly import assemble
 from jettison.live.engine import Engine
+from jettison.memory.prefix import PrefixHasher
 from jettison.types import FinishReason, Request, SamplingParams
 
 BLOCK_SIZE = 4
@@ -176,6 +179,70 @@ async def test_refusals(model_dir: Path) -> None:
         assert await engine.drain(5.0)
         with pytest.raises(NotReadyError):
             engine.submit(request("late", [1], 1))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(ClusterCore, "_freeness"), (GroupCore, "enqueue"), (PrefixHasher, "chain")]
+)
+async def test_one_bad_request_fails_alone(
+    model_dir: Path, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(model_dir, 100) as engine:
+        core = engine.core
+        other = asyncio.create_task(collect(engine, request("other", [1, 2, 3], 60)))
+        await asyncio.sleep(0.02)
+        original = getattr(owner, name)
+
+        def broken(*arguments: object) -> object:
+            if name == "enqueue":  # the worst moment: it is in the queue already
+                original(*arguments)
+            raise RuntimeError("a bug that this request meets")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, broken)
+            stream = engine.submit(request("bad", list(range(20)), 5))
+        [event] = [e async for e in stream]
+        assert (event.tokens, event.finish_reason) == ([], FinishReason.ERROR)
+        assert event.error is not None and "bug" not in event.error
+        assert engine.state == "ready"
+        assert core.state.requests.keys() <= {"other"}
+        core.check()
+        assert (await other)[1] is FinishReason.LENGTH
+        assert (await collect(engine, request("bad", list(range(20)), 5)))[1] is FinishReason.LENGTH
+        await rest(engine)
+
+
+async def test_a_bug_that_is_not_one_request_s_fails_the_engine(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(model_dir, 100) as engine:
+        def broken(*arguments: object) -> None:
+            raise RuntimeError("a bug")
+
+        stream = engine.submit(request("first", [1, 2, 3], 100))
+        monkeypatch.setattr(GroupCore, "commit", broken)
+        assert [e async for e in stream][-1].finish_reason is FinishReason.ERROR
+        assert engine.state == "failed"
+
+
+async def test_a_step_that_was_lost_with_the_arrival_fails_the_engine(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(model_dir, 100) as engine:
+        monkeypatch.setattr(engine.core, "_monitor", None)  # met after the step has been planned
+        [event] = [e async for e in engine.submit(request("bad", [1, 2, 3], 5))]
+        assert event.finish_reason is FinishReason.ERROR
+        assert engine.state == "failed"
+
+
+async def test_what_would_break_further_in_is_refused(model_dir: Path) -> None:
+    async with running(model_dir, 40) as engine:
+        for prompt in ([], [-1], [1, 1 << 40], [engine.info.vocab_size]):
+            with pytest.raises(RequestError, match="token ids"):
+                engine.submit(request("ids", prompt, 2))
+        with pytest.raises(RequestError, match="cache_salt"):
+            engine.submit(Request("salt", (1, 2), SamplingParams(), 0, 0, "\ud800"))
+        assert engine.core.state.is_idle()
 
 
 async def test_a_dead_worker_ends_every_stream_with_an_error(model_dir: Path) -> None:

@@ -33,6 +33,7 @@ def steps(draw):
         st.floats(0, 1), st.floats(0, 1), logprobs=st.integers(-1, 5),
         banned_token_ids=st.lists(st.integers(0, 99), max_size=3).map(tuple),
         logit_bias=st.lists(st.tuples(st.integers(0, 99), st.floats(-1, 1)), max_size=2).map(tuple),
+        prompt_ids=st.binary(max_size=12), output_ids=st.binary(max_size=12), output_counts=st.binary(max_size=12),
     )
     prompt = st.builds(PromptLogprobsRow, st.integers(0, 9), st.integers(0, 5),
                        st.lists(st.integers(0, 99), max_size=3).map(tuple))

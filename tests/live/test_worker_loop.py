@@ -9,7 +9,7 @@ from worker_fakes import FakeDevice, expected_token, make_step
 from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.inprocess import InProcessCluster
-from jettison.live.worker_loop import WorkerLoop
+from jettison.live.worker_loop import MAX_GROUPS_KNOWN, WorkerLoop
 from jettison.transport.inproc import InProcessLink
 from jettison.transport.link import FrameKind
 
@@ -236,6 +236,19 @@ def test_a_step_of_an_older_epoch_is_refused():
     assert [(type(event), event.step_id) for event in cluster.take()] == [
         (m.StepDone, 1), (m.StepFailed, 2), (m.StepDone, 3),
     ]
+
+
+def test_epochs_are_remembered_of_the_groups_used_last():
+    cluster = Cluster(1)
+    for step_id in range(MAX_GROUPS_KNOWN + 50):
+        cluster.send(0, codec.step_command(make_step(2 * step_id + 1, [3], group_id=0, epoch=2)))
+        cluster.send(0, codec.step_command(make_step(2 * step_id + 2, [3], group_id=step_id + 1, epoch=step_id)))
+        cluster.pump()
+    assert len(cluster._loops[0]._epochs) == MAX_GROUPS_KNOWN
+    cluster.take()
+    cluster.send(0, codec.step_command(make_step(9000, [3], group_id=0, epoch=1)))
+    cluster.pump()
+    assert names(cluster.take()) == ["StepFailed"], "a group in use is not forgotten, however old"
 
 
 def test_layout_errors_are_call_failed_with_their_class():

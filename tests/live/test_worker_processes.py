@@ -94,6 +94,7 @@ async def test_steps_and_moves_between_processes(link_kind):
     async with Cluster(link_kind=link_kind) as cluster:
         assert [event.worker_id for event in cluster.ready] == [0, 1]
         assert {event.worker_id: event.pid for event in cluster.ready} == cluster.launcher.pids
+        assert all(event.memory["objects_out_of_the_collector_s_sight"] > 1000 for event in cluster.ready)
         big = list(range(7000))
         for step_id, tokens in enumerate([[5], [6, 7], big]):
             for worker, command in pipeline_step(step_id, tokens):

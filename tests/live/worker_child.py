@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -33,6 +34,9 @@ class ProcessDevice(FakeDevice):
         if self.what == "slow":
             time.sleep(60)
         super().start()
+
+    def memory_report(self):
+        return super().memory_report() | {"objects_out_of_the_collector_s_sight": gc.get_freeze_count()}
 
     def run_step(self, step, hidden):
         if self.what == "hang":

@@ -15,6 +15,9 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}
 BAD_COMPLETIONS = [
     ({"prompt": None}, "prompt"),
     ({"prompt": ""}, "prompt"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"cache_salt": 5}, "cache_salt"),
+    ({"cache_salt": "x" * 513}, "cache_salt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": [""]}, "prompt"),
     ({"prompt": [[]]}, "prompt"),
@@ -127,6 +130,7 @@ async def test_bad_fields_are_400_and_named(serve):
 HARMLESS = [
     {"tools": []}, {"tool_choice": "none"}, {"response_format": {"type": "text"}}, {"tools": None},
     {"unheard_of": {"a": 1}}, {"store": False}, {"stream_options": None}, {"top_k": -1}, {"top_k": 0}, {"n": None},
+    {"cache_salt": None}, {"cache_salt": "a"},
     {"request_id": "http://10.0.0.1/"}, {"service_tier": "flex"}, {"temperature": 0}, {"logit_bias": {}},
 ]  # fmt: skip
 
@@ -201,6 +205,27 @@ async def test_keys_guard_everything_but_probes(serve):
             assert answer.status_code == 401
         answer = await served.http.get(f"{served.url}/v1/models", headers={"authorization": "bearer secret"})
         assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("keys", [(), ("one",), ("one", "one"), ("one", "two")])
+async def test_tenants_share_no_cache(serve, keys):
+    engine = FakeEngine()
+    async with serve(engine, api_keys=keys) as served:
+        async def salt(key, **fields):
+            headers = {"authorization": f"Bearer {key}"}
+            answer = await served.post("/v1/completions", COMPLETION | fields, headers=headers)
+            assert answer.status_code == 200
+            return engine.accepted[-1].cache_salt
+
+        own, chosen = await salt("one"), await salt("one", cache_salt="s")
+        assert own == await salt("one") != chosen == await salt("one", cache_salt="s")
+        if len(set(keys)) < 2:
+            assert (own, chosen) == ("", "s")
+        else:
+            other = await salt("two")
+            assert own != other != ""
+            assert await salt("two", cache_salt=own) != own, "no salt reaches another tenant's cache"
+            assert await salt("two", cache_salt="s") != chosen
 
 
 async def test_a_large_body_is_refused_before_it_is_kept(serve):

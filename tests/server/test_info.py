@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import threading
 
 import pytest
-from fake_engine import FakeEngine
+from fake_engine import FakeEngine, bytes_of
 from prometheus_client.parser import text_string_to_metric_families
-from served import CHAT_TEMPLATE
+from served import CHAT_TEMPLATE, eventually, sse_events
 
 VLLM_NAMES = {
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total",
@@ -48,6 +51,39 @@ async def test_tokenizer_over_http(app_client):
     assert info["chat_template"] == CHAT_TEMPLATE
 
 
+async def test_tokenizer_requests_have_limits_of_their_own(serve, tokenizer, monkeypatch):
+    limits = {"max_side_jobs": 2, "max_running_side_jobs": 1, "max_side_body_bytes": 1000, "thread_tokenize_chars": 0}
+    go, num_running, most_running = threading.Event(), 0, 0
+
+    def encode(self, text, add_special_tokens=True):
+        nonlocal num_running, most_running
+        if text == "wait":
+            num_running += 1
+            most_running = max(most_running, num_running)
+            go.wait(10)
+            num_running -= 1
+        return [1]
+
+    monkeypatch.setattr(type(tokenizer), "encode", encode)
+    async with serve(FakeEngine(), max_num_queued_reqs=1, **limits) as served:
+        admission = served.state.admission
+        jobs = [asyncio.create_task(served.post("/tokenize", {"prompt": "wait"})) for _ in range(2)]
+        await eventually(lambda: admission.num_side_jobs == 2 and num_running == 1)
+        assert (admission.num_active, admission.num_arriving) == (0, 0)
+        assert (await served.completion(max_tokens=1)).status_code == 200, "the queue for one is still free"
+        for path, document in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
+            answer = await served.post(path, document)
+            assert (answer.status_code, "retry-after-ms" in answer.headers) == (429, True)
+        go.set()
+        assert [answer.status_code for answer in await asyncio.gather(*jobs)] == [200, 200]
+        assert most_running == 1
+        assert (await served.post("/tokenize", {"prompt": "x" * 2000})).status_code == 413
+        assert (await served.post("/tokenize", {"prompt": 3})).status_code == 400
+        assert (admission.num_side_jobs, admission._num_buffered_bytes) == (0, 0)
+        metrics = (await served.http.get(f"{served.url}/metrics")).text
+        assert 'jettison:sheds_total{model_name="fake",reason="tokenizer_busy"} 2.0' in metrics
+
+
 async def test_small_answers(app_client):
     assert (await app_client.get("/version")).json()["version"]
     assert (await app_client.get("/load")).json()["server_load"] == 0
@@ -78,9 +114,12 @@ async def test_metrics(serve):
     assert values["vllm:request_success_total", "length"] == 1
     assert values["vllm:request_success_total", "stop"] == 2
     assert values["vllm:prompt_tokens_total",] == 2 + 1 + 1
-    assert values["vllm:generation_tokens_total",] == 5 + 2 + 2
+    assert values["vllm:generation_tokens_total",] == 5 + 1 + 1, "what came behind a stop string does not count"
+    assert values["vllm:request_generation_tokens_sum",] == 5 + 1 + 1
+    sheds = {key[1]: value for key, value in values.items() if key[0] == "jettison:sheds_total"}
+    assert sheds == dict.fromkeys(("queue_full", "tokenizer_busy", "loading", "draining", "failed"), 0)
     assert values["vllm:time_to_first_token_seconds_count",] == 3
-    assert values["vllm:inter_token_latency_seconds_count",] == 4 + 1 + 1
+    assert values["vllm:inter_token_latency_seconds_count",] == 4
     assert values["vllm:request_decode_time_seconds_count",] == 3
     assert values["vllm:cache_config_info", "16", "100"] == 1
     assert values["vllm:num_preemptions_total",] == 3
@@ -92,6 +131,22 @@ async def test_metrics(serve):
     assert values["jettison:group_size", "0"] == 2
     assert values["jettison:dropped_parameter_bytes", "1"] == 100
     assert values["jettison:worker_memory_bytes", "kv", "0"] == 500
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_are_counted_as_in_usage(serve, stream):
+    engine = FakeEngine(bytes_of("one two three"), tokens_per_event=3)
+    async with serve(engine) as served:
+        usages = []
+        for fields in ({"max_tokens": 7}, {"max_tokens": 50, "stop": "two"}, {"max_tokens": 0}, {"n": 2, "stop": "n"}):
+            options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            answer = await served.completion(**fields, **options)
+            document = json.loads(sse_events(answer.text)[-2]) if stream else answer.json()
+            usages.append(document["usage"]["completion_tokens"])
+        assert usages == [7, 7, 0, 4]
+        assert served.state.metrics.num_generation_tokens == sum(usages)
+        assert served.state.metrics.output_size.count == 5
+        assert served.state.admission.num_unstarted == 0
 
 
 async def test_histograms_count_into_the_right_bucket(app_client):

@@ -15,8 +15,11 @@ import pytest
 from fake_engine import FakeEngine
 from served import eventually, sse_events
 
-from jettison.errors import ConfigError
+from jettison.config import EngineConfig
+from jettison.errors import ConfigError, ModelError
+from jettison.server import launch
 from jettison.server.serving import open_socket
+from jettison.server.settings import ServerSettings
 
 
 async def exchange(port, *parts, timeout_s=5.0):
@@ -163,3 +166,29 @@ def test_an_address_in_use_is_one_line():
         assert listener.proto == socket.IPPROTO_TCP  # see open_socket
         with pytest.raises(ConfigError, match=r"cannot listen on 127\.0\.0\.1:\d+: "):
             open_socket("127.0.0.1", listener.getsockname()[1])
+
+
+async def test_the_collector_settles_once_the_engine_has_started(monkeypatch):
+    order = []
+
+    class Starting:
+        async def start(self):
+            order.append("started")
+
+    monkeypatch.setattr(launch, "settle_garbage_collector", lambda: order.append("settled"))
+    await launch._start(Starting())
+    assert order == ["started", "settled"]
+
+
+async def test_the_launcher_hands_every_limit_on(tmp_path, monkeypatch):
+    seen = {}
+
+    def from_dir(folder, **options):
+        seen.update(options)
+        raise ModelError("seen enough")
+
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: "float32")
+    monkeypatch.setattr(launch.Tokenizer, "from_dir", from_dir)
+    with pytest.raises(ModelError, match="enough"):
+        await launch._serve(EngineConfig.resolve(model=str(tmp_path)))
+    assert seen == {"max_template_chars": ServerSettings(model_names=("m",)).max_template_chars}

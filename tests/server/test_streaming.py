@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 from fake_engine import FakeEngine
 from served import eventually, sse_events
+
+from jettison.server.settings import ServerSettings
+from jettison.server.sse import EventStream, StreamKeeper
 
 
 async def test_wire_format_and_token_ids(serve):
@@ -80,6 +84,64 @@ async def test_silent_streams_get_comments(serve):
         text = (await ask).text
     assert text.startswith(": keep-alive\n\n")
     assert len(sse_events(text)) == 3
+
+
+async def test_no_keep_alive_after_the_end():
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    stream, keeper = EventStream(send), StreamKeeper(ServerSettings(model_names=("m",), keep_alive_s=0.0))
+    await stream.start()
+    keeper._streams.add(stream)
+    keeper._look(time.monotonic() + 1)  # a comment is on its way, and the stream ends before it goes out
+    await stream.finish(b"data: last\n\n")
+    while keeper._writes:
+        await asyncio.sleep(0)
+    assert [message.get("body") for message in sent] == [None, b"data: last\n\ndata: [DONE]\n\n"]
+
+
+@pytest.mark.parametrize("how", ["write", "comment", "finish"])
+async def test_a_send_that_raises_leaves_no_write_open(how, caplog):
+    gate = asyncio.Event()
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await gate.wait()
+            raise OSError("gone")
+
+    stream = EventStream(send)
+    await stream.start()
+    write = asyncio.create_task(stream.write(b"x") if how == "write" else getattr(stream, how)())
+    await asyncio.sleep(0)
+    assert stream.sending_since_s is not None
+    gate.set()
+    with pytest.raises(OSError, match="gone"):
+        await write
+    assert stream.sending_since_s is None
+
+
+async def test_an_event_beside_a_waiting_comment_still_counts_as_waiting():
+    gates = [asyncio.Event(), asyncio.Event()]
+    waiting = iter(gates)
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await next(waiting).wait()
+
+    stream = EventStream(send)
+    await stream.start()
+    writes = [asyncio.create_task(stream.comment())]
+    await asyncio.sleep(0)
+    writes.append(asyncio.create_task(stream.write(b"x")))
+    await asyncio.sleep(0)
+    gates[0].set()
+    await writes[0]
+    assert stream.sending_since_s is not None
+    gates[1].set()
+    await writes[1]
+    assert stream.sending_since_s is None
 
 
 async def test_a_client_that_takes_nothing_is_dropped(serve):

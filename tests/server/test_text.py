@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 
 import pytest
 import tokenizers
@@ -14,6 +15,7 @@ from tokenizers import decoders, models
 
 from jettison.errors import ModelError
 from jettison.server.detokenizer import WindowDetokenizer
+from jettison.server.prompts import chat_prompt, completion_prompts
 from jettison.server.stops import StopMatcher
 from jettison.server.templates import ChatTemplate, TemplateError
 from jettison.server.tokenizer import Tokenizer
@@ -176,3 +178,54 @@ def test_template_conveniences():
         "{% for x in [1, 2, 3] %}{% if x == 2 %}{% break %}{% endif %}{{ x }}{% endfor %}{{ strftime_now('%Y')[:2] }}"
     )
     assert ChatTemplate(source, "here").render([], {}) == '{"a": "<é>"}120'
+
+
+@pytest.mark.parametrize(
+    ("prompt", "on_loop"),
+    [("x" * 40, True), (["x" * 20] * 2, False), (["x"] * 4, False), ("x" * 60, False), ([1] * 300, True)],
+)
+async def test_what_a_request_tokenizes_counts_as_a_whole(prompt, on_loop, tokenizer, monkeypatch):
+    threads = spy_on(monkeypatch, tokenizer, "encode")
+    options = {"add_special_tokens": False, "vocab_size": 300, "max_prompts": 8, "thread_chars": 64}
+    made = await completion_prompts(prompt, tokenizer, **options)
+    texts = [prompt] if isinstance(prompt, str) else prompt
+    if isinstance(texts[0], str):
+        assert [bytes(item.token_ids).decode() for item in made] == texts
+        assert {thread is threading.main_thread() for thread in threads} == {on_loop}
+    else:
+        assert not threads
+
+
+@pytest.mark.parametrize(
+    ("message", "on_loop"),
+    [
+        ({"content": "x" * 40}, True),
+        ({"content": "x" * 20, "name": "y" * 40}, False),
+        ({"content": [{"type": "text", "text": "x" * 20}] * 3}, False),
+        ({"content": [{"type": "text", "text": "x" * 10}] * 3}, True),
+    ],
+)
+async def test_names_and_every_part_of_a_message_count(message, on_loop, tokenizer, monkeypatch):
+    threads = spy_on(monkeypatch, tokenizer, "render_chat")
+    messages = [{"role": "user"} | message]
+    await chat_prompt(messages, tokenizer, add_generation_prompt=True, thread_chars=64)
+    assert [thread is threading.main_thread() for thread in threads] == [on_loop]
+
+
+async def test_many_short_messages_are_not_rendered_on_the_loop(tokenizer, monkeypatch):
+    threads = spy_on(monkeypatch, tokenizer, "render_chat")
+    await chat_prompt([{"role": "user", "content": ""}] * 5, tokenizer, add_generation_prompt=True, thread_chars=64)
+    assert threads != [threading.main_thread()]
+
+
+def spy_on(monkeypatch, tokenizer, name):
+    """Threads in which a method of the tokenizer runs."""
+    threads = []
+    original = getattr(tokenizer, name)
+
+    def spy(*arguments, **options):
+        threads.append(threading.current_thread())
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(tokenizer, name, spy)
+    return threads

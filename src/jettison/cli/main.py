@@ -6,6 +6,8 @@ What a command does lives below; nothing here decides anything.
 
 from __future__ import annotations
 
+import errno
+import logging
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +16,14 @@ import typer
 from jettison import __version__
 from jettison.cli import bench, config_cmd, demo, model, serve, verify_cmd
 from jettison.errors import JettisonError, UserError
+
+logger = logging.getLogger(__name__)
+
+_MENDABLE = frozenset({
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENOTEMPTY, errno.EROFS,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EADDRINUSE, errno.EADDRNOTAVAIL,
+})
+"""What the operating system says of a path or an address that the caller could give differently."""
 
 app = typer.Typer(
     name="jettison",
@@ -55,7 +65,7 @@ def version() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command (``sys.argv`` by default) and return its exit code; never raises JettisonError."""
+    """Run one command (``sys.argv`` by default) and return its exit code; never raises JettisonError or OSError."""
     try:
         app(args=None if arguments is None else list(arguments), prog_name="jettison")
     except SystemExit as leaving:  # how typer ends, well or not
@@ -64,6 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error, 2)
     except JettisonError as error:
         return _complain(error, 1)
+    except OSError as error:
+        logger.debug("the operating system refused", exc_info=error)
+        return _complain(_reason(error), 2 if error.errno in _MENDABLE else 1)
     return 0
 
 
@@ -72,7 +85,13 @@ def run() -> None:
     sys.exit(main())
 
 
-def _complain(error: Exception, exit_code: int) -> int:
+def _reason(error: OSError) -> str:
+    """``PATH: No such file or directory``."""
+    reason = error.strerror or str(error) or type(error).__name__
+    return reason if error.filename is None else f"{error.filename}: {reason}"
+
+
+def _complain(error: Exception | str, exit_code: int) -> int:
     line = " ".join(str(error).split()) or type(error).__name__
     print(f"jettison: {line}", file=sys.stderr)
     return exit_code

@@ -20,6 +20,8 @@ def verify(
     ] = "float64",
 ) -> None:
     """Serve the same requests with and without drops and restores, and compare the tokens."""
+    if json_out is not None:
+        json_out.open("a").close()  # better told now than after minutes of work
     from jettison.live.verify import run_verify
 
     raise typer.Exit(run_verify(model_dir, json_out, dtype))

@@ -33,7 +33,7 @@ from jettison.core.ports import (
     StepFailed,
     Tick,
 )
-from jettison.core.request import RequestState
+from jettison.core.request import Phase, RequestState
 from jettison.core.restoring import RestorePhase, Restoring
 from jettison.core.state import ClusterState, WorkerState
 from jettison.cost.steptime import StepTimeModel
@@ -179,6 +179,27 @@ class ClusterCore:
         return next((a for a in answers if a is not None), [])
 
     # --- requests ---------------------------------------------------------------------------------------------
+
+    @property
+    def num_issued(self) -> int:
+        """Steps, calls and moves begun so far: while it stays the same, no worker has been asked for anything."""
+        return self.state.next_step_id + self.state.next_call_id + self.state.next_move_id
+
+    def withdraw(self, request_id: RequestId) -> bool:
+        """Take out a request whose arrival raised, as if it had never come. False when it is more than queued.
+
+        Raises AssertionError when the books do not agree without it: then the core cannot go on.
+        """
+        state = self.state.requests.get(request_id)
+        if state is not None:
+            if state.phase is not Phase.WAITING:
+                return False
+            group = self.groups.get(state.group_id)
+            if group is not None and state in group.waiting:
+                group.take_out(state)
+            del self.state.requests[request_id]
+        self.check()
+        return True
 
     def _dispatch(self, request: Request) -> None:
         state = RequestState(request, self.state.next_order)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from jettison.device.step import SamplingRow
+from jettison.device.step import SamplingRow, unpack_ints
 from jettison.types import SampledToken, TokenLogprobs
 
 GREEDY_BELOW = 1e-5
@@ -159,12 +159,13 @@ def _adjust(row: Floats, spec: SamplingRow) -> None:
     if spec.banned_token_ids:
         row[list(spec.banned_token_ids)] = -math.inf
     if spec.repetition_penalty != 1.0:
-        seen = sorted({*spec.prompt_token_ids, *spec.output_token_ids})
+        # A token of both is written twice, with the same value: what is read is the row as it was.
+        seen = np.concatenate((unpack_ints(spec.prompt_ids), unpack_ints(spec.output_ids)))
         values = row[seen]
         row[seen] = np.where(values > 0, values / spec.repetition_penalty, values * spec.repetition_penalty)
-    if (spec.frequency_penalty or spec.presence_penalty) and spec.output_token_ids:
-        ids, counts = np.unique(np.asarray(spec.output_token_ids, dtype=np.int64), return_counts=True)
-        row[ids] -= (spec.frequency_penalty * counts + spec.presence_penalty).astype(row.dtype)
+    if (spec.frequency_penalty or spec.presence_penalty) and spec.output_ids:
+        counts = unpack_ints(spec.output_counts)
+        row[unpack_ints(spec.output_ids)] -= (spec.frequency_penalty * counts + spec.presence_penalty).astype(row.dtype)
 
 
 def _column(values: list[float], dtype: npt.DTypeLike) -> Floats:

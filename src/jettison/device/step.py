@@ -6,6 +6,8 @@ itself, so a worker can run it whatever happened before (restart, drop, migratio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,19 @@ import numpy.typing as npt
 from jettison.types import SampledToken, TokenLogprobs
 
 Int32s = npt.NDArray[np.int32]
+
+_WIRE_INT32 = np.dtype("<i4")
+
+
+def pack_ints(values: Sequence[int] | Int32s) -> bytes:
+    """Token ids or counts as they travel in a ``SamplingRow``: little-endian int32."""
+    return np.asarray(values, dtype=_WIRE_INT32).tobytes()
+
+
+def unpack_ints(data: bytes) -> Int32s:
+    """Inverse of ``pack_ints``; read-only. Raises ValueError for bytes that are no whole int32s."""
+    ints: Int32s = np.frombuffer(data, dtype=_WIRE_INT32)
+    return ints
 
 
 class SamplingRow(msgspec.Struct, array_like=True):
@@ -36,10 +51,12 @@ class SamplingRow(msgspec.Struct, array_like=True):
     banned_token_ids: tuple[int, ...] = ()
     """Tokens that may not be drawn here (stop tokens before ``min_tokens``)."""
     logit_bias: tuple[tuple[int, float], ...] = ()
-    prompt_token_ids: tuple[int, ...] = ()
-    """Only sent with a repetition penalty."""
-    output_token_ids: tuple[int, ...] = ()
-    """Only sent with a penalty."""
+    prompt_ids: bytes = b""
+    """``pack_ints`` of the distinct tokens of the prompt; only sent with a repetition penalty."""
+    output_ids: bytes = b""
+    """``pack_ints`` of the distinct tokens of the output so far; only sent with a penalty."""
+    output_counts: bytes = b""
+    """``pack_ints``: how often the output has each of ``output_ids``."""
 
 
 class PromptLogprobsRow(msgspec.Struct, array_like=True):

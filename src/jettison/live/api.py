@@ -112,7 +112,8 @@ class EngineClient(Protocol):
     def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
         """Accept a request, synchronously, and return its events.
 
-        Raises NotReadyError (loading, draining, failed), OverCapacityError (queue full), TooLongError.
+        Raises NotReadyError (loading, draining, failed), OverCapacityError (queue full), TooLongError, RequestError
+        (token ids outside the vocabulary, a salt that is no text).
         Once accepted the iterator yields exactly one event with a finish reason and then ends. Leaving the
         iterator early (aclose, cancellation) cancels the request.
         """

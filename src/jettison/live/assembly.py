@@ -15,6 +15,7 @@ from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.shards import model_shape
 from jettison.device.runner import Runner
 from jettison.errors import ConfigError
+from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
@@ -75,6 +76,7 @@ def assemble(config: EngineConfig) -> Assembly:
         eos_token_ids=frozenset(model.eos_token_ids),
         enable_prefix_caching=config.memory.enable_prefix_caching,
     )
+    _check_step_size(limits)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)
     specs = [
         WorkerSpec(
@@ -95,3 +97,13 @@ def assemble(config: EngineConfig) -> Assembly:
         for worker_id in range(config.instances)
     ]
     return Assembly(config, model, shape, limits, specs)
+
+
+def _check_step_size(limits: SchedulerLimits) -> None:
+    """A step is one control message: what the configuration decides of its size must fit. Raises ConfigError."""
+    max_blocks = -(-limits.max_model_len // limits.block_size)
+    num_bytes = fixed_step_bytes(limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks)
+    if num_bytes > MAX_FIXED_BYTES:
+        raise ConfigError(
+            f"a step could need {num_bytes} bytes, more than the {MAX_FIXED_BYTES} that are sent at once: lower "
+            "--max-num-seqs, --max-model-len or --max-num-batched-tokens, or raise --block-size")

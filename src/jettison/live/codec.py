@@ -58,7 +58,7 @@ def decode_event(data: bytes | memoryview) -> m.Event:
 
 # --- steps
 
-_STEP_MAGIC = 0x4A535431  # "JST1": change the digit with the format
+_STEP_MAGIC = 0x4A535432  # "JST2": change the digit with the format
 _STEP = struct.Struct("<I i q q i i i i i i i i")
 _NO_WORKER = -1
 _INT32 = np.dtype("<i4")

@@ -13,7 +13,7 @@ from jettison.core.cluster import ClusterCore
 from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.encoder import StepEncoder
-from jettison.types import SampledToken, WorkerId
+from jettison.types import FAILED_TOKEN_ID, SampledToken, WorkerId
 
 SendCommand = Callable[[WorkerId, m.Command], None]
 
@@ -78,11 +78,12 @@ class CoreDriver:
         match event:
             case m.StepDone():
                 self._add_compute(event.worker_id, event.compute_ns)
-                return _step_completed(event)
+                return _step_completed(event, self._encoder.take_refused(event.step_id))
             case m.StageDone():
                 self._add_compute(event.worker_id, event.compute_ns)
                 return None
             case m.StepFailed():
+                self._encoder.take_refused(event.step_id)
                 return ports.StepFailed(event.step_id, event.message)
             case m.LayoutOffered():
                 return ports.LayoutOffered(event.worker_id, event.call_id, codec.offer_from_event(event))
@@ -133,7 +134,7 @@ def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:
             raise TypeError(f"not a worker's action: {action!r}")
 
 
-def _step_completed(event: m.StepDone) -> ports.StepCompleted:
+def _step_completed(event: m.StepDone, refused: list[int]) -> ports.StepCompleted:
     logprobs = event.logprobs
     if logprobs:
         tokens = [
@@ -142,5 +143,7 @@ def _step_completed(event: m.StepDone) -> ports.StepCompleted:
         ]
     else:
         tokens = [SampledToken(t) for t in event.token_ids]
+    for place in refused:  # sampled without what their requests asked for: those fail, each alone
+        tokens[place] = SampledToken(FAILED_TOKEN_ID)
     prompt = {row: [codec.logprobs_from_record(r) for r in rows] for row, rows in event.prompt_logprobs.items()}
     return ports.StepCompleted(event.step_id, tokens, prompt, event.compute_ns)

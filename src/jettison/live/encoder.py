@@ -1,22 +1,48 @@
 """Turn a planned step into the arrays that each stage gets.
 
 Reads requests and block tables at the moment the step is issued; keeps padded copies of block tables between steps so
-that a decode step costs one short row copy per request.
+that a decode step costs one short row copy per request, and counts of tokens seen for requests with penalties.
+
+A step is one control message, and a message has a limit (``channel.MAX_MESSAGE_BYTES``). ``fixed_step_bytes`` bounds
+the part that the configuration decides; of the rest, what clients ask of the sampler, the encoder sends what fits into
+``MAX_SAMPLING_BYTES`` and refuses the others, each alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from jettison.core.ports import RunStep, StepRow
-from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput
+from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput, pack_ints
 from jettison.memory.blocks import BlockLedger
 from jettison.types import RequestId, SamplingParams, WorkerId
 
+logger = logging.getLogger(__name__)
+
 _NO_TOKENS = np.zeros(0, dtype=np.int32)
+
+MAX_FIXED_BYTES = 32 << 20
+"""Token ids, lengths, block tables and targets of prompt logprobs of one step."""
+MAX_SAMPLING_BYTES = 24 << 20
+"""Sampling rows of one step. With ``MAX_FIXED_BYTES`` well under what a control message may have."""
+
+_ROW_BYTES = 160
+"""A sampling row's scalars and headers as msgpack, rounded up."""
+
+
+def fixed_step_bytes(max_num_tokens: int, max_num_seqs: int, max_blocks: int) -> int:
+    """Most bytes of a step without its sampling rows: every token a prompt logprob's target, every table full."""
+    return 10 * max_num_tokens + max_num_seqs * (4 * max_blocks + 32)
+
+
+def _sampling_bytes(row: SamplingRow) -> int:
+    """Upper bound of a row as msgpack."""
+    penalties = len(row.prompt_ids) + len(row.output_ids) + len(row.output_counts)
+    return _ROW_BYTES + 5 * len(row.banned_token_ids) + 15 * len(row.logit_bias) + penalties
 
 
 class _CachedTable:
@@ -43,6 +69,32 @@ class _CachedTable:
             self.length = len(ids)
 
 
+class _SeenTokens:
+    """Distinct tokens of one request, and how often its output has them. Costs what is new since the last step."""
+
+    __slots__ = ("_counts", "_ids", "_num_counted", "_slot_of", "prompt_ids")
+
+    def __init__(self, prompt_token_ids: Sequence[int]) -> None:
+        self.prompt_ids = pack_ints(np.unique(np.asarray(prompt_token_ids, dtype=np.int32)))
+        self._slot_of: dict[int, int] = {}
+        self._ids: npt.NDArray[np.int32] = np.zeros(16, dtype=np.int32)
+        self._counts: npt.NDArray[np.int32] = np.zeros(16, dtype=np.int32)
+        self._num_counted = 0
+
+    def output(self, tokens: list[int], num_prompt: int) -> tuple[bytes, bytes]:
+        """Packed ids and counts of the output; ``tokens`` (prompt and output) has only grown since the last call."""
+        for token in tokens[num_prompt + self._num_counted :]:
+            slot = self._slot_of.setdefault(token, len(self._slot_of))
+            if slot == len(self._ids):
+                self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+                self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
+            self._ids[slot] = token
+            self._counts[slot] += 1
+        self._num_counted = len(tokens) - num_prompt
+        num_ids = len(self._slot_of)
+        return pack_ints(self._ids[:num_ids]), pack_ints(self._counts[:num_ids])
+
+
 class StepEncoder:
     """Encodes steps over the ledgers of a cluster."""
 
@@ -51,11 +103,20 @@ class StepEncoder:
         self._block_size = block_size
         self._eos_token_ids = tuple(sorted(eos_token_ids))
         self._tables: dict[WorkerId, dict[RequestId, _CachedTable]] = {w: {} for w in ledgers}
+        self._seen: dict[RequestId, _SeenTokens] = {}
+        """Of requests with penalties."""
+        self._refused: dict[int, list[int]] = {}
+        """Step -> which of its sampled rows (by place in ``sample_rows``) were not asked for."""
 
     def forget(self, request_id: RequestId) -> None:
         """The request has ended."""
         for tables in self._tables.values():
             tables.pop(request_id, None)
+        self._seen.pop(request_id, None)
+
+    def take_refused(self, step_id: int) -> list[int]:
+        """The step is over: which of its tokens do not count, because their sampling rows were not sent."""
+        return self._refused.pop(step_id, []) if self._refused else []
 
     def encode(self, step: RunStep) -> list[tuple[WorkerId, StepInput]]:
         """One input per stage, in pipeline order."""
@@ -64,7 +125,7 @@ class StepEncoder:
         context_lens = np.array([r.context_len for r in rows], dtype=np.int32)
         sample_rows = np.array([i for i, r in enumerate(rows) if r.samples], dtype=np.int32)
         num_blocks = int((context_lens + query_lens).max() + self._block_size - 1) // self._block_size
-        sampling = [s for i, r in enumerate(rows) if r.samples and (s := self._sampling(i, r)) is not None]
+        sampling = self._sampling_rows(step)
         prompt_logprobs = [p for i, r in enumerate(rows) if (p := _prompt_logprobs(i, r)) is not None]
         inputs: list[tuple[WorkerId, StepInput]] = []
         workers = [s.worker_id for s in step.stages]
@@ -104,6 +165,25 @@ class StepEncoder:
             tables[i, :n] = entry.ids[:n]
         return tables
 
+    def _sampling_rows(self, step: RunStep) -> list[SamplingRow]:
+        """What fits, in service order; the requests of all others end with an error when the step comes back."""
+        kept: list[SamplingRow] = []
+        num_bytes = 0
+        sampled = [(i, row) for i, row in enumerate(step.rows) if row.samples]
+        for place, (i, row) in enumerate(sampled):
+            spec = self._sampling(i, row)
+            if spec is None:
+                continue
+            size = _sampling_bytes(spec)
+            if num_bytes + size > MAX_SAMPLING_BYTES:
+                logger.error("request %s: %d bytes for the sampler are more than step %d can carry",
+                             row.state.request_id, size, step.step_id)
+                self._refused.setdefault(step.step_id, []).append(place)
+            else:
+                num_bytes += size
+                kept.append(spec)
+        return kept
+
     def _sampling(self, index: int, row: StepRow) -> SamplingRow | None:
         state = row.state
         params: SamplingParams = state.request.params
@@ -112,7 +192,14 @@ class StepEncoder:
         banned: tuple[int, ...] = ()
         if state.num_output < params.min_tokens:
             banned = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self._eos_token_ids)
-        penalties = params.has_penalties
+        prompt_ids = output_ids = output_counts = b""
+        if params.has_penalties:
+            seen = self._seen.get(state.request_id)
+            if seen is None:
+                seen = self._seen[state.request_id] = _SeenTokens(
+                    state.request.prompt_token_ids if params.repetition_penalty != 1.0 else ())
+            prompt_ids = seen.prompt_ids
+            output_ids, output_counts = seen.output(state.tokens, state.num_prompt)
         return SamplingRow(
             row=index,
             position=len(state.tokens),
@@ -127,8 +214,9 @@ class StepEncoder:
             logprobs=-1 if params.logprobs is None else params.logprobs,
             banned_token_ids=banned,
             logit_bias=params.logit_bias,
-            prompt_token_ids=state.request.prompt_token_ids if params.repetition_penalty != 1.0 else (),
-            output_token_ids=tuple(state.tokens[state.num_prompt :]) if penalties else (),
+            prompt_ids=prompt_ids,
+            output_ids=output_ids,
+            output_counts=output_counts,
         )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
-from jettison.errors import JettisonError, NotReadyError, OverCapacityError, TooLongError
+from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
 from jettison.live import messages as m
 from jettison.live.api import (
     EngineInfo,
@@ -177,6 +177,7 @@ class Engine:
         limit = self._config.scheduler.max_num_queued_reqs
         if limit is not None and core.num_waiting >= limit:
             raise OverCapacityError(f"the queue is full ({limit} requests wait)")
+        self._check(request)
         info = self.info
         needed = len(request.prompt_token_ids) + request.params.max_tokens
         bound = min(info.max_model_len, info.max_request_tokens)
@@ -194,6 +195,17 @@ class Engine:
         self._idle.clear()
         self._handle(ports.Arrived(request))
         return self._events(request.request_id, stream)
+
+    def _check(self, request: Request) -> None:
+        """What would raise, or read out of bounds, further in. Raises RequestError."""
+        ids = request.prompt_token_ids
+        vocab_size = self.info.vocab_size
+        if not ids or min(ids) < 0 or max(ids) >= vocab_size:
+            raise RequestError(f"a prompt needs token ids, all of them in [0, {vocab_size})", param="prompt")
+        try:
+            request.cache_salt.encode()
+        except UnicodeEncodeError:
+            raise RequestError("cache_salt is no valid text", param="cache_salt") from None
 
     async def _events(self, request_id: RequestId, stream: _Stream) -> AsyncIterator[TokenEvent]:
         try:
@@ -242,11 +254,32 @@ class Engine:
     def _handle(self, event: ports.Event) -> None:
         if self._driver is None or self._state == "failed":
             return
+        num_issued = self._driver.core.num_issued
         try:
             self._driver.handle(event, time.monotonic_ns())
         except Exception:
             logger.exception("the core failed on %s", type(event).__name__)
-            self._fail("internal error in the scheduler")
+            if not (isinstance(event, ports.Arrived) and self._fail_alone(event.request.request_id, num_issued)):
+                self._fail("internal error in the scheduler")
+
+    def _fail_alone(self, request_id: RequestId, num_issued: int) -> bool:
+        """End the one request whose arrival raised. False when more than its place in a queue may be wrong.
+
+        What the core had decided before it raised is lost, so this is sound only if that was nothing: no worker was to
+        be told anything (``num_issued`` still holds), and every other open stream still has its request.
+        """
+        core = self.core
+        try:
+            if core.num_issued != num_issued or not core.withdraw(request_id):
+                return False
+        except AssertionError:
+            logger.exception("the core's books do not agree without request %s", request_id)
+            return False
+        live = core.state.requests
+        if any(name not in live or live[name].is_finished for name in self._streams if name != request_id):
+            return False
+        self._on_emit(ports.Emit(request_id, (), FinishReason.ERROR, None, "the request could not be scheduled"))
+        return True
 
     def _on_worker_event(self, worker_id: WorkerId, event: m.Event) -> None:
         if self._warm_up is not None:

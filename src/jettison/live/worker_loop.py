@@ -42,6 +42,9 @@ log = logging.getLogger(__name__)
 
 Emit = Callable[[m.Event], None]
 
+MAX_GROUPS_KNOWN = 256
+"""Groups whose epoch is remembered: far more than exist at one time."""
+
 
 @dataclass(slots=True, eq=False)
 class _PendingStep:
@@ -90,7 +93,7 @@ class WorkerLoop:
         """The control stream, less what is over. A few entries long: the controller keeps few steps in flight."""
         self._inbox = ActivationInbox()
         self._epochs: dict[int, int] = {}
-        """Group -> newest epoch seen."""
+        """Group -> newest epoch seen; the ``MAX_GROUPS_KNOWN`` used last, as every move makes a new group."""
         self._bulk_turn = False
         for peer, link in links.items():
             self.attach_link(peer, link)
@@ -159,10 +162,12 @@ class WorkerLoop:
 
     def _admit_step(self, step: StepInput) -> _PendingStep:
         pending = _PendingStep(step)
-        newest = self._epochs.get(step.group_id, step.epoch)
+        newest = self._epochs.pop(step.group_id, step.epoch)
         if step.epoch < newest:
             pending.refused = f"step of epoch {step.epoch} of group {step.group_id}, which is at epoch {newest}"
         self._epochs[step.group_id] = max(step.epoch, newest)
+        if len(self._epochs) > MAX_GROUPS_KNOWN:
+            del self._epochs[next(iter(self._epochs))]
         if step.prev_worker is not None:
             self._inbox.expect(step.step_id)
             pending.orphaned = step.prev_worker not in self._peers

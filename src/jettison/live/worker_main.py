@@ -27,6 +27,7 @@ from jettison.errors import JettisonError, LinkDownError, UserError
 from jettison.live import messages as m
 from jettison.live.channel import WorkerChannel
 from jettison.live.device_port import Device
+from jettison.live.garbage import settle_garbage_collector
 from jettison.live.moves import bulk_frame_bytes
 from jettison.live.worker_config import WorkerConfig, WorkerSpec
 from jettison.live.worker_loop import WorkerLoop
@@ -85,6 +86,7 @@ class WorkerProcess:
             loop = WorkerLoop(
                 self._me.worker_id, device, self._link_peers(device), channel.emit, self._config.spec.piece_bytes
             )
+            settle_garbage_collector()
         except Exception as error:
             if not isinstance(error, UserError):
                 log.exception("start failed")

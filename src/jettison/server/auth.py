@@ -14,15 +14,29 @@ class KeyRing:
     """The keys that open the API; without any, everything is open."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
+        self._digests = tuple(dict.fromkeys(hashlib.sha256(key.encode()).digest() for key in keys))
 
     def admits(self, path: str, authorization: bytes | None) -> bool:
         """Whether ``Authorization: Bearer KEY`` opens ``path``. Every key is compared, whichever fits."""
         if not self._digests or path in OPEN_PATHS:
             return True
-        scheme, _, key = (authorization or b"").partition(b" ")
-        if scheme.lower() != b"bearer":
+        digest = _digest(authorization)
+        if digest is None:
             return False
-        digest = hashlib.sha256(key.strip()).digest()
         fits = [hmac.compare_digest(digest, known) for known in self._digests]
         return any(fits)
+
+    def tenant(self, authorization: bytes | None) -> str:
+        """A label of fixed length for whoever holds this key, where several are configured; else empty.
+
+        ``authorization`` has been admitted. The label goes into cache salts: it says nothing about the key.
+        """
+        if len(self._digests) < 2:
+            return ""
+        return hashlib.sha256(b"tenant" + (_digest(authorization) or b"")).hexdigest()[:32]
+
+
+def _digest(authorization: bytes | None) -> bytes | None:
+    """Of the key in ``Bearer KEY``; None for anything else."""
+    scheme, _, key = (authorization or b"").partition(b" ")
+    return hashlib.sha256(key.strip()).digest() if scheme.lower() == b"bearer" else None

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -115,9 +114,12 @@ class GenerationEndpoint(ABC):
     async def _answer(self, scope: Scope, receive: Receive, send: Send, arrival: Arrival, arrival_ns: int) -> None:
         state = self.state
         check_content_type(scope)
-        document = parse_json(await arrival.read_body(receive, state.settings))
+        document = parse_json(await arrival.read_body(receive))
         plan, prompts, answer = await self.prepare(document)
-        generation = Generation(state.engine, state.admission, state.metrics, self._jobs(plan, prompts, arrival_ns))
+        # The tenant comes first and has a fixed length: no salt that a client sends reaches another tenant's cache.
+        cache_salt = state.keys.tenant(dict(scope["headers"]).get(b"authorization")) + plan.cache_salt
+        jobs = self._jobs(plan, prompts, arrival_ns, cache_salt)
+        generation = Generation(state.engine, state.admission, state.metrics, jobs)
         state.generations.add(generation)
         try:
             generation.submit()
@@ -129,7 +131,7 @@ class GenerationEndpoint(ABC):
         finally:
             state.generations.discard(generation)
 
-    def _jobs(self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int) -> list[Job]:
+    def _jobs(self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int, cache_salt: str) -> list[Job]:
         jobs: list[Job] = []
         base_id = secrets.token_hex(16)  # never made from what a client sent
         for prompt in prompts:
@@ -143,6 +145,7 @@ class GenerationEndpoint(ABC):
                     params=plan.params_for(sample, max_tokens),
                     arrival_ns=arrival_ns,
                     priority=plan.priority,
+                    cache_salt=cache_salt,
                 )
                 text = ChoiceText(self.state.tokenizer, plan, num_echoed_chars)
                 jobs.append(Job(len(jobs), prompt, sample == 0, request, text))
@@ -200,10 +203,3 @@ def check_content_type(scope: Scope) -> None:
     for name, value in scope["headers"]:
         if name == b"content-type" and value.partition(b";")[0].strip().lower() not in JSON_TYPES:
             raise ApiError(415, "The content-type must be application/json.", code="unsupported_media_type")
-
-
-async def read_json(request: HttpRequest, state: ServerState) -> dict[str, Any]:
-    """The body of a small endpoint, under the same limits."""
-    check_content_type(request.scope)
-    with state.admission.arrival() as arrival:
-        return parse_json(await arrival.read_body(request.receive, state.settings))

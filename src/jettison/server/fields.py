@@ -55,6 +55,7 @@ class GenerationFields(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     priority: int | None = None
     request_id: str | None = None
+    cache_salt: str | None = None
 
 
 class CompletionFields(GenerationFields, kw_only=True):

@@ -136,21 +136,24 @@ class Generation:
         assert job.events is not None, "submit() comes first"
         last_ns: int | None = None
         async for event in job.events:
-            if event.tokens:
-                last_ns = self._clock_tokens(job, event, last_ns)
+            if event.tokens and not job.is_started:
+                self._start(job, event)
+            delta = None
+            if job.text.finish_reason is None and not self.client_is_gone:  # else only the end is still of interest
+                delta = job.text.feed(event)
+                if delta.token_ids:
+                    last_ns = self._clock_tokens(len(delta.token_ids), last_ns)
             if event.finish_reason is not None:
                 self._finish_with(job, event)
                 if self.client_is_gone:
                     return
                 self._check(event)
-            elif self.client_is_gone:
-                continue  # only the end is still of interest
-            if job.text.finish_reason is None:
-                delta = job.text.feed(event)
-                if delta.finish_reason is not None and event.finish_reason is None:
-                    self._engine.finish_early(job.request.request_id)
-                await sink(job, event, delta)
-                job.num_events += 1
+            if delta is None:
+                continue
+            if delta.finish_reason is not None and event.finish_reason is None:
+                self._engine.finish_early(job.request.request_id)
+            await sink(job, event, delta)
+            job.num_events += 1
         if not job.is_over and not self.client_is_gone:
             raise RuntimeError("the engine ended a request without a reason")
 
@@ -160,15 +163,17 @@ class Generation:
         if event.finish_reason is FinishReason.CANCELLED:
             raise self._abort_error or ApiError(503, "The server cancelled the request.", code="cancelled")
 
-    def _clock_tokens(self, job: Job, event: TokenEvent, last_ns: int | None) -> int:
+    def _start(self, job: Job, event: TokenEvent) -> None:
+        job.is_started = True
+        self._admission.num_unstarted -= 1
+        job.num_cached_tokens = event.num_cached_tokens
+        self._metrics.ttft.observe((time.monotonic_ns() - job.request.arrival_ns) / NANOSECONDS)
+
+    def _clock_tokens(self, num_new: int, last_ns: int | None) -> int:
+        """Count tokens that the client gets; ``last_ns``: when the ones before came."""
         now_ns = time.monotonic_ns()
-        num_new = len(event.tokens)
         self._metrics.num_generation_tokens += num_new
         if last_ns is None:
-            job.is_started = True
-            self._admission.num_unstarted -= 1
-            job.num_cached_tokens = event.num_cached_tokens
-            self._metrics.ttft.observe((now_ns - job.request.arrival_ns) / NANOSECONDS)
             num_new -= 1
             last_ns = now_ns
         for _ in range(num_new):
@@ -183,6 +188,5 @@ class Generation:
         job.is_over = True
         if not job.is_started:
             self._admission.num_unstarted -= 1
-        num_output = job.text.num_tokens + (len(event.tokens) if event is not None else 0)
         timings = event.timings if event is not None else None
-        self._metrics.count_finished(reason, len(job.prompt.token_ids), num_output, timings)
+        self._metrics.count_finished(reason, len(job.prompt.token_ids), job.text.num_tokens, timings)

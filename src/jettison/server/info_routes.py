@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -12,9 +13,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import jettison
-from jettison.server.endpoint import read_json
+from jettison.errors import OverCapacityError
+from jettison.server.endpoint import check_content_type
 from jettison.server.errors import bad_request
-from jettison.server.fields import DetokenizeFields, TokenizeFields, parse_fields
+from jettison.server.fields import DetokenizeFields, TokenizeFields, parse_fields, parse_json
 from jettison.server.prompts import chat_prompt, off_loop
 from jettison.server.state import ServerState, require
 
@@ -101,8 +103,27 @@ class InfoRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a text, or of messages through the chat template."""
+        return await self._side_job(request, self._tokenize)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Text of token ids, special tokens included."""
+        return await self._side_job(request, self._detokenize)
+
+    async def _side_job(self, request: Request, work: Callable[[dict[str, Any]], Awaitable[Response]]) -> Response:
+        """Read a body and work on it, under the limits of tokenizer requests."""
+        check_content_type(request.scope)
+        try:
+            async with self._state.admission.side_job() as job:
+                body = await job.read_body(request.receive)
+                async with job.turn:
+                    return await work(parse_json(body))
+        except OverCapacityError:
+            self._state.metrics.count_shed("tokenizer_busy")
+            raise
+
+    async def _tokenize(self, document: dict[str, Any]) -> Response:
         state = self._state
-        fields = parse_fields(await read_json(request, state), TokenizeFields, state.warnings)
+        fields = parse_fields(document, TokenizeFields, state.warnings)
         state.check_model(fields.model)
         if (fields.prompt is None) == (fields.messages is None):
             raise bad_request("exactly one of prompt and messages is needed.", "prompt")
@@ -115,14 +136,17 @@ class InfoRoutes:
             prompt = await chat_prompt(
                 fields.messages, state.tokenizer, add_generation_prompt=add_prompt, thread_chars=thread_chars)
             ids = list(prompt.token_ids)
-        strings = state.tokenizer.token_strings(ids) if fields.return_token_strs else None
         max_len = state.engine.info.max_model_len
-        return json_response({"count": len(ids), "max_model_len": max_len, "tokens": ids, "token_strs": strings})
 
-    async def detokenize(self, request: Request) -> Response:
-        """Text of token ids, special tokens included."""
+        def answer() -> Response:
+            strings = state.tokenizer.token_strings(ids) if fields.return_token_strs else None
+            return json_response({"count": len(ids), "max_model_len": max_len, "tokens": ids, "token_strs": strings})
+
+        return await off_loop(answer, len(ids), thread_chars)
+
+    async def _detokenize(self, document: dict[str, Any]) -> Response:
         state = self._state
-        fields = parse_fields(await read_json(request, state), DetokenizeFields, state.warnings)
+        fields = parse_fields(document, DetokenizeFields, state.warnings)
         state.check_model(fields.model)
         require(fields.tokens, "tokens")
         ids = fields.tokens or []

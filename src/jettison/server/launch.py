@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jettison.config import EngineConfig
 from jettison.live.engine import Engine
+from jettison.live.garbage import settle_garbage_collector
 from jettison.server.app import create_app
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
@@ -30,6 +31,11 @@ def serve(config: EngineConfig) -> int:
         return runner.run(_serve(config))
 
 
+async def _start(engine: Engine) -> None:
+    await engine.start()
+    settle_garbage_collector()
+
+
 async def _serve(config: EngineConfig) -> int:
     """HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
     model_dir = Path(config.model.model)
@@ -43,11 +49,12 @@ async def _serve(config: EngineConfig) -> int:
         health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
         event_log=engine.event_document,
     )
-    app = create_app(engine, Tokenizer.from_dir(model_dir), settings)
+    tokenizer = Tokenizer.from_dir(model_dir, max_template_chars=settings.max_template_chars)
+    app = create_app(engine, tokenizer, settings)
     stop = asyncio.Event()
     # A supervisor restarts what ends; a server that answers 503 for ever helps nobody.
     engine.on_failure = stop.set
-    starting = asyncio.create_task(engine.start(), name="jettison-start")
+    starting = asyncio.create_task(_start(engine), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     try:
         code = await run_server(

@@ -1,10 +1,14 @@
-"""How much a client may make us hold: bodies while they are read, requests before they are queued."""
+"""How much a client may make us hold: bodies while they are read, requests before they are queued, side work.
+
+Side work (/tokenize, /detokenize) has limits of its own: it never takes a place in the queue of generating requests,
+and a flood of it costs generation two threads at most.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from starlette.types import Receive
 
@@ -50,13 +54,16 @@ class Admission:
         """Those not submitted to the engine yet."""
         self.num_unstarted = 0
         """Engine requests that have produced nothing yet: at least as many as wait in its queues."""
+        self.num_side_jobs = 0
+        """Tokenizer requests in the house."""
+        self._side_turn = asyncio.Semaphore(settings.max_running_side_jobs)
         self._num_buffered_bytes = 0
 
     @contextmanager
     def arrival(self) -> Iterator[Arrival]:
         """Count one request in. Raises OverCapacityError when the queue is full already."""
         self._check_queue()
-        arrival = Arrival(self)
+        arrival = Arrival(self, self._settings)
         self.num_active += 1
         self.num_arriving += 1
         try:
@@ -64,6 +71,19 @@ class Admission:
         finally:
             arrival.submitted()
             self.num_active -= 1
+
+    @asynccontextmanager
+    async def side_job(self) -> AsyncIterator[SideJob]:
+        """Count one tokenizer request in. Raises OverCapacityError when there are too many already."""
+        if self.num_side_jobs >= self._settings.max_side_jobs:
+            raise OverCapacityError(f"{self.num_side_jobs} tokenizer requests are being worked on; retry later.")
+        self.num_side_jobs += 1
+        job = SideJob(self, self._settings, self._side_turn)
+        try:
+            yield job
+        finally:
+            job.release()
+            self.num_side_jobs -= 1
 
     def _check_queue(self) -> None:
         limit = self._settings.max_num_queued_reqs
@@ -84,25 +104,25 @@ class Admission:
         self._num_buffered_bytes -= num_bytes
 
 
-class Arrival:
-    """One request on its way from the socket to the engine."""
+class _Body:
+    """One request's body, counted until ``release``."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, settings: ServerSettings, max_bytes: int) -> None:
         self._admission = admission
+        self._settings = settings
+        self._max_bytes = max_bytes
         self._num_held_bytes = 0
-        self._is_arriving = True
 
-    def submitted(self) -> None:
-        """The engine has it, or it was refused. Idempotent."""
-        if self._is_arriving:
-            self._is_arriving = False
-            self._admission.num_arriving -= 1
-            self._admission.release(self._num_held_bytes)
+    def release(self) -> None:
+        """It is needed no longer. Idempotent."""
+        self._admission.release(self._num_held_bytes)
+        self._num_held_bytes = 0
 
-    async def read_body(self, receive: Receive, settings: ServerSettings) -> bytes:
+    async def read_body(self, receive: Receive) -> bytes:
         """The whole body, its limit enforced while it comes. Raises ApiError, OverCapacityError."""
         chunks: list[bytes] = []
         num_bytes = 0
+        settings = self._settings
         try:
             async with asyncio.timeout(settings.body_timeout_s):
                 while True:
@@ -111,11 +131,11 @@ class Arrival:
                         raise ApiError(499, "The client went away.", code="client_disconnected")
                     chunk = message.get("body", b"")
                     num_bytes += len(chunk)
-                    if num_bytes > settings.max_body_bytes:
+                    if num_bytes > self._max_bytes:
                         chunks.clear()
                         if message.get("more_body"):
                             await discard_body(receive)
-                        raise body_too_large(settings.max_body_bytes)
+                        raise body_too_large(self._max_bytes)
                     self._admission.hold(len(chunk))
                     self._num_held_bytes += len(chunk)
                     chunks.append(chunk)
@@ -124,3 +144,27 @@ class Arrival:
         except TimeoutError:
             message_text = f"The request body did not arrive within {settings.body_timeout_s:g} s."
             raise ApiError(408, message_text, code="request_timeout", headers=CLOSE) from None
+
+
+class Arrival(_Body):
+    """One generating request on its way from the socket to the engine."""
+
+    def __init__(self, admission: Admission, settings: ServerSettings) -> None:
+        super().__init__(admission, settings, settings.max_body_bytes)
+        self._is_arriving = True
+
+    def submitted(self) -> None:
+        """The engine has it, or it was refused. Idempotent."""
+        if self._is_arriving:
+            self._is_arriving = False
+            self._admission.num_arriving -= 1
+            self.release()
+
+
+class SideJob(_Body):
+    """One tokenizer request."""
+
+    def __init__(self, admission: Admission, settings: ServerSettings, turn: asyncio.Semaphore) -> None:
+        super().__init__(admission, settings, min(settings.max_body_bytes, settings.max_side_body_bytes))
+        self.turn = turn
+        """Held while it works, not while its body comes in."""

@@ -29,6 +29,7 @@ _REQUEST_S = (0.001, 0.01, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 _FINISH_REASONS = ("stop", "length", "abort", "error")
+_SHED_REASONS = ("queue_full", "tokenizer_busy", "loading", "draining", "failed")
 
 _VLLM_COUNTERS = {
     "num_preemptions": ("vllm:num_preemptions", "Requests that lost their KV cache and started again."),
@@ -101,13 +102,15 @@ class ServerMetrics(Collector):
         self.output_size = Histogram("vllm:request_generation_tokens", "Output tokens of a request.", _TOKENS)
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
+        """Tokens that answers contain, as in ``usage.completion_tokens``: like vLLM's, what reached the front end
+        before its request was over. A stop string's tokens count; what the engine made behind it does not."""
         self._finished = dict.fromkeys(_FINISH_REASONS, 0)
-        self._sheds: dict[str, int] = {}
+        self._sheds = dict.fromkeys(_SHED_REASONS, 0)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def count_shed(self, reason: str) -> None:
-        """A request was refused for lack of capacity or readiness."""
+        """A request was refused for lack of capacity or readiness: queue_full, tokenizer_busy, or the state."""
         self._sheds[reason] = self._sheds.get(reason, 0) + 1
 
     def count_finished(self, reason: str, num_prompt: int, num_output: int, timings: RequestTimings | None) -> None:
@@ -185,7 +188,7 @@ class ServerMetrics(Collector):
 
     def _totals(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
         yield self._counter("vllm:prompt_tokens", "Prompt tokens accepted.", self.num_prompt_tokens)
-        yield self._counter("vllm:generation_tokens", "Tokens generated.", self.num_generation_tokens)
+        yield self._counter("vllm:generation_tokens", "Tokens of answers.", self.num_generation_tokens)
         totals = snapshot.counters
         for key, (name, help_text) in _VLLM_COUNTERS.items():
             yield self._counter(name, help_text, totals.get(key, 0.0))

@@ -1,11 +1,13 @@
-"""From what a client sent as prompt or messages to token ids. Long texts are tokenized outside the event loop."""
+"""From what a client sent as prompt or messages to token ids. Large requests are tokenized outside the event loop.
+
+What counts is the request as a whole: a thousand short prompts stall every stream as one long prompt would.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from jettison.server.errors import bad_request
@@ -14,6 +16,8 @@ from jettison.server.tokenizer import Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 4096
+ITEM_CHARS = 16
+"""What a prompt or message costs besides its text, in characters."""
 
 T = TypeVar("T")
 
@@ -31,11 +35,14 @@ async def completion_prompts(
 ) -> list[Prompt]:
     """A string, a list of strings, token ids, or a list of token-id lists. Raises ApiError 400 on ``prompt``."""
     items = split_prompts(raw, max_prompts)
+    texts = [item for item in items if isinstance(item, str)]
+    num_chars = sum(len(text) + ITEM_CHARS for text in texts)
+    encoded = iter(
+        await off_loop(lambda: [tokenizer.encode(text, add_special_tokens) for text in texts], num_chars, thread_chars))
     prompts = []
     for item in items:
         if isinstance(item, str):
-            ids = await off_loop(partial(tokenizer.encode, item, add_special_tokens), len(item), thread_chars)
-            prompts.append(Prompt(tuple(ids), item))
+            prompts.append(Prompt(tuple(next(encoded)), item))
         else:
             if not all(type(token_id) is int for token_id in item):
                 raise bad_request("prompt: token ids must be whole numbers.", "prompt", "invalid_type")
@@ -73,14 +80,14 @@ async def chat_prompt(
 ) -> Prompt:
     """Messages through the model's chat template. Raises ApiError 400 on ``messages``."""
     plain = plain_messages(messages)
-    size = sum(len(message["content"]) for message in plain)
+    num_chars = sum(len(message["content"]) + len(message.get("name", "")) + ITEM_CHARS for message in plain)
 
     def render() -> tuple[str, list[int]]:
         text = tokenizer.render_chat(plain, add_generation_prompt=add_generation_prompt)
         return text, tokenizer.encode(text, False)  # the template writes the special tokens itself
 
     try:
-        text, ids = await off_loop(render, size, thread_chars)
+        text, ids = await off_loop(render, num_chars, thread_chars)
     except TemplateError as error:
         raise bad_request(f"messages: {error}", "messages") from None
     if not ids:

@@ -24,6 +24,7 @@ MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_METADATA = 16
 MAX_PRIORITY = 1 << 31
+MAX_CACHE_SALT_CHARS = 512
 SEED_MODULUS = 1 << 63
 SERVICE_TIERS = ("auto", "default", "priority", "flex")
 SERVED_TIER = "default"
@@ -57,6 +58,8 @@ class GenerationPlan:
     skip_special_tokens: bool
     return_token_ids: bool
     priority: int
+    cache_salt: str
+    """The client's own; empty for none."""
     service_tier: str | None
     """As served; None when none was asked for."""
 
@@ -101,6 +104,8 @@ def _plan(
         raise bad_request(f"metadata may have at most {MAX_METADATA} entries.", "metadata")
     if fields.service_tier is not None and fields.service_tier not in SERVICE_TIERS:
         raise bad_request(f"service_tier must be one of {', '.join(SERVICE_TIERS)}.", "service_tier")
+    if fields.cache_salt is not None and not 0 < len(fields.cache_salt) <= MAX_CACHE_SALT_CHARS:
+        raise bad_request(f"cache_salt must have from 1 to {MAX_CACHE_SALT_CHARS} characters.", "cache_salt")
     options = fields.stream_options
     if options is not None and not fields.stream:
         raise bad_request("stream_options is only allowed when stream is true.", "stream_options")
@@ -118,6 +123,7 @@ def _plan(
         skip_special_tokens=fields.skip_special_tokens is not False,
         return_token_ids=bool(fields.return_token_ids),
         priority=fields.priority or 0,
+        cache_salt=fields.cache_salt or "",
         service_tier=None if fields.service_tier is None else SERVED_TIER,
     )
 

@@ -25,7 +25,13 @@ class ServerSettings:
     max_body_bytes: int = 4 << 20
     max_header_bytes: int = 16 << 10
     max_buffered_bytes: int = 256 << 20
-    """All request bodies that are being read or tokenized at one time."""
+    """All request bodies that are being read or tokenized at one time, tokenizer requests included."""
+    max_side_body_bytes: int = 1 << 20
+    """Body of a tokenizer request (/tokenize, /detokenize)."""
+    max_side_jobs: int = 64
+    """Tokenizer requests in the house; they do not count against ``max_num_queued_reqs``."""
+    max_running_side_jobs: int = 2
+    """Of these, how many work at one time; the others wait for their turn."""
     max_choices: int = 1024
     """Prompts times ``n`` of one HTTP request."""
     max_template_chars: int = 8 << 20
@@ -39,7 +45,7 @@ class ServerSettings:
     keep_alive_s: float = 15.0
     """Silence on a stream after which a comment is sent."""
     thread_tokenize_chars: int = 16 << 10
-    """Longer prompts are tokenized outside the event loop, so that streams do not stall."""
+    """Requests whose prompts are longer in all are tokenized outside the event loop, so that streams do not stall."""
     health_details: Mapping[str, Any] = field(default_factory=dict)
     """Added to ``/health``: precision, and whether token identity is promised in it."""
     event_log: Callable[[], Mapping[str, Any]] | None = None

@@ -33,7 +33,7 @@ _HEADERS = (
 class EventStream:
     """One answer as it is made. ``send`` is ASGI's; each call of it writes whole events."""
 
-    __slots__ = ("_send", "abort", "is_open", "last_s", "sending_since_s")
+    __slots__ = ("_num_sending", "_send", "abort", "is_open", "last_s", "sending_since_s")
 
     def __init__(self, send: Send, abort: Callable[[], None] | None = None) -> None:
         self._send = send
@@ -44,6 +44,7 @@ class EventStream:
         """When the last event went out."""
         self.sending_since_s: float | None = None
         """Set while a write waits for the client."""
+        self._num_sending = 0
 
     async def start(self, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Status and headers."""
@@ -53,16 +54,27 @@ class EventStream:
 
     async def write(self, events: bytes) -> None:
         """Whole events, terminated."""
-        self.sending_since_s = self.last_s = time.monotonic()
-        await self._send({"type": "http.response.body", "body": events, "more_body": True})
-        self.sending_since_s = None
+        await self._put(events, more=True)
+
+    async def comment(self) -> None:
+        """Something for proxies to see, unless the stream has ended or got busy since this was thought of."""
+        if self.is_open and self.sending_since_s is None:
+            await self._put(COMMENT, more=True)
 
     async def finish(self, events: bytes = b"") -> None:
         """The last events, and ``[DONE]``."""
         self.is_open = False
-        self.sending_since_s = time.monotonic()
-        await self._send({"type": "http.response.body", "body": events + DONE, "more_body": False})
-        self.sending_since_s = None
+        await self._put(events + DONE, more=False)
+
+    async def _put(self, events: bytes, *, more: bool) -> None:
+        self.sending_since_s = self.last_s = time.monotonic()
+        self._num_sending += 1
+        try:
+            await self._send({"type": "http.response.body", "body": events, "more_body": more})
+        finally:
+            self._num_sending -= 1
+            # A comment may wait beside an event; each that goes through shows that the client reads.
+            self.sending_since_s = time.monotonic() if self._num_sending else None
 
 
 def error_event(body: bytes) -> bytes:
@@ -105,6 +117,11 @@ class StreamKeeper:
                     self._streams.discard(stream)
             elif stream.is_open and now_s - stream.last_s >= self._settings.keep_alive_s:
                 # In a task of its own: a client that has just stopped reading must not hold up the others.
-                write = asyncio.create_task(stream.write(COMMENT))
+                write = asyncio.create_task(stream.comment())
                 self._writes.add(write)
-                write.add_done_callback(self._writes.discard)
+                write.add_done_callback(self._forget)
+
+    def _forget(self, write: asyncio.Task[None]) -> None:
+        self._writes.discard(write)
+        if not write.cancelled() and (error := write.exception()) is not None:
+            logger.debug("a keep-alive could not be sent: %s", error)  # the stream's own next write will tell
