@@ -136,3 +136,44 @@ def test_same_events_same_actions() -> None:
         return cluster.log, cluster.outputs
 
     assert play() == play()
+
+
+def merge_all(cluster: FakeCluster, num_workers: int) -> None:
+    while len(cluster.core.groups) > 1:
+        cluster.carry_out(cluster.core.request_drop(cluster.now))
+        cluster.run(until_ms=cluster.now / MS + 40)
+    (group,) = cluster.core.groups.values()
+    assert len(group.stages) == num_workers
+
+
+@pytest.mark.parametrize("num_workers", [3, 4, 5, 6, 8])
+def test_many_members_merge_and_split_again(num_workers: int) -> None:
+    cluster = FakeCluster(num_workers=num_workers, num_layers=8, full_blocks=40)
+    burst(cluster, 8 * num_workers, prompt=10, output=60)
+    cluster.run(until_ms=30)
+    merge_all(cluster, num_workers)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert all(len(g.stages) == 1 for g in cluster.core.groups.values())
+    assert all(w.ledger.capacity == w.full_blocks for w in cluster.core.state.workers.values())
+
+
+def test_four_members_split_into_pairs_where_one_could_not_hold_everything() -> None:
+    cluster = FakeCluster(num_workers=4, num_layers=8, full_blocks=60, auto_restore=False)
+    burst(cluster, 5, prompt=20, output=150)  # about 17 blocks each when the pipeline is split
+    cluster.run(until_ms=30)
+    merge_all(cluster, 4)
+    cluster.run(until_ms=cluster.now / MS + 60)
+    (pipeline,) = cluster.core.groups.values()
+    assert 60 < pipeline.used_blocks < 110
+    cluster.carry_out(cluster.core.request_restore(cluster.now))
+    cluster.run(until_ms=cluster.now / MS + 60)
+    split = next(r for r in cluster.records if r.kind == "split")
+    homes = split.fields["homes"]
+    assert isinstance(homes, dict) and sorted(map(sorted, homes.values())) == [[0, 2], [1, 3]]
+    assert sum(g.counters.num_preemptions for g in cluster.core.groups.values()) == 0
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert sorted(len(g.stages) for g in cluster.core.groups.values()) == [2, 2]

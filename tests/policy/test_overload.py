@@ -43,6 +43,9 @@ def test_memory_binds() -> None:
         ({"prefill_tokens_per_s": 1000 / 1.81}, "predicted gain too small"),
         ({"freed_blocks_per_s": 400.0}, "predicted gain too small"),
         ({"prefill_tokens_per_s": 1000 / 1.4}, "compute binds"),
+        ({"merged_compute_load": 0.81, "separate_compute_load": 0.7}, "a pipeline could not keep up"),
+        ({"merged_compute_load": 0.81, "separate_compute_load": None}, "a pipeline could not keep up"),
+        ({"merged_compute_load": 1.5, "separate_compute_load": 1.6}, "a pipeline could not keep up"),
     ],
 )
 def test_each_reason_not_to_drop(changes: dict[str, float], reason: str) -> None:
@@ -55,6 +58,9 @@ def test_each_reason_not_to_drop(changes: dict[str, float], reason: str) -> None
     [
         {"used_blocks": 91},
         {"head_blocked_s": 0.1},
+        {"merged_compute_load": 0.8, "separate_compute_load": 0.7},
+        {"merged_compute_load": 1.5, "separate_compute_load": 1.8},  # small batches cost more than bubbles
+        {"head_need_blocks": 101, "prefill_tokens_per_s": 1.0},  # only a merged group could ever take it
         {"prefill_tokens_per_s": 1000 / 1.3},
         {"freed_blocks_per_s": None},
         {"freed_blocks_per_s": 0.0},

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.policy.restore import MergedLoad, PlacedRequest, RestoreParams, place_requests, should_restore
+from jettison.policy.merge import StagePlan
+from jettison.policy.restore import (
+    MergedLoad,
+    PlacedRequest,
+    RestoreParams,
+    place_requests,
+    plan_splits,
+    should_restore,
+    should_yield,
+)
+from jettison.types import LayerRange
 
 CALM = MergedLoad(
     used_blocks=99, undropped_capacity_blocks=200, num_waiting=0, usage_trend_blocks_per_s=-1.0, settled_s=3.0
@@ -22,10 +33,49 @@ def test_calm_restores(changes: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"used_blocks": 100}, {"num_waiting": 1}, {"usage_trend_blocks_per_s": 0.1}, {"settled_s": 1.99}]
+    "changes", [{"used_blocks": 100}, {"num_waiting": 1}, {"usage_trend_blocks_per_s": 0.6}, {"settled_s": 1.99}]
 )
 def test_any_one_reason_keeps_the_pipeline(changes: dict[str, float]) -> None:
     assert not should_restore(CALM._replace(**changes), PARAMS)
+
+
+DROWNING = CALM._replace(num_waiting=5, merged_compute_load=1.2, separate_compute_load=1.0)
+
+
+def test_a_pipeline_that_compute_binds_yields() -> None:
+    assert should_yield(DROWNING, PARAMS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_waiting": 0},
+        {"settled_s": 1.9},
+        {"merged_compute_load": None},
+        {"separate_compute_load": None},
+        {"merged_compute_load": 0.99},
+        {"separate_compute_load": 1.5},  # apart the members would have too little memory for good batches
+    ],
+)
+def test_any_one_reason_keeps_it_together(changes: dict[str, float | None]) -> None:
+    assert not should_yield(DROWNING._replace(**changes), PARAMS)
+
+
+@given(st.integers(1, 12), st.integers(0, 3), st.randoms(use_true_random=False))
+def test_every_way_to_split_covers_the_model_and_keeps_what_a_member_runs(
+    num: int, extra: int, rng: random.Random
+) -> None:
+    num_layers = num + extra
+    cuts = sorted(rng.sample(range(1, num_layers), num - 1)) if num > 1 else []
+    edges = [0, *cuts, num_layers]
+    stages = [StagePlan(w, LayerRange(lo, hi)) for w, (lo, hi) in enumerate(itertools.pairwise(edges))]
+    ways = plan_splits(stages, num_layers)
+    assert [len(way.parts) for way in ways] == ([num, 2] if num >= 4 and num % 2 == 0 else [num])
+    for way in ways:
+        assert sorted(s.worker_id for part in way.parts for s in part) == list(range(num))
+        for part in way.parts:
+            assert [layer for s in part for layer in s.layers.layers()] == list(range(num_layers))
+            assert all(s.layers.covers(stages[s.worker_id].layers) for s in part)
 
 
 def fits(sizes: list[int], capacities: list[int]) -> bool:

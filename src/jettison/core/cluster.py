@@ -34,7 +34,7 @@ from jettison.core.ports import (
     Tick,
 )
 from jettison.core.request import Phase, RequestState
-from jettison.core.restoring import RestorePhase, Restoring
+from jettison.core.restoring import RestorePhase, Restoring, fits
 from jettison.core.state import ClusterState, WorkerState
 from jettison.cost.steptime import StepTimeModel
 from jettison.memory.blocks import BlockLedger
@@ -44,7 +44,14 @@ from jettison.policy.computeload import Arrangement, compute_load
 from jettison.policy.dispatch import GroupFreeness, choose_group
 from jettison.policy.merge import MergeCandidate, StagePlan, plan_drop, plan_ranges, stage_bytes
 from jettison.policy.overload import Assessment, OverloadParams, assess_overload
-from jettison.policy.restore import MergedLoad, RestoreParams, should_restore, should_yield
+from jettison.policy.restore import (
+    MergedLoad,
+    RestoreParams,
+    SplitPlan,
+    plan_splits,
+    should_restore,
+    should_yield,
+)
 from jettison.types import NANOSECONDS, FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
 
 OverloadPolicy = Literal["drop", "recompute"]
@@ -316,7 +323,7 @@ class ClusterCore:
                 self.restores.remove(restore)
                 self._settle(restore.worker_ids, now_ns)
                 if restore.phase is RestorePhase.TURNED and restore.has_split:
-                    sources = [*restore.homes.values(), restore.group]
+                    sources = [*restore.homes, restore.group]
                     actions += self._merge(sources, restore.group.stages, now_ns)
         return actions
 
@@ -461,7 +468,7 @@ class ClusterCore:
         load = self._merged_load(group, now_ns)
         actions: list[Action] = []
         if group.admission_cap_blocks is None:
-            if should_restore(load, self.params.restore):
+            if should_restore(load, self.params.restore) and self._can_split(group):
                 return self._restore(group, now_ns)
             if self._needs_merging(group) or not should_yield(load, self.params.restore):
                 return []
@@ -476,6 +483,10 @@ class ClusterCore:
         if group.used_blocks <= group.admission_cap_blocks and not group.moving:
             actions += self._restore(group, now_ns)
         return actions
+
+    def _can_split(self, group: GroupCore) -> bool:
+        ways = plan_splits(group.stages, self.state.shape.num_layers)
+        return any(fits(self.state, group, way) for way in ways)
 
     def _merged_load(self, group: GroupCore, now_ns: int) -> MergedLoad:
         monitor = self._monitor(group)
@@ -498,23 +509,25 @@ class ClusterCore:
 
     def _fitting_blocks(self, group: GroupCore) -> int:
         """Blocks that may be held when the members take their layers back."""
-        full_blocks = [self.state.workers[w].full_blocks for w in group.worker_ids]
-        return min(full_blocks) - min(full_blocks) // 20 - min(full_blocks) // 10
+        least = min(self.state.workers[w].full_blocks for w in group.worker_ids)
+        return least - least // 7
 
-    def _restore(
-        self, group: GroupCore, now_ns: int, homes: dict[WorkerId, GroupCore] | None = None
-    ) -> list[Action]:
-        headroom = min(self.state.workers[w].full_blocks for w in group.worker_ids) // 20
+    def _restore(self, group: GroupCore, now_ns: int, homes: list[GroupCore] | None = None) -> list[Action]:
+        """Begin a restore with the first way of splitting that fits, the furthest one if none does."""
+        ways = plan_splits(group.stages, self.state.shape.num_layers)
+        split = next((way for way in ways if fits(self.state, group, way)), ways[0])
+        if homes:
+            split = SplitPlan(tuple(g.stages for g in homes))
         yields = group.admission_cap_blocks is not None
-        restore = Restoring(self.state, group, headroom, now_ns, homes, with_queue=yields)
+        restore = Restoring(self.state, group, split, now_ns, homes, with_queue=yields)
         self.restores.append(restore)
         return restore.advance(now_ns)
 
     def _return_again(self, merge: Merging, now_ns: int) -> list[Action]:
         """A merge failed. If it was to put a turned restore together again, its requests go on returning home."""
-        homes = {g.worker_ids[0]: g for g in merge.sources if len(g.stages) == 1}
         for group in merge.sources:
-            if len(group.stages) > 1 and homes.keys() >= set(group.worker_ids):
+            homes = [g for g in merge.sources if g is not group]
+            if homes and sorted(w for g in homes for w in g.worker_ids) == sorted(group.worker_ids):
                 return self._restore(group, now_ns, homes)
         return []
 

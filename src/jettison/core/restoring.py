@@ -1,13 +1,15 @@
 """Restore and split as one phase table (KunServe v3 section 4.4; design 5.1).
 
+A group is split into instances, or, where all of its requests would not fit into one member's memory, into two groups
+of half the members each (``policy.restore.plan_split``); these are split again when their turn comes.
+
     DRAIN_1    the group finishes its steps in flight
-    MAP        every member maps all shards again (KV shrinks to what is left; blocks above the line move down)
+    MAP        every member maps the shards of its next layout (KV shrinks to what is left; blocks move down)
     PULL       the group serves as a pipeline while missing shards come from peers, behind its activations
-    FIT        all shards are here; wait until all requests fit into undropped members
+    FIT        all shards are here; wait until all requests fit into the next layouts
     DRAIN_2    the group finishes its steps in flight
-    SPREAD     every member gives KV pages back to all layers
-    RETURN     each member is a group again; new requests go there; running ones stay in the pipeline until
-               the KV they lack at home has arrived: full blocks while they decode, the last ones in a short stop
+    SPREAD     every member gives KV pages to all layers that it will run
+    RETURN     the new groups serve; running requests stay in the pipeline until their KV is there (``core.returning``)
     DONE       the pipeline is empty
     TURNING    a burst or a failure: transfers are called off ...
     REDROP     ... and the mapped shards dropped again (not needed once the split has begun; tried until it works)
@@ -31,26 +33,23 @@ from jettison.core.ports import (
     LoadShard,
     MoveEnded,
     Record,
-    SendKV,
     SendShard,
     ShardLoaded,
 )
 from jettison.core.relayout import Relayout, RelayoutPhase
 from jettison.core.request import RequestState
+from jettison.core.returning import Returning
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.merge import StagePlan
-from jettison.policy.restore import PlacedRequest, place_requests
-from jettison.types import MoveId, RequestId, ShardId, WorkerId
+from jettison.policy.merge import stage_bytes
+from jettison.policy.restore import PlacedRequest, SplitPlan, place_requests
+from jettison.types import MoveId, ShardId, WorkerId
 
-MAX_FINAL_BLOCKS = 16
-"""Blocks sent while a request stands still; what is more is sent while it decodes (Llumnix, MELL)."""
+HEADROOM = 20
+"""One part in so many of a member's blocks stays free at a split, so that running requests can grow."""
 
 RETRY_NS = 100_000_000
 """Between attempts of a member to drop again what a turned restore had mapped."""
-
-MAX_RETURNING = 4
-"""Requests whose KV travels home at the same time: short stops for few rather than long ones for all."""
 
 
 class RestorePhase(StrEnum):
@@ -73,8 +72,8 @@ class Restoring:
     """One merged group on its way back to instances."""
 
     def __init__(
-        self, cluster: ClusterState, group: GroupCore, headroom_blocks: int, now_ns: int,
-        homes: dict[WorkerId, GroupCore] | None = None, *, with_queue: bool = False,
+        self, cluster: ClusterState, group: GroupCore, split: SplitPlan, now_ns: int,
+        homes: list[GroupCore] | None = None, *, with_queue: bool = False,
     ) -> None:
         """With ``homes`` the group has been split already, and its requests go on returning to them.
 
@@ -83,19 +82,17 @@ class Restoring:
         self._cluster = cluster
         self.group = group
         self.phase = RestorePhase.RETURN if homes else RestorePhase.DRAIN_1
-        self.homes = homes or {}
-        """The members' own groups, once split."""
+        self.returning = Returning(cluster, group, homes) if homes else None
+        """Once split."""
         self.failure: str | None = None
-        self._headroom_blocks = headroom_blocks
+        self._split_plan = split
+        self._next_layers = {stage.worker_id: stage.layers for part in split.parts for stage in part}
         self._with_queue = with_queue
         self._started_ns = now_ns
         self._relayouts: list[Relayout] = []
-        self._moves: dict[MoveId, SendKV | SendShard] = {}
+        self._moves: dict[MoveId, SendShard] = {}
         self._loads: dict[int, tuple[WorkerId, ShardId]] = {}
-        self._home_of: dict[RequestId, WorkerId] = {}
-        self._sent_blocks: dict[RequestId, int] = {}
-        """Leading blocks already at home, of requests on their way."""
-        self._num_bytes = {"pulled": 0, "returned": 0}
+        self._num_pulled_bytes = 0
         self._retry_ns: int | None = None
         """When members that could not drop again try once more."""
         group.paused = not homes
@@ -114,8 +111,13 @@ class Restoring:
 
     @property
     def has_split(self) -> bool:
-        """Members already serve on their own beside the pipeline."""
-        return bool(self.homes)
+        """The new groups already serve beside the pipeline."""
+        return self.returning is not None
+
+    @property
+    def homes(self) -> list[GroupCore]:
+        """The new groups, once split."""
+        return self.returning.homes if self.returning is not None else []
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -142,36 +144,23 @@ class Restoring:
 
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of one of this restore's transfers; None if it is not one."""
+        if self.returning is not None and self.returning.on_move(event):
+            return self.advance(now_ns)
         move = self._moves.pop(event.move_id, None)
         if move is None:
             return None
         actions: list[Action] = []
-        if isinstance(move, SendShard):
-            self._num_bytes["pulled"] += event.num_bytes
-            self._cluster.counters.pulled_bytes += event.num_bytes
-            if event.complete:
-                self._cluster.workers[move.dst].unfilled.discard(move.shard)
-            elif self.phase is RestorePhase.PULL:
-                actions.append(self._load(move.dst, move.shard))
-        else:
-            state = self._cluster.move_owner.pop(event.move_id)
-            state.moves.discard(event.move_id)
-            self._num_bytes["returned"] += event.num_bytes
-            self._cluster.counters.returned_bytes += event.num_bytes
-            if not event.complete:
-                self._sent_blocks.pop(state.request_id, None)
-                state.paused = False
-            if state.ending is not None:
-                self._forget(state)
-                self._cluster.reap(state)
-            elif event.complete and not state.moves:
-                self._arrived(state)
+        self._num_pulled_bytes += event.num_bytes
+        self._cluster.counters.pulled_bytes += event.num_bytes
+        if event.complete:
+            self._cluster.workers[move.dst].unfilled.discard(move.shard)
+        elif self.phase is RestorePhase.PULL:
+            actions.append(self._load(move.dst, move.shard))
         return actions + self.advance(now_ns)
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop its transfers."""
-        self._forget(state)
-        return [CancelMove(self._moves[m].src, m) for m in sorted(state.moves) if m in self._moves]
+        return self.returning.cancel(state) if self.returning is not None else []
 
     def turn_round(self, now_ns: int, reason: str) -> list[Action]:
         """Call the restore off: the pipeline is needed after all (or a member failed)."""
@@ -180,12 +169,16 @@ class Restoring:
         self.failure = reason
         self.phase = RestorePhase.TURNING
         actions: list[Action] = [Record("restore_turned", now_ns, {"reason": reason, "group": self.group.group_id})]
-        for move in self._moves.values():
-            owner = self._cluster.move_owner.get(move.move_id)
-            # A request that already stands still for its last blocks is home sooner than back.
-            if owner is None or not owner.paused:
-                actions.append(CancelMove(move.src, move.move_id))
+        actions += [CancelMove(move.src, move.move_id) for move in self._moves.values()]
+        if self.returning is not None:
+            actions += self.returning.call_off()
         return actions + self.advance(now_ns)
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Nothing that was asked for is still to come."""
+        is_moving = self._moves or self._loads or not (self.returning is None or self.returning.is_idle)
+        return not is_moving and all(r.is_over for r in self._relayouts)
 
     def advance(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows."""
@@ -197,7 +190,7 @@ class Restoring:
             case RestorePhase.PULL if not self._moves and not self._loads:
                 self.phase = RestorePhase.FIT
                 return self.advance(now_ns)
-            case RestorePhase.FIT if self._placement() is not None:
+            case RestorePhase.FIT if self._fits():
                 self.group.paused = True
                 self.phase = RestorePhase.DRAIN_2
                 return self.advance(now_ns)
@@ -207,7 +200,7 @@ class Restoring:
                 return self._split(now_ns)
             case RestorePhase.RETURN:
                 return self._return_home(now_ns)
-            case RestorePhase.TURNING if not (self._moves or self._loads) and all(r.is_over for r in self._relayouts):
+            case RestorePhase.TURNING if self._is_quiet:
                 return self._turned(now_ns)
             case RestorePhase.REDROP if all(r.is_over for r in self._relayouts):
                 return self._redropped(now_ns)
@@ -229,7 +222,11 @@ class Restoring:
 
     def _map(self, now_ns: int) -> list[Action]:
         self.phase = RestorePhase.MAP
-        specs = {s.worker_id: LayoutSpec(self._cluster.shape.all_shards, s.layers) for s in self.group.stages}
+        shape = self._cluster.shape
+        specs = {
+            s.worker_id: LayoutSpec(shape.shards_for(self._next_layers[s.worker_id]), s.layers)
+            for s in self.group.stages
+        }
         return self._change_layouts(specs, shrinks=True)
 
     def _pull(self, now_ns: int) -> list[Action]:
@@ -283,19 +280,12 @@ class Restoring:
 
     # --- fit and split ----------------------------------------------------------------------------------------
 
-    def _placement(self) -> dict[RequestId, WorkerId] | None:
-        """A home for each request inside undropped members; None while they do not fit."""
-        if self.group.waiting and not self._with_queue:
-            return None
-        workers = [self._cluster.workers[w] for w in self.worker_ids]
-        largest = max((self.group.blocks_for(len(s.tokens)) for s in self.group.waiting), default=0)
-        if largest > min(w.full_blocks for w in workers) or self.group.moving:
-            return None
-        if any(w.ledger.num_held > w.full_blocks - self._headroom_blocks for w in workers):
-            return None
-        ledger = workers[0].ledger
-        requests = [PlacedRequest(r, ledger.num_blocks_of(r)) for r in self.group.running]
-        return place_requests(requests, {w.worker_id: w.full_blocks for w in workers}, self._headroom_blocks)
+    def _fits(self) -> bool:
+        """Whether every request has a home in the next layouts, with room to grow."""
+        group = self.group
+        if group.moving or (group.waiting and not self._with_queue):
+            return False
+        return fits(self._cluster, group, self._split_plan)
 
     def _spread(self, now_ns: int) -> list[Action]:
         self.phase = RestorePhase.SPREAD
@@ -305,7 +295,8 @@ class Restoring:
         for state in self.group.running.values():
             state.num_sealed = 0
         self.group.seals = False
-        return self._change_layouts(dict.fromkeys(self.worker_ids, self._cluster.full_layout()), shrinks=True)
+        specs = {w: self._cluster.stage_layout(layers) for w, layers in self._next_layers.items()}
+        return self._change_layouts(specs, shrinks=True)
 
     def _split(self, now_ns: int) -> list[Action]:
         self._reap_ended()
@@ -314,20 +305,15 @@ class Restoring:
         if failure is not None:
             return self.turn_round(now_ns, failure)
         self.phase = RestorePhase.RETURN
-        everything = self._cluster.shape.all_layers
-        for worker_id in self.worker_ids:
-            self.homes[worker_id] = self._cluster.form_group((StagePlan(worker_id, everything),))
-        record = Record(
-            "split",
-            now_ns,
-            {
-                "group": self.group.group_id,
-                "homes": {w: g.group_id for w, g in self.homes.items()},
-                "returning": len(self.group.running),
-                "ms": (now_ns - self._started_ns) / 1e6,
-            },
-        )
-        return [record, *self._return_home(now_ns)]
+        homes = [self._cluster.form_group(part) for part in self._split_plan.parts]
+        self.returning = Returning(self._cluster, self.group, homes)
+        done = {
+            "group": self.group.group_id,
+            "homes": {g.group_id: list(g.worker_ids) for g in homes},
+            "returning": len(self.group.running),
+            "ms": (now_ns - self._started_ns) / 1e6,
+        }
+        return [Record("split", now_ns, done), *self._return_home(now_ns)]
 
     def _reap_ended(self) -> None:
         for state in [*self.group.running.values(), *self.group.moving.values(), *self.group.waiting]:
@@ -335,99 +321,23 @@ class Restoring:
 
     # --- return -----------------------------------------------------------------------------------------------
 
-    def _home(self, state: RequestState) -> WorkerId:
-        """The member where a request will live: the one with more room, counting those already on their way."""
-        home = self._home_of.get(state.request_id)
-        if home is None:
-            assigned: dict[WorkerId, int] = dict.fromkeys(self.worker_ids, 0)
-            for request_id, worker_id in self._home_of.items():
-                ledger = self._cluster.workers[worker_id].ledger
-                assigned[worker_id] += ledger.num_blocks_of(request_id) if ledger.has(request_id) else 0
-            home = min(self.worker_ids, key=lambda w: (assigned[w] + self.homes[w].used_blocks_of_running(), w))
-            self._home_of[state.request_id] = home
-        return home
-
     def _return_home(self, now_ns: int) -> list[Action]:
-        for state in list(self.group.waiting):
-            # Preempted in the pipeline: it starts again at a member.
-            self.group.take_out(state)
-            self._forget(state)
-            home = min(self.homes.values(), key=lambda g: (g.used_blocks + g.queued_blocks(), g.group_id))
-            home.enqueue(state)
-        actions: list[Action] = []
-        for state in list(self.group.running.values()):
-            if state.ending is not None or state.moves:
-                continue
-            if state.request_id not in self._sent_blocks and len(self._sent_blocks) >= MAX_RETURNING:
-                break
-            actions += self._next_round(state)
-        if not self.group.running and not self.group.in_flight:
+        assert self.returning is not None
+        actions = self.returning.advance()
+        if self.returning.is_over:
             self._cluster.dissolve(self.group)
             self.phase = RestorePhase.DONE
             counters = self._cluster.counters
             counters.num_restores += 1
             counters.restore_ns += now_ns - self._started_ns
-            actions.append(
-                Record(
-                    "restore_done",
-                    now_ns,
-                    {
-                        "workers": list(self.worker_ids),
-                        "pulled_bytes": self._num_bytes["pulled"],
-                        "returned_bytes": self._num_bytes["returned"],
-                        "ms": (now_ns - self._started_ns) / 1e6,
-                    },
-                )
-            )
+            done = {
+                "workers": list(self.worker_ids),
+                "pulled_bytes": self._num_pulled_bytes,
+                "returned_bytes": self.returning.num_returned_bytes,
+                "ms": (now_ns - self._started_ns) / 1e6,
+            }
+            actions.append(Record("restore_done", now_ns, done))
         return actions
-
-    def _next_round(self, state: RequestState) -> list[Action]:
-        """Send full blocks while the request decodes; stop it only for what is then left."""
-        size = self._cluster.limits.block_size
-        sent = self._sent_blocks.setdefault(state.request_id, 0)
-        num_full = state.num_computed // size
-        if not state.paused and num_full - sent > MAX_FINAL_BLOCKS:
-            return self._send_blocks(state, sent, num_full)
-        state.paused = True
-        if state.num_pending:
-            return []
-        actions = self._send_blocks(state, sent, -(-state.num_computed // size))
-        if not state.moves:
-            self._arrived(state)
-        return actions
-
-    def _send_blocks(self, state: RequestState, first: int, end: int) -> list[Action]:
-        home = self._home(state)
-        here = self._cluster.workers[home].ledger.table(state.request_id).ids
-        actions: list[Action] = []
-        for stage in self.group.stages:
-            if stage.worker_id == home or end <= first:
-                continue
-            there = self._cluster.workers[stage.worker_id].ledger.table(state.request_id).ids
-            move = self._cluster.send_kv(
-                state, stage.worker_id, home, stage.layers, there[first:end], here[first:end]
-            )
-            self._moves[move.move_id] = move
-            actions.append(move)
-        self._sent_blocks[state.request_id] = end
-        return actions
-
-    def _arrived(self, state: RequestState) -> None:
-        """All moves of a round have ended; if it was the last one, the request leaves the pipeline."""
-        if not state.paused:
-            return
-        home = self._home(state)
-        self.group.take_out(state)
-        for stage in self.group.stages:
-            if stage.worker_id != home:
-                self._cluster.workers[stage.worker_id].ledger.release(state.request_id)
-        self._forget(state)
-        state.paused = False
-        self.homes[home].resume(state)
-
-    def _forget(self, state: RequestState) -> None:
-        self._home_of.pop(state.request_id, None)
-        self._sent_blocks.pop(state.request_id, None)
 
     # --- turning round ----------------------------------------------------------------------------------------
 
@@ -435,7 +345,7 @@ class Restoring:
         self._reap_ended()
         for state in self.group.running.values():
             state.paused = False
-        if self.homes:
+        if self.has_split:
             return self._over(now_ns)
         if any(w.layout.kv_layers != s.layers for s in self.group.stages for w in [self._cluster.workers[s.worker_id]]):
             # Stopped while pages were given to all layers: that layout holds no KV outside the stages yet.
@@ -463,3 +373,28 @@ class Restoring:
         self.group.admission_cap_blocks = None
         self._cluster.counters.num_turned_restores += 1
         return []
+
+
+def fits(cluster: ClusterState, group: GroupCore, split: SplitPlan) -> bool:
+    """Whether all requests of ``group`` fit into the parts of ``split``.
+
+    Until they have moved, every member holds blocks of all of them, in the layers of its next layout; then each part
+    holds its own.
+    """
+    shape = cluster.shape
+    block_bytes = shape.block_bytes_per_layer(cluster.limits.block_size)
+    room: dict[int, int] = {}
+    for index, part in enumerate(split.parts):
+        blocks = []
+        for stage in part:
+            worker = cluster.workers[stage.worker_id]
+            spare_bytes = worker.full_blocks * shape.num_layers * block_bytes + shape.parameter_bytes
+            blocks.append((spare_bytes - stage_bytes(stage.layers, shape)) // (len(stage.layers) * block_bytes))
+            if worker.ledger.num_held > blocks[-1] - blocks[-1] // HEADROOM:
+                return False
+        room[index] = min(blocks)
+    if any(group.blocks_for(len(s.tokens)) > max(room.values()) for s in group.waiting):
+        return False
+    ledger = group.ledgers[0]
+    requests = [PlacedRequest(r, ledger.num_blocks_of(r)) for r in (*group.running, *group.moving)]
+    return place_requests(requests, room, max(room.values()) // HEADROOM) is not None

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jettison.policy.merge import StagePlan
 from jettison.policy.overload import CLEARLY
-from jettison.types import RequestId, WorkerId
+from jettison.types import LayerRange, RequestId
 
 
 class MergedLoad(NamedTuple):
@@ -36,6 +37,8 @@ class RestoreParams:
 
     usage_threshold: float = 0.5
     min_settled_s: float = 2.0
+    horizon_s: float = 2.0
+    """How long the present growth must not lead above the threshold."""
     max_compute_load: float = 1.0
     """Above, requests arrive faster than the pipeline can serve them."""
     yield_usage: float = 0.8
@@ -43,12 +46,12 @@ class RestoreParams:
 
 
 def should_restore(load: MergedLoad, params: RestoreParams) -> bool:
-    """Usage below the threshold of the undropped capacity, nothing waits, trend not upwards, dwell time over."""
+    """Usage below the threshold of the undropped capacity, now and soon; nothing waits, dwell time over."""
+    growth = max(0.0, load.usage_trend_blocks_per_s) * params.horizon_s
     return (
         load.num_waiting == 0
         and load.settled_s >= params.min_settled_s
-        and load.usage_trend_blocks_per_s <= 0.0
-        and load.used_blocks < params.usage_threshold * load.undropped_capacity_blocks
+        and load.used_blocks + growth < params.usage_threshold * load.undropped_capacity_blocks
     )
 
 
@@ -68,6 +71,37 @@ def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """The groups that a merged group becomes, each with a full copy of the layers."""
+
+    parts: tuple[tuple[StagePlan, ...], ...]
+
+
+def plan_splits(stages: Sequence[StagePlan], num_layers: int) -> tuple[SplitPlan, ...]:
+    """Ways to split a pipeline, the furthest first: into instances; into two groups of half as many members.
+
+    While requests are on their way each member holds blocks of all of them in all layers of its *next* layout: members
+    that take every layer back have room for one instance's worth, those that only double their layers for half of
+    what all could hold undropped. In the second way neighbours take each other's layers and go to different groups,
+    so every member keeps what it runs.
+    """
+    everything = LayerRange(0, num_layers)
+    ways = [SplitPlan(tuple((StagePlan(s.worker_id, everything),) for s in stages))]
+    if len(stages) >= 4 and len(stages) % 2 == 0:
+        pairs = list(zip(stages[::2], stages[1::2], strict=True))
+        ranges = [LayerRange(a.layers.lo, b.layers.hi) for a, b in pairs]
+        ways.append(
+            SplitPlan(
+                tuple(
+                    tuple(StagePlan(pair[side].worker_id, r) for pair, r in zip(pairs, ranges, strict=True))
+                    for side in (0, 1)
+                )
+            )
+        )
+    return tuple(ways)
+
+
 class PlacedRequest(NamedTuple):
     """A request that needs a home."""
 
@@ -76,18 +110,18 @@ class PlacedRequest(NamedTuple):
 
 
 def place_requests(
-    requests: Sequence[PlacedRequest], capacity_blocks: Mapping[WorkerId, int], headroom_blocks: int = 0
-) -> dict[RequestId, WorkerId] | None:
-    """One home for each request, largest first onto the emptiest member; None if they do not fit.
+    requests: Sequence[PlacedRequest], capacity_blocks: Mapping[int, int], headroom_blocks: int = 0
+) -> dict[RequestId, int] | None:
+    """One home for each request, largest first onto the emptiest; None if they do not fit.
 
-    ``headroom_blocks`` stay free on each member so that running requests can grow.
+    ``headroom_blocks`` stay free in each home so that running requests can grow.
     """
-    free = {worker: blocks - headroom_blocks for worker, blocks in capacity_blocks.items()}
-    homes: dict[RequestId, WorkerId] = {}
+    free = {home: blocks - headroom_blocks for home, blocks in capacity_blocks.items()}
+    homes: dict[RequestId, int] = {}
     for request in sorted(requests, key=lambda r: (-r.num_blocks, r.request_id)):
-        worker = max(free, key=lambda w: (free[w], -w))
-        if free[worker] < request.num_blocks:
+        home = max(free, key=lambda h: (free[h], -h))
+        if free[home] < request.num_blocks:
             return None
-        free[worker] -= request.num_blocks
-        homes[request.request_id] = worker
+        free[home] -= request.num_blocks
+        homes[request.request_id] = home
     return homes
