@@ -15,7 +15,7 @@ from tokenizers import decoders, models
 
 from jettison.errors import ModelError
 from jettison.server.detokenizer import WindowDetokenizer
-from jettison.server.prompts import chat_prompt, completion_prompts
+from jettison.server.prompts import Prompt, chat_prompt, completion_prompts, with_texts
 from jettison.server.stops import StopMatcher
 from jettison.server.templates import ChatTemplate, TemplateError
 from jettison.server.tokenizer import Tokenizer
@@ -210,6 +210,15 @@ async def test_names_and_every_part_of_a_message_count(message, on_loop, tokeniz
     messages = [{"role": "user"} | message]
     await chat_prompt(messages, tokenizer, add_generation_prompt=True, thread_chars=64)
     assert [thread is threading.main_thread() for thread in threads] == [on_loop]
+
+
+@pytest.mark.parametrize(("num_prompts", "on_loop"), [(2, True), (9, False)])
+async def test_an_echo_of_token_ids_is_decoded_once_and_counts_as_a_whole(num_prompts, on_loop, tokenizer, monkeypatch):
+    threads = spy_on(monkeypatch, tokenizer, "decode")
+    prompts = [Prompt((97, 98, 257, 99, 99, 99, 99, 99), None)] * num_prompts + [Prompt((100,), "as sent")]
+    made = await with_texts(prompts, tokenizer, skip_special_tokens=True, thread_chars=64)
+    assert [prompt.text for prompt in made] == ["abccccc"] * num_prompts + ["as sent"]
+    assert [thread is threading.main_thread() for thread in threads] == [on_loop] * num_prompts
 
 
 async def test_many_short_messages_are_not_rendered_on_the_loop(tokenizer, monkeypatch):

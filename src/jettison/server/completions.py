@@ -13,7 +13,7 @@ from jettison.server.errors import bad_request
 from jettison.server.fields import CompletionFields, parse_fields
 from jettison.server.generation import Generation, Job
 from jettison.server.logprobs import completion_logprobs
-from jettison.server.prompts import Prompt, completion_prompts
+from jettison.server.prompts import Prompt, completion_prompts, with_texts
 from jettison.server.sampling import GenerationPlan, plan_completion
 from jettison.server.state import ServerState
 from jettison.types import TokenLogprobs
@@ -106,10 +106,7 @@ class CompletionAnswer(Answer):
 
     def _echo(self, job: Job, event: TokenEvent, part: _Part) -> None:
         tokenizer, prompt = self.state.tokenizer, job.prompt
-        if prompt.text is None:
-            part.text = tokenizer.decode(prompt.token_ids, self.plan.skip_special_tokens)
-        else:
-            part.text = prompt.text
+        part.text = prompt.text or ""
         part.token_ids += prompt.token_ids
         if self.plan.params.logprobs is None:
             return
@@ -150,4 +147,8 @@ class CompletionEndpoint(GenerationEndpoint):
         )
         if len(prompts) * plan.num_samples > settings.max_choices:
             raise bad_request(f"prompts times n may be at most {settings.max_choices}.", "n")
+        if plan.echo:
+            prompts = await with_texts(
+                prompts, state.tokenizer, skip_special_tokens=plan.skip_special_tokens,
+                thread_chars=settings.thread_tokenize_chars)
         return plan, prompts, CompletionAnswer(state, plan, model)

@@ -98,7 +98,7 @@ class GenerationEndpoint(ABC):
 
     @abstractmethod
     async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], Answer]:
-        """Validate, and turn text into tokens. Raises ApiError 4xx."""
+        """Validate, and turn text into tokens (for an echo, tokens into text too). Raises ApiError 4xx."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -137,7 +137,7 @@ class GenerationEndpoint(ABC):
         for prompt in prompts:
             num_prompt_tokens = len(prompt.token_ids)
             max_tokens = self._bounded_length(plan, num_prompt_tokens)
-            num_echoed_chars = len(self.echoed_text(plan, prompt)) if plan.echo else 0
+            num_echoed_chars = len(prompt.text or "") if plan.echo else 0
             for sample in range(plan.num_samples):
                 request = Request(
                     request_id=f"{base_id}-{len(jobs)}",
@@ -150,12 +150,6 @@ class GenerationEndpoint(ABC):
                 text = ChoiceText(self.state.tokenizer, plan, num_echoed_chars)
                 jobs.append(Job(len(jobs), prompt, sample == 0, request, text))
         return jobs
-
-    def echoed_text(self, plan: GenerationPlan, prompt: Prompt) -> str:
-        """The prompt as text."""
-        if prompt.text is not None:
-            return prompt.text
-        return self.state.tokenizer.decode(prompt.token_ids, plan.skip_special_tokens)
 
     def _bounded_length(self, plan: GenerationPlan, num_prompt_tokens: int) -> int:
         info = self.state.engine.info

@@ -28,6 +28,7 @@ class Prompt:
 
     token_ids: tuple[int, ...]
     text: str | None
+    """None for token ids, unless ``with_texts`` has decoded them."""
 
 
 async def completion_prompts(
@@ -52,6 +53,22 @@ async def completion_prompts(
     if not all(prompt.token_ids for prompt in prompts):
         raise bad_request("prompt must not be empty.", "prompt")
     return prompts
+
+
+async def with_texts(
+    prompts: list[Prompt], tokenizer: Tokenizer, *, skip_special_tokens: bool, thread_chars: int
+) -> list[Prompt]:
+    """The same prompts, token ids decoded: what an echo needs."""
+    num_ids = sum(len(prompt.token_ids) for prompt in prompts if prompt.text is None)
+
+    def decode() -> list[Prompt]:
+        return [
+            Prompt(prompt.token_ids, tokenizer.decode(prompt.token_ids, skip_special_tokens))
+            if prompt.text is None else prompt
+            for prompt in prompts
+        ]
+
+    return await off_loop(decode, num_ids, thread_chars)
 
 
 def split_prompts(raw: Any, max_prompts: int) -> list[str | list[int]]:
