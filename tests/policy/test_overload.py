@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.policy.overload import GroupLoad, OverloadParams, assess_overload
+from jettison.policy.overload import GroupLoad, OverloadParams, assess_overload, foreseen_missing_blocks
 
 PARAMS = OverloadParams(min_blocked_s=0.1, min_gain_s=0.2, min_gain_ratio=1.5)
 
@@ -113,14 +113,52 @@ RATES = st.one_of(st.none(), st.floats(-10, 1000))
 @given(
     st.builds(
         GroupLoad, st.just(0), st.integers(0, 100), st.integers(0, 100), st.integers(0, 50), st.integers(0, 500),
-        st.integers(0, 50), st.booleans(), st.floats(0, 10), RATES, st.integers(0, 10_000), RATES,
+        st.integers(0, 50), st.booleans(), st.floats(0, 10), RATES, st.integers(0, 10_000), RATES, RATES, RATES,
+        st.floats(0, 1), RATES, RATES,
     )
 )
-def test_any_load_has_a_verdict_and_only_waiting_for_memory_is_overload(load: GroupLoad) -> None:
+def test_any_load_has_a_verdict_and_only_memory_that_binds_is_overload(load: GroupLoad) -> None:
     verdict = assess_overload(load, PARAMS)
     assert not math.isnan(verdict.memory_wait_s) and not math.isnan(verdict.compute_wait_s)
-    if verdict.overloaded:
+    if not verdict.overloaded:
+        return
+    if verdict.reason == "memory will bind":
+        assert load.demand_blocks_per_s is not None and load.released_blocks_per_s is not None
+        assert load.demand_blocks_per_s > load.released_blocks_per_s and load.foreseen_s >= PARAMS.min_foreseen_s
+    else:
         assert load.num_waiting and load.head_blocked_by_memory and verdict.load > 1.0
         assert load.head_blocked_s >= PARAMS.min_blocked_s
+    if verdict.reason != "the head of the queue fits into no group as it is":
         assert verdict.memory_wait_s >= verdict.compute_wait_s + PARAMS.min_gain_s
         assert verdict.memory_wait_s >= PARAMS.min_gain_ratio * verdict.compute_wait_s
+
+
+RISING = GroupLoad(
+    group_id=0, capacity_blocks=100, used_blocks=70, head_need_blocks=0, queue_need_blocks=0, num_waiting=0,
+    head_blocked_by_memory=False, head_blocked_s=0.0, freed_blocks_per_s=15.0, queued_prefill_tokens=0,
+    prefill_tokens_per_s=2000.0, demand_blocks_per_s=70.0, released_blocks_per_s=20.0, foreseen_s=0.2,
+)
+
+
+def test_a_burst_is_foreseen_before_anything_waits() -> None:
+    assert foreseen_missing_blocks(RISING, PARAMS) == 20.0
+    verdict = assess_overload(RISING, PARAMS)
+    assert verdict.overloaded and verdict.reason == "memory will bind" and verdict.memory_wait_s == 1.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"demand_blocks_per_s": None},
+        {"released_blocks_per_s": None},
+        {"released_blocks_per_s": 0.0},  # nothing has ended yet: no rate to tell from
+        {"used_blocks": 95, "demand_blocks_per_s": 20.0},  # high usage without a burst
+        {"used_blocks": 95, "demand_blocks_per_s": 29.0},
+        {"used_blocks": 50},  # rising, but there is room
+        {"foreseen_s": 0.1},
+        {"merged_compute_load": 0.9, "separate_compute_load": 0.8},
+        {"queued_prefill_tokens": 1800},
+    ],
+)
+def test_high_usage_alone_is_never_a_reason(changes: dict[str, float | None]) -> None:
+    assert not assess_overload(RISING._replace(**changes), PARAMS).overloaded

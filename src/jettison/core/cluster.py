@@ -43,7 +43,8 @@ from jettison.memory.prefix import PrefixHasher
 from jettison.policy.computeload import Arrangement, compute_load
 from jettison.policy.dispatch import GroupFreeness, choose_group
 from jettison.policy.merge import MergeCandidate, StagePlan, plan_drop, plan_ranges, stage_bytes
-from jettison.policy.overload import Assessment, OverloadParams, assess_overload
+from jettison.policy.overload import Assessment, OverloadParams, assess_overload, foreseen_missing_blocks
+from jettison.policy.rebalance import GroupQueue, QueuedRequest, plan_rebalance
 from jettison.policy.restore import (
     MergedLoad,
     RestoreParams,
@@ -68,6 +69,10 @@ class ClusterParams:
     """Least time between the end of one move of a group and its next drop."""
     growth_factor: float = 1.2
     """Room to grow when computing what a plan must free: queued prompts will produce tokens."""
+    rebalance: bool = True
+    """Send waiting requests that a group's batch has no place for to other groups (KunServe v1 section 4.3)."""
+    batch_limit: int | None = None
+    """Requests that a group can usefully run at once; None = the scheduler's ``max_num_seqs``."""
     auto_restore: bool = True
     """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
 
@@ -179,7 +184,7 @@ class ClusterCore:
                 self.traffic.look(now_ns)
                 for group in self.groups.values():
                     self._monitor(group).look(group, now_ns)
-                return self._watch(now_ns)
+                return self._rebalance(now_ns) + self._watch(now_ns)
 
     @staticmethod
     def _first_answer(answers: list[list[Action] | None]) -> list[Action]:
@@ -218,6 +223,8 @@ class ClusterCore:
         chosen = choose_group([self._freeness(g) for g in open_groups], needed)
         assert chosen is not None
         self.groups[chosen].enqueue(state)
+        fresh = round(needed * (1.0 - self._prefix_hit_share()))
+        self._monitor(self.groups[chosen]).num_arrived_blocks += fresh
 
     def _is_emptying(self, group: GroupCore) -> bool:
         """A pipeline whose members already serve on their own takes nothing new."""
@@ -286,6 +293,32 @@ class ClusterCore:
             actions += move.cancel(state)
         return actions
 
+    def _rebalance(self, now_ns: int) -> list[Action]:
+        """Waiting requests that a full batch keeps out go to groups that can run them."""
+        if not self.params.rebalance or len(self.groups) < 2 or not self.num_waiting:
+            return []
+        busy = self._busy_workers()
+        plan = plan_rebalance([self._group_queue(g, busy) for g in self.groups.values()])
+        for entry in plan:
+            state = self.state.requests[entry.request_id]
+            self.groups[entry.source].take_out(state)
+            self.groups[entry.destination].enqueue(state)
+        if not plan:
+            return []
+        self.state.counters.num_rebalanced += len(plan)
+        return [Record("rebalanced", now_ns, {"requests": len(plan), "to": sorted({e.destination for e in plan})})]
+
+    def _group_queue(self, group: GroupCore, busy: set[WorkerId]) -> GroupQueue:
+        limit = self.params.batch_limit or self.state.limits.max_num_seqs
+        return GroupQueue(
+            group.group_id,
+            min(limit, self.state.limits.max_num_seqs),
+            len(group.running) + len(group.moving),
+            group.num_free_blocks - group.watermark_blocks(),
+            [QueuedRequest(s.request_id, group.blocks_for(len(s.tokens))) for s in group.waiting],
+            takes_new=not set(group.worker_ids) & busy and group.admission_cap_blocks is None,
+        )
+
     # --- steps ------------------------------------------------------------------------------------------------
 
     def _plan_steps(self, now_ns: int) -> list[Action]:
@@ -346,7 +379,7 @@ class ClusterCore:
             return []
         actions: list[Action] = []
         for group in list(self.groups.values()):
-            if group.group_id not in self.groups or not group.waiting:
+            if group.group_id not in self.groups:
                 continue
             assessment = self._assess(group, now_ns)
             if assessment.overloaded:
@@ -363,20 +396,26 @@ class ClusterCore:
         load = self._monitor(group).load(group, steptime, now_ns)
         num_stages = len(group.stages)
         merged, separate = (num_stages, 1) if self._is_restoring(group) else (num_stages + 1, num_stages)
+        missing = foreseen_missing_blocks(load, self.params.overload)
         load = load._replace(
+            foreseen_s=self._monitor(group).note_foreseen(missing, now_ns),
             merged_compute_load=self._compute_load(merged), separate_compute_load=self._compute_load(separate)
         )
         return assess_overload(load, self.params.overload)
+
+    def _prefix_hit_share(self) -> float:
+        """Share of prompt tokens that the prefix cache has spared."""
+        counters = self.state.counters
+        queries = counters.prefix_queries + sum(g.counters.prefix_queries for g in self.groups.values())
+        hits = counters.prefix_hits + sum(g.counters.prefix_hits for g in self.groups.values())
+        return hits / queries if queries else 0.0
 
     def _is_restoring(self, group: GroupCore) -> bool:
         return any(set(r.worker_ids) & set(group.worker_ids) for r in self.restores)
 
     def _compute_load(self, num_stages: int) -> float | None:
         """Of the whole cluster, were it made of groups of so many members; None while too little is known."""
-        counters = self.state.counters
-        queries = counters.prefix_queries + sum(g.counters.prefix_queries for g in self.groups.values())
-        hits = counters.prefix_hits + sum(g.counters.prefix_hits for g in self.groups.values())
-        traffic = self.traffic.traffic(hits / queries if queries else 0.0)
+        traffic = self.traffic.traffic(self._prefix_hit_share())
         if traffic is None or 1 not in self.steptimes:
             return None
         shape, limits = self.state.shape, self.state.limits

@@ -85,6 +85,12 @@ class GroupMonitor:
     """What is remembered of one group between two looks at it."""
 
     freed: RateMeter = field(default_factory=RateMeter)
+    """Blocks of ended requests less those that running ones took beyond their admission."""
+    released: RateMeter = field(default_factory=RateMeter)
+    demanded: RateMeter = field(default_factory=RateMeter)
+    num_arrived_blocks: int = 0
+    """Of the prompts that were dispatched to this group."""
+    foreseen_since_ns: int | None = None
     used: RateMeter = field(default_factory=RateMeter)
     blocked_since_ns: int | None = None
     settled_since_ns: int | None = None
@@ -102,6 +108,16 @@ class GroupMonitor:
         """Take a sample (every tick)."""
         self.freed.add(now_ns, group.counters.num_freed_blocks - group.counters.num_grown_blocks)
         self.used.add(now_ns, group.used_blocks)
+        self.released.add(now_ns, group.counters.num_freed_blocks)
+        self.demanded.add(now_ns, self.num_arrived_blocks + group.counters.num_grown_blocks)
+
+    def note_foreseen(self, missing_blocks: float, now_ns: int) -> float:
+        """Follow for how long memory has been foreseen to run out; in seconds."""
+        if missing_blocks <= 0.0:
+            self.foreseen_since_ns = None
+        elif self.foreseen_since_ns is None:
+            self.foreseen_since_ns = now_ns
+        return 0.0 if self.foreseen_since_ns is None else (now_ns - self.foreseen_since_ns) / NANOSECONDS
 
     def note_blocked(self, group: GroupCore, now_ns: int) -> None:
         """Follow whether the head of the queue is blocked by memory without a break."""
@@ -132,4 +148,6 @@ class GroupMonitor:
             self.freed.per_s(),
             queued,
             steptime.prefill_tokens_per_s(group.limits.max_num_batched_tokens, len(group.running), kv_tokens),
+            self.demanded.per_s(),
+            self.released.per_s(),
         )

@@ -62,6 +62,8 @@ class ClusterCounters:
     exchanged_bytes: int = 0
     returned_bytes: int = 0
     pulled_bytes: int = 0
+    num_rebalanced: int = 0
+    """Waiting requests sent from one group's queue to another's."""
     num_cancelled: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0

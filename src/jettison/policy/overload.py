@@ -40,6 +40,12 @@ class GroupLoad(NamedTuple):
     queued_prefill_tokens: int
     prefill_tokens_per_s: float | None
     """What the step-time model predicts for full prefill steps; None = not known yet."""
+    demand_blocks_per_s: float | None = None
+    """Blocks that arriving prompts and growing requests ask for, each counted once; None = not known yet."""
+    released_blocks_per_s: float | None = None
+    """Blocks that ending requests give back; None = not known yet."""
+    foreseen_s: float = 0.0
+    """How long ``foreseen_missing_blocks`` has been above 0 without a break."""
     merged_compute_load: float | None = None
     """Compute that the present traffic would need of a merged group (``policy.computeload``); None = not known yet."""
     separate_compute_load: float | None = None
@@ -52,6 +58,12 @@ class OverloadParams:
 
     min_blocked_s: float = 0.05
     """Grace: a head blocked for less may be served by the next ending request."""
+    horizon_s: float = 1.0
+    """How far ahead memory is foreseen to run out (KunServe v1 section 4.3); 0 = only what is there counts."""
+    min_foreseen_s: float = 0.15
+    """How long that has to be foreseen before it counts."""
+    burst_ratio: float = 1.5
+    """Demand over release from which a rise is a burst, and not the noise of a busy hour."""
     min_gain_s: float = 0.2
     """Predicted wait that must be saved."""
     min_gain_ratio: float = 1.5
@@ -111,6 +123,17 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
             load.merged_compute_load, load.separate_compute_load,
         )
 
+    missing_soon = foreseen_missing_blocks(load, params)
+    if missing_soon > 0 and load.foreseen_s >= params.min_foreseen_s:
+        # Long before the queue is there: what would have to wait for memory a second from now, and how long.
+        assert load.released_blocks_per_s
+        memory_wait_s = missing_soon / load.released_blocks_per_s
+        if (
+            memory_wait_s - compute_wait_s >= params.min_gain_s
+            and memory_wait_s >= params.min_gain_ratio * compute_wait_s
+            and not cannot_keep_up(load.merged_compute_load, load.separate_compute_load, params.max_compute_load)
+        ):
+            return verdict(True, "memory will bind")
     if load.num_waiting == 0:
         return verdict(False, "nothing waits")
     if not load.head_blocked_by_memory or pressure <= 1.0:
@@ -126,6 +149,18 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
     if cannot_keep_up(load.merged_compute_load, load.separate_compute_load, params.max_compute_load):
         return verdict(False, CANNOT_KEEP_UP)
     return verdict(True, "memory binds")
+
+
+def foreseen_missing_blocks(load: GroupLoad, params: OverloadParams) -> float:
+    """Blocks that will be missing in ``horizon_s`` if demand and release go on as they do; 0 outside a burst.
+
+    High usage is no reason: what is used must be on the way to more than there is.
+    """
+    demand, released = load.demand_blocks_per_s, load.released_blocks_per_s
+    if params.horizon_s <= 0.0 or not demand or not released or demand < params.burst_ratio * released:
+        return 0.0
+    wanted = load.used_blocks + load.queue_need_blocks + (demand - released) * params.horizon_s
+    return max(0.0, wanted - load.capacity_blocks)
 
 
 def cannot_keep_up(merged: float | None, separate: float | None, max_load: float) -> bool:

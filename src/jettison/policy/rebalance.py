@@ -1,0 +1,85 @@
+"""Which waiting requests should wait elsewhere? (KunServe v1 section 4.3, online dispatcher)
+
+Pure. After a drop memory no longer keeps requests out, but a group can only run so many at once: the batch limit, which
+compute sets. Requests beyond it go back to the dispatcher and to groups that have both a place in their batch and room.
+A waiting request holds no KV, so moving it costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jettison.types import GroupId, RequestId
+
+
+class QueuedRequest(NamedTuple):
+    """A waiting request."""
+
+    request_id: RequestId
+    num_blocks: int
+    """Blocks that admission takes in any group."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupQueue:
+    """One group as the rebalancing sees it."""
+
+    group_id: GroupId
+    batch_limit: int
+    """Requests that it can usefully run at once (profiled, or the scheduler's bound)."""
+    num_running: int
+    """Running ones and those that are on their way to it."""
+    num_free_blocks: int
+    """Above the watermark and less what is to land; negative when more is promised than free."""
+    waiting: Sequence[QueuedRequest]
+    """In order of service."""
+    takes_new: bool = True
+
+    @property
+    def num_spare_places(self) -> int:
+        """Places in the batch that neither a running nor a waiting request will take."""
+        return max(0, self.batch_limit - self.num_running - len(self.waiting))
+
+    @property
+    def num_spare_blocks(self) -> int:
+        """Blocks that its own queue leaves."""
+        return self.num_free_blocks - sum(r.num_blocks for r in self.waiting)
+
+    def overflow(self) -> Sequence[QueuedRequest]:
+        """Waiting requests that its batch has no place for, in order of service."""
+        return self.waiting[max(0, self.batch_limit - self.num_running) :]
+
+
+class Reassignment(NamedTuple):
+    """A waiting request that changes its queue."""
+
+    request_id: RequestId
+    source: GroupId
+    destination: GroupId
+
+
+def plan_rebalance(groups: Sequence[GroupQueue]) -> tuple[Reassignment, ...]:
+    """Send what overflows to groups that can run it at once, oldest first, each to where most memory is left.
+
+    Every destination keeps a place and the blocks for what it is given, so nothing is sent that would wait there again.
+    """
+    places = {g.group_id: g.num_spare_places for g in groups if g.takes_new}
+    blocks = {g.group_id: g.num_spare_blocks for g in groups if g.takes_new}
+    # The queues are merged by position: the first of each overflow before the second of any.
+    overflowing = [
+        (position, g.group_id, request) for g in groups for position, request in enumerate(g.overflow())
+    ]
+    plan: list[Reassignment] = []
+    for _, source, request in sorted(overflowing, key=lambda entry: entry[:2]):
+        fitting = [
+            g for g, num in places.items() if g != source and num > 0 and blocks[g] >= request.num_blocks
+        ]
+        if not fitting:
+            continue
+        destination = max(fitting, key=lambda g: (blocks[g], -g))
+        places[destination] -= 1
+        blocks[destination] -= request.num_blocks
+        plan.append(Reassignment(request.request_id, source, destination))
+    return tuple(plan)

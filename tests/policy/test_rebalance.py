@@ -1,0 +1,65 @@
+"""Rebalancing: only what overflows moves, and only to where it can start."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jettison.policy.rebalance import GroupQueue, QueuedRequest, plan_rebalance
+
+
+def group(group_id: int, limit: int, running: int, free: int, waiting: list[int], *, open_: bool = True) -> GroupQueue:
+    requests = [QueuedRequest(f"g{group_id}-{i}", size) for i, size in enumerate(waiting)]
+    return GroupQueue(group_id, limit, running, free, requests, open_)
+
+
+def test_the_overflow_of_a_merged_group_goes_to_a_spare_one() -> None:
+    merged, spare = group(0, 4, 3, 100, [2, 2, 2, 2]), group(1, 4, 1, 100, [])
+    plan = plan_rebalance([merged, spare])
+    assert [(m.request_id, m.destination) for m in plan] == [("g0-1", 1), ("g0-2", 1), ("g0-3", 1)]
+
+
+def test_nothing_overflows_nothing_moves() -> None:
+    assert plan_rebalance([group(0, 8, 3, 0, [2, 2, 2, 2]), group(1, 8, 0, 100, [])]) == ()
+
+
+def test_a_group_that_is_being_emptied_gets_nothing() -> None:
+    assert plan_rebalance([group(0, 2, 2, 10, [1]), group(1, 8, 0, 100, [], open_=False)]) == ()
+
+
+def test_no_room_no_move_but_a_smaller_one_behind_may_go() -> None:
+    plan = plan_rebalance([group(0, 1, 1, 0, [9, 3]), group(1, 4, 0, 5, [])])
+    assert [m.request_id for m in plan] == ["g0-1"]
+
+
+GROUPS = st.lists(
+    st.tuples(
+        st.integers(1, 10), st.integers(0, 12), st.integers(-5, 60), st.lists(st.integers(1, 15), max_size=12),
+        st.booleans(),
+    ),
+    min_size=1, max_size=5,
+)
+
+
+@given(GROUPS)
+def test_destinations_can_start_what_they_are_given(
+    drawn: list[tuple[int, int, int, list[int], bool]]
+) -> None:
+    groups = [group(i, *rest[:4], open_=rest[4]) for i, rest in enumerate(drawn)]
+    plan = plan_rebalance(groups)
+    assert len({m.request_id for m in plan}) == len(plan)
+    sizes = {r.request_id: r.num_blocks for g in groups for r in g.waiting}
+    for g in groups:
+        gone = [m for m in plan if m.source == g.group_id]
+        assert {m.request_id for m in gone} <= {r.request_id for r in g.overflow()}
+        come = [m for m in plan if m.destination == g.group_id]
+        assert not come or (g.takes_new and not gone)
+        assert len(come) <= g.num_spare_places
+        assert not come or sum(sizes[m.request_id] for m in come) <= g.num_spare_blocks
+    stuck = {r.request_id for g in groups for r in g.overflow()} - {m.request_id for m in plan}
+    for g in groups:
+        come = [sizes[m.request_id] for m in plan if m.destination == g.group_id]
+        if g.takes_new and len(come) < g.num_spare_places:
+            room = g.num_spare_blocks - sum(come)
+            others = {r.request_id for o in groups if o is not g for r in o.overflow()} & stuck
+            assert all(sizes[r] > room for r in others)
