@@ -251,6 +251,11 @@ class OverloadConfig:
     check_interval_ms: int = _key(
         100, _int(1), "How often the monitor looks besides at each admission.",
         name="overload_check_interval_ms", metavar="MS")
+    horizon_ms: int = _key(
+        1000, _int(0), "How far ahead memory is foreseen to run out; 0 looks only at what already waits.",
+        name="overload_horizon_ms", metavar="MS")
+    rebalance: bool = _key(
+        True, _bool, "Requests that a full batch keeps waiting go to groups with a place for them.", metavar="BOOL")
     restore_threshold: float = _key(
         0.5, _float(0.0, 1.0), "Usage, as a part of the undropped KV capacity, below which layers are restored.",
         metavar="FRACTION")
