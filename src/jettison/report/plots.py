@@ -30,7 +30,7 @@ MEMORY_USES = {
     "free": ("free", "#e9ecef"),
 }
 RUN_COLORS = ("#c0392b", "#1f77b4", "#2a9d5c", "#8e5ea2", "#b8860b", "#444444")
-EVENT_COLORS = {"drop": "#b3261e", "restore": "#1b7f4b"}
+EVENT_COLORS = {"drop": "#b3261e", "restore_done": "#1b7f4b"}
 
 _STYLE = {
     "font.size": 9,
@@ -209,7 +209,7 @@ def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
 def mark_events(axis: Axes, run: RunResult) -> None:
     """Vertical lines where the run's log tells of a drop or a restore, coloured by kind."""
     for event in run.events.get("log") or []:
-        color = EVENT_COLORS.get(str(event.get("kind", "")).split("_")[0])
+        color = EVENT_COLORS.get(str(event.get("kind", "")))
         if color is not None:
             axis.axvline(event["t"], color=color, linewidth=0.9, linestyle="--", alpha=0.8)
 
