@@ -32,7 +32,7 @@ def make_run(name: str, ttft_s: float, *, drops: bool = False) -> RunResult:
     header = FairnessHeader(500.0, 1500.0, "by hand", 0.7, 1000.0, 2170.0, arrivals=("made up",))
     events = {"preemptions": 1234 if not drops else 0}
     if drops:
-        events |= {"drops": 1, "log": [{"t": 4.0, "kind": "drop", "groups": [0, 1]}, {"t": 8.0, "kind": "restore"}]}
+        events |= {"drops": 1, "log": [{"t": 4.0, "kind": "drop", "groups": [0, 1]}, {"t": 8.0, "kind": "restore_done"}]}
     return build_run(
         name, records, config={"fairness": header.as_dict()}, events=events, series=series,
         client={"lag_s": {"p50": 0.001, "p99": 0.002, "max": 0.003}}, slo_ttft_s=1.0,
@@ -127,7 +127,7 @@ def test_drops_and_restores_are_marked(runs: list[RunResult]) -> None:
     figure = plots.draw_memory(runs[1])
     assert figure is not None
     colors = [line.get_color() for line in figure.axes[0].get_lines()]
-    assert colors == [plots.EVENT_COLORS["drop"], plots.EVENT_COLORS["restore"]]
+    assert colors == [plots.EVENT_COLORS["drop"], plots.EVENT_COLORS["restore_done"]]
 
 
 def test_blocks_of_all_groups_are_added_up_and_drawn_against_their_number() -> None:
