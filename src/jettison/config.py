@@ -295,6 +295,9 @@ class EngineConfig:
     num_threads: int = _key(
         None, _int(1, 1024), "Compute threads of each worker (auto: cores / instances).", metavar="N", unset="auto",
         bare=1)
+    profile: str = _key(
+        "auto", _text, "What `jettison profile` wrote: a file, the one beside the model (auto), or nothing (none).",
+        metavar="FILE")
     launcher: Launcher = _key(
         "local", _launcher, "Where workers run: local, as processes on this machine; nothing else in this version.",
         metavar="local")

@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from jettison.cost.steptime import StepTimeModel
+from jettison.cost.model import ChunkShape, CostModel
+from jettison.cost.steptime import StepTimeModel, StepTimePrior
 
 A, B, C = 2e-3, 4e-5, 3e-7
 """Seconds a step, a token, a token of KV."""
@@ -74,3 +75,15 @@ def test_the_prefill_rate_leaves_the_decodes_their_share() -> None:
 
 def test_observing_is_deterministic() -> None:
     assert fitted(100, 0.3).predict_s(7, 7) == fitted(100, 0.3).predict_s(7, 7)
+
+
+def test_a_profile_answers_until_the_fit_has_data() -> None:
+    cost = CostModel(4, 1e-8, 1e-8, 1e-5, 1e-4, 1e-4, 0.0, 0.0, 0.0, 0.0)
+    model = StepTimeModel(prior=StepTimePrior(cost, 2))
+    expected = cost.aggregate_cost_s(256, 1000, 2)
+    assert model.predict_s(256, 1000) == expected
+    assert expected == pytest.approx(cost.batch_cost_s([ChunkShape(0, 256)]) + 4 * 2e-8 * 1000 + 1e-4)
+    assert model.prefill_tokens_per_s(256, 6, 1000) == pytest.approx(250 / expected)
+    for _ in range(8):
+        model.observe(256, 1000, 5.0)
+    assert model.predict_s(256, 1000) == pytest.approx(5.0, rel=1e-3)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import typer
 
 from jettison import __version__
-from jettison.cli import bench, config_cmd, demo, model, serve, verify_cmd
+from jettison.cli import bench, config_cmd, demo, model, profile_cmd, serve, verify_cmd
 from jettison.errors import JettisonError, UserError
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ app.add_typer(model.app, name="model")
 app.add_typer(config_cmd.app, name="config")
 app.command("verify")(verify_cmd.verify)
 app.command("demo")(demo.demo)
+app.command("profile")(profile_cmd.profile)
 
 
 @app.command("version")

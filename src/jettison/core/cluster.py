@@ -36,7 +36,8 @@ from jettison.core.ports import (
 from jettison.core.request import Phase, RequestState
 from jettison.core.restoring import RestorePhase, Restoring, fits
 from jettison.core.state import ClusterState, WorkerState
-from jettison.cost.steptime import StepTimeModel
+from jettison.cost.hardware import HardwareProfile
+from jettison.cost.steptime import StepTimeModel, StepTimePrior
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
@@ -75,6 +76,8 @@ class ClusterParams:
     """Requests that a group can usefully run at once; None = the scheduler's ``max_num_seqs``."""
     auto_restore: bool = True
     """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
+    profile: HardwareProfile | None = None
+    """What steps and moves cost here, where it was profiled."""
 
 
 class ClusterCore:
@@ -246,8 +249,8 @@ class ClusterCore:
         if group is None:
             return []
         flight = group.in_flight[event.step_id]
-        steptime = self.steptimes.setdefault(len(group.stages), StepTimeModel())
-        steptime.observe(flight.num_tokens, flight.num_kv_tokens, (now_ns - flight.issued_ns) / NANOSECONDS)
+        seconds = (now_ns - flight.issued_ns) / NANOSECONDS
+        self.steptime(len(group.stages)).observe(flight.num_tokens, flight.num_kv_tokens, seconds)
         actions: list[Action] = []
         for result in group.commit(event, now_ns):
             if result.finish_reason is None:
@@ -392,7 +395,7 @@ class ClusterCore:
         return actions
 
     def _assess(self, group: GroupCore, now_ns: int) -> Assessment:
-        steptime = self.steptimes.get(len(group.stages), StepTimeModel())
+        steptime = self.steptime(len(group.stages))
         load = self._monitor(group).load(group, steptime, now_ns)
         num_stages = len(group.stages)
         merged, separate = (num_stages, 1) if self._is_restoring(group) else (num_stages + 1, num_stages)
@@ -416,7 +419,7 @@ class ClusterCore:
     def _compute_load(self, num_stages: int) -> float | None:
         """Of the whole cluster, were it made of groups of so many members; None while too little is known."""
         traffic = self.traffic.traffic(self._prefix_hit_share())
-        if traffic is None or 1 not in self.steptimes:
+        if traffic is None:
             return None
         shape, limits = self.state.shape, self.state.limits
         token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
@@ -428,7 +431,15 @@ class ClusterCore:
             limits.max_num_seqs / num_stages,
             1.0 if num_stages == 1 else self.params.overload.pipeline_efficiency,
         )
-        return compute_load(traffic, arrangement, self.steptimes[1].predict_s)
+        return compute_load(traffic, arrangement, self.steptime(1).predict_s)
+
+    def steptime(self, num_stages: int) -> StepTimeModel:
+        """The step-time fit of groups of so many stages; until it has data, the profile answers."""
+        profile = self.params.profile
+        if num_stages not in self.steptimes:
+            prior = None if profile is None else StepTimePrior(profile.cost, num_stages)
+            self.steptimes[num_stages] = StepTimeModel(prior=prior)
+        return self.steptimes[num_stages]
 
     # --- drop -------------------------------------------------------------------------------------------------
 

@@ -1,20 +1,38 @@
 """Step time learned while serving: t = a + b * tokens + c * KV tokens read.
 
 Pure. A recursive least-squares fit with forgetting over the steps of one group; enough to tell a queue that waits for
-compute from one that waits for memory. The profiled model of KunServe v3 (eq. 1 to 3) will take its place
-where a profile exists; this one needs none.
+compute from one that waits for memory. It learns what serving adds to a step (other workers, the core, queues in a
+pipeline), which no profile knows; until it has seen enough, the profiled model (``cost.model``) answers where there
+is one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
+from jettison.cost.model import CostModel
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimePrior:
+    """What a profile says of steps that nobody has seen yet."""
+
+    cost: CostModel
+    num_stages: int
+
+    def predict_s(self, num_tokens: int, num_kv_tokens: int) -> float:
+        """Seconds from the first stage's start to the last one's end."""
+        return self.cost.aggregate_cost_s(num_tokens, num_kv_tokens, self.num_stages)
+
 
 class StepTimeModel:
-    """Online fit of seconds per step. Predictions are None until the fit is determined."""
+    """Online fit of seconds per step. Until the fit is determined, predictions are the prior's, or None."""
 
-    def __init__(self, forgetting: float = 0.995) -> None:
+    def __init__(self, forgetting: float = 0.995, prior: StepTimePrior | None = None) -> None:
+        self._prior = prior
         self._forgetting = forgetting
         self._normal: npt.NDArray[np.float64] = np.zeros((3, 3))
         self._moment: npt.NDArray[np.float64] = np.zeros(3)
@@ -30,9 +48,9 @@ class StepTimeModel:
         self._coefficients = None
 
     def predict_s(self, num_tokens: int, num_kv_tokens: int) -> float | None:
-        """Seconds of such a step, or None while fewer than 8 steps were seen."""
+        """Seconds of such a step; while fewer than 8 steps were seen, what the prior says, or None without one."""
         if self._num_observations < 8:
-            return None
+            return None if self._prior is None else self._prior.predict_s(num_tokens, num_kv_tokens)
         if self._coefficients is None:
             ridge = 1e-9 * float(np.trace(self._normal)) * np.eye(3)
             self._coefficients = np.maximum(np.linalg.solve(self._normal + ridge, self._moment), 0.0)

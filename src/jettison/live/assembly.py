@@ -10,6 +10,7 @@ from pathlib import Path
 from jettison.config import EngineConfig
 from jettison.core.cluster import ClusterCore, ClusterParams
 from jettison.core.group import SchedulerLimits
+from jettison.cost.hardware import HardwareProfile
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.shards import model_shape
@@ -17,6 +18,7 @@ from jettison.device.runner import Runner
 from jettison.errors import ConfigError
 from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
+from jettison.live.profile_file import fingerprint, load_profile
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
 from jettison.types import ModelShape, WorkerId
@@ -43,7 +45,18 @@ class Assembly:
         parts = [workspace, *self.shape.shard_bytes.values(), *([arena] * self.shape.num_layers)]
         return sum(-(-part // page) * page for part in parts)
 
-    def build_core(self, capacity_blocks: Mapping[WorkerId, int], secret: bytes) -> ClusterCore:
+    def load_profile(self, kernels: str) -> HardwareProfile | None:
+        """The profile that the configuration names, if it is valid for workers with these kernels.
+
+        Raises ConfigError for a file that was named and cannot be read.
+        """
+        spec = self.worker_specs[0]
+        mark = fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, kernels)
+        return load_profile(self.config.profile, Path(spec.model_dir), mark)
+
+    def build_core(
+        self, capacity_blocks: Mapping[WorkerId, int], secret: bytes, profile: HardwareProfile | None = None
+    ) -> ClusterCore:
         """A core over workers that have reported their capacity."""
         overload = self.config.overload
         params = ClusterParams(
@@ -52,6 +65,7 @@ class Assembly:
             rebalance=overload.rebalance,
             restore=RestoreParams(overload.restore_threshold, overload.restore_dwell_ms / 1e3),
             drop_dwell_s=overload.drop_dwell_ms / 1e3,
+            profile=profile,
         )
         return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
 

@@ -91,7 +91,7 @@ class Engine:
         self._launcher = LocalLauncher(assembly.worker_specs, self._on_worker_event, self._on_worker_exit)
         ready = await self._launcher.start()
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
-        core = assembly.build_core(capacity, os.urandom(16))
+        core = assembly.build_core(capacity, os.urandom(16), assembly.load_profile(ready[0].kernels))
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         driver = CoreDriver(core, encoder, self._launcher.send, self._on_emit, self.event_log.append)

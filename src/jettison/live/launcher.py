@@ -184,7 +184,7 @@ class LocalLauncher:
             self._worker_command,
             stdin=subprocess.PIPE,
             pass_fds=(config.listen_fd,),
-            env=_environment(config.spec.num_threads),
+            env=worker_environment(config.spec.num_threads),
         )
         process = _Process(popen, os.pidfd_open(popen.pid), loop.create_future())
         self._processes[worker] = process
@@ -249,8 +249,8 @@ def _kill(process: _Process) -> None:
         process.popen.kill()
 
 
-def _environment(num_threads: int) -> dict[str, str]:
-    """A worker's environment: this package importable, thread counts in force before any import, no API key."""
+def worker_environment(num_threads: int) -> dict[str, str]:
+    """A process of ours: this package importable, thread counts in force before any import, no API key."""
     env = dict(os.environ)
     env.pop(API_KEY_VARIABLE, None)
     package_root = str(Path(jettison.__file__).resolve().parent.parent)

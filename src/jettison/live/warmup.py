@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from jettison.core.cluster import ClusterCore
-from jettison.cost.steptime import StepTimeModel
 from jettison.device.step import StepInput
 from jettison.errors import WorkerLostError
 from jettison.live import codec
@@ -38,7 +37,7 @@ class WarmUp:
 
     async def run(self, core: ClusterCore) -> None:
         """All workers at once, as they will serve. Raises WorkerLostError."""
-        model = core.steptimes.setdefault(1, StepTimeModel())
+        model = core.steptime(1)
         limits = self._assembly.limits
         blocks = min(self._capacity.values())
         most = min(limits.max_num_batched_tokens, blocks * limits.block_size, limits.max_model_len)

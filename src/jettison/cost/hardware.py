@@ -1,0 +1,90 @@
+"""Everything a plan predicts comes from one profile: steps, links, remaps, copies, and what a batch can reach.
+
+Pure values. Measured by ``live.profile``; written and read as documents by ``cost.profile_document``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jettison.cost.model import CostModel
+
+SATURATED = 0.9
+"""A batch has reached its limit where a larger one would gain less than the rest."""
+
+
+class BatchPoint(NamedTuple):
+    """Measured decode steps of one batch size on the slowest stage of a pipeline without bubbles."""
+
+    num_stages: int
+    batch_size: int
+    """Requests in one microbatch."""
+    num_context: int
+    """Cached tokens of each."""
+    tokens_per_s: float
+    """Of the whole group, as many microbatches in flight as stages: batch size over the slowest stage's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareProfile:
+    """What one device of this kind can do with this model. Rates in bytes per second, all > 0."""
+
+    cost: CostModel
+    link_bytes_per_s: float
+    """Bulk pieces from one worker into another's memory, copies on both sides included."""
+    link_latency_s: float
+    """One small message to a waiting peer."""
+    remap_fixed_s: float
+    """One change of layout, whatever its size: planning included."""
+    remap_s_per_byte: float
+    """Per byte that changes between parameters and KV."""
+    host_copy_bytes_per_s: float
+    """Memory to memory inside one process."""
+    disk_bytes_per_s: float
+    """Layer shards from the model folder, as the operating system's cache was when it was profiled."""
+    batch_points: tuple[BatchPoint, ...] = ()
+
+    def __post_init__(self) -> None:
+        rates = ("link_bytes_per_s", "host_copy_bytes_per_s", "disk_bytes_per_s")
+        bad = [name for name in rates if not 0.0 < getattr(self, name) < float("inf")]
+        times = ("link_latency_s", "remap_fixed_s", "remap_s_per_byte")
+        bad += [name for name in times if not 0.0 <= getattr(self, name) < float("inf")]
+        if bad:
+            raise ValueError(f"rates must be finite and > 0, times finite and >= 0: {', '.join(bad)}")
+        if any(min(point) <= 0 for point in self.batch_points):
+            raise ValueError("batch points must be > 0")
+
+    def transfer_cost_s(self, num_bytes: int) -> float:
+        """Seconds from the first byte at the sender to the last one at the receiver, on a link of one's own."""
+        return self.link_latency_s + num_bytes / self.link_bytes_per_s if num_bytes > 0 else 0.0
+
+    def remap_cost_s(self, num_bytes: int) -> float:
+        """Seconds to turn ``num_bytes`` of parameters into KV, or back, without filling them."""
+        return self.remap_fixed_s + self.remap_s_per_byte * num_bytes if num_bytes > 0 else 0.0
+
+    def host_copy_cost_s(self, num_bytes: int) -> float:
+        """Seconds to copy inside the host's memory."""
+        return num_bytes / self.host_copy_bytes_per_s
+
+    def disk_cost_s(self, num_bytes: int) -> float:
+        """Seconds to load shards from the model folder."""
+        return num_bytes / self.disk_bytes_per_s
+
+    def group_tokens_per_s(self, num_stages: int) -> float | None:
+        """Best measured decode throughput of a pipeline of so many stages: ``Thpt_g`` of KunServe v1.
+
+        Between measured stage counts, and beyond them, the nearest one below answers; None where nothing was measured.
+        """
+        return max((point.tokens_per_s for point in self._of(num_stages)), default=None)
+
+    def batch_limit(self, num_stages: int) -> int | None:
+        """The smallest measured microbatch that reaches ``SATURATED`` of the best throughput: beyond it a larger
+        batch only adds latency (the maximum batch of KunServe v1's dispatcher). None where nothing was measured."""
+        points = self._of(num_stages)
+        best = max((point.tokens_per_s for point in points), default=0.0)
+        return min((p.batch_size for p in points if p.tokens_per_s >= SATURATED * best), default=None)
+
+    def _of(self, num_stages: int) -> list[BatchPoint]:
+        measured = [point.num_stages for point in self.batch_points if point.num_stages <= num_stages]
+        return [point for point in self.batch_points if measured and point.num_stages == max(measured)]

@@ -1,0 +1,235 @@
+"""What a step costs, from its shape: KunServe v3 eq. 1 to 3, and what eq. 1 leaves to "other".
+
+Pure arithmetic over fitted coefficients; no measuring (``live.profile``), no fitting (``cost.fit``), no files.
+
+Of one stage that runs k layers over a microbatch of n chunks with T tokens in all, S of which are sampled from:
+
+    k * alpha * sum(p c + (c^2 + c) / 2)    attention: query-key pairs                 (eq. 1, prefix and self)
+    k * kappa * sum(p + c)                  KV of each chunk, read once: the decode memory term
+    k * beta  * max(T', weight_tokens)      projections; below ``weight_tokens`` reading the weights takes longer
+    k * layer + step                        calls of kernels, the same for any batch
+    entry + T * entry_token                 the embedding, on the first stage
+    head + max(S', head_tokens) * sample    final norm, head and sampling, on the last stage where S > 0
+
+T' and S' are rounded up to whole ``row_tile``s: a matrix product takes so many rows at a time, full or not.
+
+Written as eq. 1 to 3: a chunk costs ``alpha pairs + kappa (p + c) + beta c + gamma``, and a microbatch the sum of its
+chunks less ``(n - 1) gamma``: weights are read and kernels called once. Rounding and the two ``max`` (rooflines) matter
+in small batches only, and act on the microbatch, not on its chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+class ChunkShape(NamedTuple):
+    """The tokens of one request in one microbatch. A decode has one token."""
+
+    num_context: int
+    """p: tokens of the request that are in the KV cache already."""
+    num_tokens: int
+    """c: tokens that this step computes."""
+
+    @property
+    def num_pairs(self) -> float:
+        """Query-key pairs under the causal mask: p c + (c^2 + c) / 2."""
+        return self.num_context * self.num_tokens + (self.num_tokens * self.num_tokens + self.num_tokens) / 2
+
+
+class StepShape(NamedTuple):
+    """One microbatch on one stage."""
+
+    chunks: tuple[ChunkShape, ...]
+    num_layers: int
+    is_first: bool = True
+    """The stage looks tokens up in the embedding."""
+    num_samples: int = 0
+    """Rows that go through the head and are sampled; 0 on all but the last stage."""
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def num_kv_tokens(self) -> int:
+        """Cached tokens in all chunks' contexts."""
+        return sum(chunk.num_context for chunk in self.chunks)
+
+
+class StepPredictor(Protocol):
+    """Anything that predicts steps: the model, or a simpler one that it is compared with."""
+
+    def step_cost_s(self, shape: StepShape) -> float:
+        """Predicted seconds of one step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Fitted coefficients, all >= 0; seconds, and per layer where the name says so.
+
+    ``num_layers`` is the whole model's: what ``num_layers=None`` means below.
+    """
+
+    num_layers: int
+    pair_layer_s: float
+    """alpha: one query-key pair of one layer."""
+    kv_token_layer_s: float
+    """kappa: one token of KV of one layer, read once by a chunk."""
+    token_layer_s: float
+    """beta: one token through one layer's projections."""
+    layer_s: float
+    """One layer's calls, whatever the batch."""
+    step_s: float
+    """One stage's step, whatever the batch."""
+    entry_s: float
+    """The first stage's, beyond."""
+    entry_token_s: float
+    """One token's look-up in the embedding."""
+    head_s: float
+    """Head and sampling, whatever the number of rows."""
+    sample_s: float
+    """One row through the head and the sampler."""
+    weight_tokens: int = 1
+    """Batches of fewer tokens take a layer as long as this many: its weights have to be read all the same."""
+    head_tokens: int = 1
+    """The same for the head."""
+    row_tile: int = 1
+    """Rows that a matrix product takes at a time."""
+
+    def __post_init__(self) -> None:
+        bad = [name for name in COEFFICIENTS if not 0.0 <= getattr(self, name) < float("inf")]
+        if bad:
+            raise ValueError(f"coefficients must be finite and >= 0: {', '.join(bad)}")
+        if min(self.num_layers, self.weight_tokens, self.head_tokens, self.row_tile) < 1:
+            raise ValueError("num_layers, weight_tokens, head_tokens and row_tile must be >= 1")
+
+    # --- eq. 1 to 3 -------------------------------------------------------------------------------------------
+
+    def gamma_s(self, num_layers: int | None = None, *, is_first: bool = True) -> float:
+        """gamma of eq. 1: what a microbatch costs once, however many chunks it has."""
+        layers = self.num_layers if num_layers is None else num_layers
+        return layers * self.layer_s + self.step_s + (self.entry_s if is_first else 0.0)
+
+    def chunk_cost_s(
+        self, num_tokens: int, num_context: int, num_layers: int | None = None, *, is_first: bool = True
+    ) -> float:
+        """Eq. 1: one chunk on a stage of ``num_layers`` (None = the whole model), gamma included, nothing sampled.
+
+        Additive by design, so without what small batches cost more: of a lone decode ``batch_cost_s`` knows better.
+        """
+        layers = self.num_layers if num_layers is None else num_layers
+        return self._chunk_s(ChunkShape(num_context, num_tokens), layers, is_first) + self.gamma_s(
+            layers, is_first=is_first
+        )
+
+    def batch_cost_s(
+        self,
+        chunks: Sequence[ChunkShape],
+        num_layers: int | None = None,
+        *,
+        is_first: bool = True,
+        is_last: bool = True,
+        num_samples: int | None = None,
+    ) -> float:
+        """Eq. 3, with the head and what small batches cost more: one microbatch on one stage.
+
+        ``num_samples`` of the chunks are sampled from on the last stage (None = all of them). An empty microbatch
+        costs nothing.
+        """
+        layers = self.num_layers if num_layers is None else num_layers
+        samples = 0 if not is_last else len(chunks) if num_samples is None else num_samples
+        return self._batch_s(chunks, layers, is_first, samples)
+
+    def step_cost_s(self, shape: StepShape) -> float:
+        """``batch_cost_s`` of a shape."""
+        return self._batch_s(shape.chunks, shape.num_layers, shape.is_first, shape.num_samples)
+
+    def recompute_cost_s(self, num_tokens: int, max_num_tokens: int | None = None) -> float:
+        """Prefilling ``num_tokens`` from nothing on one instance that holds the whole model, in steps of at most
+        ``max_num_tokens`` (None = in one): what it costs to rebuild a request's KV instead of moving it."""
+        if num_tokens <= 0:
+            return 0.0
+        budget = num_tokens if max_num_tokens is None else max_num_tokens
+        starts = range(0, num_tokens, budget)
+        return sum(
+            self.batch_cost_s([ChunkShape(start, min(budget, num_tokens - start))], num_samples=0) for start in starts
+        )
+
+    def aggregate_cost_s(self, num_tokens: int, num_kv_tokens: int, num_stages: int = 1) -> float:
+        """A full pass of which only totals are known: ``num_tokens`` as one prompt, and ``num_kv_tokens`` of context
+        that decodes read. One microbatch alone in a pipeline of ``num_stages``."""
+        decodes = self.num_layers * (self.pair_layer_s + self.kv_token_layer_s) * num_kv_tokens
+        whole = self.batch_cost_s([ChunkShape(0, max(1, num_tokens))])
+        return whole + decodes + (num_stages - 1) * self.step_s
+
+    # --- terms ------------------------------------------------------------------------------------------------
+
+    def _chunk_s(self, chunk: ChunkShape, layers: int, is_first: bool) -> float:
+        per_layer = (
+            self.pair_layer_s * chunk.num_pairs
+            + self.kv_token_layer_s * (chunk.num_context + chunk.num_tokens)
+            + self.token_layer_s * chunk.num_tokens
+        )
+        return layers * per_layer + (self.entry_token_s * chunk.num_tokens if is_first else 0.0)
+
+    def _batch_s(self, chunks: Iterable[ChunkShape], layers: int, is_first: bool, samples: int) -> float:
+        num_tokens, seconds = 0, 0.0
+        for chunk in chunks:
+            num_tokens += chunk.num_tokens
+            seconds += self._chunk_s(chunk, layers, is_first)
+        if num_tokens == 0:
+            return 0.0
+        seconds += self.gamma_s(layers, is_first=is_first)
+        seconds += layers * self.token_layer_s * (_rows(num_tokens, self.row_tile, self.weight_tokens) - num_tokens)
+        if samples:
+            seconds += self.head_s + self.sample_s * _rows(samples, self.row_tile, self.head_tokens)
+        return seconds
+
+
+COEFFICIENTS = (
+    "pair_layer_s", "kv_token_layer_s", "token_layer_s", "layer_s", "step_s", "entry_s", "entry_token_s", "head_s",
+    "sample_s",
+)  # fmt: skip
+"""The fields of ``CostModel`` that are fitted by least squares, in the order of ``features``."""
+
+
+def _rows(num_rows: int, row_tile: int, least: int) -> int:
+    """Rows that a product takes as long as: whole tiles, and ``least`` at least."""
+    return max(-(-num_rows // row_tile) * row_tile, least)
+
+
+def features(shape: StepShape, weight_tokens: int, head_tokens: int, row_tile: int) -> tuple[float, ...]:
+    """What each coefficient is multiplied with in a step: ``step_cost_s`` is the dot product with COEFFICIENTS."""
+    layers, num_tokens, first = shape.num_layers, shape.num_tokens, float(shape.is_first)
+    return (
+        layers * sum(chunk.num_pairs for chunk in shape.chunks),
+        layers * float(shape.num_kv_tokens + num_tokens),
+        layers * float(_rows(num_tokens, row_tile, weight_tokens)),
+        float(layers),
+        1.0,
+        first,
+        first * num_tokens,
+        float(shape.num_samples > 0),
+        float(_rows(shape.num_samples, row_tile, head_tokens)) if shape.num_samples else 0.0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NoPrefixModel:
+    """Self-attention without prefix-attention, as in DistServe (KunServe v3 §4.3): blind to what is cached."""
+
+    cost: CostModel
+
+    def step_cost_s(self, shape: StepShape) -> float:
+        """As if no chunk had a context."""
+        return self.cost.step_cost_s(without_prefix(shape))
+
+
+def without_prefix(shape: StepShape) -> StepShape:
+    """The same chunks at the start of their requests."""
+    return shape._replace(chunks=tuple(chunk._replace(num_context=0) for chunk in shape.chunks))

@@ -1,0 +1,112 @@
+"""A profile as a plain document (what JSON holds), and back, checked.
+
+Pure: dictionaries in and out; ``live.profile_file`` does the reading and writing. A document says for which machine,
+model and version it was measured; whoever loads it compares that fingerprint with its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jettison.cost.hardware import BatchPoint, HardwareProfile
+from jettison.cost.model import CostModel
+
+FORMAT = "jettison-profile-1"
+
+
+class ProfileDocumentError(ValueError):
+    """A document that is no profile; the message names the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a profile is valid for: change one of these and every time may be another."""
+
+    hardware: str
+    """Processor and number of cores (or accelerator)."""
+    model: str
+    """Digest of the model's configuration: sizes decide times, weights do not."""
+    version: str
+    """Of this package."""
+    dtype: str
+    num_threads: int
+    kernels: str
+
+    def digest(self) -> str:
+        """Twelve hexadecimal digits, for file names."""
+        text = "\0".join(str(getattr(self, item.name)) for item in dataclasses.fields(self))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def differences(self, other: Fingerprint) -> list[str]:
+        """One text for each field that differs, this one's value first."""
+        names = [item.name for item in dataclasses.fields(self)]
+        pairs = [(name, getattr(self, name), getattr(other, name)) for name in names]
+        return [f"{name} {mine!r} and not {theirs!r}" for name, mine, theirs in pairs if mine != theirs]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProfile:
+    """A profile with what it is valid for."""
+
+    fingerprint: Fingerprint
+    profile: HardwareProfile
+
+
+def to_document(stored: StoredProfile) -> dict[str, Any]:
+    """Plain dictionaries, lists, texts and numbers; ``from_document`` gives an equal value back."""
+    profile = dataclasses.asdict(stored.profile)
+    profile["batch_points"] = [point._asdict() for point in stored.profile.batch_points]
+    return {"format": FORMAT, "fingerprint": dataclasses.asdict(stored.fingerprint), "profile": profile}
+
+
+def from_document(document: object) -> StoredProfile:
+    """The profile in a document. Raises ProfileDocumentError naming what is missing, unknown or of a wrong kind."""
+    if isinstance(document, Mapping) and document.get("format") != FORMAT:
+        raise ProfileDocumentError(f"format is {document.get('format')!r}, not {FORMAT!r}")
+    top = _checked(document, {"format": str, "fingerprint": dict, "profile": dict}, "the document")
+    fingerprint = Fingerprint(**_checked(top["fingerprint"], _fields(Fingerprint), "fingerprint"))
+    kinds = _fields(HardwareProfile) | {"cost": dict, "batch_points": list}
+    values = _checked(top["profile"], kinds, "profile")
+    cost = _checked(values["cost"], _fields(CostModel), "profile.cost")
+    point_kinds = typing.get_type_hints(BatchPoint)
+    points = [_checked(item, point_kinds, "profile.batch_points") for item in values["batch_points"]]
+    try:
+        model = CostModel(**cost)
+        made = tuple(BatchPoint(**point) for point in points)
+        return StoredProfile(fingerprint, HardwareProfile(**(values | {"cost": model, "batch_points": made})))
+    except ValueError as error:
+        raise ProfileDocumentError(str(error)) from None
+
+
+def _fields(owner: type) -> dict[str, Any]:
+    return typing.get_type_hints(owner)
+
+
+def _checked(value: object, kinds: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The mapping with exactly the keys of ``kinds``, each of its kind; whole numbers stand for float too."""
+    if not isinstance(value, Mapping):
+        raise ProfileDocumentError(f"{where} is not a mapping")
+    for verb, names in (("has no", kinds.keys() - value.keys()), ("has an unknown", value.keys() - kinds.keys())):
+        if names:
+            raise ProfileDocumentError(f"{where} {verb} key {sorted(map(str, names))[0]!r}")
+    return {name: _of_kind(value[name], kind, f"{where}.{name}") for name, kind in kinds.items()}
+
+
+def _of_kind(value: object, kind: Any, where: str) -> object:
+    if isinstance(kind, types.GenericAlias):
+        kind = typing.get_origin(kind)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is float and number:
+        assert isinstance(value, (int, float))
+        if math.isfinite(value):
+            return float(value)
+    elif kind is not float and isinstance(value, kind) and not (kind is int and not number):
+        return value
+    raise ProfileDocumentError(f"{where} is {value!r}: not a {'number' if kind in (int, float) else kind.__name__}")

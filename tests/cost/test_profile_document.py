@@ -1,0 +1,124 @@
+"""Profiles as values and documents."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jettison.cost.hardware import BatchPoint, HardwareProfile
+from jettison.cost.model import COEFFICIENTS, CostModel
+from jettison.cost.profile_document import (
+    Fingerprint,
+    ProfileDocumentError,
+    StoredProfile,
+    from_document,
+    to_document,
+)
+
+times = st.floats(0.0, 1e3)
+rates = st.floats(1e-3, 1e15)
+costs = st.builds(CostModel, st.integers(1, 99), *[times] * len(COEFFICIENTS), *[st.integers(1, 99)] * 3)
+points = st.builds(BatchPoint, st.integers(1, 8), st.integers(1, 256), st.integers(1, 4096), rates)
+profiles = st.builds(
+    HardwareProfile, costs, rates, times, times, times, rates, rates, st.lists(points, max_size=4).map(tuple)
+)
+marks = st.builds(Fingerprint, *[st.text(max_size=9)] * 4, st.integers(1, 64), st.text(max_size=9))
+
+
+def a_profile(**changes: object) -> HardwareProfile:
+    cost = CostModel(6, *[1e-5] * len(COEFFICIENTS))
+    profile = HardwareProfile(cost, 1e9, 1e-4, 1e-3, 1e-11, 5e9, 1e9, (BatchPoint(1, 8, 64, 500.0),))
+    return dataclasses.replace(profile, **changes)  # type: ignore[arg-type]
+
+
+STORED = StoredProfile(Fingerprint("cpu", "abc", "0.1", "float32", 1, "torch"), a_profile())
+
+
+@given(stored=st.builds(StoredProfile, marks, profiles))
+def test_a_profile_survives_json(stored):
+    assert from_document(json.loads(json.dumps(to_document(stored)))) == stored
+
+
+def changed(path: str, value: object, *, remove: bool = False) -> dict:
+    document = json.loads(json.dumps(to_document(STORED)))
+    *parents, last = path.split("/")
+    at = document
+    for name in parents:
+        at = at[int(name)] if name.isdigit() else at[name]
+    if remove:
+        del at[last]
+    else:
+        at[last] = value
+    return document
+
+
+@pytest.mark.parametrize(
+    ("document", "words"),
+    [
+        ([], "mapping"),
+        (changed("format", "other-1"), "format"),
+        (changed("extra", 1), "'extra'"),
+        (changed("profile/extra", 1), "'extra'"),
+        (changed("profile/cost/extra", 1), "'extra'"),
+        (changed("profile/cost/layer_s", None, remove=True), "'layer_s'"),
+        (changed("profile/cost/layer_s", "fast"), "profile.cost.layer_s"),
+        (changed("profile/cost/layer_s", True), "profile.cost.layer_s"),
+        (changed("profile/cost/layer_s", float("nan")), "profile.cost.layer_s"),
+        (changed("profile/cost/layer_s", -1.0), "layer_s"),
+        (changed("profile/cost/row_tile", 1.5), "profile.cost.row_tile"),
+        (changed("profile/link_bytes_per_s", 0), "link_bytes_per_s"),
+        (changed("profile/batch_points", {}), "batch_points"),
+        (changed("profile/batch_points/0/batch_size", 0), "batch points"),
+        (changed("profile/batch_points/0/batch_size", None, remove=True), "'batch_size'"),
+        (changed("fingerprint/dtype", 5), "fingerprint.dtype"),
+        (changed("fingerprint", None), "fingerprint"),
+    ],
+)
+def test_a_bad_document_is_refused_by_name(document, words):
+    with pytest.raises(ProfileDocumentError, match=words):
+        from_document(document)
+
+
+def test_whole_numbers_are_read_where_times_are_meant() -> None:
+    assert from_document(changed("profile/link_latency_s", 0)).profile.link_latency_s == 0.0
+
+
+def test_fingerprints_tell_what_differs() -> None:
+    mark = STORED.fingerprint
+    other = dataclasses.replace(mark, num_threads=2, dtype="bfloat16")
+    assert mark.differences(mark) == []
+    assert [text.split()[0] for text in mark.differences(other)] == ["dtype", "num_threads"]
+    assert mark.digest() != other.digest()
+    assert len(mark.digest()) == 12
+
+
+def test_moves_cost_fixed_and_per_byte() -> None:
+    profile = a_profile()
+    assert profile.transfer_cost_s(0) == profile.remap_cost_s(0) == 0.0
+    assert profile.transfer_cost_s(10**9) == pytest.approx(1.0001)
+    assert profile.remap_cost_s(10**9) == pytest.approx(0.011)
+    assert profile.host_copy_cost_s(5 * 10**9) == pytest.approx(1.0)
+    assert profile.disk_cost_s(10**9) == pytest.approx(1.0)
+
+
+def test_the_batch_limit_is_where_throughput_stops_growing() -> None:
+    measured = [(1, 1, 100.0), (1, 8, 600.0), (1, 16, 950.0), (1, 32, 1000.0), (2, 8, 900.0), (2, 32, 2000.0)]
+    profile = a_profile(batch_points=tuple(BatchPoint(s, b, 256, rate) for s, b, rate in measured))
+    assert profile.batch_limit(1) == 16
+    assert profile.batch_limit(2) == profile.batch_limit(3) == 32
+    assert profile.group_tokens_per_s(1) == 1000.0
+    assert profile.group_tokens_per_s(7) == 2000.0
+    assert a_profile(batch_points=()).batch_limit(1) is None
+    assert a_profile(batch_points=()).group_tokens_per_s(1) is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"disk_bytes_per_s": 0.0}, {"remap_fixed_s": -1.0}, {"link_latency_s": float("nan")}]
+)
+def test_impossible_speeds_are_refused(change) -> None:
+    with pytest.raises(ValueError, match=next(iter(change))):
+        a_profile(**change)
