@@ -73,7 +73,7 @@ class ClusterParams:
     rebalance: bool = True
     """Send waiting requests that a group's batch has no place for to other groups (KunServe v1 section 4.3)."""
     batch_limit: int | None = None
-    """Requests that a group can usefully run at once; None = the scheduler's ``max_num_seqs``."""
+    """Requests that an instance can usefully run at once; None = what the profile says, else ``max_num_seqs``."""
     auto_restore: bool = True
     """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
     profile: HardwareProfile | None = None
@@ -312,10 +312,12 @@ class ClusterCore:
         return [Record("rebalanced", now_ns, {"requests": len(plan), "to": sorted({e.destination for e in plan})})]
 
     def _group_queue(self, group: GroupCore, busy: set[WorkerId]) -> GroupQueue:
-        limit = self.params.batch_limit or self.state.limits.max_num_seqs
+        num_stages, profile, most = len(group.stages), self.params.profile, self.state.limits.max_num_seqs
+        limit = self.params.batch_limit or (profile.batch_limit(num_stages) if profile is not None else None)
         return GroupQueue(
             group.group_id,
-            min(limit, self.state.limits.max_num_seqs),
+            # A pipeline has as many microbatches in flight as stages, each of them a batch.
+            most if limit is None else min(limit * num_stages, most),
             len(group.running) + len(group.moving),
             group.num_free_blocks - group.watermark_blocks(),
             [QueuedRequest(s.request_id, group.blocks_for(len(s.tokens))) for s in group.waiting],
