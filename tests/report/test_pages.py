@@ -32,7 +32,8 @@ def make_run(name: str, ttft_s: float, *, drops: bool = False) -> RunResult:
     header = FairnessHeader(500.0, 1500.0, "by hand", 0.7, 1000.0, 2170.0, arrivals=("made up",))
     events = {"preemptions": 1234 if not drops else 0}
     if drops:
-        events |= {"drops": 1, "log": [{"t": 4.0, "kind": "drop", "groups": [0, 1]}, {"t": 8.0, "kind": "restore_done"}]}
+        log = [{"t": 4.0, "kind": "drop", "groups": [0, 1]}, {"t": 8.0, "kind": "restore_done"}]
+        events |= {"drops": 1, "log": log}
     return build_run(
         name, records, config={"fairness": header.as_dict()}, events=events, series=series,
         client={"lag_s": {"p50": 0.001, "p99": 0.002, "max": 0.003}}, slo_ttft_s=1.0,
