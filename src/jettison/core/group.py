@@ -129,6 +129,8 @@ class GroupCore:
         """Admission stops here although more is free: the group is to fit into less memory soon."""
         self.paused = False
         """No new steps: the group is about to be remapped."""
+        self.holds_preemption = False
+        """Nobody is preempted: victims are on their way to the host, and what was missing is about to be free."""
         self.seals = limits.enable_prefix_caching
         """False while its blocks hold fewer layers than others in the same ledgers."""
         self.head_blocked_by: BlockedBy | None = None
@@ -254,6 +256,22 @@ class GroupCore:
         self.counters.num_freed_blocks += before
         state.kv_at = {}
 
+    def set_aside(self, state: RequestState) -> None:
+        """Stop scheduling a running request; it keeps its blocks."""
+        assert state.num_pending == 0, "a request in flight cannot be set aside"
+        self._version += 1
+        del self.running[state.request_id]
+        state.phase = Phase.MOVING
+        self.moving[state.request_id] = state
+
+    def let_go(self, state: RequestState) -> None:
+        """Give back the blocks of a request that was set aside: its KV is kept elsewhere, it will come back."""
+        assert state.phase is Phase.MOVING, state
+        self._version += 1
+        for ledger in self.ledgers:
+            ledger.release(state.request_id)
+        state.kv_at = {}
+
     def preempt(self, state: RequestState) -> None:
         """Drop the request's KV and queue it again; it is recomputed from all its tokens."""
         assert state.num_pending == 0, "a request in flight cannot be preempted"
@@ -312,6 +330,8 @@ class GroupCore:
             yield WaitingRow(state.request_id, len(state.tokens), num_cached, num_needed)
 
     def _victims(self) -> list[VictimRow]:
+        if self.holds_preemption:
+            return []
         return [
             VictimRow(s.request_id, min(ledger.num_exclusive_blocks(s.request_id) for ledger in self.ledgers))
             for s in reversed(self.running.values())
