@@ -130,7 +130,7 @@ class GroupCore:
         self.paused = False
         """No new steps: the group is about to be remapped."""
         self.holds_preemption = False
-        """Nobody is preempted: victims are on their way to the host, and what was missing is about to be free."""
+        """Nobody is recomputed: requests are on their way to the host or back, and what is missing will be free."""
         self.seals = limits.enable_prefix_caching
         """False while its blocks hold fewer layers than others in the same ledgers."""
         self.head_blocked_by: BlockedBy | None = None
@@ -254,22 +254,6 @@ class GroupCore:
                 before = max(before, ledger.num_exclusive_blocks(state.request_id))
                 ledger.release(state.request_id)
         self.counters.num_freed_blocks += before
-        state.kv_at = {}
-
-    def set_aside(self, state: RequestState) -> None:
-        """Stop scheduling a running request; it keeps its blocks."""
-        assert state.num_pending == 0, "a request in flight cannot be set aside"
-        self._version += 1
-        del self.running[state.request_id]
-        state.phase = Phase.MOVING
-        self.moving[state.request_id] = state
-
-    def let_go(self, state: RequestState) -> None:
-        """Give back the blocks of a request that was set aside: its KV is kept elsewhere, it will come back."""
-        assert state.phase is Phase.MOVING, state
-        self._version += 1
-        for ledger in self.ledgers:
-            ledger.release(state.request_id)
         state.kv_at = {}
 
     def preempt(self, state: RequestState) -> None:

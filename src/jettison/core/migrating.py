@@ -212,10 +212,10 @@ class Migration:
         for ledger in self.destination.ledgers:
             if ledger.has(self.state.request_id):
                 ledger.release(self.state.request_id)
+        self._cluster.counters.num_failed_migrations += 1
         self._fail(self.failure or "called off")
         self._cluster.reap(self.state)
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self.phase = MigrationPhase.FAILED
-        self._cluster.counters.num_failed_migrations += 1

@@ -10,7 +10,8 @@ Rule 1. A step carries at most the budget's blocks, both directions together, vi
         they are copied while the controller takes the step's tokens and plans the next.
 Rule 2. Blocks are given back, and a request is scheduled again, only when the copy has ended. A victim has no step in
         flight, so nothing writes what is being read; sealed blocks that it shares may be read by others meanwhile.
-Rule 3. While victims of a group are on their way nobody else of it is preempted: what was missing is about to be there.
+Rule 3. While somebody of a group is on the way nobody of it is recomputed: what is missing is about to be there, or who
+        returns is about to be one who may leave again.
 Rule 4. Newcomers leave room for who has been swapped out: those who were admitted first run first.
 
 Who goes and who returns is ``policy.swapping``'s decision; the pool's book is ``memory.hostpool``.
@@ -150,7 +151,9 @@ class Swapping(Relief):
             group.resume(state)
             self._cluster.counters.swapped_in_blocks += swap.num_blocks
             return
-        group.let_go(state)
+        for ledger in group.ledgers:
+            ledger.release(state.request_id)
+        state.kv_at = {}
         swap.phase, swap.num_sent = SwapPhase.STORED, 0
         self._cluster.counters.swapped_out_blocks += swap.num_blocks
 
@@ -198,7 +201,9 @@ class Swapping(Relief):
             self._swaps[request_id] = swap
             for worker_id in group.worker_ids:
                 self.pools[worker_id].hold(request_id, swap.num_blocks)
-            group.set_aside(state)
+            group.take_out(state)
+            state.phase = Phase.MOVING
+            group.moving[request_id] = state
             group.counters.num_preemptions += 1
             state.num_preemptions += 1
 
@@ -222,7 +227,7 @@ class Swapping(Relief):
 
     def _keep_room(self, group: GroupCore) -> None:
         """Rules 3 and 4."""
-        group.holds_preemption = bool(self._of(group, SwapPhase.OUT))
+        group.holds_preemption = bool(self._of(group, SwapPhase.OUT, SwapPhase.IN))
         owed = sum(self._blocks_to_return(s) for s in self._of(group, SwapPhase.OUT, SwapPhase.STORED))
         group.landing.blocks = dict.fromkeys(group.worker_ids, owed) if owed else {}
 
