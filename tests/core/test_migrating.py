@@ -31,7 +31,7 @@ class OneMigration(Relief):
     def cancel(self, state: RequestState) -> list[object]:
         return self.migration.cancel() if state is self.migration.state else []
 
-    def before_steps(self, now_ns: int) -> list[object]:
+    def before_steps(self, busy: object, now_ns: int) -> list[object]:
         return self.migration.advance(now_ns)
 
 

@@ -6,6 +6,8 @@ takes part in one migration at a time.
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from jettison.core.group import GroupCore
 from jettison.core.migrating import Migration
 from jettison.core.ports import Action, MoveEnded
@@ -42,7 +44,7 @@ class Balancing(Relief):
         """The request is ending."""
         return [action for m in self.migrations if m.state is state for action in m.cancel()]
 
-    def before_steps(self, now_ns: int) -> list[Action]:
+    def before_steps(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
         """Let migrations go on; look for new pairs when it is time, or when an instance has become free for one."""
         actions: list[Action] = []
         for migration in self.migrations:
@@ -53,12 +55,12 @@ class Balancing(Relief):
         period_ns = self._params.period_s * NANOSECONDS
         if has_ended or self._looked_ns is None or now_ns - self._looked_ns >= period_ns:
             self._looked_ns = now_ns
-            actions += self._look(now_ns)
+            actions += self._look(busy, now_ns)
         return actions
 
-    def _look(self, now_ns: int) -> list[Action]:
-        busy = set(self.worker_ids)
-        idle = {g.group_id: g for g in self._cluster.groups.values() if not g.paused and not set(g.worker_ids) & busy}
+    def _look(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
+        taken = busy | set(self.worker_ids)
+        idle = {g.group_id: g for g in self._cluster.groups.values() if not g.paused and not set(g.worker_ids) & taken}
         loads = {group_id: _load(group) for group_id, group in idle.items()}
         actions: list[Action] = []
         for pair in plan_pairs(list(loads.values()), self._params):
@@ -91,5 +93,6 @@ def _rows(group: GroupCore) -> list[MigrationRow]:
     return [
         MigrationRow(s.request_id, s.request.priority, group.ledgers[0].num_blocks_of(s.request_id))
         for s in group.running.values()
-        if s.num_output > 0 and len(s.tokens) - s.num_computed <= 1 and s.ending is None and not s.moves and not s.paused
+        if s.num_output > 0 and len(s.tokens) - s.num_computed <= 1
+        and s.ending is None and not s.moves and not s.paused
     ]

@@ -175,7 +175,7 @@ class ClusterCore:
         """Everything that follows from one event at one time."""
         actions = self._on(event, now_ns)
         actions += self._advance_moves(now_ns)
-        actions += self.relief.before_steps(now_ns)
+        actions += self.relief.before_steps(self._moving_workers(), now_ns)
         actions += self._plan_steps(now_ns)
         actions += self.relief.after_steps(now_ns)
         for group in self.groups.values():
@@ -395,8 +395,11 @@ class ClusterCore:
     def _monitor(self, group: GroupCore) -> GroupMonitor:
         return self._monitors.setdefault(group.group_id, GroupMonitor())
 
+    def _moving_workers(self) -> set[WorkerId]:
+        return {w for move in self._moves for w in move.worker_ids}
+
     def _busy_workers(self) -> set[WorkerId]:
-        return {w for move in self._moves for w in move.worker_ids} | set(self.relief.worker_ids)
+        return self._moving_workers() | set(self.relief.worker_ids)
 
     def _watch(self, now_ns: int) -> list[Action]:
         """Overload and restore checks: on every tick and after every step."""

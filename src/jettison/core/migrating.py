@@ -1,7 +1,7 @@
 """One running request moves from one group to another while it goes on decoding (Llumnix; MELL section V).
 
-    COPY           rounds: the blocks that are full travel while the request decodes at its source; what it fills meanwhile
-                   is the next round's
+    COPY           rounds: full blocks travel while the request decodes at its source; what it fills meanwhile is the
+                   next round's
     FINAL          at most 16 blocks are left: the request stands still, finishes its step in flight, and they travel
     DONE           the destination has everything: it owns the request
     FALLING_BACK   a transfer failed, the destination has no room to grow, rounds do not converge, or the request is
@@ -9,8 +9,8 @@
     FAILED         they are: the request has never left its source
 
 Ownership: the source owns the request, and has all of its KV, in every phase before DONE; the destination's blocks are
-reserved before the first byte travels. The groups may differ in shape but share no worker. Who moves where, and when, is
-a policy's decision (``core.balancing`` for the Llumnix baseline).
+reserved before the first byte travels. The groups may differ in shape but share no worker. Who moves where, and when,
+is a policy's decision (``core.balancing`` for the Llumnix baseline).
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ start) and ``drop`` (``core.merging``, ``core.restoring``) need. ``core.swapping
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from jettison.core.group import GroupCore
 from jettison.core.ports import Action, MoveEnded
 from jettison.core.request import RequestState
@@ -35,8 +37,9 @@ class Relief:
         """The request is ending: stop what is done to it. Idempotent; the request may have been reaped already."""
         return []
 
-    def before_steps(self, now_ns: int) -> list[Action]:
-        """Decide and start, before the groups plan their steps."""
+    def before_steps(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
+        """Decide and start, before the groups plan their steps. Groups with ``busy`` workers are in a move: hands
+        off."""
         return []
 
     def after_steps(self, now_ns: int) -> list[Action]:

@@ -19,6 +19,7 @@ Who goes and who returns is ``policy.swapping``'s decision; the pool's book is `
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -164,9 +165,11 @@ class Swapping(Relief):
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
-    def before_steps(self, now_ns: int) -> list[Action]:
+    def before_steps(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
         """For each group that may plan a step: who leaves, who returns."""
         for group in self._cluster.groups.values():
+            if set(group.worker_ids) & busy:
+                continue
             if not group.paused and len(group.in_flight) < len(group.stages):
                 self._swap_out(group)
                 if not self._of(group, SwapPhase.OUT):

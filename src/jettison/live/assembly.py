@@ -120,7 +120,7 @@ def assemble(config: EngineConfig) -> Assembly:
             piece_bytes=config.overload.exchange_piece_bytes,
             max_model_len=config.model.max_model_len,
             host_bytes=host_bytes,
-            layers=None if layers_of[worker_id] == shape.all_layers else tuple(layers_of[worker_id]),
+            layers=(layers_of[worker_id].lo, layers_of[worker_id].hi),
         )
         for worker_id in range(config.instances)
     ]

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jettison.report.results import RunResult
+from jettison.report.results import METRIC_DEFINITIONS, RunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,15 @@ def print_summary(runs: Sequence[RunResult], console: Console | None = None) -> 
         if lag.get("p99") is not None:
             lag_text = f"p99 {format_value(lag['p99'], 's')}, max {format_value(lag['max'], 's')}"
             console.print(f"client lag of {run.name}: {lag_text} (included in TTFT)", markup=False, style="dim")
-    rows = next((rows for run in runs if (rows := fairness_rows(run))), [])
-    for label, value in rows:
+    stated = next((run for run in runs if fairness_rows(run)), None)
+    if stated is not None:
+        print_fairness(stated, console)
+
+
+def print_fairness(run: RunResult, console: Console) -> None:
+    """Print the conditions of a comparison: the run's fairness header, then what each metric means."""
+    for label, value in fairness_rows(run):
         console.print(f"{label}: {value}", markup=False, style="dim")
+    definitions = run.config.get("fairness", {}).get("metric_definitions") or METRIC_DEFINITIONS
+    for name, meaning in definitions.items():
+        console.print(f"{name}: {meaning}", markup=False, style="dim")
