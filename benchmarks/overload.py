@@ -47,7 +47,10 @@ QUICK_S = 37.5
 """Of the burst's 75 s: its first burst and what follows it."""
 
 SWEEP_SHARES = (0.34, 0.5, 0.66, 0.75)
+"""The papers' models: 0.34 to 0.75."""
+
 SWEEP_HEIGHTS = (3.0, 7.0, 14.0)
+"""Rate in a burst over the rate outside."""
 
 ABLATION: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("recompute", "recompute", {}),
@@ -109,6 +112,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="half of the burst's length, traces of 60 s")
     parser.add_argument("--sweep", action="store_true", help="parameter share against burst height")
+    parser.add_argument("--shares", nargs="+", type=float, default=list(SWEEP_SHARES), help="of the sweep")
+    parser.add_argument("--heights", nargs="+", type=float, default=list(SWEEP_HEIGHTS), help="of the sweep")
     parser.add_argument("--ablation", action="store_true", help="parts of dropping switched on one by one")
     parser.add_argument("--data", type=Path, help="folder with arrivals/ (else JETTISON_DATA, else ../shared/data)")
     parser.add_argument("--slice", type=float, default=90.0, help="seconds of replay of a trace slice")
@@ -177,14 +182,14 @@ def _trace(
 
 def _sweep(work: Path, instances: int, args: argparse.Namespace) -> Iterator[tuple[ExperimentSetup, Load]]:
     """Parameter share by the KV that is left beside the parameters; heights at the rate that height 7 calibrates to."""
-    for share in SWEEP_SHARES:
+    for share in args.shares:
         sized = replace(make_setup(work / f"share-{share:g}", 0), instances=instances)
         tokens = _kv_tokens_for_share(sized, share)
         setup = replace(sized, kv_tokens_per_instance=tokens)
         speed = measure_speed(setup)
         base = preset("burst").scaled(instances / 2)
         scale = calibrate(generate(base, 0), speed, setup.overload_setting(), target_share=_target(setup))
-        for height in SWEEP_HEIGHTS:
+        for height in args.heights:
             spec = replace(base, bursts=tuple(replace(b, multiplier=height) for b in base.bursts))
 
             def arrivals(seed: int, spec: Any = spec, scale: float = scale) -> Workload:

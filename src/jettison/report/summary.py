@@ -125,8 +125,6 @@ def fairness_rows(run: RunResult) -> list[tuple[str, str]]:
     rows = []
     for key, label in FAIRNESS_LABELS.items():
         value = header.get(key)
-        if key == "online_load_share" and value is None:
-            continue
         is_number = isinstance(value, int | float)
         rows.append((label, "not stated" if value is None else f"{value:.4g}" if is_number else str(value)))
     rows.extend(("arrivals", str(note)) for note in header.get("arrivals") or [])
