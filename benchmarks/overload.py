@@ -119,7 +119,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--slice", type=float, default=90.0, help="seconds of replay of a trace slice")
     parser.add_argument("--length-scale", type=float, default=0.125, help="factor on the traces' lengths")
     parser.add_argument("--compress", type=float, default=8.0, help="the traces' time is divided by this")
-    parser.add_argument("--mean-load", type=float, default=0.5, help="predicted mean KV demand / undropped capacity")
+    parser.add_argument("--mean-load", type=float, default=0.4, help="predicted mean KV demand / undropped capacity")
     parser.add_argument("--json", type=Path, help="table of figures")
     parser.add_argument("--runs", type=Path, help="all runs in the common result format, and .html beside it")
     parser.add_argument("--work", type=Path)
