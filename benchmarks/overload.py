@@ -251,7 +251,7 @@ def compare(
 def _figures(
     setup: ExperimentSetup, name: str, seed: int, contenders: Sequence[Contender], met: dict[str, RunResult]
 ) -> list[dict[str, Any]]:
-    ours = contenders[0].name if contenders[0].policy == "drop" else None
+    ours = next((c.name for c in contenders if c.policy == "drop"), None)
     baselines = [met[c.name] for c in contenders if c.policy != "drop"] or list(met.values())
     base = slo_base(baselines)
     window = overload_arrivals(next(iter(met.values())).requests_detail or [], base, setup.capacity_tokens())
