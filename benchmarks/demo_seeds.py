@@ -20,6 +20,7 @@ from rich.table import Table
 from jettison.live.demo import BEYOND_SHARE, demo_workload, make_setup, plan_load
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
 from jettison.report.results import RunResult, write_results
+from jettison.report.summary import print_fairness
 from jettison.workload.calibrate import calibrate
 from jettison.workload.shaping import scale_time
 
@@ -105,6 +106,7 @@ def main() -> None:
             rows.append(row_of(pair, seed, label) | {"rate_scale": scale})
             console.print({k: _text(v) for k, v in rows[-1].items()})
     print_table(rows, console)
+    print_fairness(runs[0], console)
     if args.json:
         args.json.write_text(json.dumps({"rows": rows}, indent=2, sort_keys=True) + "\n")
     if args.runs:

@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from jettison.live.demo import DemoModel, make_setup
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
 from jettison.report.results import RunResult, write_results
+from jettison.report.summary import print_fairness
 from jettison.workload import shaping
 from jettison.workload.probe import MachineSpeed, predict
 from jettison.workload.traces import Workload, read_trace
@@ -198,6 +200,7 @@ def main() -> None:
         print("\n".join(header[-3:]), flush=True)
     text = markdown(rows, header)
     print(text)
+    print_fairness(runs[0], Console())
     if args.markdown:
         args.markdown.write_text(text)
     if args.json:

@@ -108,7 +108,7 @@ def test_an_api_key_is_not_printed():
         ({"model": "m", "page_size": 5000}, ["--page-size", "power of two"]),
         ({"model": "m", "page_size": 1024}, ["--page-size", "4KiB"]),
         ({"model": "m", "dtype": "float46"}, ["--dtype", "did you mean 'float64'"]),
-        ({"model": "m", "overload": "pray"}, ["--overload", "drop or recompute", "'pray'"]),
+        ({"model": "m", "overload": "pray"}, ["--overload", "drop, recompute, swap, migrate or pipeline", "'pray'"]),
         ({"model": "m", "launcher": "ray"}, ["--launcher", "'ray'", "not available in this version", "local"]),
         ({"model": "m", "file": {"launcher": "ray"}}, ["configuration file: launcher", "not available"]),
         ({"model": "m", "launcher": "slurm"}, ["--launcher", "must be local", "'slurm'"]),

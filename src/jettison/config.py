@@ -24,7 +24,7 @@ from jettison.errors import ConfigError
 Source = Literal["default", "file", "env", "flag"]
 DType = Literal["auto", "float64", "float32", "bfloat16"]
 Kernels = Literal["auto", "native", "torch"]
-OverloadPolicy = Literal["drop", "recompute"]
+OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
 Launcher = Literal["local"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -219,6 +219,9 @@ class MemoryConfig:
         64 << 10, _bytes(4096, power_of_two=True), "Unit in which memory moves between parameters and KV cache.",
         name="page_size", metavar="SIZE")
     block_size: int = _key(16, _int(1, 1024), "Tokens of one KV-cache block.", metavar="N")
+    host_memory_bytes: int = _key(
+        None, _bytes(0), "Host memory of each instance for swapped KV, with --overload swap (auto: as --memory).",
+        name="host_memory", metavar="SIZE", unset="auto", bare=1 << 30)
     enable_prefix_caching: bool = _key(True, _bool, "Reuse the KV cache of equal prompt prefixes.", metavar="BOOL")
 
 
@@ -244,7 +247,8 @@ class OverloadConfig:
 
     policy: OverloadPolicy = _key(
         "drop", _Choice(OverloadPolicy),
-        "Out of KV memory: drop replicated layers and merge instances, or preempt and recompute.", name="overload")
+        "Out of KV memory: drop replicated layers and merge instances (drop), or a baseline: preempt and recompute, "
+        "swap to the host, migrate between instances, static pipelines of two (docs/baselines.md).", name="overload")
     min_wait_ms: int = _key(
         100, _int(0), "How long memory must have kept the head of the queue out before it counts as overload.",
         name="overload_min_wait_ms", metavar="MS")
@@ -263,6 +267,13 @@ class OverloadConfig:
         500, _int(0), "Least time between a finished restore and the next drop.", metavar="MS")
     restore_dwell_ms: int = _key(
         2000, _int(0), "Least time between a finished drop and its restore.", metavar="MS")
+    swap_budget_blocks: int | None = _key(
+        None, _int(1), "swap: blocks that a step may carry, in and out (auto: a quarter of its time).",
+        metavar="N", unset="auto")
+    migrate_threshold: float = _key(
+        3.0, _float(0.0), "migrate: free blocks a request below which an instance gives, above which it takes.",
+        metavar="BLOCKS")
+    migrate_period_ms: int = _key(50, _int(1), "migrate: how often instances are compared.", metavar="MS")
     exchange_piece_bytes: int = _key(
         1 << 20, _bytes(4096), "Bulk transfers are cut into pieces of this size; activations go in between.",
         metavar="SIZE")
@@ -453,6 +464,8 @@ def _complete(values: dict[str, Any], num_cores: int) -> None:
     """Fill what depends on other keys, and refuse what contradicts them."""
     if values["served_model_name"] is None:
         values["served_model_name"] = os.path.basename(os.path.abspath(values["model"])) if values["model"] else ""
+    if values["host_memory"] is None:
+        values["host_memory"] = values["memory"]
     if values["num_threads"] is None:
         values["num_threads"] = max(1, num_cores // values["instances"])
     budget = values["max_num_batched_tokens"]

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from jettison.core import ports
-from jettison.core.cluster import ClusterCore, ClusterParams
+from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
 from jettison.core.group import SchedulerLimits
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
+from jettison.policy.migration import MigrationParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
+from jettison.policy.swapping import SwapParams
 from jettison.types import (
     EMBED_SHARD,
     HEAD_SHARD,
@@ -52,6 +54,8 @@ class Faults:
     move: float = 0.0
     """A transfer ends incomplete though nobody called it off."""
     step: float = 0.0
+    swap: float = 0.0
+    """A piece of a swap cannot be copied."""
     budget: int = 12
 
 
@@ -90,6 +94,8 @@ class FakeWorker:
     capacity: int = 0
     version: int = 0
     kv: dict[tuple[int, int], dict[int, tuple[int, int]]] = field(default_factory=dict)
+    host: dict[tuple[int, int], dict[int, tuple[int, int]]] = field(default_factory=dict)
+    """(layer, slot) of the host pool."""
     filled: set[str] = field(default_factory=set)
     lent: set[str] = field(default_factory=set)
     """Shards that were complete when they were dropped."""
@@ -99,7 +105,7 @@ class FakeWorker:
 
     def __post_init__(self) -> None:
         self.capacity = self.full_blocks
-        self.filled = set(self.shape.all_shards)
+        self.filled = set(self.spec.shards)
 
     def capacity_for(self, spec: LayoutSpec) -> int:
         block = self.shape.block_bytes_per_layer(BLOCK_SIZE)
@@ -138,7 +144,8 @@ class FakeCluster:
         self, *, num_workers: int = 2, full_blocks: int = 24, num_layers: int = 4, seed: int = 0,
         policy: str = "drop", auto_restore: bool = True, max_seqs: int = 16, max_tokens: int = 32,
         prefix_caching: bool = True, shard_bytes: int = SHARD_BYTES, max_model_len: int = 10_000,
-        faults: Faults | None = None, eager: bool = False,
+        faults: Faults | None = None, eager: bool = False, host_slots: int = 64, swap_budget: int | None = 4,
+        migrate_threshold: float = 3.0,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -148,16 +155,27 @@ class FakeCluster:
         limits = SchedulerLimits(
             BLOCK_SIZE, max_tokens, max_seqs, max_model_len, 0.01, frozenset({EOS}), prefix_caching
         )
-        params = ClusterParams(overload_policy=policy, auto_restore=auto_restore)  # type: ignore[arg-type]
+        params = ClusterParams(
+            overload_policy=policy, auto_restore=auto_restore,  # type: ignore[arg-type]
+            swap=SwapParams(host_slots, swap_budget), migration=MigrationParams(migrate_threshold, 0.01),
+        )
         if eager:  # moves follow each other closely: more of them in a short run
             params = replace(
                 params, drop_dwell_s=0.05, overload=OverloadParams(0.01, 0.02, 1.0), restore=RestoreParams(0.5, 0.1)
             )
-        self.core = ClusterCore(self.shape, limits, params, dict.fromkeys(range(num_workers), full_blocks), b"secret")
         self.workers = {
-            w: FakeWorker(w, self.shape, full_blocks, LayoutSpec(self.shape.all_shards, self.shape.all_layers))
-            for w in range(num_workers)
+            s.worker_id: FakeWorker(
+                s.worker_id, self.shape, full_blocks, LayoutSpec(self.shape.shards_for(s.layers), s.layers)
+            )
+            for stages in initial_groups(params.overload_policy, range(num_workers), self.shape)
+            for s in stages
         }
+        for worker in self.workers.values():
+            worker.capacity = worker.capacity_for(worker.spec)
+        capacity = {w: worker.capacity for w, worker in self.workers.items()}
+        self.core = ClusterCore(self.shape, limits, params, capacity, b"secret")
+        self.host_slots = host_slots
+        self.swapped: list[ports.SwapOut | ports.SwapIn] = []
         for worker in self.workers.values():
             worker.spoilt = lambda: self.fault_rng.random() < 0.7
         self.now = 0
@@ -295,6 +313,9 @@ class FakeCluster:
             case ports.SendKV():
                 self.sent.append(action)
                 self._in_order(action.src, 0.0, lambda: self._begin_kv(action))
+            case ports.SwapOut() | ports.SwapIn():
+                self.swapped.append(action)
+                self._in_order(action.worker_id, 0.05 * len(action.blocks), lambda: self._swap(action))
             case ports.SendShard():
                 self.at(self.now + self.delay(1, 40), lambda: self._shard_arrives(action))
             case ports.LoadShard():
@@ -396,6 +417,19 @@ class FakeCluster:
             return ports.MoveEnded(move.move_id, complete, 100, 1)
 
         self.at(self.now + self.delay(0.5, 15), arrive)
+
+    def _swap(self, piece: ports.SwapOut | ports.SwapIn) -> ports.Event:
+        worker = self.workers[piece.worker_id]
+        if self._strikes(self.faults.swap):
+            return ports.MoveEnded(piece.move_id, False, 0, 1)
+        for layer in piece.layers.layers():
+            for block, slot in zip(piece.blocks, piece.slots, strict=True):
+                assert 0 <= slot < self.host_slots and block < worker.capacity
+                if isinstance(piece, ports.SwapOut):
+                    worker.host[layer, slot] = dict(worker.kv[layer, block])
+                else:
+                    worker.kv[layer, block] = dict(worker.host[layer, slot])
+        return ports.MoveEnded(piece.move_id, True, 100, 1)
 
     def _shard_arrives(self, move: ports.SendShard) -> ports.Event:
         complete = move.move_id not in self.cancelled_moves and not self._strikes(self.faults.move)

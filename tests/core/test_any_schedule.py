@@ -73,7 +73,7 @@ CLUSTER = st.builds(
     shard_bytes=st.sampled_from([SHARD_BYTES, 256, 1024, 4096]),
     max_seqs=st.sampled_from([4, 16]),
     max_tokens=st.sampled_from([16, 32]),
-    policy=st.sampled_from(["drop", "drop", "drop", "recompute"]),
+    policy=st.sampled_from(["drop", "drop", "drop", "recompute", "swap", "migrate", "pipeline"]),
     auto_restore=st.sampled_from([True, True, False]),
     eager=st.booleans(),
     prefix_caching=st.sampled_from([True, True, False]),
@@ -81,7 +81,7 @@ CLUSTER = st.builds(
 RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
 FAULTS = st.one_of(
     st.builds(Faults),
-    st.builds(Faults, apply=RATE, offer=RATE, load=RATE, move=RATE, step=st.sampled_from([0.0, 0.02])),
+    st.builds(Faults, apply=RATE, offer=RATE, load=RATE, move=RATE, swap=RATE, step=st.sampled_from([0.0, 0.02])),
 )
 
 
@@ -90,7 +90,8 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
         num_workers=cluster.num_workers, full_blocks=cluster.full_blocks, num_layers=cluster.num_layers,
         seed=cluster.seed, policy=cluster.policy, auto_restore=cluster.auto_restore, max_seqs=cluster.max_seqs,
         max_tokens=cluster.max_tokens, prefix_caching=cluster.prefix_caching, shard_bytes=cluster.shard_bytes,
-        faults=faults, eager=cluster.eager,
+        faults=faults, eager=cluster.eager, host_slots=(0, 8, 64, 500)[cluster.seed % 4],
+        swap_budget=(1, 4, None)[cluster.seed % 3], migrate_threshold=(1.0, 3.0, 8.0)[cluster.seed % 3],
     )
     rng = random.Random(cluster.seed)
     shared = [rng.randrange(1, 60) for _ in range(16)]

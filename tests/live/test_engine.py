@@ -257,3 +257,41 @@ async def test_a_dead_worker_ends_every_stream_with_an_error(model_dir: Path) ->
         assert engine.state == "failed"
         with pytest.raises(NotReadyError):
             engine.submit(request("late", [1], 1))
+
+
+@pytest.mark.parametrize(
+    ("policy", "counter"), [("swap", "swapped_in_blocks"), ("migrate", "migrations"), ("pipeline", None)]
+)
+async def test_the_baselines_serve_over_real_processes(model_dir: Path, policy: str, counter: str | None) -> None:
+    """The flag reaches the workers, the event happens, and tokens are those of an engine with ample memory."""
+    rng = random.Random(2)
+    prompts = [[rng.randrange(256) for _ in range(rng.randint(5, 30))] for _ in range(10)]
+
+    async def serve(engine: Engine) -> list[list[int]]:
+        tasks = [asyncio.create_task(collect(engine, request(f"r{i}", p, 80))) for i, p in enumerate(prompts)]
+        if policy == "migrate" and counter is not None and engine.core.params.overload_policy == "migrate":
+            # Clients of one instance leave; the other is then the fuller one.
+            leaving = [f"r{i}" for i in range(len(prompts))]
+            async with asyncio.timeout(60):
+                requests = engine.core.state.requests
+                while not all(name in requests and requests[name].num_output > 3 for name in leaving):
+                    await asyncio.sleep(0.001)
+            for name in leaving:
+                if name in engine.core.groups[1].running:
+                    engine.cancel(name)
+        async with asyncio.timeout(120):
+            return [tokens for tokens, _ in await asyncio.gather(*tasks)]
+
+    async with running(model_dir, 400, overload="recompute", dtype="float64") as engine:
+        expected = await serve(engine)
+    blocks = {"swap": 60, "migrate": 150, "pipeline": 40}[policy]
+    async with running(model_dir, blocks, overload=policy, dtype="float64", migrate_threshold=24) as engine:
+        got = await serve(engine)
+        await rest(engine)
+        engine.core.check()
+        assert counter is None or engine.snapshot().counters[counter] > 0
+        assert len(engine.core.groups) == (1 if policy == "pipeline" else 2)
+        ledgers = [w.ledger for w in engine.core.state.workers.values()]
+        assert all(ledger.num_free == ledger.capacity for ledger in ledgers)
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine == theirs[: len(mine)] and (len(mine) == len(theirs) or policy == "migrate")

@@ -355,3 +355,27 @@ def test_numbers_survive_the_read_only_payload():
     cluster.send(1, m.SendKV(5, 0, 0, 1, [0], [0]))
     cluster.pump()
     assert np.array_equal(cluster.devices[0].kv[0, 0], cluster.devices[1].kv[0, 0])
+
+
+def test_a_swap_waits_for_earlier_steps_and_comes_back_whole():
+    cluster = Cluster(1)
+    device = cluster.devices[0]
+    before = device.kv.copy()
+    cluster.send(0, codec.step_command(make_step(1, [3])))
+    cluster.send(0, m.SwapKV(7, True, 0, 4, [2, 5], [1, 0]))
+    cluster.pump()
+    assert device.log == [("step", 1), ("swap_out", [2, 5])]
+    assert cluster.take()[1:] == [m.MoveEnded(0, 7, True, 4 * 2 * device.kv_block_bytes, 0)]
+    device.kv[:] = 0
+    cluster.send(0, m.SwapKV(8, False, 0, 4, [9, 3], [1, 0]))
+    cluster.pump()
+    assert names(cluster.take()) == ["MoveEnded"]
+    assert (device.kv[:, [9, 3]] == before[:, [2, 5]]).all()
+
+
+def test_a_swap_that_cannot_be_copied_ends_incomplete_and_the_worker_lives():
+    cluster = Cluster(1)
+    cluster.send(0, m.SwapKV(7, True, 0, 4, [2], [99]))
+    cluster.send(0, codec.step_command(make_step(1, [3])))
+    cluster.pump()
+    assert cluster.take() == [m.MoveEnded(0, 7, False, 0, 0), m.StepDone(0, 1, [3 * 3 + 4], 0)]

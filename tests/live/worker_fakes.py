@@ -35,6 +35,8 @@ class FakeDevice:
         self.shards = {
             f"layer:{i}": fresh_bytes(("shard", worker_id, i), shard_num_bytes) for i in range(num_layers)
         }
+        self.host = np.zeros((num_layers, 8, kv_block_bytes), dtype=np.uint8)
+        """The host pool: 8 slots."""
         self.filled: list[str] = []
         self.log: list[tuple] = []
         self.poisoned: set[int] = set()
@@ -85,6 +87,16 @@ class FakeDevice:
         self.kv[layers.lo : layers.hi, np.asarray(block_ids)] = data.reshape(
             len(layers), len(block_ids), self.kv_block_bytes
         )
+
+    def swap_out(self, layers: LayerRange, block_ids, slots):
+        self.log.append(("swap_out", list(block_ids)))
+        self.host[layers.lo : layers.hi, slots] = self.kv[layers.lo : layers.hi, block_ids]
+        return len(layers) * len(block_ids) * self.kv_block_bytes
+
+    def swap_in(self, layers: LayerRange, block_ids, slots):
+        self.log.append(("swap_in", list(block_ids)))
+        self.kv[layers.lo : layers.hi, block_ids] = self.host[layers.lo : layers.hi, slots]
+        return len(layers) * len(block_ids) * self.kv_block_bytes
 
     def shard_bytes(self, shard):
         return self.shards[shard]

@@ -24,7 +24,8 @@ def group(
         (group(used=40, batch=1), 60.0),
         (group(used=40, batch=6), 10.0),
         (group(used=40, queued=30, batch=6), 5.0),
-        (group(used=90, queued=30, batch=4), -5.0),
+        (group(used=90, queued=30, batch=4), -20.0),
+        (group(capacity=200, used=190, queued=30, batch=4, instances=2), -10.0),
         (group(capacity=200, used=40, batch=8, instances=2), 40.0),
         (group(capacity=200, batch=1, instances=2), 200.0),
     ],
@@ -35,6 +36,10 @@ def test_freeness_is_what_each_request_of_the_batch_could_still_take(the_group: 
 
 def test_the_freest_group_wins() -> None:
     assert choose_group([group(0, used=50, batch=5), group(1, used=20, batch=5)], 10) == 1
+
+
+def test_the_larger_batch_does_not_make_a_shortage_look_smaller() -> None:
+    assert choose_group([group(0, used=90, queued=40, batch=30), group(1, used=90, queued=20, batch=5)], 10) == 1
 
 
 def test_what_waits_counts_as_used_so_a_burst_spreads() -> None:

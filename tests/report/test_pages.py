@@ -178,6 +178,9 @@ def test_the_summary_prints_figures_conditions_and_lag(runs: list[RunResult]) ->
         "25.00x",
         "client lag of recompute",
         "peak demand / undropped",
+        "KV capacity / mean need",
+        "online load as a share of the maximum",
+        "ttft_s: scheduled arrival to the first chunk",
         "[bold]drop",
     ):
         assert part in out.getvalue(), part

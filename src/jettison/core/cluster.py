@@ -9,10 +9,11 @@ Every accepted request ends with exactly one ``Emit`` that has a finish reason.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from jettison.core.balancing import Balancing
 from jettison.core.group import GroupCore, SchedulerLimits
 from jettison.core.merging import MergePhase, Merging
 from jettison.core.monitor import GroupMonitor, TrafficMonitor
@@ -33,9 +34,11 @@ from jettison.core.ports import (
     StepFailed,
     Tick,
 )
+from jettison.core.relief import Relief
 from jettison.core.request import Phase, RequestState
 from jettison.core.restoring import RestorePhase, Restoring, fits
 from jettison.core.state import ClusterState, WorkerState
+from jettison.core.swapping import Swapping
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.steptime import StepTimeModel, StepTimePrior
 from jettison.memory.blocks import BlockLedger
@@ -44,7 +47,9 @@ from jettison.memory.prefix import PrefixHasher
 from jettison.policy.computeload import Arrangement, compute_load
 from jettison.policy.dispatch import GroupFreeness, choose_group
 from jettison.policy.merge import MergeCandidate, StagePlan, plan_drop, plan_ranges, stage_bytes
+from jettison.policy.migration import MigrationParams
 from jettison.policy.overload import Assessment, OverloadParams, assess_overload, foreseen_missing_blocks
+from jettison.policy.pipeline import plan_static_groups
 from jettison.policy.rebalance import GroupQueue, QueuedRequest, plan_rebalance
 from jettison.policy.restore import (
     MergedLoad,
@@ -54,9 +59,11 @@ from jettison.policy.restore import (
     should_restore,
     should_yield,
 )
+from jettison.policy.swapping import SwapParams
 from jettison.types import NANOSECONDS, FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
 
-OverloadPolicy = Literal["drop", "recompute"]
+OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
+"""What is done when KV memory runs out; all but the first are baselines (docs/baselines.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ class ClusterParams:
     overload_policy: OverloadPolicy = "drop"
     overload: OverloadParams = field(default_factory=OverloadParams)
     restore: RestoreParams = field(default_factory=RestoreParams)
+    swap: SwapParams = field(default_factory=SwapParams)
+    migration: MigrationParams = field(default_factory=MigrationParams)
     drop_dwell_s: float = 0.5
     """Least time between the end of one move of a group and its next drop."""
     growth_factor: float = 1.2
@@ -92,9 +101,14 @@ class ClusterCore:
         secret: bytes,
     ) -> None:
         self.params = params
+        groups = initial_groups(params.overload_policy, sorted(capacity_blocks), shape)
         workers = {
-            worker_id: WorkerState(worker_id, BlockLedger(blocks, limits.block_size), blocks, layout=_full(shape))
-            for worker_id, blocks in sorted(capacity_blocks.items())
+            s.worker_id: WorkerState(
+                s.worker_id, BlockLedger(capacity_blocks[s.worker_id], limits.block_size),
+                capacity_blocks[s.worker_id], LayoutSpec(shape.shards_for(s.layers), s.layers),
+            )
+            for stages in groups
+            for s in stages
         }
         self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers)
         self.merges: list[Merging] = []
@@ -103,8 +117,14 @@ class ClusterCore:
         """Step-time fit by number of stages: a deeper pipeline steps faster and more often."""
         self.traffic = TrafficMonitor()
         self._monitors: dict[GroupId, GroupMonitor] = {}
-        for worker_id in workers:
-            self.state.form_group((StagePlan(worker_id, shape.all_layers),))
+        for stages in groups:
+            self.state.form_group(stages)
+        self.relief = Relief()
+        """What a policy other than dropping does."""
+        if params.overload_policy == "swap":
+            self.relief = Swapping(self.state, params.swap)
+        elif params.overload_policy == "migrate":
+            self.relief = Balancing(self.state, params.migration)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -155,7 +175,9 @@ class ClusterCore:
         """Everything that follows from one event at one time."""
         actions = self._on(event, now_ns)
         actions += self._advance_moves(now_ns)
+        actions += self.relief.before_steps(self._moving_workers(), now_ns)
         actions += self._plan_steps(now_ns)
+        actions += self.relief.after_steps(now_ns)
         for group in self.groups.values():
             self._monitor(group).note_blocked(group, now_ns)
         return actions
@@ -182,7 +204,7 @@ class ClusterCore:
                     actions = move.on_move(event, now_ns)
                     if actions is not None:
                         return actions
-                return []
+                return self.relief.on_move(event, now_ns) or []
             case Tick():
                 self.traffic.look(now_ns)
                 for group in self.groups.values():
@@ -233,13 +255,12 @@ class ClusterCore:
         """A pipeline whose members already serve on their own takes nothing new."""
         return any(r.group is group and r.has_split for r in self.restores)
 
-    @staticmethod
-    def _freeness(group: GroupCore) -> GroupFreeness:
+    def _freeness(self, group: GroupCore) -> GroupFreeness:
         return GroupFreeness(
             group.group_id,
             group.capacity_blocks,
             group.used_blocks,
-            group.queued_blocks(),
+            group.queued_blocks() + self.relief.owed_blocks(group),
             len(group.running) + len(group.moving) + len(group.waiting),
             len(group.stages),
         )
@@ -251,6 +272,7 @@ class ClusterCore:
         flight = group.in_flight[event.step_id]
         seconds = (now_ns - flight.issued_ns) / NANOSECONDS
         self.steptime(len(group.stages)).observe(flight.num_tokens, flight.num_kv_tokens, seconds)
+        self.relief.note_step(group, seconds)
         actions: list[Action] = []
         for result in group.commit(event, now_ns):
             if result.finish_reason is None:
@@ -294,7 +316,7 @@ class ClusterCore:
         actions: list[Action] = []
         for move in self._moves:
             actions += move.cancel(state)
-        return actions
+        return actions + self.relief.cancel(state)
 
     def _rebalance(self, now_ns: int) -> list[Action]:
         """Waiting requests that a full batch keeps out go to groups that can run them."""
@@ -373,8 +395,11 @@ class ClusterCore:
     def _monitor(self, group: GroupCore) -> GroupMonitor:
         return self._monitors.setdefault(group.group_id, GroupMonitor())
 
-    def _busy_workers(self) -> set[WorkerId]:
+    def _moving_workers(self) -> set[WorkerId]:
         return {w for move in self._moves for w in move.worker_ids}
+
+    def _busy_workers(self) -> set[WorkerId]:
+        return self._moving_workers() | set(self.relief.worker_ids)
 
     def _watch(self, now_ns: int) -> list[Action]:
         """Overload and restore checks: on every tick and after every step."""
@@ -501,7 +526,12 @@ class ClusterCore:
         return merge.advance(now_ns)
 
     def request_drop(self, now_ns: int) -> list[Action]:
-        """Merge the two smallest idle-of-moves groups whatever the load (administration, verification)."""
+        """Merge the two smallest idle-of-moves groups whatever the load (administration, verification).
+
+        Static pipelines stay as they are.
+        """
+        if self.params.overload_policy == "pipeline":
+            return []
         busy = self._busy_workers()
         for restore in self.restores:
             return restore.turn_round(now_ns, "requested")
@@ -584,7 +614,9 @@ class ClusterCore:
         return []
 
     def request_restore(self, now_ns: int) -> list[Action]:
-        """Restore every merged group that no move is touching (administration, verification)."""
+        """Restore every merged group that no move is touching (administration, verification), static ones excepted."""
+        if self.params.overload_policy == "pipeline":
+            return []
         actions: list[Action] = []
         for group in list(self.groups.values()):
             if len(group.stages) > 1 and not set(group.worker_ids) & self._busy_workers():
@@ -596,9 +628,15 @@ class ClusterCore:
     def check(self) -> None:
         """Invariants 5 to 7, for tests and idle moments. Raises AssertionError."""
         self.state.check()
+        self.relief.check()
         assert all(m.phase is not MergePhase.SETTLED for m in self.merges)
 
 
-def _full(shape: ModelShape) -> LayoutSpec:
-    return LayoutSpec(shape.all_shards, shape.all_layers)
+def initial_groups(
+    policy: OverloadPolicy, worker_ids: Sequence[WorkerId], shape: ModelShape
+) -> tuple[tuple[StagePlan, ...], ...]:
+    """Groups and stages that a cluster starts with: workers must load exactly these layers."""
+    if policy == "pipeline":
+        return plan_static_groups(worker_ids, shape)
+    return tuple((StagePlan(w, shape.all_layers),) for w in worker_ids)
 

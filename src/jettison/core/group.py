@@ -129,6 +129,8 @@ class GroupCore:
         """Admission stops here although more is free: the group is to fit into less memory soon."""
         self.paused = False
         """No new steps: the group is about to be remapped."""
+        self.holds_preemption = False
+        """Nobody is recomputed: requests are on their way to the host or back, and what is missing will be free."""
         self.seals = limits.enable_prefix_caching
         """False while its blocks hold fewer layers than others in the same ledgers."""
         self.head_blocked_by: BlockedBy | None = None
@@ -312,6 +314,8 @@ class GroupCore:
             yield WaitingRow(state.request_id, len(state.tokens), num_cached, num_needed)
 
     def _victims(self) -> list[VictimRow]:
+        if self.holds_preemption:
+            return []
         return [
             VictimRow(s.request_id, min(ledger.num_exclusive_blocks(s.request_id) for ledger in self.ledgers))
             for s in reversed(self.running.values())

@@ -101,7 +101,7 @@ class ShardLoaded(NamedTuple):
 
 
 class MoveEnded(NamedTuple):
-    """The one end of a SendKV or SendShard."""
+    """The one end of a SendKV, SendShard, SwapOut or SwapIn."""
 
     move_id: MoveId
     complete: bool
@@ -188,6 +188,26 @@ class SendShard(NamedTuple):
     shard: ShardId
 
 
+class SwapOut(NamedTuple):
+    """Copy KV blocks of a worker to slots of its host pool. Follows the steps issued before it."""
+
+    worker_id: WorkerId
+    move_id: MoveId
+    layers: LayerRange
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+class SwapIn(NamedTuple):
+    """The way back: slots of the host pool to KV blocks."""
+
+    worker_id: WorkerId
+    move_id: MoveId
+    layers: LayerRange
+    blocks: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
 class LoadShard(NamedTuple):
     """Fill a mapped shard from the model folder."""
 
@@ -225,4 +245,6 @@ class Record:
     fields: Mapping[str, object] = field(default_factory=dict)
 
 
-Action = RunStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | CancelMove | Emit | Record
+Action = (
+    RunStep | OfferLayout | ApplyLayout | SendKV | SendShard | SwapOut | SwapIn | LoadShard | CancelMove | Emit | Record
+)

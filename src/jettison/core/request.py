@@ -13,7 +13,7 @@ class Phase(StrEnum):
         WAITING --admit--> RUNNING --stop/length/cancel--> FINISHED
            ^                 |  ^
            |---- preempt ----|  |-- KV complete --
-           |                 |---- merge -------> MOVING (stalled until its KV is in place)
+           |                 |- merge, swap ---> MOVING (stalled until its KV is in place)
     """
 
     WAITING = "waiting"

@@ -64,6 +64,11 @@ class ClusterCounters:
     pulled_bytes: int = 0
     num_rebalanced: int = 0
     """Waiting requests sent from one group's queue to another's."""
+    num_migrations: int = 0
+    num_failed_migrations: int = 0
+    migrated_bytes: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
     num_cancelled: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.bytesview import as_tensor_uint8
+from jettison.device.hostpool import HostBuffers
 from jettison.device.kernels import load_kernels
 from jettison.device.memory import DeviceMemory
 from jettison.device.model.dtypes import resolve_dtype
@@ -28,6 +29,7 @@ from jettison.device.model.weights import WeightFolder
 from jettison.device.runner import Runner
 from jettison.device.step import StepInput, StepOutput
 from jettison.errors import ConfigError, NotReadyError
+from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.types import LayerRange, ModelShape, ShardId
 
@@ -38,7 +40,8 @@ class DeviceWorker:
     """One device with a model on it.
 
     ``layers``: what is resident after ``start`` (None = the whole model); ``max_model_len``: see ``read_config``.
-    ``num_threads``: compute threads of this *process* (None = leave as they are). Between ``start`` and ``close`` the
+    ``host_bytes``: host memory beside the budget for copies of KV blocks. ``num_threads``: compute threads of this
+    *process* (None = leave as they are). Between ``start`` and ``close`` the
     attributes ``config``, ``shape`` and ``kernels_name`` are set, and all other methods may be called.
     """
 
@@ -60,7 +63,10 @@ class DeviceWorker:
         num_threads: int | None = None,
         layers: LayerRange | None = None,
         max_model_len: int | None = None,
+        host_bytes: int = 0,
     ) -> None:
+        self._host_bytes = host_bytes
+        self._host: HostBuffers | None = None
         self._model_dir = Path(model_dir)
         self._dtype_name = dtype
         self._budget_bytes = budget_bytes
@@ -116,6 +122,8 @@ class DeviceWorker:
             runner = Runner(config, shape, memory, kernels, dtype, self._max_num_tokens, self._max_num_seqs)
             weights.load_final_norm(runner.final_norm)
             self._runner = runner
+            slots = num_host_slots(self._host_bytes, shape, self._block_size)
+            self._host = HostBuffers(slots, shape.num_layers, self.kv_block_bytes)
             for shard in sorted(self._resident):
                 self.load_shard_from_disk(shard)
         except BaseException:
@@ -129,7 +137,7 @@ class DeviceWorker:
 
     def close(self) -> None:
         """Release the memory. Idempotent; tensors handed out before must not be used afterwards."""
-        memory, self._memory, self._runner = self._memory, None, None
+        memory, self._memory, self._runner, self._host = self._memory, None, None, None
         self._resident, self._kv_layers = frozenset(), LayerRange(0, 0)
         self._complete.clear()
         self._ready.clear()
@@ -261,9 +269,23 @@ class DeviceWorker:
         """Copy blocks into the arenas; see ``DeviceMemory.kv_scatter``."""
         self._open_memory.kv_scatter(layers, block_ids, data)
 
+    def swap_out(self, layers: LayerRange, block_ids: Sequence[int], slots: Sequence[int]) -> int:
+        """Copy blocks to host slots; returns the bytes. See ``HostBuffers.copy_out``."""
+        return self._open_host.copy_out(self._open_memory, layers, block_ids, slots)
+
+    def swap_in(self, layers: LayerRange, block_ids: Sequence[int], slots: Sequence[int]) -> int:
+        """Copy host slots to blocks; returns the bytes."""
+        return self._open_host.copy_in(self._open_memory, layers, block_ids, slots)
+
     def memory_report(self) -> dict[str, int]:
         """Bytes by use."""
         return self._open_memory.report()
+
+    @property
+    def _open_host(self) -> HostBuffers:
+        if self._host is None:
+            raise NotReadyError("the device is not started")
+        return self._host
 
     @property
     def _open_memory(self) -> DeviceMemory:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jettison.config import EngineConfig
-from jettison.core.cluster import ClusterCore, ClusterParams
+from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
 from jettison.core.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.device.model.dtypes import resolve_dtype
@@ -19,8 +19,11 @@ from jettison.errors import ConfigError
 from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
 from jettison.live.profile_file import fingerprint, load_profile
+from jettison.memory.hostpool import num_host_slots
+from jettison.policy.migration import MigrationParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
+from jettison.policy.swapping import SwapParams
 from jettison.types import ModelShape, WorkerId
 
 
@@ -64,6 +67,11 @@ class Assembly:
             overload=OverloadParams(min_blocked_s=overload.min_wait_ms / 1e3, horizon_s=overload.horizon_ms / 1e3),
             rebalance=overload.rebalance,
             restore=RestoreParams(overload.restore_threshold, overload.restore_dwell_ms / 1e3),
+            swap=SwapParams(
+                num_host_slots(self.worker_specs[0].host_bytes, self.shape, self.limits.block_size),
+                overload.swap_budget_blocks,
+            ),
+            migration=MigrationParams(overload.migrate_threshold, overload.migrate_period_ms / 1e3),
             drop_dwell_s=overload.drop_dwell_ms / 1e3,
             profile=profile,
         )
@@ -93,6 +101,9 @@ def assemble(config: EngineConfig) -> Assembly:
     )
     _check_step_size(limits)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)
+    host_bytes = config.memory.host_memory_bytes if config.overload.policy == "swap" else 0
+    stages = initial_groups(config.overload.policy, range(config.instances), shape)
+    layers_of = {s.worker_id: s.layers for group in stages for s in group}
     specs = [
         WorkerSpec(
             worker_id=worker_id,
@@ -108,6 +119,8 @@ def assemble(config: EngineConfig) -> Assembly:
             num_threads=num_threads,
             piece_bytes=config.overload.exchange_piece_bytes,
             max_model_len=config.model.max_model_len,
+            host_bytes=host_bytes,
+            layers=(layers_of[worker_id].lo, layers_of[worker_id].hi),
         )
         for worker_id in range(config.instances)
     ]

@@ -66,6 +66,14 @@ class Device(Protocol):
         """Inverse of ``kv_gather``; ``data`` may be read-only."""
         ...
 
+    def swap_out(self, layers: LayerRange, block_ids: Any, slots: Any) -> int:
+        """Copy blocks of these layers to slots of the host pool; returns the bytes."""
+        ...
+
+    def swap_in(self, layers: LayerRange, block_ids: Any, slots: Any) -> int:
+        """Inverse of ``swap_out``."""
+        ...
+
     def shard_bytes(self, shard: ShardId) -> Any:
         """The mapped bytes of a shard, as the device lays them out; writable. Raises when it is not mapped."""
         ...

@@ -78,6 +78,17 @@ class SendShard(msgspec.Struct, tag="send_shard", array_like=True):
     shard: ShardId
 
 
+class SwapKV(msgspec.Struct, tag="swap_kv", array_like=True):
+    """Copy blocks of this worker to slots of its own host pool, or back. Answer: MoveEnded, from this worker."""
+
+    move_id: MoveId
+    to_host: bool
+    layer_lo: int
+    layer_hi: int
+    blocks: list[int]
+    slots: list[int]
+
+
 class CancelMove(msgspec.Struct, tag="cancel_move", array_like=True):
     """Stop sending a move at the next piece. Still ends with the destination's MoveEnded(complete=False)
     unless the last piece had already gone; until then both sides' blocks stay reserved."""
@@ -102,7 +113,9 @@ class Stop(msgspec.Struct, tag="stop", array_like=True):
     """Finish nothing, release everything, exit 0."""
 
 
-Command = Step | OfferLayout | ApplyLayout | SendKV | SendShard | CancelMove | LoadShard | ReportMemory | Stop
+Command = (
+    Step | OfferLayout | ApplyLayout | SendKV | SendShard | SwapKV | CancelMove | LoadShard | ReportMemory | Stop
+)
 
 
 class WorkerReady(msgspec.Struct, tag="ready", array_like=True):
@@ -206,7 +219,7 @@ class CallFailed(msgspec.Struct, tag="call_failed", array_like=True):
 
 
 class MoveEnded(msgspec.Struct, tag="move_ended", array_like=True):
-    """Sent by a move's destination, exactly once per SendKV or SendShard."""
+    """Sent by a move's destination, exactly once per SendKV or SendShard; by the worker itself for a SwapKV."""
 
     worker_id: WorkerId
     move_id: MoveId

@@ -159,6 +159,46 @@ def preempt_and_recompute(setting: Setting) -> Outcome:
         return Outcome(_observed(cluster, prompts), count > 0, f"{count:.0f} preemptions")
 
 
+def swap_out_and_in(setting: Setting) -> Outcome:
+    """The same shortage with the swap baseline: KV goes to the host in small pieces and comes back."""
+    need = -(-(40 + setting.num_output_tokens) // BLOCK_SIZE)
+    with _cluster(setting, num_blocks=2 * need, overload="swap", swap_budget_blocks=3) as cluster:
+        prompts = _prompts(setting, cluster, 10, 40)
+        _submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run()
+        totals = counters(cluster.core)
+        out, back = totals["swapped_out_blocks"], totals["swapped_in_blocks"]
+        return Outcome(_observed(cluster, prompts), out == back > 0, f"{out:.0f} blocks to the host, {back:.0f} back")
+
+
+def migrate_while_decoding(setting: Setting) -> Outcome:
+    """Clients of one instance leave; running requests of the other move over (the migrate baseline)."""
+    blocks = -(-NUM_REQUESTS * (40 + setting.num_output_tokens) // (2 * BLOCK_SIZE)) + 8
+    with _cluster(setting, num_blocks=blocks, overload="migrate", migrate_threshold=12) as cluster:
+        prompts = _prompts(setting, cluster, 20, 40)
+        _submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(_produced(cluster, 4 * setting.num_output_tokens))
+        for request_id in list(cluster.core.groups[1].running)[1:]:
+            cluster.cancel(request_id)
+        cluster.run()
+        cluster.core.check()
+        totals = counters(cluster.core)
+        evidence = f"{totals['migrations']:.0f} requests moved, {totals['migrated_bytes']:.0f} bytes"
+        return Outcome(_observed(cluster, prompts), totals["migrations"] > 0, evidence)
+
+
+def static_pipeline(setting: Setting) -> Outcome:
+    """Two instances that each load half of the layers (the pipeline baseline), with too little memory for all."""
+    need = -(-(40 + setting.num_output_tokens) // BLOCK_SIZE)
+    with _cluster(setting, num_blocks=need, overload="pipeline") as cluster:
+        prompts = _prompts(setting, cluster, 10, 40)
+        _submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run()
+        (group,) = cluster.core.groups.values()
+        happened = len(group.stages) == 2 and group.capacity_blocks > 2 * need
+        return Outcome(_observed(cluster, prompts), happened, f"{group.capacity_blocks} blocks where {need} each were")
+
+
 def drop_and_exchange(setting: Setting) -> Outcome:
     """Layers are dropped under running requests; their KV changes hands."""
     with _cluster(setting, num_blocks=_blocks_for_all(setting, 40)) as cluster:
@@ -247,6 +287,9 @@ SCENARIOS: dict[str, Callable[[Setting], Outcome]] = {
     "chunked prefill": chunked_prefill,
     "prefix hit": prefix_hit,
     "preempt and recompute": preempt_and_recompute,
+    "swap out + in": swap_out_and_in,
+    "migrate while decoding": migrate_while_decoding,
+    "static pipeline": static_pipeline,
     "drop + exchange": drop_and_exchange,
     "restore + split": restore_and_split,
     "drop again during restore": drop_again_during_restore,

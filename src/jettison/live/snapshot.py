@@ -67,5 +67,10 @@ def counters(core: ClusterCore) -> dict[str, float]:
         "exchanged_bytes": total.exchanged_bytes,
         "returned_bytes": total.returned_bytes,
         "pulled_bytes": total.pulled_bytes,
+        "migrations": total.num_migrations,
+        "migrations_failed": total.num_failed_migrations,
+        "migrated_bytes": total.migrated_bytes,
+        "swapped_out_blocks": total.swapped_out_blocks,
+        "swapped_in_blocks": total.swapped_in_blocks,
         "cancelled": total.num_cancelled,
     }

@@ -24,7 +24,7 @@ from jettison.live.scenarios import SCENARIOS, Outcome, Setting
 from jettison.live.solo_reference import SoloReference
 
 NUM_OUTPUT_TOKENS = 96
-"""A request: 8 requests x 7 events x 5 architectures come to 26,880 tokens."""
+"""A request: 8 requests x 10 events x 5 architectures come to 38,400 tokens, less who is cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     piece_bytes: int = 1 << 20
     max_model_len: int | None = None
     """None = the model's own context; see ``device.model.hf_config.read_config``."""
+    host_bytes: int = 0
+    """Host memory for copies of KV blocks, beside the budget."""
+    layers: tuple[int, int] | None = None
+    """Decoder layers (from, to) to load at the start; None = all."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ go over ``transport`` links. No torch here: tensors pass through untouched.
 
 Rule 1. The control stream is obeyed in order, except that a step whose input has arrived overtakes steps that
         still wait for theirs.
-Rule 2. Layouts, moves, LoadShard and ReportMemory begin only when every step received before them has
+Rule 2. Layouts, moves, swaps, LoadShard and ReportMemory begin only when every step received before them has
         finished here, and one after the other.
 Rule 3. No step received after an ApplyLayout runs before it. Steps do not wait for anything else.
 Rule 4. Between two steps, and whenever no step is ready, each link gets one bulk turn: at most one received
@@ -36,7 +36,7 @@ from jettison.live.activations import ActivationInbox, OutgoingActivation
 from jettison.live.device_port import Device
 from jettison.live.moves import IncomingMoves, OutgoingKV, OutgoingMove, OutgoingShard, shard_num_bytes
 from jettison.transport.link import Frame, FrameKind, Link
-from jettison.types import MoveId, WorkerId
+from jettison.types import LayerRange, MoveId, WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,9 @@ class _PendingStep:
     """The stage before it is gone: its input can no longer come."""
 
 
-_Entry = _PendingStep | m.OfferLayout | m.ApplyLayout | m.SendKV | m.SendShard | m.LoadShard | m.ReportMemory
+_Entry = (
+    _PendingStep | m.OfferLayout | m.ApplyLayout | m.SendKV | m.SendShard | m.SwapKV | m.LoadShard | m.ReportMemory
+)
 
 
 @dataclass(slots=True)
@@ -193,8 +195,12 @@ class WorkerLoop:
         return pending.step.prev_worker is None or pending.orphaned or self._inbox.ready(pending.step.step_id)
 
     def _run_command(
-        self, command: m.OfferLayout | m.ApplyLayout | m.SendKV | m.SendShard | m.LoadShard | m.ReportMemory
+        self,
+        command: m.OfferLayout | m.ApplyLayout | m.SendKV | m.SendShard | m.SwapKV | m.LoadShard | m.ReportMemory,
     ) -> None:
+        if isinstance(command, m.SwapKV):
+            self._swap(command)
+            return
         if isinstance(command, m.SendKV | m.SendShard):
             self._start_move(command)
             return
@@ -209,6 +215,18 @@ class WorkerLoop:
             log.exception("%s failed", type(command).__name__)
             message = f"{type(error).__name__}: {error}"
             self._emit(m.CallFailed(self.worker_id, command.call_id, JettisonError.__name__, message))
+
+    def _swap(self, command: m.SwapKV) -> None:
+        """Copy between steps; a copy that fails is told of as an incomplete move."""
+        started_ns, num_bytes, complete = self._clock_ns(), 0, True
+        copy = self._device.swap_out if command.to_host else self._device.swap_in
+        try:
+            num_bytes = copy(LayerRange(command.layer_lo, command.layer_hi), command.blocks, command.slots)
+        except Exception:
+            log.exception("swap %d failed", command.move_id)
+            complete = False
+        duration_ns = self._clock_ns() - started_ns
+        self._emit(m.MoveEnded(self.worker_id, command.move_id, complete, num_bytes, duration_ns))
 
     def _answer(self, command: m.OfferLayout | m.ApplyLayout | m.LoadShard | m.ReportMemory) -> m.Event:
         device, call_id = self._device, command.call_id

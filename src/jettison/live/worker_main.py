@@ -36,7 +36,7 @@ from jettison.transport.link import Link
 from jettison.transport.shm import ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor, connect
 from jettison.transport.tcp import TcpLink
-from jettison.types import WorkerId
+from jettison.types import LayerRange, WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +61,8 @@ def make_device_worker(spec: WorkerSpec) -> Device:
         page_bytes=spec.page_bytes,
         num_threads=spec.num_threads,
         max_model_len=spec.max_model_len,
+        host_bytes=spec.host_bytes,
+        layers=None if spec.layers is None else LayerRange(*spec.layers),
     )
 
 

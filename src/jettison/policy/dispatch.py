@@ -26,8 +26,14 @@ class GroupFreeness(NamedTuple):
 
 
 def freeness(group: GroupFreeness) -> float:
-    """Blocks that each request of the batch could still take; negative when the queue outgrows the memory."""
+    """Blocks that each request of the batch could still take; negative when the queue outgrows the memory.
+
+    A shortage is divided by the instances alone: shared out among the requests too, it would look smaller the more of
+    them suffer from it, and a burst would follow the longest queue.
+    """
     free = group.capacity_blocks - group.used_blocks - group.queued_blocks
+    if free < 0:
+        return free / group.num_instances
     return free / max(1.0, group.batch_size / group.num_instances)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jettison.report.results import RunResult
+from jettison.report.results import METRIC_DEFINITIONS, RunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,6 @@ def fairness_rows(run: RunResult) -> list[tuple[str, str]]:
     rows = []
     for key, label in FAIRNESS_LABELS.items():
         value = header.get(key)
-        if key == "online_load_share" and value is None:
-            continue
         is_number = isinstance(value, int | float)
         rows.append((label, "not stated" if value is None else f"{value:.4g}" if is_number else str(value)))
     rows.extend(("arrivals", str(note)) for note in header.get("arrivals") or [])
@@ -147,6 +145,15 @@ def print_summary(runs: Sequence[RunResult], console: Console | None = None) -> 
         if lag.get("p99") is not None:
             lag_text = f"p99 {format_value(lag['p99'], 's')}, max {format_value(lag['max'], 's')}"
             console.print(f"client lag of {run.name}: {lag_text} (included in TTFT)", markup=False, style="dim")
-    rows = next((rows for run in runs if (rows := fairness_rows(run))), [])
-    for label, value in rows:
+    stated = next((run for run in runs if fairness_rows(run)), None)
+    if stated is not None:
+        print_fairness(stated, console)
+
+
+def print_fairness(run: RunResult, console: Console) -> None:
+    """Print the conditions of a comparison: the run's fairness header, then what each metric means."""
+    for label, value in fairness_rows(run):
         console.print(f"{label}: {value}", markup=False, style="dim")
+    definitions = run.config.get("fairness", {}).get("metric_definitions") or METRIC_DEFINITIONS
+    for name, meaning in definitions.items():
+        console.print(f"{name}: {meaning}", markup=False, style="dim")

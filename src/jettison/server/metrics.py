@@ -45,6 +45,10 @@ _OWN_COUNTERS = {
     "exchanged_bytes": "KV bytes exchanged after drops.",
     "pulled_bytes": "Parameter bytes pulled for restores.",
     "recomputed_tokens": "Tokens whose KV was computed again.",
+    "migrations": "Running requests that changed instances.",
+    "migrated_bytes": "KV bytes of migrations.",
+    "swapped_out_blocks": "KV blocks copied to host memory.",
+    "swapped_in_blocks": "KV blocks copied back from host memory.",
     "cancelled": "Requests cancelled by their client.",
 }
 """Always exported, from zero on; totals of other names are exported when the engine reports them."""

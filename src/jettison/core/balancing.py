@@ -1,0 +1,98 @@
+"""The ``migrate`` baseline: every so often the fullest instances give a running request to the emptiest (Llumnix).
+
+Decisions are ``policy.migration``'s, one move is ``core.migrating``'s; here is only when to look, and that an instance
+takes part in one migration at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from jettison.core.group import GroupCore
+from jettison.core.migrating import Migration
+from jettison.core.ports import Action, MoveEnded
+from jettison.core.relief import Relief
+from jettison.core.request import RequestState
+from jettison.core.state import ClusterState
+from jettison.policy.migration import InstanceLoad, MigrationParams, MigrationRow, choose_request, plan_pairs
+from jettison.types import NANOSECONDS, WorkerId
+
+
+class Balancing(Relief):
+    """Migrations between instances, lowest freeness to highest."""
+
+    def __init__(self, cluster: ClusterState, params: MigrationParams) -> None:
+        self._cluster = cluster
+        self._params = params
+        self.migrations: list[Migration] = []
+        self._looked_ns: int | None = None
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Workers of groups that take part in a migration."""
+        return tuple(w for migration in self.migrations for w in migration.worker_ids)
+
+    def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
+        """Take the end of a transfer."""
+        for migration in self.migrations:
+            actions = migration.on_move(event, now_ns)
+            if actions is not None:
+                return actions
+        return None
+
+    def cancel(self, state: RequestState) -> list[Action]:
+        """The request is ending."""
+        return [action for m in self.migrations if m.state is state for action in m.cancel()]
+
+    def before_steps(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
+        """Let migrations go on; look for new pairs when it is time, or when an instance has become free for one."""
+        actions: list[Action] = []
+        for migration in self.migrations:
+            actions += migration.advance(now_ns)
+        going_on = [m for m in self.migrations if not m.is_over]
+        has_ended = len(going_on) < len(self.migrations)
+        self.migrations = going_on
+        period_ns = self._params.period_s * NANOSECONDS
+        if has_ended or self._looked_ns is None or now_ns - self._looked_ns >= period_ns:
+            self._looked_ns = now_ns
+            actions += self._look(busy, now_ns)
+        return actions
+
+    def _look(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
+        taken = busy | set(self.worker_ids)
+        idle = {g.group_id: g for g in self._cluster.groups.values() if not g.paused and not set(g.worker_ids) & taken}
+        loads = {group_id: _load(group) for group_id, group in idle.items()}
+        actions: list[Action] = []
+        for pair in plan_pairs(list(loads.values()), self._params):
+            source, destination = idle[pair.source], idle[pair.destination]
+            if len(destination.running) >= self._cluster.limits.max_num_seqs:
+                continue
+            chosen = choose_request(_rows(source), loads[pair.source], loads[pair.destination], self._params)
+            if chosen is None:
+                continue
+            migration = Migration(self._cluster, source.running[chosen], source, destination)
+            actions += migration.start(now_ns)
+            if not migration.is_over:
+                self.migrations.append(migration)
+        return actions
+
+    def check(self) -> None:
+        """No instance takes part in two migrations."""
+        workers = self.worker_ids
+        assert len(set(workers)) == len(workers), "an instance takes part in two migrations"
+
+
+def _load(group: GroupCore) -> InstanceLoad:
+    head = group.blocks_for(len(group.waiting[0].tokens)) if group.waiting else 0
+    batch = len(group.running) + (1 if group.waiting else 0)
+    return InstanceLoad(group.group_id, group.capacity_blocks, group.used_blocks, head, batch)
+
+
+def _rows(group: GroupCore) -> list[MigrationRow]:
+    """Requests that decode: one in prefill would be copied while it is written."""
+    return [
+        MigrationRow(s.request_id, s.request.priority, group.ledgers[0].num_blocks_of(s.request_id))
+        for s in group.running.values()
+        if s.num_output > 0 and len(s.tokens) - s.num_computed <= 1
+        and s.ending is None and not s.moves and not s.paused
+    ]

@@ -1,0 +1,50 @@
+"""What a policy other than dropping does about memory, as one object that the cluster core asks at fixed places.
+
+The base does nothing: it is what ``recompute`` (the batching policy preempts by itself), ``pipeline`` (decided at the
+start) and ``drop`` (``core.merging``, ``core.restoring``) need. ``core.swapping`` and ``core.balancing`` fill it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from jettison.core.group import GroupCore
+from jettison.core.ports import Action, MoveEnded
+from jettison.core.request import RequestState
+from jettison.types import WorkerId
+
+
+class Relief:
+    """Nothing is done. One call of the core asks in this order: an event's own method, then before and after steps."""
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Workers that a transfer is using, or that owe a request its KV: no layout may change there."""
+        return ()
+
+    def owed_blocks(self, group: GroupCore) -> int:
+        """Blocks that requests of the group need and neither hold nor wait for in its queue; dispatch counts them."""
+        return 0
+
+    def note_step(self, group: GroupCore, seconds: float) -> None:
+        """A step of the group took so long, from its issue to its commit."""
+
+    def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
+        """Take the end of a transfer; None if it is not one of these."""
+        return None
+
+    def cancel(self, state: RequestState) -> list[Action]:
+        """The request is ending: stop what is done to it. Idempotent; the request may have been reaped already."""
+        return []
+
+    def before_steps(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
+        """Decide and start, before the groups plan their steps. Groups with ``busy`` workers are in a move: hands
+        off."""
+        return []
+
+    def after_steps(self, now_ns: int) -> list[Action]:
+        """Send what should follow the steps just issued in a worker's stream."""
+        return []
+
+    def check(self) -> None:
+        """Raise AssertionError on any broken invariant."""

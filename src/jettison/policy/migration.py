@@ -1,0 +1,93 @@
+"""Which instances exchange requests, and which request goes (the ``migrate`` baseline; Llumnix, OSDI 2024). Pure.
+
+Freeness of an instance = (memory - virtual usage) / batch size, where the request at the head of the queue counts as
+usage and as part of the batch: blocks that each request could still take, that is, how long the instance can go on.
+Instances below a threshold give, instances above it take; the lowest is paired with the highest, the second lowest with
+the second highest, and so on, one request at a time a pair. Dispatch (``policy.dispatch``) counts the whole queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jettison.types import GroupId, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationParams:
+    """When to migrate. The defaults are those of Llumnix's release."""
+
+    threshold_blocks: float = 3.0
+    """Freeness (blocks a request) below which an instance gives and above which it takes."""
+    period_s: float = 0.05
+    """Between two looks at all instances."""
+
+
+class InstanceLoad(NamedTuple):
+    """One group as the migration policy sees it."""
+
+    group_id: GroupId
+    capacity_blocks: int
+    used_blocks: int
+    """Held by requests, those on their way here included."""
+    head_blocks: int
+    """Need of the request at the head of the queue; 0 when nothing waits."""
+    batch_size: int
+    """Running requests, and the one at the head of the queue."""
+
+
+class MigrationRow(NamedTuple):
+    """A running request that may go."""
+
+    request_id: RequestId
+    priority: int
+    """Lower is sooner served."""
+    num_blocks: int
+
+
+class Pair(NamedTuple):
+    """One instance gives to another."""
+
+    source: GroupId
+    destination: GroupId
+
+
+def instance_freeness(load: InstanceLoad) -> float:
+    """Blocks that each request could still take; negative when the head of the queue does not fit."""
+    free = load.capacity_blocks - load.used_blocks - load.head_blocks
+    # Divided, a shortage would look smaller the more requests suffer from it.
+    return free / max(1, load.batch_size) if free > 0 else float(free)
+
+
+def plan_pairs(loads: Sequence[InstanceLoad], params: MigrationParams) -> tuple[Pair, ...]:
+    """Sources (lowest freeness first) with destinations (highest first). Ties go to the smaller id."""
+    sources = sorted(
+        (load for load in loads if instance_freeness(load) < params.threshold_blocks and load.batch_size > 0),
+        key=lambda load: (instance_freeness(load), load.group_id),
+    )
+    destinations = sorted(
+        (load for load in loads if instance_freeness(load) > params.threshold_blocks),
+        key=lambda load: (-instance_freeness(load), load.group_id),
+    )
+    return tuple(Pair(s.group_id, d.group_id) for s, d in zip(sources, destinations))
+
+
+def choose_request(
+    rows: Sequence[MigrationRow], source: InstanceLoad, destination: InstanceLoad, params: MigrationParams
+) -> RequestId | None:
+    """Of the lowest priority the shortest request, if the pair is better off without it; None = leave them alone.
+
+    Better off: the destination stays above the threshold and at least as free as the source then is, so that the
+    request is not sent back by the next look.
+    """
+    if not rows:
+        return None
+    row = min(rows, key=lambda r: (-r.priority, r.num_blocks, r.request_id))
+    left = source._replace(used_blocks=source.used_blocks - row.num_blocks, batch_size=source.batch_size - 1)
+    joined = destination._replace(
+        used_blocks=destination.used_blocks + row.num_blocks, batch_size=destination.batch_size + 1
+    )
+    after = instance_freeness(joined)
+    return row.request_id if after > params.threshold_blocks and after >= instance_freeness(left) else None

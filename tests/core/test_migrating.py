@@ -1,0 +1,249 @@
+"""The migrate baseline and the migration machine: one owner in every phase; with pretend KV that every step checks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+
+from jettison.core.group import GroupCore
+from jettison.core.migrating import MAX_FINAL_BLOCKS, Migration, MigrationPhase
+from jettison.core.relief import Relief
+from jettison.core.request import RequestState
+from jettison.policy.merge import StagePlan
+from jettison.types import LayerRange
+
+
+class OneMigration(Relief):
+    """Drives a single migration, as a cluster-wide planner would drive many."""
+
+    def __init__(self, migration: Migration) -> None:
+        self.migration = migration
+
+    @property
+    def worker_ids(self) -> tuple[int, ...]:
+        return () if self.migration.is_over else self.migration.worker_ids
+
+    def on_move(self, event: object, now_ns: int) -> object:
+        return self.migration.on_move(event, now_ns)  # type: ignore[arg-type]
+
+    def cancel(self, state: RequestState) -> list[object]:
+        return self.migration.cancel() if state is self.migration.state else []
+
+    def before_steps(self, busy: object, now_ns: int) -> list[object]:
+        return self.migration.advance(now_ns)
+
+
+def tokens(seed: int, num: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1, 60) for _ in range(num)]
+
+
+def begin(
+    *, prompt: int = 100, output: int = 120, others: int = 2, full_blocks: int = 120, faults: Faults | None = None,
+    warm_ms: float = 60.0, seed: int = 0,
+) -> tuple[FakeCluster, Migration]:
+    """A request that decodes at instance 0 is sent to instance 1; both serve others."""
+    cluster = FakeCluster(
+        policy="recompute", full_blocks=full_blocks, max_tokens=64, faults=faults, prefix_caching=True, seed=seed
+    )
+    cluster.submit("traveller", tokens(1, prompt), output)
+    for i in range(2 * others):
+        cluster.submit(f"r{i}", tokens(i + 2, 10), 60, 1.0 + i)
+    cluster.run(until_ms=warm_ms)
+    state = cluster.core.state.requests["traveller"]
+    source = cluster.core.groups[state.group_id]
+    destination = cluster.core.groups[1 - state.group_id]
+    return cluster, start(cluster, state, source, destination)
+
+
+def start(cluster: FakeCluster, state: RequestState, source: GroupCore, destination: GroupCore) -> Migration:
+    migration = Migration(cluster.core.state, state, source, destination)
+    cluster.core.relief = OneMigration(migration)
+    cluster.carry_out(migration.start(cluster.now))
+    return migration
+
+
+def run_until(cluster: FakeCluster, migration: Migration, phase: MigrationPhase) -> None:
+    cluster.run(stop=lambda: migration.phase is phase)
+    assert migration.phase is phase
+
+
+def expect_all_well(cluster: FakeCluster) -> None:
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_full_blocks_travel_while_it_decodes_and_at_most_sixteen_while_it_stands() -> None:
+    cluster, migration = begin()
+    assert migration.phase is MigrationPhase.COPY and not migration.state.paused
+    before = len(migration.state.tokens)
+    run_until(cluster, migration, MigrationPhase.DONE)
+    assert migration.num_rounds >= 2
+    assert [m for m in cluster.sent if len(m.src_blocks) > MAX_FINAL_BLOCKS], "a round while it decodes"
+    assert len(cluster.sent[-1].src_blocks) <= MAX_FINAL_BLOCKS
+    assert len(migration.state.tokens) > before, "it went on decoding"
+    sent = [b for m in cluster.sent for b in m.dst_blocks]
+    assert len(sent) == len(set(sent)) == -(-migration.state.num_computed // BLOCK_SIZE), "each block once"
+    state = migration.state
+    assert state.group_id == migration.destination.group_id and state.request_id in migration.destination.running
+    assert not any(ledger.has(state.request_id) for ledger in migration.source.ledgers)
+    assert cluster.core.state.counters.num_migrations == 1 and state.num_preemptions == 0
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_short_request_is_moved_in_one_stop() -> None:
+    cluster, migration = begin(prompt=20, warm_ms=30)
+    run_until(cluster, migration, MigrationPhase.DONE)
+    assert len(cluster.sent) == 1
+    cluster.run()
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_transfer_leaves_the_request_at_its_source(lost: int) -> None:
+    cluster, migration = begin()
+    def fails(move: object) -> bool:
+        return cluster.sent.index(move) == lost  # type: ignore[arg-type]
+
+    cluster.fails_move = fails
+    run_until(cluster, migration, MigrationPhase.FAILED)
+    assert migration.state.group_id == migration.source.group_id and not migration.state.paused
+    assert not any(ledger.has("traveller") for ledger in migration.destination.ledgers)
+    assert cluster.core.state.counters.num_failed_migrations == 1
+    cluster.run()
+    assert migration.state.num_preemptions == 0
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("phase", [MigrationPhase.COPY, MigrationPhase.FINAL])
+@pytest.mark.parametrize("after_ms", [0.0, 0.6, 2.0, 9.0])
+def test_cancelled_on_the_way(phase: MigrationPhase, after_ms: float) -> None:
+    cluster, migration = begin()
+    run_until(cluster, migration, phase)
+    cluster.cancel("traveller", cluster.now / MS + after_ms)
+    cluster.run()
+    assert cluster.ends["traveller"] == ["cancelled"]
+    assert migration.is_over
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("output", range(17, 47, 3))
+def test_finished_on_the_way(output: int) -> None:
+    cluster, migration = begin(output=output, warm_ms=30)
+    cluster.run()
+    assert migration.is_over
+    expect_all_well(cluster)
+
+
+def test_a_failing_step_ends_the_request_and_its_migration() -> None:
+    cluster, migration = begin()
+    cluster.faults = Faults(step=1.0, budget=2)
+    cluster.run()
+    assert migration.phase is MigrationPhase.FAILED and cluster.ends["traveller"] == ["error"]
+    expect_all_well(cluster)
+
+
+def test_no_room_at_the_destination_starts_nothing() -> None:
+    cluster = FakeCluster(policy="recompute", full_blocks=40, max_tokens=64)
+    cluster.submit("traveller", tokens(1, 60), 80)
+    cluster.submit("other", tokens(2, 120), 30, 0.1)
+    cluster.run(until_ms=30)
+    state = cluster.core.state.requests["traveller"]
+    migration = start(
+        cluster, state, cluster.core.groups[state.group_id], cluster.core.groups[1 - state.group_id]
+    )
+    assert migration.phase is MigrationPhase.FAILED and not cluster.sent
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_destination_that_fills_up_meanwhile_is_given_up() -> None:
+    cluster, migration = begin(full_blocks=60, others=0, prompt=100, output=130)
+    # Everything that is left there is taken, so its table cannot grow with the request's.
+    ledger = migration.destination.ledgers[0]
+    cluster.submit("filler", tokens(9, (ledger.num_free - 1) * BLOCK_SIZE), 4, cluster.now / MS)
+    for i in range(8):
+        cluster.submit(f"more{i}", tokens(20 + i, 30), 30, cluster.now / MS + 0.1)
+    cluster.run()
+    assert migration.is_over
+    expect_all_well(cluster)
+
+
+def test_from_an_instance_to_a_pipeline() -> None:
+    """Groups of different shape: the destination's stages each get their layers."""
+    cluster = FakeCluster(policy="recompute", num_workers=3, full_blocks=120, max_tokens=64, shard_bytes=256)
+    cluster.order("drop")
+    cluster.run(until_ms=20)
+    assert sorted(len(g.stages) for g in cluster.core.groups.values()) == [1, 2]
+    alone = next(g for g in cluster.core.groups.values() if len(g.stages) == 1)
+    pipeline = next(g for g in cluster.core.groups.values() if len(g.stages) == 2)
+    for i in range(6):
+        cluster.submit(f"r{i}", tokens(i, 90), 80, 21 + i)
+    cluster.run(until_ms=60)
+    state = next(s for s in alone.running.values() if s.num_output)
+    migration = start(cluster, state, alone, pipeline)
+    run_until(cluster, migration, MigrationPhase.DONE)
+    assert {m.dst for m in cluster.sent} == set(pipeline.worker_ids)
+    assert state.kv_at == {s.worker_id: s.layers for s in pipeline.stages}
+    back = start(cluster, state, pipeline, alone)
+    run_until(cluster, back, MigrationPhase.DONE)
+    assert state.kv_at == {alone.worker_ids[0]: LayerRange(0, 4)}
+    assert alone.stages == (StagePlan(alone.worker_ids[0], LayerRange(0, 4)),)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_busy_workers_are_not_dropped_or_restored() -> None:
+    cluster, migration = begin()
+    cluster.order("drop")
+    assert not cluster.core.merges
+    cluster.run()
+    assert migration.phase is MigrationPhase.DONE
+    expect_all_well(cluster)
+
+
+# --- the policy that drives it
+
+
+def lopsided(seed: int = 0, faults: Faults | None = None) -> FakeCluster:
+    """Dispatch balances, but then the clients of one instance leave."""
+    cluster = FakeCluster(
+        policy="migrate", full_blocks=60, num_workers=2, max_seqs=32, seed=seed, faults=faults, prefix_caching=False,
+        migrate_threshold=6.0,
+    )
+    for i in range(16):
+        cluster.submit(f"r{i}", tokens(i, 14), 90, 2.0 * i)
+    cluster.run(until_ms=60)
+    for request_id in [*cluster.core.groups[1].running]:
+        cluster.cancel(request_id, 60)
+    return cluster
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_go_from_the_full_to_the_empty_instance(seed: int) -> None:
+    cluster = lopsided(seed)
+    cluster.run()
+    assert cluster.core.state.counters.num_migrations > 0
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cancels_and_lost_transfers(seed: int) -> None:
+    cluster = lopsided(seed, Faults(move=0.4, budget=8))
+    rng = random.Random(seed)
+    for i in range(0, 16, 3):
+        cluster.cancel(f"r{i}", rng.uniform(20, 250))
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_balanced_instances_are_left_alone() -> None:
+    cluster = FakeCluster(policy="migrate", full_blocks=200)
+    for i in range(8):
+        cluster.submit(f"r{i}", tokens(i, 14), 40, i)
+    cluster.run()
+    assert not cluster.sent
+    expect_all_well(cluster)

@@ -1,0 +1,138 @@
+"""The swap baseline: KV goes to the host and comes back, piece by piece; with pretend KV that every step checks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+
+from jettison.core.ports import SwapIn, SwapOut
+from jettison.core.swapping import Swapping
+
+
+def burst(cluster: FakeCluster, num: int, *, prompt: int = 12, output: int = 60) -> None:
+    rng = random.Random(num)
+    for i in range(num):
+        tokens = [rng.randrange(1, 60) for _ in range(prompt + i % 5)]
+        cluster.submit(f"r{i}", tokens, output + i % 7, 0.5 * i)
+
+
+def swapping(cluster: FakeCluster) -> Swapping:
+    relief = cluster.core.relief
+    assert isinstance(relief, Swapping)
+    return relief
+
+
+def recomputed(cluster: FakeCluster) -> int:
+    return sum(g.counters.num_recomputed_tokens for g in cluster.core.groups.values())
+
+
+def expect_all_well(cluster: FakeCluster) -> None:
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    for pool in swapping(cluster).pools.values():
+        assert pool.num_free == pool.num_slots
+
+
+@pytest.mark.parametrize("budget", [1, 3, 1000, None])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_what_does_not_fit_goes_to_the_host_and_nothing_is_computed_twice(budget: int | None, num_workers: int) -> None:
+    cluster = FakeCluster(policy="swap", num_workers=num_workers, full_blocks=40, swap_budget=budget, host_slots=500)
+    burst(cluster, 10 * num_workers)
+    cluster.run()
+    expect_all_well(cluster)
+    counters = cluster.core.state.counters
+    assert counters.swapped_out_blocks > 0 and counters.swapped_in_blocks == counters.swapped_out_blocks
+    assert sum(len(s.blocks) for s in cluster.swapped if isinstance(s, SwapIn)) == counters.swapped_in_blocks
+    assert recomputed(cluster) == 0
+
+
+def test_a_step_carries_at_most_the_budget_in_and_out() -> None:
+    cluster = FakeCluster(policy="swap", num_workers=1, full_blocks=40, swap_budget=3, host_slots=500)
+    burst(cluster, 12)
+    per_step: dict[int, int] = {}
+    group = cluster.core.groups[0]
+    original = cluster.core.handle
+
+    def handle(event: object, now_ns: int) -> list[object]:
+        actions = original(event, now_ns)  # type: ignore[arg-type]
+        carried = sum(len(a.blocks) for a in actions if isinstance(a, SwapOut | SwapIn))
+        if group.in_flight:
+            per_step[group.counters.num_steps] = per_step.get(group.counters.num_steps, 0) + carried
+        return actions  # type: ignore[return-value]
+
+    cluster.core.handle = handle  # type: ignore[method-assign,assignment]
+    cluster.run()
+    expect_all_well(cluster)
+    assert max(per_step.values()) == 3
+
+
+def test_blocks_are_not_reused_before_their_copy_has_ended() -> None:
+    """The pretend worker copies late; a block given to another request meanwhile would carry the wrong tokens."""
+    cluster = FakeCluster(policy="swap", num_workers=1, full_blocks=30, swap_budget=1, host_slots=500, seed=4)
+    cluster.worker_free_at[0] = 0
+    burst(cluster, 9, output=80)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("host_slots", [0, 2, 9])
+def test_a_victim_that_does_not_fit_the_pool_is_recomputed(host_slots: int) -> None:
+    cluster = FakeCluster(policy="swap", num_workers=1, full_blocks=40, host_slots=host_slots)
+    burst(cluster, 12)
+    cluster.run()
+    expect_all_well(cluster)
+    assert recomputed(cluster) > 0
+    if host_slots != 2:
+        assert (cluster.core.state.counters.swapped_out_blocks > 0) == (host_slots > 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cancels_at_any_moment_give_everything_back(seed: int) -> None:
+    cluster = FakeCluster(policy="swap", num_workers=2, full_blocks=36, swap_budget=1 + seed % 3, seed=seed)
+    burst(cluster, 20)
+    rng = random.Random(seed)
+    for i in range(0, 20, 2):
+        cluster.cancel(f"r{i}", rng.uniform(10, 400))
+    cluster.run()
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("phase", ["out", "stored", "in"])
+def test_cancelled_in_each_phase(phase: str) -> None:
+    cluster = FakeCluster(policy="swap", num_workers=1, full_blocks=40, swap_budget=1)
+    burst(cluster, 12)
+
+    def reached() -> bool:
+        return any(str(s.phase) == phase for s in swapping(cluster)._swaps.values())
+
+    cluster.run(stop=reached)
+    assert reached()
+    victim = next(r for r, s in swapping(cluster)._swaps.items() if str(s.phase) == phase)
+    cluster.cancel(victim, cluster.now / MS)
+    cluster.run()
+    assert cluster.ends[victim] == ["cancelled"]
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_copy_that_fails_costs_a_recomputation_and_nothing_else(seed: int) -> None:
+    cluster = FakeCluster(
+        policy="swap", num_workers=1, full_blocks=40, swap_budget=2, seed=seed, faults=Faults(swap=0.3, budget=6)
+    )
+    burst(cluster, 12)
+    cluster.run()
+    assert cluster.num_faults > 0 and recomputed(cluster) > 0
+    expect_all_well(cluster)
+
+
+def test_newcomers_wait_for_who_was_admitted_before_them() -> None:
+    cluster = FakeCluster(policy="swap", num_workers=1, full_blocks=40, prefix_caching=False)
+    burst(cluster, 10)
+    cluster.run(stop=lambda: cluster.core.state.counters.swapped_out_blocks > 0)
+    group = cluster.core.groups[0]
+    needs = sum(-(-len(s.tokens) // BLOCK_SIZE) for s in group.moving.values())
+    assert group.landing.of(0) == needs > 0
+    cluster.run()
+    expect_all_well(cluster)

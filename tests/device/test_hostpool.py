@@ -1,0 +1,70 @@
+"""KV blocks to host slots and back: bytes, layers, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from jettison.device.hostpool import HostBuffers
+from jettison.device.memory import DeviceMemory
+from jettison.memory.layout import LayoutSpec
+from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
+
+PAGE, BLOCK_SIZE = 4096, 4
+SHARDS = {layer_shard(i): 2 * PAGE for i in range(4)} | {EMBED_SHARD: PAGE, HEAD_SHARD: PAGE}
+SHAPE = ModelShape(4, 64, 4, 2, 24, 64, 64, 4, False, SHARDS)
+BLOCK_BYTES = SHAPE.block_bytes_per_layer(BLOCK_SIZE)
+
+
+@pytest.fixture
+def memory() -> Iterator[DeviceMemory]:
+    device = DeviceMemory(
+        budget_bytes=60 * PAGE, shape=SHAPE, dtype=torch.float32, block_size=BLOCK_SIZE, workspace_bytes=PAGE,
+        page_bytes=PAGE,
+    )
+    device.start(LayoutSpec(SHAPE.all_shards, SHAPE.all_layers))
+    for layer in range(4):
+        device.kv_arena(layer)[: device.capacity_blocks].normal_()
+    yield device
+    device.close()
+
+
+def test_what_went_out_comes_back_in_any_block(memory: DeviceMemory) -> None:
+    host = HostBuffers(8, 4, BLOCK_BYTES)
+    before = [memory.kv_arena(layer)[[3, 1]].clone() for layer in range(4)]
+    assert host.copy_out(memory, SHAPE.all_layers, [3, 1], [7, 0]) == 4 * 2 * BLOCK_BYTES
+    for layer in range(4):
+        memory.kv_arena(layer)[:6] = 0
+    host.copy_in(memory, SHAPE.all_layers, [2, 5], [7, 0])
+    for layer in range(4):
+        assert torch.equal(memory.kv_arena(layer)[[2, 5]], before[layer])
+        assert not memory.kv_arena(layer)[[0, 1, 3, 4]].any()
+
+
+def test_only_the_layers_asked_for_are_touched(memory: DeviceMemory) -> None:
+    host = HostBuffers(2, 4, BLOCK_BYTES)
+    host.copy_out(memory, SHAPE.all_layers, [0], [1])
+    before = [memory.kv_arena(layer)[0].clone() for layer in range(4)]
+    for layer in range(4):
+        memory.kv_arena(layer)[0] = 0
+    host.copy_in(memory, LayerRange(1, 3), [0], [1])
+    assert [torch.equal(memory.kv_arena(layer)[0], before[layer]) for layer in range(4)] == [False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "slots", "layers", "error"),
+    [([0], [2], (0, 4), IndexError), ([0], [-1], (0, 4), IndexError), ([0, 1], [0], (0, 4), ValueError),
+     ([10_000], [0], (0, 4), IndexError), ([0], [0], (0, 5), IndexError)],
+)
+def test_what_is_not_there_is_refused(
+    memory: DeviceMemory, blocks: list[int], slots: list[int], layers: tuple[int, int], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        HostBuffers(2, 4, BLOCK_BYTES).copy_out(memory, LayerRange(*layers), blocks, slots)
+
+
+def test_memory_is_taken_at_the_first_copy(memory: DeviceMemory) -> None:
+    host = HostBuffers(1 << 40, 4, BLOCK_BYTES)
+    assert host.copy_out(memory, SHAPE.all_layers, [], []) == 0
