@@ -7,13 +7,18 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 BUILT_FROM := pyproject.toml $(wildcard setup.py src/jettison/device/kernels/build.py src/jettison/device/kernels/csrc/*)
 
+# Bugs that were found under faults, each by name (docs/reliability.md tells them): make reproduce-NAME runs the test of one.
+REPRODUCTIONS := lost-input
+lost-input := tests/core/test_recovering.py::test_a_step_that_lost_its_input_ends_no_request
+
 .DELETE_ON_ERROR:
-.PHONY: help install test check lint types demo clean
+.PHONY: help install test check lint types demo clean $(addprefix reproduce-,$(REPRODUCTIONS))
 
 help:
 	@echo "make install install into .venv"
 	@echo "make test    run the whole suite"
 	@echo "make demo    make a small model, serve it with little memory, replay a burst with dropping off and on"
+	@echo "make reproduce-NAME  run the test of one bug (docs/reliability.md)"
 	@echo "make check   ruff and mypy"
 	@echo "make clean   remove what was built, .venv included"
 
@@ -43,6 +48,9 @@ $(VENV)/installed: $(BUILT_FROM) | $(BIN)/python
 $(VENV)/installed-dev: $(BUILT_FROM) | $(BIN)/python
 	$(PIP) install -e '.[dev]'
 	@touch $(VENV)/installed $@
+
+$(addprefix reproduce-,$(REPRODUCTIONS)): reproduce-%: $(VENV)/installed-dev
+	$(BIN)/python -m pytest $($*)
 
 clean:
 	rm -rf $(VENV) build dist demo src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

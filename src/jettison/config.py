@@ -280,6 +280,23 @@ class OverloadConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FaultsConfig:
+    """What counts as a dead worker, and what is done about one."""
+
+    worker_heartbeat_timeout_s: float = _key(
+        10.0, _float(0.0), "A worker silent for so long counts as hung and is replaced (0: never).",
+        name="worker_heartbeat_timeout", metavar="SECONDS")
+    worker_step_timeout_s: float = _key(
+        300.0, _float(0.0), "A worker in one step, layout or load for so long counts as hung (0: never).",
+        name="worker_step_timeout", metavar="SECONDS")
+    max_worker_restarts: int = _key(
+        5, _int(0), "A worker that dies more often than this in five minutes stays down.", metavar="N")
+    outage_timeout_s: float = _key(
+        60.0, _float(0.0), "How long accepted requests wait when no worker lives; then they end with an error.",
+        name="outage_timeout", metavar="SECONDS")
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP front end."""
 
@@ -301,6 +318,7 @@ class EngineConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     overload: OverloadConfig = field(default_factory=OverloadConfig)
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     instances: int = _key(1, _int(1, 1024), "Full copies of the model, each with a worker of its own.", metavar="N")
     num_threads: int = _key(
@@ -363,6 +381,7 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "memory": MemoryConfig,
     "scheduler": SchedulerConfig,
     "overload": OverloadConfig,
+    "faults": FaultsConfig,
     "server": ServerConfig,
 }
 

@@ -102,6 +102,11 @@ class FakeWorker:
     spoilt: Callable[[], bool] = lambda: True
     """Whether a shard that is mapped again has been overwritten meanwhile."""
     fail_applies: int = 0
+    life: int = 0
+    """Grows when it dies; what an older life was about to do does not happen."""
+    alive: bool = True
+    fenced_lives: dict[int, int] = field(default_factory=dict)
+    """Peer -> newest life of it from which nothing is taken any more."""
 
     def __post_init__(self) -> None:
         self.capacity = self.full_blocks
@@ -170,6 +175,7 @@ class FakeCluster:
             for stages in initial_groups(params.overload_policy, range(num_workers), self.shape)
             for s in stages
         }
+        self.start_specs = {w: worker.spec for w, worker in self.workers.items()}
         for worker in self.workers.values():
             worker.capacity = worker.capacity_for(worker.spec)
         capacity = {w: worker.capacity for w, worker in self.workers.items()}
@@ -191,6 +197,7 @@ class FakeCluster:
         self.check_every_event = True
         self.num_steps = 0
         self.num_faults = 0
+        self.num_deaths = 0
         self.num_stale_layouts = 0
         self.fails_move: Callable[[ports.SendKV], bool] = lambda _: False
         """Picks transfers of KV that end incomplete."""
@@ -291,6 +298,56 @@ class FakeCluster:
         self.num_faults += 1
         return True
 
+    # --- deaths
+
+    def kill(self, worker_id: int) -> None:
+        """kill -9, now: what it was doing does not happen, and the core hears of it a little later."""
+        worker = self.workers[worker_id]
+        if not worker.alive:
+            return
+        self.num_deaths += 1
+        worker.alive = False
+        worker.life += 1
+        self.at(self.now + self.delay(0.1, 30), ports.WorkerLost(worker_id))
+
+    def kill_at(self, worker_id: int, at_ms: float) -> None:
+        self.at(int(at_ms * MS), lambda: self.kill(worker_id))
+
+    def restart_at(self, worker_id: int, at_ms: float) -> None:
+        """A new process, if the old one is dead and known to be (else nothing)."""
+
+        def restart() -> ports.Event | None:
+            worker, state = self.workers[worker_id], self.core.state.workers[worker_id]
+            if worker.alive or state.alive:
+                return None
+            fresh = FakeWorker(
+                worker_id, self.shape, worker.full_blocks, self.start_specs[worker_id],
+                life=worker.life + 1, spoilt=worker.spoilt,
+            )
+            fresh.capacity = fresh.capacity_for(fresh.spec)
+            self.workers[worker_id] = fresh
+            self.worker_free_at[worker_id] = self.now
+            return ports.WorkerJoined(worker_id, fresh.capacity, fresh.life)
+
+        self.at(int(at_ms * MS), restart)
+
+    def _while_alive(self, worker_id: int, what: object) -> object:
+        """The same, unless the worker has died before it gets there."""
+        worker = self.workers[worker_id]
+        life = worker.life
+
+        def maybe() -> object:
+            if self.workers[worker_id].life != life:
+                return None
+            return what() if callable(what) else what
+
+        return maybe if worker.alive else lambda: None
+
+    def _fence(self, action: ports.FenceWorker) -> ports.Event:
+        fenced = self.workers[action.worker_id].fenced_lives
+        fenced[action.lost] = max(fenced.get(action.lost, -1), action.lost_life)
+        return ports.WorkerFenced(action.worker_id, action.call_id)
+
     # --- actions
 
     def _carry_out(self, action: ports.Action) -> None:
@@ -317,14 +374,18 @@ class FakeCluster:
                 self.swapped.append(action)
                 self._in_order(action.worker_id, 0.05 * len(action.blocks), lambda: self._swap(action))
             case ports.SendShard():
-                self.at(self.now + self.delay(1, 40), lambda: self._shard_arrives(action))
+                arrives = self._transfer(action.src, action.dst, action.move_id, lambda: self._shard_arrives(action))
+                self.at(self.now + self.delay(1, 40), arrives)
+            case ports.FenceWorker():
+                self._in_order(action.worker_id, 0.1, lambda: self._fence(action))
             case ports.LoadShard():
                 if self._strikes(self.faults.load):
-                    self.at(self.now + self.delay(1, 5), ports.CallFailed(
-                        action.worker_id, action.call_id, "ModelError: injected"))
+                    self.at(self.now + self.delay(1, 5), self._while_alive(action.worker_id, ports.CallFailed(
+                        action.worker_id, action.call_id, "ModelError: injected")))
                     return
                 self.workers[action.worker_id].filled.add(action.shard)
-                self.at(self.now + self.delay(1, 5), ports.ShardLoaded(action.worker_id, action.call_id))
+                self.at(self.now + self.delay(1, 5), self._while_alive(
+                    action.worker_id, ports.ShardLoaded(action.worker_id, action.call_id)))
             case ports.CancelMove():
                 self.cancelled_moves.add(action.move_id)
             case ports.Emit():
@@ -341,7 +402,7 @@ class FakeCluster:
         start = max(self.now, self.worker_free_at[worker_id])
         end = start + int(cost_ms * MS) + self.delay(0.01, 0.2)
         self.worker_free_at[worker_id] = end
-        self.at(end, what)
+        self.at(end, self._while_alive(worker_id, what))
 
     def _apply(self, action: ports.ApplyLayout) -> ports.Event:
         worker = self.workers[action.worker_id]
@@ -364,25 +425,41 @@ class FakeCluster:
         ]
         tokens = [list(r.state.tokens[: r.context_len + r.num_tokens]) for r in step.rows]
         num_tokens = sum(r.num_tokens for r in step.rows)
+        lost: list[int] = []
+        """Workers that died before their part was done: later parts find no input."""
         fails = self._strikes(self.faults.step)
+        for stage in step.stages:
+            if not self.workers[stage.worker_id].alive:
+                lost.append(stage.worker_id)
         for stage, stage_tables in zip(step.stages, tables, strict=True):
             start = max(when, self.worker_free_at[stage.worker_id])
             when = start + self.delay(1, 2) + num_tokens * MS // 20
             self.worker_free_at[stage.worker_id] = when
 
-            def compute(stage=stage, stage_tables=stage_tables) -> None:
+            def compute(stage=stage, stage_tables=stage_tables, life=self.workers[stage.worker_id].life) -> None:
                 worker = self.workers[stage.worker_id]
+                if worker.life != life:
+                    lost.append(stage.worker_id)
+                if lost:
+                    return
                 assert self.shape.shards_for(stage.layers) <= worker.filled, "stage runs without its parameters"
                 for row, ids, history in zip(step.rows, stage_tables, tokens, strict=True):
                     self._attend(worker, stage.layers, ids, history, row.context_len)
 
             self.at(when, compute)
+        last = step.stages[-1].worker_id
         if fails:
-            self.at(when, ports.StepFailed(step.step_id, "injected"))
+            self.at(when, self._while_alive(last, ports.StepFailed(step.step_id, "injected")))
             return
         sampled = [SampledToken(next_token(t)) for r, t in zip(step.rows, tokens, strict=True) if r.samples]
         prompt = {i: entries for i, r in enumerate(step.rows) if (entries := fake_prompt_logprobs(r))}
-        self.at(when, ports.StepCompleted(step.step_id, sampled, prompt, 1))
+
+        def end() -> ports.Event:
+            if lost:
+                return ports.StepFailed(step.step_id, "the stage before is gone", lost[0])
+            return ports.StepCompleted(step.step_id, sampled, prompt, 1)
+
+        self.at(when, self._while_alive(last, end))
 
     def _attend(self, worker: FakeWorker, layers: object, ids: list[int], history: list[int], context: int) -> None:
         for layer in layers.layers():  # type: ignore[attr-defined]
@@ -416,7 +493,42 @@ class FakeCluster:
                     worker.kv[layer, block] = value
             return ports.MoveEnded(move.move_id, complete, 100, 1)
 
-        self.at(self.now + self.delay(0.5, 15), arrive)
+        def arrive_in_part() -> None:
+            worker = self.workers[move.dst]
+            for (layer, block), value in content.items():
+                inside = worker.spec.kv_layers.lo <= layer < worker.spec.kv_layers.hi and block < worker.capacity
+                if inside and self.fault_rng.random() < 0.5:
+                    worker.kv[layer, block] = value
+
+        arrives = self._transfer(move.src, move.dst, move.move_id, arrive, arrive_in_part)
+        self.at(self.now + self.delay(0.5, 15), arrives)
+
+    def _transfer(
+        self, src: int, dst: int, move_id: int, arrive: Callable[[], ports.Event],
+        arrive_in_part: Callable[[], None] = lambda: None,
+    ) -> Callable[[], object]:
+        """What comes of a transfer if one of its ends dies on the way."""
+        lives = self.workers[src].life, self.workers[dst].life
+        both_alive = self.workers[src].alive and self.workers[dst].alive
+
+        def maybe() -> object:
+            from_life, to_life = self.workers[src].life, self.workers[dst].life
+            lost = ports.MoveEnded(move_id, False, 0, 1)
+            if to_life != lives[1]:
+                # Only a source that had not begun speaks for it.
+                return lost if from_life == lives[0] and self.fault_rng.random() < 0.5 else None
+            if both_alive and from_life == lives[0]:
+                return arrive()
+            if self.workers[dst].fenced_lives.get(src, -1) >= lives[0] or not both_alive:
+                return None
+            # What had left the source before its death: all of it, a part, or not even the beginning.
+            fate = self.fault_rng.randrange(3)
+            if fate == 0:
+                return arrive()
+            arrive_in_part()
+            return lost if fate == 1 else None
+
+        return maybe
 
     def _swap(self, piece: ports.SwapOut | ports.SwapIn) -> ports.Event:
         worker = self.workers[piece.worker_id]
@@ -443,7 +555,9 @@ class FakeCluster:
 
     def expect_outputs(self) -> None:
         """Every request has one end, and its tokens are those of an undisturbed run (a prefix, if it ended early)."""
-        early = {FinishReason.CANCELLED, FinishReason.ERROR} if self.num_faults else {FinishReason.CANCELLED}
+        # An injected failure of a step ends its requests, and so do three deaths; nothing else does.
+        may_fail = self.num_faults or self.num_deaths >= self.core.params.faults.max_deaths_per_request
+        early = {FinishReason.CANCELLED, FinishReason.ERROR} if may_fail else {FinishReason.CANCELLED}
         for request_id, request in self.requests.items():
             ends = self.ends.get(request_id, [])
             assert len(ends) == 1, f"{request_id}: ends {ends}"
@@ -464,7 +578,10 @@ class FakeCluster:
         assert self.core.state.is_idle() and not self.core.in_transition
         for worker in self.core.state.workers.values():
             assert worker.ledger.num_held == 0
-            assert worker.num_relayouts_open == 0 and not worker.ledger_locked
+            assert worker.num_relayouts_open == 0 and not worker.ledger_locked and not worker.ghosts
+            if not worker.alive:
+                assert worker.ledger.capacity == 0
+                continue
             assert worker.ledger.capacity == self.workers[worker.worker_id].capacity
         for group in self.core.groups.values():
             assert group.queued_blocks() == 0 and not group.landing.blocks and not group.paused

@@ -245,16 +245,19 @@ async def test_what_would_break_further_in_is_refused(model_dir: Path) -> None:
         assert engine.core.state.is_idle()
 
 
-async def test_a_dead_worker_ends_every_stream_with_an_error(model_dir: Path) -> None:
-    async with running(model_dir, 100) as engine:
+async def test_workers_that_stay_down_end_every_stream_with_an_error(model_dir: Path) -> None:
+    async with running(model_dir, 100, max_worker_restarts=0) as engine:
         streams = [asyncio.create_task(collect(engine, request(f"d{i}", [i, 2, 3], 300))) for i in range(6)]
         await asyncio.sleep(0.1)
-        os.kill(engine.snapshot().workers[0].pid, signal.SIGKILL)
+        for worker in engine.snapshot().workers:
+            os.kill(worker.pid, signal.SIGKILL)
         async with asyncio.timeout(20):
             results = await asyncio.gather(*streams)
         assert any(reason is FinishReason.ERROR for _, reason in results)
         assert all(reason in (FinishReason.ERROR, FinishReason.LENGTH) for _, reason in results)
-        assert engine.state == "failed"
+        async with asyncio.timeout(5):
+            while engine.state != "failed":
+                await asyncio.sleep(0.01)
         with pytest.raises(NotReadyError):
             engine.submit(request("late", [1], 1))
 

@@ -379,3 +379,66 @@ def test_a_swap_that_cannot_be_copied_ends_incomplete_and_the_worker_lives():
     cluster.send(0, codec.step_command(make_step(1, [3])))
     cluster.pump()
     assert cluster.take() == [m.MoveEnded(0, 7, False, 0, 0), m.StepDone(0, 1, [3 * 3 + 4], 0)]
+
+# --- fences
+
+
+def test_a_fence_ends_what_waits_for_the_lost_worker_and_is_answered_after_it():
+    cluster = Cluster(2)
+    (_, _), (second, b) = cluster.steps(1, [3])
+    cluster.send(second, b)
+    cluster.send(1, m.FenceWorker(9, 0, 0))
+    cluster.pump()
+    failed, fenced = cluster.take()
+    assert (failed.step_id, failed.lost_worker) == (1, 0) and fenced == m.Fenced(1, 9)
+    assert not cluster.link(1, 0).is_open
+
+
+def test_a_loss_travels_through_later_stages_with_the_name_of_the_lost():
+    cluster = Cluster(3)
+    commands = cluster.steps(1, [3], ((0, 0, 1), (1, 1, 2), (2, 2, 4)))
+    cluster.send_all(commands[1:])
+    cluster.send(1, m.FenceWorker(9, 0, 0))
+    cluster.pump()
+    failed = next(e for e in cluster.take() if isinstance(e, m.StepFailed))
+    assert (failed.worker_id, failed.lost_worker) == (2, 0)
+
+
+def test_a_fence_waits_for_steps_that_still_have_an_input_to_come():
+    cluster = Cluster(3)
+    (first, a), (second, b) = cluster.steps(1, [3], ((0, 0, 2), (1, 2, 4)))
+    cluster.send(second, b)
+    cluster.send(1, m.FenceWorker(9, 2, 0))
+    cluster.pump()
+    assert cluster.take() == []
+    cluster.send(first, a)
+    cluster.pump()
+    assert names(cluster.take()) == ["StageDone", "StepDone", "Fenced"]
+
+
+def test_pieces_of_a_lost_worker_are_not_written_after_the_fence():
+    cluster = Cluster(2)
+    before = cluster.devices[1].kv.copy()
+    cluster.send(0, m.SendKV(1, 1, 0, 4, [1, 2], [3, 4]))
+    loops = cluster._loops
+    for _ in range(40):  # everything is sent, and received up to its turn
+        loops[0].tick()
+    cluster.send(1, m.FenceWorker(9, 0, 0))
+    while loops[1].tick():
+        pass
+    assert m.Fenced(1, 9) in cluster.take()
+    assert (cluster.devices[1].kv == before).all()
+
+
+def test_a_fence_for_an_old_life_leaves_the_new_link_alone():
+    cluster = Cluster(2)
+    old = cluster.link(1, 0)
+    _, new = InProcessLink.pair(0, 1, activation_bytes=1 << 20, bulk_bytes=1 << 20)
+    cluster._loops[1].attach_link(0, new, life=1)
+    assert not old.is_open
+    cluster.send(1, m.FenceWorker(9, 0, 0))
+    cluster.pump()
+    assert cluster.take() == [m.Fenced(1, 9)] and new.is_open
+    cluster.send(1, m.FenceWorker(10, 0, 1))
+    cluster.pump()
+    assert not new.is_open

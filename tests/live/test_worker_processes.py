@@ -219,3 +219,81 @@ async def test_the_secret_is_on_no_command_line_and_in_no_environment():
         secret = cluster.launcher._secret.hex().encode()
         for name in ("cmdline", "environ"):
             assert secret not in read(f"/proc/{cluster.launcher.pids[0]}/{name}")
+
+
+# --- lives after the first
+
+
+async def run_step(cluster, step_id, tokens):
+    for worker, command in pipeline_step(step_id, tokens):
+        cluster.launcher.send(worker, command)
+    await cluster.until(lambda: any(getattr(e, "step_id", None) == step_id for e in ends(cluster)))
+    return next(e for e in ends(cluster) if e.step_id == step_id)
+
+
+def ends(cluster):
+    return [event for event in cluster.events if isinstance(event, m.StepDone | m.StepFailed)]
+
+
+@pytest.mark.parametrize("link_kind", ["shm", "tcp"])
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_killed_worker_is_started_again_with_links_to_all(link_kind, victim):
+    async with Cluster(link_kind=link_kind) as cluster:
+        assert (await run_step(cluster, 1, [5])).token_ids == [expected_token([5], [(0, 2), (2, 4)])]
+        for life in (1, 2):
+            os.kill(cluster.launcher.pids[victim], signal.SIGKILL)
+            await cluster.until(lambda life=life: len(cluster.exits) == life)
+            cluster.launcher.send(1 - victim, m.FenceWorker(life, victim, life - 1))
+            await cluster.until(lambda life=life: m.Fenced(1 - victim, life) in cluster.events)
+            ready = await cluster.launcher.restart(victim)
+            assert ready.pid == cluster.launcher.pids[victim] and cluster.launcher.life(victim) == life
+            done = await run_step(cluster, 10 + life, [6, life])
+            assert done.token_ids == [expected_token([life], [(0, 2), (2, 4)])]
+            # A fence for an older life that comes late does not harm the new link.
+            cluster.launcher.send(1 - victim, m.FenceWorker(100 + life, victim, life - 1))
+            assert isinstance(await run_step(cluster, 20 + life, [7]), m.StepDone)
+
+
+async def test_a_stage_that_lost_its_input_says_who_is_lost():
+    async with Cluster() as cluster:
+        (_, _), (second, command) = pipeline_step(1, [5])
+        cluster.launcher.send(second, command)
+        os.kill(cluster.launcher.pids[0], signal.SIGKILL)
+        await cluster.until(lambda: ends(cluster))
+        assert ends(cluster)[0].lost_worker == 0
+
+
+@pytest.mark.parametrize("kill_hung", [True, False])
+async def test_a_stopped_worker_is_replaced_and_heard_no_more(kill_hung):
+    async with Cluster(heartbeat_timeout_s=0.5, kill_hung=kill_hung) as cluster:
+        old = cluster.launcher.pids[0]
+        os.kill(old, signal.SIGSTOP)
+        cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+        await cluster.until(lambda: cluster.exits)
+        assert cluster.exits == [(0, -signal.SIGKILL)] and 0 not in cluster.launcher.pids
+        cluster.launcher.send(1, m.FenceWorker(1, 0, 0))
+        await cluster.launcher.restart(0)
+        if not kill_hung:
+            assert is_alive(old)
+            os.kill(old, signal.SIGCONT)
+        await cluster.until(lambda: m.Fenced(1, 1) in cluster.events)
+        async with asyncio.timeout(20):
+            while is_alive(old):
+                await asyncio.sleep(0.01)
+        assert isinstance(await run_step(cluster, 2, [5]), m.StepDone)
+        assert [e.step_id for e in ends(cluster)] == [2], "the step of the old life counts nowhere"
+        assert len(cluster.exits) == 1
+
+
+async def test_a_worker_that_only_waits_or_computes_long_is_not_hung():
+    async with Cluster(heartbeat_timeout_s=0.3, what="0:hang") as cluster:
+        cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+        await asyncio.sleep(1.2)
+        assert cluster.exits == []
+
+
+async def test_one_endless_step_counts_as_hung():
+    async with Cluster(heartbeat_timeout_s=0.0, step_timeout_s=0.5, what="0:hang") as cluster:
+        cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+        await cluster.until(lambda: cluster.exits)
+        assert cluster.exits[0][0] == 0

@@ -37,7 +37,10 @@ async def test_probes(app_client, app_engine, state, health, ping):
 async def test_health_tells_what_it_is_given(serve):
     async with serve(FakeEngine(), health_details={"dtype": "float64", "token_identity": True}) as served:
         health = (await served.http.get(f"{served.url}/health")).json()
-    assert health == {"dtype": "float64", "token_identity": True, "status": "ready", "model": "fake"}
+    assert health == {
+        "dtype": "float64", "token_identity": True, "status": "ready", "model": "fake",
+        "workers": {"alive": 2, "total": 2}, "degraded": False,
+    }
 
 
 async def test_tokenizer_over_http(app_client):

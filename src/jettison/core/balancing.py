@@ -6,16 +6,16 @@ takes part in one migration at a time.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 from jettison.core.group import GroupCore
 from jettison.core.migrating import Migration
 from jettison.core.ports import Action, MoveEnded
-from jettison.core.relief import Relief
+from jettison.core.relief import Abandoned, Relief
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
 from jettison.policy.migration import InstanceLoad, MigrationParams, MigrationRow, choose_request, plan_pairs
-from jettison.types import NANOSECONDS, WorkerId
+from jettison.types import NANOSECONDS, MoveId, WorkerId
 
 
 class Balancing(Relief):
@@ -43,6 +43,18 @@ class Balancing(Relief):
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending."""
         return [action for m in self.migrations if m.state is state for action in m.cancel()]
+
+    def abandon(self, broken: Sequence[GroupCore]) -> Abandoned:
+        """Requests whose source is broken start again; those whose destination is broken stay where they are."""
+        moves: set[MoveId] = set()
+        actions: list[Action] = []
+        for migration in self.migrations:
+            if migration.source in broken:
+                moves |= migration.state.moves
+            elif migration.destination in broken:
+                actions += migration.cancel()
+        self.migrations = [m for m in self.migrations if m.source not in broken]
+        return Abandoned(moves, actions)
 
     def before_steps(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
         """Let migrations go on; look for new pairs when it is time, or when an instance has become free for one."""

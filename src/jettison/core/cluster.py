@@ -33,7 +33,13 @@ from jettison.core.ports import (
     StepCompleted,
     StepFailed,
     Tick,
+    WorkerFenced,
+    WorkerGone,
+    WorkerJoined,
+    WorkerLost,
 )
+from jettison.core.recovering import FaultParams, Recoveries
+from jettison.core.rehousing import Rehousing, max_request_blocks
 from jettison.core.relief import Relief
 from jettison.core.request import Phase, RequestState
 from jettison.core.restoring import RestorePhase, Restoring, fits
@@ -46,7 +52,7 @@ from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.computeload import Arrangement, compute_load
 from jettison.policy.dispatch import GroupFreeness, choose_group
-from jettison.policy.merge import MergeCandidate, StagePlan, plan_drop, plan_ranges, stage_bytes
+from jettison.policy.merge import MergeCandidate, StagePlan, plan_drop
 from jettison.policy.migration import MigrationParams
 from jettison.policy.overload import Assessment, OverloadParams, assess_overload, foreseen_missing_blocks
 from jettison.policy.pipeline import plan_static_groups
@@ -87,6 +93,7 @@ class ClusterParams:
     """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
     profile: HardwareProfile | None = None
     """What steps and moves cost here, where it was profiled."""
+    faults: FaultParams = field(default_factory=FaultParams)
 
 
 class ClusterCore:
@@ -113,6 +120,7 @@ class ClusterCore:
         self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers)
         self.merges: list[Merging] = []
         self.restores: list[Restoring] = []
+        self.rehousing = Rehousing(self.state, params.faults, self._place)
         self.steptimes: dict[int, StepTimeModel] = {}
         """Step-time fit by number of stages: a deeper pipeline steps faster and more often."""
         self.traffic = TrafficMonitor()
@@ -125,6 +133,7 @@ class ClusterCore:
             self.relief = Swapping(self.state, params.swap)
         elif params.overload_policy == "migrate":
             self.relief = Balancing(self.state, params.migration)
+        self.recoveries = Recoveries(self.state, params.faults, groups, self.relief)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -136,7 +145,7 @@ class ClusterCore:
     @property
     def in_transition(self) -> bool:
         """Some move is under way."""
-        return bool(self.merges or self.restores)
+        return bool(self.merges or self.restores) or not self.recoveries.is_idle
 
     @property
     def _moves(self) -> list[Merging | Restoring]:
@@ -146,28 +155,14 @@ class ClusterCore:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for admission."""
-        return sum(len(g.waiting) for g in self.groups.values())
+        return sum(len(g.waiting) for g in self.groups.values()) + len(self.state.homeless)
 
     def max_request_blocks(self) -> int:
-        """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge."""
-        workers, shape = list(self.state.workers.values()), self.state.shape
-        least = min(w.full_blocks for w in workers)
-        if self.params.overload_policy != "drop":
-            return least
-        everyone = [
-            MergeCandidate(w.worker_id, (w.worker_id,), (shape.all_layers,), 0.0, 0)
-            for w in workers[: shape.num_layers]
-        ]
-        stages = plan_ranges(everyone, shape)
-        assert stages is not None, "as many layers as members can be split"
-        layer_block_bytes = shape.block_bytes_per_layer(self.state.limits.block_size)
-        budget = least * shape.num_layers * layer_block_bytes + shape.parameter_bytes
-        merged = min(
-            # Members that were merged in another order may run a layer more, and pages do not divide evenly.
-            (budget - stage_bytes(s.layers, shape)) // ((len(s.layers) + 1) * layer_block_bytes)
-            for s in stages
-        )
-        return max(least, merged)
+        """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
+
+        Dead workers count unless they are gone for good: requests can wait for them.
+        """
+        return max_request_blocks(self.state, may_merge=self.params.overload_policy == "drop")
 
     # --- the one entry ----------------------------------------------------------------------------------------
 
@@ -175,6 +170,7 @@ class ClusterCore:
         """Everything that follows from one event at one time."""
         actions = self._on(event, now_ns)
         actions += self._advance_moves(now_ns)
+        actions += self.rehousing.advance(now_ns)
         actions += self.relief.before_steps(self._moving_workers(), now_ns)
         actions += self._plan_steps(now_ns)
         actions += self.relief.after_steps(now_ns)
@@ -198,8 +194,19 @@ class ClusterCore:
             case LayoutOffered() | LayoutApplied() | CallFailed():
                 return self._on_layout(event, now_ns)
             case ShardLoaded():
-                return self._first_answer([r.on_shard_loaded(event, now_ns) for r in self._moves])
+                return self._first_answer([r.on_shard_loaded(event, now_ns) for r in (*self._moves, self.recoveries)])
+            case WorkerLost():
+                return self._on_worker_lost(event, now_ns)
+            case WorkerJoined():
+                return self._on_worker_joined(event, now_ns)
+            case WorkerGone():
+                return self._on_worker_gone(event, now_ns)
+            case WorkerFenced():
+                return [a for ended in self.recoveries.on_fenced(event) for a in self._on(ended, now_ns)]
             case MoveEnded():
+                if self.recoveries.on_move(event, now_ns) is not None:
+                    return []
+                self.state.open_moves.pop(event.move_id, None)
                 for move in self._moves:
                     actions = move.on_move(event, now_ns)
                     if actions is not None:
@@ -234,6 +241,7 @@ class ClusterCore:
             group = self.groups.get(state.group_id)
             if group is not None and state in group.waiting:
                 group.take_out(state)
+            self.state.homeless.pop(request_id, None)
             del self.state.requests[request_id]
         self.check()
         return True
@@ -243,13 +251,22 @@ class ClusterCore:
         self.state.next_order += 1
         self.traffic.note_arrival(len(request.prompt_token_ids))
         self.state.requests[request.request_id] = state
+        self._place(state)
+
+    def _place(self, state: RequestState) -> bool:
+        """Queue a request in the freest group; False if there is none and it has to wait for one."""
         open_groups = [g for g in self.groups.values() if not self._is_emptying(g)]
+        if not open_groups:
+            self.state.homeless[state.request_id] = state
+            return False
+        self.state.homeless.pop(state.request_id, None)
         needed = open_groups[0].blocks_for(len(state.tokens))
         chosen = choose_group([self._freeness(g) for g in open_groups], needed)
         assert chosen is not None
         self.groups[chosen].enqueue(state)
         fresh = round(needed * (1.0 - self._prefix_hit_share()))
         self._monitor(self.groups[chosen]).num_arrived_blocks += fresh
+        return True
 
     def _is_emptying(self, group: GroupCore) -> bool:
         """A pipeline whose members already serve on their own takes nothing new."""
@@ -297,6 +314,11 @@ class ClusterCore:
             return []
         actions: list[Action] = [Record("step_failed", now_ns, {"step": event.step_id, "message": event.message})]
         for state in group.fail(event.step_id):
+            if event.lost_worker is not None:
+                # The step is not to blame, and the group cannot go on: whoever is lost will be declared dead.
+                group.paused = True
+                self.state.reap(state)
+                continue
             actions += self.state.end(state, FinishReason.ERROR, now_ns, error="the model step failed")
             actions += self._stop_moves_of(state)
             self.state.reap(state)
@@ -305,12 +327,14 @@ class ClusterCore:
     def _group_of_step(self, step_id: int) -> GroupCore | None:
         return next((g for g in self.groups.values() if step_id in g.in_flight), None)
 
-    def _end_early(self, request_id: RequestId, reason: FinishReason, now_ns: int) -> list[Action]:
+    def _end_early(
+        self, request_id: RequestId, reason: FinishReason, now_ns: int, error: str | None = None
+    ) -> list[Action]:
         state = self.state.requests.get(request_id)
         if state is None or state.is_finished:
             return []
         stop = self._stop_moves_of(state)
-        return stop + self.state.end(state, reason, now_ns)
+        return stop + self.state.end(state, reason, now_ns, error=error)
 
     def _stop_moves_of(self, state: RequestState) -> list[Action]:
         actions: list[Action] = []
@@ -346,6 +370,39 @@ class ClusterCore:
             takes_new=not set(group.worker_ids) & busy and group.admission_cap_blocks is None,
         )
 
+    # --- dead workers -----------------------------------------------------------------------------------------
+
+    def _on_worker_lost(self, event: WorkerLost, now_ns: int) -> list[Action]:
+        if not self.state.workers[event.worker_id].alive:
+            return []
+        involved = [m for m in self._moves if event.worker_id in m.worker_ids]
+        self.merges = [m for m in self.merges if m not in involved]
+        self.restores = [r for r in self.restores if r not in involved]
+        actions = self.recoveries.lose(event.worker_id, involved, now_ns)
+        for ended in self.recoveries.ended_with(event.worker_id):
+            actions += self._on(ended, now_ns)
+        self._settle(tuple(w for m in involved for w in m.worker_ids), now_ns)
+        return actions
+
+    def _on_worker_joined(self, event: WorkerJoined, now_ns: int) -> list[Action]:
+        actions = self.recoveries.join(event, now_ns)
+        self.rehousing.share_queues()
+        self._settle((event.worker_id,), now_ns)
+        return actions
+
+    def _on_worker_gone(self, event: WorkerGone, now_ns: int) -> list[Action]:
+        """Requests that only fit with this worker's memory have nothing left to wait for."""
+        self.state.workers[event.worker_id].is_gone = True
+        actions: list[Action] = [Record("worker_gone", now_ns, {"worker": event.worker_id})]
+        room = self.max_request_blocks() * self.state.limits.block_size
+        for state in list(self.state.requests.values()):
+            most = min(state.num_prompt + state.request.params.max_tokens, self.state.limits.max_model_len)
+            if most > room:
+                actions += self._end_early(
+                    state.request_id, FinishReason.ERROR, now_ns, "a worker whose memory it needs is gone for good"
+                )
+        return actions
+
     # --- steps ------------------------------------------------------------------------------------------------
 
     def _plan_steps(self, now_ns: int) -> list[Action]:
@@ -362,7 +419,7 @@ class ClusterCore:
     # --- moves ------------------------------------------------------------------------------------------------
 
     def _on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action]:
-        for move in self._moves:
+        for move in (*self._moves, self.recoveries):
             actions = move.on_layout(event, now_ns)
             if actions is not None:
                 return actions
@@ -385,6 +442,12 @@ class ClusterCore:
                 if restore.phase is RestorePhase.TURNED and restore.has_split:
                     sources = [*restore.homes, restore.group]
                     actions += self._merge(sources, restore.group.stages, now_ns)
+        if not self.recoveries.is_idle:
+            recovering = tuple(self.recoveries.by_worker)
+            actions += self.recoveries.advance(now_ns, {w for m in self._moves for w in m.worker_ids})
+            if done := tuple(w for w in recovering if w not in self.recoveries.by_worker):
+                self.rehousing.share_queues()
+                self._settle(done, now_ns)
         return actions
 
     def _settle(self, worker_ids: tuple[WorkerId, ...], now_ns: int) -> None:
@@ -396,7 +459,7 @@ class ClusterCore:
         return self._monitors.setdefault(group.group_id, GroupMonitor())
 
     def _moving_workers(self) -> set[WorkerId]:
-        return {w for move in self._moves for w in move.worker_ids}
+        return {w for move in self._moves for w in move.worker_ids} | self.recoveries.busy_workers()
 
     def _busy_workers(self) -> set[WorkerId]:
         return self._moving_workers() | set(self.relief.worker_ids)

@@ -197,6 +197,10 @@ class Exchange:
             self._landed.forget(state, move)
         return [CancelMove(move.src, move.move_id) for move in cancelled]
 
+    def abandon(self) -> tuple[list[Relayout], set[MoveId]]:
+        """A member is dead: layout changes and transfers that are still under way."""
+        return self._relayouts, set(self._moves)
+
     # --- transfers --------------------------------------------------------------------------------------------
 
     def _start_transfers(self, now_ns: int) -> list[Action]:

@@ -14,6 +14,7 @@ Transfers, landing space and pages under foreign KV: ``core.exchanging``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from jettison.core.exchanging import Exchange
@@ -28,7 +29,7 @@ from jettison.core.ports import (
     Record,
     ShardLoaded,
 )
-from jettison.core.relayout import Relayout, RelayoutPhase
+from jettison.core.relayout import Leftovers, Relayout, RelayoutPhase
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
@@ -88,6 +89,13 @@ class Merging:
         return tuple(self._sources)
 
     @property
+    def broken_groups(self) -> Sequence[GroupCore]:
+        """Groups that cannot serve on if the merge is abandoned now: their members' layouts are changing."""
+        if self.group is not None:
+            return (self.group,)
+        return () if self.phase is MergePhase.QUIESCE else self.sources
+
+    @property
     def is_over(self) -> bool:
         """Nothing left to do."""
         return self.phase in (MergePhase.SETTLED, MergePhase.FAILED)
@@ -122,6 +130,15 @@ class Merging:
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop its transfers unless another request needs the prefix they carry."""
         return self._exchange.cancel(state)
+
+    def abandon(self) -> Leftovers:
+        """A member is dead: what is still under way. Before any layout has changed the old groups simply serve on."""
+        if self.phase is MergePhase.QUIESCE:
+            for group in self._sources:
+                group.paused = False
+            return Leftovers([], {}, set())
+        relayouts, moves = self._exchange.abandon()
+        return Leftovers([*self._relayouts, *relayouts], dict(self._loads), moves)
 
     def advance(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows."""

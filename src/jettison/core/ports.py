@@ -67,6 +67,8 @@ class StepFailed(NamedTuple):
 
     step_id: int
     message: str
+    lost_worker: WorkerId | None = None
+    """The worker whose part never came. The step is not to blame: its requests go on, here or elsewhere."""
 
 
 class LayoutOffered(NamedTuple):
@@ -109,13 +111,41 @@ class MoveEnded(NamedTuple):
     duration_ns: int
 
 
+class WorkerLost(NamedTuple):
+    """A worker is dead, or declared dead: nothing that it still sends is delivered."""
+
+    worker_id: WorkerId
+
+
+class WorkerJoined(NamedTuple):
+    """A lost worker is back, with every layer loaded, all blocks free, and links to all live workers."""
+
+    worker_id: WorkerId
+    capacity_blocks: int
+    life: int
+    """Which life of the worker id it is; grows with each restart."""
+
+
+class WorkerGone(NamedTuple):
+    """A lost worker will not be started again."""
+
+    worker_id: WorkerId
+
+
+class WorkerFenced(NamedTuple):
+    """Answer to FenceWorker."""
+
+    worker_id: WorkerId
+    call_id: int
+
+
 class Tick(NamedTuple):
     """Time has passed (every 100 ms)."""
 
 
 Event = (
     Arrived | CancelRequested | FinishRequested | StepCompleted | StepFailed | LayoutOffered | LayoutApplied
-    | CallFailed | ShardLoaded | MoveEnded | Tick
+    | CallFailed | ShardLoaded | MoveEnded | WorkerLost | WorkerJoined | WorkerGone | WorkerFenced | Tick
 )
 
 
@@ -223,6 +253,19 @@ class CancelMove(NamedTuple):
     move_id: MoveId
 
 
+class FenceWorker(NamedTuple):
+    """Tell a worker that another is lost.
+
+    At once it closes its link to lives up to ``lost_life``: nothing that they sent is used any more. Answer:
+    WorkerFenced, when every step received before has finished here (those that wait for the lost one fail).
+    """
+
+    worker_id: WorkerId
+    call_id: int
+    lost: WorkerId
+    lost_life: int
+
+
 @dataclass(frozen=True, slots=True)
 class Emit:
     """Tokens for a client. With a ``finish_reason`` it is the request's last."""
@@ -245,6 +288,18 @@ class Record:
     fields: Mapping[str, object] = field(default_factory=dict)
 
 
+Transfer = SendKV | SendShard | SwapOut | SwapIn
+"""What a move id names: each ends with one MoveEnded, as long as its destination lives."""
+
+
+def transfer_ends(transfer: Transfer) -> tuple[WorkerId, WorkerId]:
+    """Source and destination; a swap stays inside its worker."""
+    if isinstance(transfer, SendKV | SendShard):
+        return transfer.src, transfer.dst
+    return transfer.worker_id, transfer.worker_id
+
+
 Action = (
-    RunStep | OfferLayout | ApplyLayout | SendKV | SendShard | SwapOut | SwapIn | LoadShard | CancelMove | Emit | Record
+    RunStep | OfferLayout | ApplyLayout | SendKV | SendShard | SwapOut | SwapIn | LoadShard | CancelMove | FenceWorker
+    | Emit | Record
 )

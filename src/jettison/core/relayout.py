@@ -10,10 +10,12 @@ The ledger changes only after the worker has said yes: a refused or rolled-back 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
-from jettison.core.ports import Action, ApplyLayout, CallFailed, LayoutApplied, LayoutOffered, OfferLayout
+from jettison.core.ports import Action, ApplyLayout, CallFailed, LayoutApplied, LayoutOffered, LoadShard, OfferLayout
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutResult, LayoutSpec
+from jettison.types import MoveId
 
 
 class RelayoutPhase(StrEnum):
@@ -23,6 +25,15 @@ class RelayoutPhase(StrEnum):
     APPLY = "apply"
     DONE = "done"
     FAILED = "failed"
+
+
+class Leftovers(NamedTuple):
+    """What an abandoned move still has under way; its answers go to whoever takes these over."""
+
+    relayouts: list[Relayout]
+    loads: dict[int, LoadShard]
+    """By call id."""
+    moves: set[MoveId]
 
 
 class Relayout:
@@ -40,6 +51,7 @@ class Relayout:
         self.result: LayoutResult | None = None
         self.failure: str | None = None
         self._shrinks = shrinks
+        self._called_off = False
         self._call_id = cluster.new_call()
         self._copies: tuple[tuple[int, int], ...] = ()
         self._evacuate_from = 0
@@ -57,6 +69,10 @@ class Relayout:
         """Ask for the offer."""
         return [OfferLayout(self.worker.worker_id, self._call_id, self.spec, self._live_blocks)]
 
+    def call_off(self) -> None:
+        """Do not apply what has only been offered. An answer still comes, and ends this change."""
+        self._called_off = True
+
     def on(self, event: LayoutOffered | LayoutApplied | CallFailed) -> list[Action] | None:
         """Take an answer; None if it belongs to somebody else."""
         if event.worker_id != self.worker.worker_id or event.call_id != self._call_id or self.is_over:
@@ -66,6 +82,9 @@ class Relayout:
                 # Blocks may have been copied before the mapping failed: free ones no longer hold what was cached.
                 self.worker.ledger.forget_cached()
             self._close(RelayoutPhase.FAILED, event.message)
+            return []
+        if isinstance(event, LayoutOffered) and self._called_off:
+            self._close(RelayoutPhase.FAILED, "called off")
             return []
         if isinstance(event, LayoutOffered):
             return self._apply(event)

@@ -6,12 +6,21 @@ start) and ``drop`` (``core.merging``, ``core.restoring``) need. ``core.swapping
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 from jettison.core.group import GroupCore
 from jettison.core.ports import Action, MoveEnded
 from jettison.core.request import RequestState
-from jettison.types import WorkerId
+from jettison.types import MoveId, WorkerId
+
+
+class Abandoned(NamedTuple):
+    """What remains of a relief's work for broken groups."""
+
+    moves: set[MoveId]
+    """Transfers that it does not wait for any more."""
+    actions: list[Action]
 
 
 class Relief:
@@ -36,6 +45,10 @@ class Relief:
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop what is done to it. Idempotent; the request may have been reaped already."""
         return []
+
+    def abandon(self, broken: Sequence[GroupCore]) -> Abandoned:
+        """These groups are about to be dissolved because a worker is dead: forget their requests."""
+        return Abandoned(set(), [])
 
     def before_steps(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
         """Decide and start, before the groups plan their steps. Groups with ``busy`` workers are in a move: hands

@@ -32,7 +32,7 @@ class RequestState:
     __slots__ = (
         "request", "request_id", "num_prompt", "tokens", "num_computed", "num_pending", "phase", "group_id", "kv_at",
         "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns", "first_token_ns",
-        "finished_ns", "num_preemptions", "order", "prompt_logprobs", "moves", "paused",
+        "finished_ns", "num_preemptions", "num_worker_deaths", "order", "prompt_logprobs", "moves", "paused",
     )
 
     def __init__(self, request: Request, order: int) -> None:
@@ -60,6 +60,8 @@ class RequestState:
         self.first_token_ns: int | None = None
         self.finished_ns: int | None = None
         self.num_preemptions = 0
+        self.num_worker_deaths = 0
+        """Workers that died while a step with this request was under way there."""
         self.order = (request.priority, order)
         """Service order: priority first, then arrival."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (

@@ -21,6 +21,7 @@ Ownership: until its last move has ended, a request runs in the pipeline and its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from jettison.core.group import GroupCore
@@ -36,7 +37,7 @@ from jettison.core.ports import (
     SendShard,
     ShardLoaded,
 )
-from jettison.core.relayout import Relayout, RelayoutPhase
+from jettison.core.relayout import Leftovers, Relayout, RelayoutPhase
 from jettison.core.request import RequestState
 from jettison.core.returning import Returning
 from jettison.core.state import ClusterState
@@ -105,6 +106,11 @@ class Restoring:
         return self.group.worker_ids
 
     @property
+    def broken_groups(self) -> Sequence[GroupCore]:
+        """Groups that cannot serve on if the restore is abandoned now: the pipeline."""
+        return (self.group,)
+
+    @property
     def is_over(self) -> bool:
         """Nothing left to do."""
         return self.phase in (RestorePhase.DONE, RestorePhase.TURNED)
@@ -161,6 +167,12 @@ class Restoring:
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop its transfers."""
         return self.returning.cancel(state) if self.returning is not None else []
+
+    def abandon(self) -> Leftovers:
+        """A member is dead: what is still under way. The members' own groups, once split, serve on."""
+        loads = {call_id: LoadShard(worker, call_id, shard) for call_id, (worker, shard) in self._loads.items()}
+        returning = self.returning.move_ids if self.returning is not None else set()
+        return Leftovers(self._relayouts, loads, self._moves.keys() | returning)
 
     def turn_round(self, now_ns: int, reason: str) -> list[Action]:
         """Call the restore off: the pipeline is needed after all (or a member failed)."""
@@ -248,7 +260,7 @@ class Restoring:
                 if source is None:
                     actions.append(self._load(worker_id, shard))
                     continue
-                move = SendShard(self._cluster.new_move(), source, worker_id, shard)
+                move = self._cluster.send_shard(source, worker_id, shard)
                 self._moves[move.move_id] = move
                 actions.append(move)
         actions.append(

@@ -35,6 +35,11 @@ class Returning:
         """Leading blocks already at home, of requests on their way."""
 
     @property
+    def move_ids(self) -> set[MoveId]:
+        """Transfers under way."""
+        return set(self._moves)
+
+    @property
     def is_idle(self) -> bool:
         """Nothing is on its way."""
         return not self._moves

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jettison.core.group import GroupCore, SchedulerLimits
-from jettison.core.ports import Action, Emit, SendKV
+from jettison.core.ports import Action, Emit, SendKV, SendShard, Transfer
 from jettison.core.request import Phase, RequestState
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
@@ -41,6 +41,14 @@ class WorkerState:
     num_relayouts_open: int = 0
     ledger_locked: bool = False
     """A shrinking layout is being applied: no block may change hands until it has answered."""
+    alive: bool = True
+    is_gone: bool = False
+    """Dead, and will not be started again."""
+    life: int = 0
+    """Which life of the worker id; moves and links of older ones do not count."""
+    ghosts: dict[RequestId, set[MoveId]] = field(default_factory=dict)
+    """Tables of requests that have left because of a fault: held until no old step and none of these moves can
+    write to their blocks any more (``core.recovering``)."""
 
     def resident(self, shape: ModelShape) -> LayerRange:
         """Layers whose parameters it holds and may run (a contiguous range)."""
@@ -74,6 +82,11 @@ class ClusterCounters:
     num_recomputed_tokens: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    num_worker_losses: int = 0
+    num_worker_joins: int = 0
+    num_recoveries: int = 0
+    """Survivors brought back to a full layout (or cleared of what a dead pipeline had left)."""
+    recovery_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -89,6 +102,10 @@ class ClusterState:
     counters: ClusterCounters = field(default_factory=ClusterCounters)
     move_owner: dict[MoveId, RequestState] = field(default_factory=dict)
     """Request whose KV a move carries."""
+    open_moves: dict[MoveId, Transfer] = field(default_factory=dict)
+    """Transfers that have not ended."""
+    homeless: dict[RequestId, RequestState] = field(default_factory=dict)
+    """Accepted requests without a group: no worker can take them now."""
     next_group_id: GroupId = 0
     next_epoch: int = 0
     next_step_id: int = 1
@@ -152,6 +169,13 @@ class ClusterState:
         move = SendKV(self.new_move(), src, dst, layers, tuple(src_blocks), tuple(dst_blocks))
         state.moves.add(move.move_id)
         self.move_owner[move.move_id] = state
+        self.open_moves[move.move_id] = move
+        return move
+
+    def send_shard(self, src: WorkerId, dst: WorkerId, shard: ShardId) -> SendShard:
+        """A transfer of one shard's bytes."""
+        move = SendShard(self.new_move(), src, dst, shard)
+        self.open_moves[move.move_id] = move
         return move
 
     def end(
@@ -173,6 +197,10 @@ class ClusterState:
         """Free an ended request if no step, move or layout change touches its blocks any more."""
         if state.ending is None or state.phase is Phase.FINISHED:
             return False
+        if state.request_id in self.homeless:
+            del self.homeless[state.request_id], self.requests[state.request_id]
+            state.phase = Phase.FINISHED
+            return True
         group = self.groups[state.group_id]
         if state.num_pending or state.moves or any(self.workers[w].ledger_locked for w in group.worker_ids):
             return False
@@ -192,13 +220,20 @@ class ClusterState:
             for state in (*group.waiting, *group.running.values(), *group.moving.values()):
                 assert state.request_id not in queued, f"{state} is in two queues"
                 queued[state.request_id] = group.group_id
+        for state in self.homeless.values():
+            assert state.request_id not in queued and state.num_computed + state.num_pending == 0, state
+            queued[state.request_id] = -1
         assert queued.keys() == self.requests.keys(), "every live request is in exactly one queue"
         for worker in self.workers.values():
             for request_id in worker.ledger.requests():
-                assert request_id in self.requests, f"blocks of {request_id} at worker {worker.worker_id} leaked"
+                known = request_id in self.requests or request_id in worker.ghosts
+                assert known, f"blocks of {request_id} at worker {worker.worker_id} leaked"
+        lost = {w.worker_id for w in self.workers.values() if not w.alive}
+        assert not any(lost & set(g.worker_ids) for g in self.groups.values()), "a group with a dead member"
+        assert self.move_owner.keys() <= self.open_moves.keys()
 
     def is_idle(self) -> bool:
         """No requests, no moves."""
-        return not self.requests and not self.move_owner
+        return not self.requests and not self.open_moves
 
 

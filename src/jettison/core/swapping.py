@@ -19,13 +19,13 @@ Who goes and who returns is ``policy.swapping``'s decision; the pool's book is `
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 
 from jettison.core.group import GroupCore
 from jettison.core.ports import Action, MoveEnded, SwapIn, SwapOut
-from jettison.core.relief import Relief
+from jettison.core.relief import Abandoned, Relief
 from jettison.core.request import Phase, RequestState
 from jettison.core.state import ClusterState
 from jettison.memory.hostpool import HostPool
@@ -37,7 +37,7 @@ from jettison.policy.swapping import (
     choose_swap_outs,
     swap_budget,
 )
-from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
+from jettison.types import NANOSECONDS, GroupId, MoveId, RequestId, WorkerId
 
 _SMOOTHING = 0.2
 """Weight of the newest measurement in the two means that the budget is made from."""
@@ -142,6 +142,16 @@ class Swapping(Relief):
         if swap is not None and not state.moves:
             self._forget(swap)
         return []
+
+    def abandon(self, broken: Sequence[GroupCore]) -> Abandoned:
+        """Swapped requests of broken groups start again. Later pieces into their slots follow those under way."""
+        pieces: set[MoveId] = set()
+        for swap in [s for s in self._swaps.values() if s.group in broken]:
+            pieces |= swap.state.moves
+            self._forget(swap)
+        for move_id in pieces:
+            del self._piece_blocks[move_id]
+        return Abandoned(pieces, [])
 
     def _copied(self, swap: _Swap) -> None:
         """Every piece of one direction has arrived."""
@@ -271,7 +281,9 @@ class Swapping(Relief):
             state.moves.add(move_id)
             self._cluster.move_owner[move_id] = state
             self._piece_blocks[move_id] = num_blocks
-            actions.append(make(stage.worker_id, move_id, stage.layers, blocks, slots))
+            piece = make(stage.worker_id, move_id, stage.layers, blocks, slots)
+            self._cluster.open_moves[move_id] = piece
+            actions.append(piece)
         return actions
 
     # --- checks -----------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from jettison.errors import LinkDownError
 from jettison.transport.link import EMPTY, Bytes, Frame, FrameKind, Link
 from jettison.types import WorkerId
 
-_CHUNK = struct.Struct("<QQ?")
-"""Offset of this chunk, total bytes of the activation, whether it is a failure (the bytes are then a message)."""
+_CHUNK = struct.Struct("<QQ?i")
+"""Offset of this chunk, total bytes of the activation, whether it is a failure (the bytes are then a message), and
+which worker was lost if that is the failure (-1: none was)."""
 
 MAX_FAILURE_BYTES = 512
 MAX_ACTIVATION_BYTES = 1 << 30
@@ -32,23 +33,28 @@ class Arrived:
     data: Bytes
     """Hidden bytes, owned by the receiver; empty after a failure."""
     failure: str | None = None
+    lost_worker: WorkerId | None = None
+    """The worker whose part never came, if that is the failure."""
 
 
 class OutgoingActivation:
     """One activation on its way out, resumed where back-pressure stopped it."""
 
-    def __init__(self, step_id: int, data: Bytes, failure: bool = False) -> None:
+    def __init__(
+        self, step_id: int, data: Bytes, failure: bool = False, lost_worker: WorkerId | None = None
+    ) -> None:
         self.step_id = step_id
+        self._lost_worker = -1 if lost_worker is None else lost_worker
         self._data = data
         self._failure = failure
         self._offset = 0
         self._sent_any = False
 
     @classmethod
-    def of_failure(cls, step_id: int, message: str) -> OutgoingActivation:
+    def of_failure(cls, step_id: int, message: str, lost_worker: WorkerId | None = None) -> OutgoingActivation:
         """Tell the later stages that this step has failed."""
         data = np.frombuffer(message.encode()[:MAX_FAILURE_BYTES], dtype=np.uint8)
-        return cls(step_id, data, failure=True)
+        return cls(step_id, data, True, lost_worker)
 
     def send(self, link: Link) -> bool:
         """Send as many chunks as the link takes now; whether all are sent. Raises LinkDownError."""
@@ -56,7 +62,7 @@ class OutgoingActivation:
         total = len(self._data)
         while not self._sent_any or self._offset < total:
             chunk = self._data[self._offset : self._offset + limit]
-            aux = _CHUNK.pack(self._offset, total, self._failure)
+            aux = _CHUNK.pack(self._offset, total, self._failure, self._lost_worker)
 
             def fill(out: Bytes, chunk: Bytes = chunk) -> None:
                 out[:] = chunk
@@ -74,6 +80,7 @@ class _Partial:
     data: Bytes
     num_bytes: int
     failure: bool
+    lost_worker: int
 
 
 class ActivationInbox:
@@ -98,7 +105,7 @@ class ActivationInbox:
     def accept(self, peer: WorkerId, frame: Frame) -> None:
         """Take one ACTIVATION frame (copied; the frame may be released). Raises LinkDownError on nonsense."""
         try:
-            offset, total, failure = _CHUNK.unpack(frame.aux)
+            offset, total, failure, lost_worker = _CHUNK.unpack(frame.aux)
         except struct.error as error:
             raise LinkDownError(f"activation of step {frame.tag}: {error}") from None
         step_id = frame.tag
@@ -108,7 +115,7 @@ class ActivationInbox:
         if partial is None:
             if offset != 0 or total > MAX_ACTIVATION_BYTES or step_id in self._whole:
                 raise LinkDownError(f"activation of step {step_id} starts at {offset} of {total} bytes")
-            partial = _Partial(peer, np.empty(total, dtype=np.uint8), 0, failure)
+            partial = _Partial(peer, np.empty(total, dtype=np.uint8), 0, failure, lost_worker)
             self._partial[step_id] = partial
         end = offset + len(frame.payload)
         if (peer, offset, total) != (partial.peer, partial.num_bytes, len(partial.data)) or end > total:
@@ -153,5 +160,6 @@ class ActivationInbox:
 
 def _arrived(partial: _Partial) -> Arrived:
     if partial.failure:
-        return Arrived(EMPTY, partial.data.tobytes().decode(errors="replace"))
+        lost = partial.lost_worker if partial.lost_worker >= 0 else None
+        return Arrived(EMPTY, partial.data.tobytes().decode(errors="replace"), lost)
     return Arrived(partial.data)

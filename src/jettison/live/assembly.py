@@ -10,6 +10,7 @@ from pathlib import Path
 from jettison.config import EngineConfig
 from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
 from jettison.core.group import SchedulerLimits
+from jettison.core.recovering import FaultParams
 from jettison.cost.hardware import HardwareProfile
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
@@ -74,6 +75,7 @@ class Assembly:
             migration=MigrationParams(overload.migrate_threshold, overload.migrate_period_ms / 1e3),
             drop_dwell_s=overload.drop_dwell_ms / 1e3,
             profile=profile,
+            faults=FaultParams(max_outage_s=self.config.faults.outage_timeout_s),
         )
         return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
 

@@ -146,6 +146,8 @@ class ControlServer:
         self.secret = secret
         self.on_event = on_event
         self.on_lost = on_lost
+        self.lives: dict[WorkerId, int] = {}
+        """Worker -> the only life of it that is let in (0 where nothing is said)."""
         self._connections: dict[WorkerId, _Connection] = {}
         self._all: set[_Connection] = set()
         self._server: asyncio.AbstractServer | None = None
@@ -168,6 +170,12 @@ class ControlServer:
     def is_connected(self, worker_id: WorkerId) -> bool:
         """Whether events of this worker may still come."""
         return worker_id in self._connections
+
+    def hang_up(self, worker_id: WorkerId) -> None:
+        """Close a worker's connection now, without ``on_lost``: nothing that it still sends is heard."""
+        connection = self._connections.pop(worker_id, None)
+        if connection is not None:
+            connection.hang_up()
 
     def close(self) -> None:
         """Stop listening and hang up on everybody, without ``on_lost``. Idempotent."""
@@ -254,8 +262,11 @@ class _Connection(asyncio.Protocol):
             message, self._unproven = self._unproven[: handshake.needed], self._unproven[handshake.needed :]
             if answer := handshake.feed(message):
                 self._transport.write(answer)
+        worker_id, life = handshake.peer
+        if life != self._server.lives.get(worker_id, 0):
+            raise LinkDownError(f"life {life} of worker {worker_id} is not wanted")
         self._deadline.cancel()
         self._handshake = None
-        self.worker_id = handshake.peer.worker_id
+        self.worker_id = worker_id
         self._server.proven(self)
         return self._unproven

@@ -84,7 +84,9 @@ class CoreDriver:
                 return None
             case m.StepFailed():
                 self._encoder.take_refused(event.step_id)
-                return ports.StepFailed(event.step_id, event.message)
+                return ports.StepFailed(event.step_id, event.message, event.lost_worker)
+            case m.Fenced():
+                return ports.WorkerFenced(event.worker_id, event.call_id)
             case m.LayoutOffered():
                 return ports.LayoutOffered(event.worker_id, event.call_id, codec.offer_from_event(event))
             case m.LayoutApplied():
@@ -135,6 +137,8 @@ def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:
             return action.worker_id, m.LoadShard(action.call_id, action.shard)
         case ports.CancelMove():
             return action.src, m.CancelMove(action.move_id)
+        case ports.FenceWorker():
+            return action.worker_id, m.FenceWorker(action.call_id, action.lost, action.lost_life)
         case _:
             raise TypeError(f"not a worker's action: {action!r}")
 

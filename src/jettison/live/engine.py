@@ -30,6 +30,7 @@ from jettison.live.assembly import Assembly, assemble
 from jettison.live.driver import CoreDriver
 from jettison.live.encoder import StepEncoder
 from jettison.live.launcher import LocalLauncher
+from jettison.live.restart import Restarter
 from jettison.live.snapshot import take_snapshot
 from jettison.live.warmup import WarmUp
 from jettison.types import FinishReason, Request, RequestId, WorkerId
@@ -38,6 +39,12 @@ logger = logging.getLogger(__name__)
 
 MAX_EVENT_LOG = 10_000
 """Decisions kept in memory; older ones are dropped."""
+
+RESTART_WINDOW_S = 300.0
+"""Restarts are counted over this long."""
+
+LINK_GRACE_S = 1.0
+"""A peer that a stage has lost is declared lost when its end has not been reported this much later."""
 
 
 class _Stream:
@@ -63,6 +70,7 @@ class Engine:
         self._info: EngineInfo | None = None
         self._launcher: LocalLauncher | None = None
         self._driver: CoreDriver | None = None
+        self._restarter: Restarter | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._warm_up: WarmUp | None = None
         self._idle = asyncio.Event()
@@ -71,7 +79,7 @@ class Engine:
         self.started_ns = time.monotonic_ns()
         self.failure: str | None = None
         self.on_failure: Callable[[], None] | None = None
-        """Called once when the engine cannot go on: a worker died, or the core met a bug."""
+        """Called once when the engine cannot go on: all workers are gone for good, or the core met a bug."""
 
     # --- life -------------------------------------------------------------------------------------------------
 
@@ -88,7 +96,15 @@ class Engine:
         self.prepare()
         assembly = self._assembly
         assert assembly is not None
-        self._launcher = LocalLauncher(assembly.worker_specs, self._on_worker_event, self._on_worker_exit)
+        faults = self._config.faults
+        self._launcher = LocalLauncher(
+            assembly.worker_specs, self._on_worker_event, self._on_worker_exit,
+            heartbeat_timeout_s=faults.worker_heartbeat_timeout_s, step_timeout_s=faults.worker_step_timeout_s,
+        )
+        self._restarter = Restarter(
+            self._launcher.restart, self._on_worker_joined, self._on_worker_gone,
+            max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S,
+        )
         ready = await self._launcher.start()
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
         core = assembly.build_core(capacity, os.urandom(16), assembly.load_profile(ready[0].kernels))
@@ -129,6 +145,8 @@ class Engine:
         if self._state != "failed":
             self._state = "draining"
         self._fail_open_streams("the server is shutting down")
+        if self._restarter is not None:
+            await self._restarter.close()
         if self._launcher is not None:
             await self._launcher.close(5.0)
             self._launcher = None
@@ -285,19 +303,56 @@ class Engine:
         if self._warm_up is not None:
             self._warm_up.on_event(worker_id, event)
         elif self._driver is not None and self._state != "failed":
+            if isinstance(event, m.StepFailed) and event.lost_worker is not None:
+                self._suspect(event.lost_worker)
             try:
                 self._driver.on_worker_event(event, time.monotonic_ns())
             except Exception:
                 logger.exception("the core failed on %s", type(event).__name__)
                 self._fail("internal error in the scheduler")
 
+    # --- workers that die -------------------------------------------------------------------------------------
+
+    @property
+    def is_degraded(self) -> bool:
+        """Some worker is dead, being started again, or down for good; the others serve."""
+        return self._driver is not None and any(not w.alive for w in self._driver.core.state.workers.values())
+
     def _on_worker_exit(self, worker_id: WorkerId, returncode: int) -> None:
         if self._launcher is None or self._state == "failed":
             return
         logger.error("worker %d ended with code %d", worker_id, returncode)
-        if self._warm_up is not None:
-            self._warm_up.fail(f"worker {worker_id} ended with code {returncode}")
-        self._fail(f"worker {worker_id} is gone")
+        if self._driver is None or self._restarter is None:
+            if self._warm_up is not None:
+                self._warm_up.fail(f"worker {worker_id} ended with code {returncode}")
+            self._fail(f"worker {worker_id} is gone")
+            return
+        self._handle(ports.WorkerLost(worker_id))
+        self._restarter.worker_lost(worker_id)
+
+    def _on_worker_joined(self, ready: m.WorkerReady) -> None:
+        assert self._driver is not None and self._launcher is not None
+        life = self._launcher.life(ready.worker_id)
+        logger.warning("worker %d is back (life %d)", ready.worker_id, life)
+        self._driver.on_worker_event(ready, time.monotonic_ns())
+        self._handle(ports.WorkerJoined(ready.worker_id, ready.capacity_blocks, life))
+
+    def _on_worker_gone(self, worker_id: WorkerId) -> None:
+        self._handle(ports.WorkerGone(worker_id))
+        self._info = None  # the longest request that fits may be shorter now
+        if all(w.is_gone for w in self.core.state.workers.values()):
+            self._fail("all workers are gone")
+
+    def _suspect(self, worker_id: WorkerId) -> None:
+        """A stage lost its link to this worker. Usually it is dead; if it is not, a broken link makes it useless."""
+        assert self._launcher is not None
+        life = self._launcher.life(worker_id)
+
+        def check() -> None:
+            if self._launcher is not None and self._launcher.life(worker_id) == life:
+                self._launcher.declare_lost(worker_id, "a peer has lost the link to it")
+
+        asyncio.get_running_loop().call_later(LINK_GRACE_S, check)
 
     def _fail(self, reason: str) -> None:
         self._state = "failed"

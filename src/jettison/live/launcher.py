@@ -1,8 +1,12 @@
-"""Starts the worker processes of one machine, links them, watches them, ends them.
+"""Starts the worker processes of one machine, links them, watches them, starts them again, ends them.
 
 A worker never outlives its controller and never comes from ``fork``: it is a fresh interpreter that gets its
 configuration on standard input. All calls on one asyncio loop, whose thread must outlive the workers (the
 kernel's parent-death signal goes with the thread that started them).
+
+A worker that is silent or stuck for too long (``live.heartbeat``) is declared lost: it is hung up on, killed, and
+told of like one that has ended. Should it wake up all the same (``kill_hung=False``, or a process that cannot be
+killed yet), nobody hears it: its control connection is closed, its links are fenced, its life is over; it ends.
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +34,7 @@ from jettison.config import API_KEY_VARIABLE
 from jettison.errors import JettisonError, UserError, WorkerLostError
 from jettison.live import messages as m
 from jettison.live.channel import ControlServer
+from jettison.live.heartbeat import Listener
 from jettison.live.worker_config import LinkKind, WorkerConfig, WorkerSpec
 from jettison.transport.sockets import listening_socket
 from jettison.types import WorkerId
@@ -38,6 +45,9 @@ log = logging.getLogger(__name__)
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "jettison.live.worker_main")
 """``-P``: the current folder must not lend modules to a worker."""
+
+RESTART_TIMEOUT_S = 300.0
+"""How long a restarted worker may take to load; it holds up the restart of others."""
 
 _LONELY_S = 1.0
 """How long a worker may take to end once its control connection has."""
@@ -51,8 +61,17 @@ class _Process:
     popen: subprocess.Popen[bytes]
     pidfd: int
     ended: asyncio.Future[int]
+    life: int
+    """Which life of its worker id it is."""
     returncode: int | None = None
     reported: bool = False
+    """Its end has been told, or needs not be: it does not count any more."""
+    listener: Listener | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """It counts as a live worker, or as one that starts."""
+        return self.returncode is None and not self.reported
 
 
 class LocalLauncher:
@@ -71,6 +90,9 @@ class LocalLauncher:
         link_kind: LinkKind = "shm",
         worker_command: Sequence[str] = WORKER_COMMAND,
         start_timeout_s: float = 600.0,
+        heartbeat_timeout_s: float = 10.0,
+        step_timeout_s: float = 300.0,
+        kill_hung: bool = True,
     ) -> None:
         self._specs = {spec.worker_id: spec for spec in specs}
         if len(self._specs) != len(specs):
@@ -84,13 +106,20 @@ class LocalLauncher:
         self._server = ControlServer(self._secret, self._on_worker_event, self._on_worker_lost)
         self._processes: dict[WorkerId, _Process] = {}
         self._starting: dict[WorkerId, asyncio.Future[m.WorkerReady]] = {}
+        self._addresses: dict[WorkerId, str] = {}
+        """Where the present life of each worker listens for peers."""
         self._folder: Path | None = None
         self._closing = False
+        self._hung_after_s = (heartbeat_timeout_s, step_timeout_s)
+        self._kill_hung = kill_hung
+        self._listening: asyncio.Task[None] | None = None
+        self._old: list[_Process] = []
+        """Lives that were replaced and may not have ended yet."""
 
     @property
     def pids(self) -> dict[WorkerId, int]:
         """Process ids of the workers that live."""
-        return {worker: process.popen.pid for worker, process in self._processes.items() if process.returncode is None}
+        return {worker: process.popen.pid for worker, process in self._processes.items() if process.is_up}
 
     async def start(self) -> list[m.WorkerReady]:
         """Start all workers and wait until each is loaded and linked.
@@ -101,14 +130,15 @@ class LocalLauncher:
         if self._folder is not None:
             raise JettisonError("this launcher was started before")
         self._folder = Path(tempfile.mkdtemp(prefix="jettison-"))  # mode 0700
-        control_address = f"unix:{self._folder}/control"
         loop = asyncio.get_running_loop()
         try:
-            await self._server.start(control_address)
+            await self._server.start(f"unix:{self._folder}/control")
             self._starting = {worker: loop.create_future() for worker in self._specs}
-            self._spawn_all(control_address, loop)
+            self._spawn_all(loop)
             async with asyncio.timeout(self._start_timeout_s):
-                return list(await asyncio.gather(*self._starting.values()))
+                ready = list(await asyncio.gather(*self._starting.values()))
+            self._listening = asyncio.create_task(self._listen_to_hearts(), name="jettison-hearts")
+            return ready
         except TimeoutError:
             await self.close(0.0)
             waiting = [worker for worker, future in self._starting.items() if future.cancelled() or not future.done()]
@@ -120,6 +150,55 @@ class LocalLauncher:
             await self.close(0.0)
             raise
 
+    def life(self, worker_id: WorkerId) -> int:
+        """Which life of a worker is the present one."""
+        return self._processes[worker_id].life
+
+    async def restart(self, worker: WorkerId) -> m.WorkerReady:
+        """Start a lost worker again, linked to all that live. Raises as ``start`` does; then nothing of it is left.
+
+        One at a time. When this returns, the new life has not ended, and ``on_exit`` will tell if it does.
+        """
+        before = self._processes[worker]
+        assert before.reported and self._folder is not None, "only a lost worker is started again"
+        loop = asyncio.get_running_loop()
+        life = before.life + 1
+        self._server.lives[worker] = life
+        self._starting[worker] = loop.create_future()
+        sock, address = self._listen(worker, life)
+        peers = {peer: self._addresses[peer] for peer, p in self._processes.items() if p is not before and p.is_up}
+        self._addresses[worker] = address
+        try:
+            self._old.append(before)
+            process = self._spawn(worker, self._config(worker, life, sock, peers, []), loop)
+        finally:
+            sock.close()
+        try:
+            async with asyncio.timeout(RESTART_TIMEOUT_S):
+                ready = await self._starting[worker]
+            if process.reported or not process.is_up:
+                raise WorkerLostError(f"worker {worker} ended as soon as it was ready")
+            return ready
+        except TimeoutError:
+            raise WorkerLostError(f"worker {worker} was not ready in {RESTART_TIMEOUT_S:.0f} s") from None
+        finally:
+            if not self._starting[worker].done() or self._starting[worker].exception() is not None:
+                process.reported = True
+                self._server.hang_up(worker)
+                _kill(process)
+
+    def declare_lost(self, worker: WorkerId, why: str) -> None:
+        """Give a worker up: hear nothing of it any more, kill it, and tell ``on_exit``. Idempotent."""
+        process = self._processes[worker]
+        if process.reported or self._closing:
+            return
+        log.error("worker %d is given up: %s", worker, why)
+        process.reported = True
+        self._server.hang_up(worker)
+        if self._kill_hung:
+            _kill(process)
+        self._on_exit(worker, -signal.SIGKILL)
+
     def send(self, worker_id: WorkerId, command: m.Command) -> None:
         """Queue a command; never blocks. To a worker that is gone it is dropped: ``on_exit`` tells."""
         self._server.send(worker_id, command)
@@ -127,9 +206,14 @@ class LocalLauncher:
     async def close(self, timeout_s: float = 5.0) -> None:
         """Stop all workers, kill those that need longer than ``timeout_s``, remove every trace. Idempotent."""
         self._closing = True
+        if self._listening is not None:
+            self._listening.cancel()
         for worker in self._processes:
             self._server.send(worker, m.Stop())
-        ends = [process.ended for process in self._processes.values()]
+        for process in (*self._old, *self._processes.values()):
+            if process.reported:
+                _kill(process)
+        ends = [process.ended for process in (*self._old, *self._processes.values())]
         if ends:
             await asyncio.wait(ends, timeout=timeout_s)
             for worker, process in self._processes.items():
@@ -147,46 +231,60 @@ class LocalLauncher:
 
     # --- starting
 
-    def _spawn_all(self, control_address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def _spawn_all(self, loop: asyncio.AbstractEventLoop) -> None:
         """Bind every worker's listening socket first, so that peers find it whoever is up earlier."""
-        listeners = {worker: self._listen(worker) for worker in self._specs}
-        addresses = {worker: address for worker, (_, address) in listeners.items()}
+        listeners = {worker: self._listen(worker, 0) for worker in self._specs}
+        self._addresses = {worker: address for worker, (_, address) in listeners.items()}
         try:
-            for worker, spec in self._specs.items():
-                sock = listeners[worker][0]
-                config = WorkerConfig(
-                    spec=spec,
-                    secret_hex=self._secret.hex(),
-                    epoch=0,
-                    parent_pid=os.getpid(),
-                    control_address=control_address,
-                    link_kind=self._link_kind,
-                    listen_fd=sock.fileno(),
-                    connect_to={peer: address for peer, address in addresses.items() if peer < worker},
-                    accept_from=[peer for peer in addresses if peer > worker],
-                    start_timeout_s=self._start_timeout_s,
-                    log_level=logging.getLevelName(log.getEffectiveLevel()),
-                )
-                self._spawn(worker, config, loop)
+            for worker in self._specs:
+                lower = {peer: address for peer, address in self._addresses.items() if peer < worker}
+                higher = [peer for peer in self._addresses if peer > worker]
+                self._spawn(worker, self._config(worker, 0, listeners[worker][0], lower, higher), loop)
         finally:
             for sock, _ in listeners.values():
                 sock.close()
 
-    def _listen(self, worker: WorkerId) -> tuple[socket.socket, str]:
+    def _config(
+        self, worker: WorkerId, life: int, sock: socket.socket, connect_to: dict[WorkerId, str],
+        accept_from: list[WorkerId],
+    ) -> WorkerConfig:
+        return WorkerConfig(
+            spec=self._specs[worker],
+            secret_hex=self._secret.hex(),
+            epoch=life,
+            parent_pid=os.getpid(),
+            control_address=f"unix:{self._folder}/control",
+            link_kind=self._link_kind,
+            listen_fd=sock.fileno(),
+            connect_to=connect_to,
+            accept_from=accept_from,
+            start_timeout_s=self._start_timeout_s if life == 0 else RESTART_TIMEOUT_S,
+            beat_fd=-1,
+            beat_interval_s=_beat_interval_s(*self._hung_after_s),
+            log_level=logging.getLevelName(log.getEffectiveLevel()),
+        )
+
+    def _listen(self, worker: WorkerId, life: int) -> tuple[socket.socket, str]:
         if self._link_kind == "tcp":
             sock = listening_socket("tcp:127.0.0.1:0")
             return sock, f"tcp:127.0.0.1:{sock.getsockname()[1]}"
-        address = f"unix:{self._folder}/link-{worker}"
+        address = f"unix:{self._folder}/link-{worker}.{life}"
         return listening_socket(address, seqpacket=True), address
 
-    def _spawn(self, worker: WorkerId, config: WorkerConfig, loop: asyncio.AbstractEventLoop) -> None:
-        popen = subprocess.Popen(
-            self._worker_command,
-            stdin=subprocess.PIPE,
-            pass_fds=(config.listen_fd,),
-            env=worker_environment(config.spec.num_threads),
-        )
-        process = _Process(popen, os.pidfd_open(popen.pid), loop.create_future())
+    def _spawn(self, worker: WorkerId, config: WorkerConfig, loop: asyncio.AbstractEventLoop) -> _Process:
+        listen_fd, beat_fd = os.pipe()
+        config = msgspec.structs.replace(config, beat_fd=beat_fd)
+        try:
+            popen = subprocess.Popen(
+                self._worker_command,
+                stdin=subprocess.PIPE,
+                pass_fds=(config.listen_fd, beat_fd),
+                env=worker_environment(config.spec.num_threads),
+            )
+        finally:
+            os.close(beat_fd)
+        process = _Process(popen, os.pidfd_open(popen.pid), loop.create_future(), config.epoch)
+        process.listener = Listener(listen_fd, time.monotonic())
         self._processes[worker] = process
         loop.add_reader(process.pidfd, self._on_process_end, worker, process, loop)
         assert popen.stdin is not None
@@ -195,6 +293,7 @@ class LocalLauncher:
             popen.stdin.close()
         except BrokenPipeError:
             log.error("worker %d ended before it was configured", worker)
+        return process
 
     def _root_cause(self, error: JettisonError) -> JettisonError:
         """What a person can mend goes before the links that broke because of it."""
@@ -209,6 +308,9 @@ class LocalLauncher:
             if future is None or future.done():
                 log.error("worker %d reports its start again", worker)
             elif isinstance(event, m.WorkerReady):
+                listener = self._processes[worker].listener
+                if listener is not None:  # loading is not hanging: from here on it counts
+                    listener.begin(time.monotonic())
                 future.set_result(event)
             else:
                 future.set_exception(_start_error(event))
@@ -220,19 +322,22 @@ class LocalLauncher:
         process = self._processes.get(worker)
         if process is not None and process.returncode is None and not self._closing:
             asyncio.get_running_loop().call_later(_LONELY_S, _kill, process)
-        self._report_exit(worker)
+        if process is not None:
+            self._report_exit(worker, process)
 
     def _on_process_end(self, worker: WorkerId, process: _Process, loop: asyncio.AbstractEventLoop) -> None:
         loop.remove_reader(process.pidfd)
         os.close(process.pidfd)
         process.returncode = process.popen.wait()  # it has ended: this only collects the code
+        if process.listener is not None:
+            process.listener.close()
+            process.listener = None
         process.ended.set_result(process.returncode)
-        self._report_exit(worker)
+        self._report_exit(worker, process)
 
-    def _report_exit(self, worker: WorkerId) -> None:
+    def _report_exit(self, worker: WorkerId, process: _Process) -> None:
         """Tell of an exit once both the process and its connection are over: its last events come first."""
-        process = self._processes.get(worker)
-        if process is None or process.returncode is None or process.reported or self._server.is_connected(worker):
+        if process.returncode is None or process.reported or self._server.is_connected(worker):
             return
         process.reported = True
         future = self._starting[worker]
@@ -242,6 +347,32 @@ class LocalLauncher:
             )
         elif not self._closing:
             self._on_exit(worker, process.returncode)
+
+    async def _listen_to_hearts(self) -> None:
+        """Declare lost who is silent or stuck. The listener's own absences are nobody's fault."""
+        silence_s, stuck_s = self._hung_after_s
+        pause_s = _beat_interval_s(silence_s, stuck_s)
+        looked_s = time.monotonic()
+        while silence_s or stuck_s:
+            await asyncio.sleep(pause_s)
+            now_s = time.monotonic()
+            away_s = now_s - looked_s - pause_s
+            looked_s = now_s
+            for worker, process in list(self._processes.items()):
+                starting = self._starting[worker]
+                if process.listener is None or process.reported or not starting.done():
+                    continue
+                process.listener.read(now_s)
+                if away_s > pause_s:
+                    process.listener.excuse(away_s)
+                why = process.listener.verdict(now_s, silence_s, stuck_s)
+                if why is not None:
+                    self.declare_lost(worker, why)
+
+
+def _beat_interval_s(silence_s: float, stuck_s: float) -> float:
+    """Several beats before silence means something."""
+    return max(0.02, min(1.0, (silence_s or stuck_s or 1.0) / 5))
 
 
 def _kill(process: _Process) -> None:

@@ -103,6 +103,15 @@ class LoadShard(msgspec.Struct, tag="load_shard", array_like=True):
     shard: ShardId
 
 
+class FenceWorker(msgspec.Struct, tag="fence", array_like=True):
+    """``lost_worker`` is lost: at once close the link to its lives up to ``lost_life`` and use nothing they sent.
+    Answer: Fenced, when every step received before has finished here (those that wait for the lost one fail)."""
+
+    call_id: int
+    lost_worker: WorkerId
+    lost_life: int
+
+
 class ReportMemory(msgspec.Struct, tag="report", array_like=True):
     """Answer: MemoryReported."""
 
@@ -114,7 +123,8 @@ class Stop(msgspec.Struct, tag="stop", array_like=True):
 
 
 Command = (
-    Step | OfferLayout | ApplyLayout | SendKV | SendShard | SwapKV | CancelMove | LoadShard | ReportMemory | Stop
+    Step | OfferLayout | ApplyLayout | SendKV | SendShard | SwapKV | CancelMove | LoadShard | FenceWorker | ReportMemory
+    | Stop
 )
 
 
@@ -175,6 +185,15 @@ class StepFailed(msgspec.Struct, tag="step_failed", array_like=True):
     worker_id: WorkerId
     step_id: int
     message: str
+    lost_worker: WorkerId | None = None
+    """The stage whose part never came, if that is why: then nothing is wrong with the step's requests."""
+
+
+class Fenced(msgspec.Struct, tag="fenced", array_like=True):
+    """Answer to FenceWorker."""
+
+    worker_id: WorkerId
+    call_id: int
 
 
 class LayoutOffered(msgspec.Struct, tag="offered", array_like=True):
@@ -238,5 +257,5 @@ class MemoryReported(msgspec.Struct, tag="memory", array_like=True):
 
 Event = (
     WorkerReady | WorkerStartFailed | StepDone | StageDone | StepFailed | LayoutOffered | LayoutApplied
-    | CallDone | CallFailed | MoveEnded | MemoryReported
+    | CallDone | CallFailed | MoveEnded | MemoryReported | Fenced
 )

@@ -37,7 +37,7 @@ def take_snapshot(
             WorkerSnapshot(
                 worker_id=worker_id,
                 pid=pids.get(worker_id, 0),
-                alive=worker_id in pids,
+                alive=core.state.workers[worker_id].alive and worker_id in pids,
                 budget_bytes=memory.get("budget_bytes", config.memory.memory_bytes),
                 parameter_bytes=memory.get("parameter_bytes", 0),
                 dropped_parameter_bytes=memory.get("dropped_parameter_bytes", 0),

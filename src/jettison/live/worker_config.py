@@ -55,6 +55,9 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     accept_from: list[WorkerId]
     """Peers that will connect to it before it is ready."""
     start_timeout_s: float
+    beat_fd: int
+    """An inherited pipe for heartbeats (``live.heartbeat``)."""
+    beat_interval_s: float
     log_level: str = "WARNING"
 
     @property

@@ -15,7 +15,9 @@ Rule 5. Memory is written by received pieces only in those turns: never while a 
 Rule 6. A step ends with exactly one StepDone or StepFailed, and its *last stage* tells. A stage that fails,
         refuses a step, or has lost the stage before it, hands a failure flag on in place of hidden states.
         Only a dead worker breaks this, and of that the controller hears from the operating system.
-Rule 7. A move ends with exactly one MoveEnded, and its *destination* tells. Only when the destination can
+Rule 7. A fence takes effect at once: the link to the lost worker is closed, no piece it sent is written any more.
+        It is answered like a layout: when every step received before has finished here.
+Rule 8. A move ends with exactly one MoveEnded, and its *destination* tells. Only when the destination can
         not have heard of the move (no link, or the link failed before MOVE_BEGIN) does the source tell.
 """
 
@@ -32,10 +34,12 @@ from jettison.device.step import StepInput, StepOutput
 from jettison.errors import JettisonError, LinkDownError, WorkerLostError
 from jettison.live import codec
 from jettison.live import messages as m
-from jettison.live.activations import ActivationInbox, OutgoingActivation
+from jettison.live.activations import ActivationInbox, Arrived, OutgoingActivation
 from jettison.live.device_port import Device
 from jettison.live.moves import IncomingMoves, OutgoingKV, OutgoingMove, OutgoingShard, shard_num_bytes
-from jettison.transport.link import Frame, FrameKind, Link
+from jettison.live.safepoints import Safepoint, nowhere
+from jettison.memory.layout import LayoutSpec
+from jettison.transport.link import EMPTY, Frame, FrameKind, Link
 from jettison.types import LayerRange, MoveId, WorkerId
 
 log = logging.getLogger(__name__)
@@ -55,9 +59,10 @@ class _PendingStep:
     """The stage before it is gone: its input can no longer come."""
 
 
-_Entry = (
-    _PendingStep | m.OfferLayout | m.ApplyLayout | m.SendKV | m.SendShard | m.SwapKV | m.LoadShard | m.ReportMemory
+_Command = (
+    m.OfferLayout | m.ApplyLayout | m.SendKV | m.SendShard | m.SwapKV | m.LoadShard | m.FenceWorker | m.ReportMemory
 )
+_Entry = _PendingStep | _Command
 
 
 @dataclass(slots=True)
@@ -66,6 +71,7 @@ class _Peer:
 
     link: Link
     incoming: IncomingMoves
+    life: int = 0
     bulk_frames: deque[Frame] = field(default_factory=deque)
     """Received and not yet written; they hold the sender's room, so there are only a few."""
     activations: deque[OutgoingActivation] = field(default_factory=deque)
@@ -83,6 +89,7 @@ class WorkerLoop:
         emit: Emit,
         piece_bytes: int = 1 << 20,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        safepoint: Safepoint = nowhere,
     ) -> None:
         self.worker_id = worker_id
         self.stopped = False
@@ -90,6 +97,9 @@ class WorkerLoop:
         self._emit = emit
         self._piece_bytes = piece_bytes
         self._clock_ns = clock_ns
+        self._reach = safepoint
+        self._spec: LayoutSpec | None = None
+        """The layout in force, once one has been applied."""
         self._peers: dict[WorkerId, _Peer] = {}
         self._stream: list[_Entry] = []
         """The control stream, less what is over. A few entries long: the controller keeps few steps in flight."""
@@ -109,6 +119,13 @@ class WorkerLoop:
                 self._stream.append(self._admit_step(codec.decode_step(command.payload)))
             case m.CancelMove():
                 self._cancel_move(command.move_id)
+            case m.FenceWorker():
+                peer = self._peers.get(command.lost_worker)
+                if peer is not None and peer.life <= command.lost_life:
+                    del self._peers[command.lost_worker]
+                    self._give_up(command.lost_worker, peer, "the worker is lost")
+                self._mark_orphans(command.lost_worker)
+                self._stream.append(command)
             case m.Stop():
                 self.stopped = True
             case _:
@@ -141,13 +158,13 @@ class WorkerLoop:
             self._run_command(entry)
         return True
 
-    def attach_link(self, peer: WorkerId, link: Link) -> None:
+    def attach_link(self, peer: WorkerId, link: Link, life: int = 0) -> None:
         """Use ``link`` for this peer from now on (a restarted worker); an older one is closed and given up."""
         old = self._peers.get(peer)
         if old is not None:
             old.link.close()
             self._give_up(peer, old, "replaced by a new link")
-        self._peers[peer] = _Peer(link, IncomingMoves(self.worker_id))
+        self._peers[peer] = _Peer(link, IncomingMoves(self.worker_id), life)
 
     @property
     def links(self) -> dict[WorkerId, Link]:
@@ -194,10 +211,7 @@ class WorkerLoop:
     def _is_ready(self, pending: _PendingStep) -> bool:
         return pending.step.prev_worker is None or pending.orphaned or self._inbox.ready(pending.step.step_id)
 
-    def _run_command(
-        self,
-        command: m.OfferLayout | m.ApplyLayout | m.SendKV | m.SendShard | m.SwapKV | m.LoadShard | m.ReportMemory,
-    ) -> None:
+    def _run_command(self, command: _Command) -> None:
         if isinstance(command, m.SwapKV):
             self._swap(command)
             return
@@ -228,73 +242,106 @@ class WorkerLoop:
         duration_ns = self._clock_ns() - started_ns
         self._emit(m.MoveEnded(self.worker_id, command.move_id, complete, num_bytes, duration_ns))
 
-    def _answer(self, command: m.OfferLayout | m.ApplyLayout | m.LoadShard | m.ReportMemory) -> m.Event:
+    def _answer(
+        self, command: m.OfferLayout | m.ApplyLayout | m.LoadShard | m.FenceWorker | m.ReportMemory
+    ) -> m.Event:
         device, call_id = self._device, command.call_id
         match command:
             case m.OfferLayout():
                 spec = codec.layout_from_record(command.spec)
+                drops = bool(command.spec.retained) or self._changes(spec) == "drop"
+                if drops:
+                    self._reach("before_drop")
                 offer = device.offer_layout(spec, command.live_blocks)
+                if drops:
+                    self._reach("after_drop")
                 return codec.layout_offered(self.worker_id, call_id, offer)
             case m.ApplyLayout():
                 spec = codec.layout_from_record(command.spec)
                 copies = [(source, target) for source, target in command.copies]
+                change = self._changes(spec)
+                self._reach("before_remap")
+                self._reach(f"before_{change}")
                 result = device.apply_layout(spec, command.live_blocks, command.version, copies)
+                self._spec = spec
+                self._reach("after_remap")
+                self._reach(f"after_{change}")
                 return codec.layout_applied(self.worker_id, call_id, result, device.memory_report())
             case m.LoadShard():
                 device.load_shard_from_disk(command.shard)
                 return m.CallDone(self.worker_id, call_id)
+            case m.FenceWorker():
+                return m.Fenced(self.worker_id, call_id)
             case m.ReportMemory():
                 return m.MemoryReported(self.worker_id, call_id, device.memory_report())
+
+    def _changes(self, spec: LayoutSpec) -> str:
+        """Which move a layout belongs to, for safepoints: drop, restore, split, or none of them."""
+        before = self._spec
+        if before is None or spec.shards < before.shards:
+            return "drop"
+        if spec.shards > before.shards:
+            return "restore"
+        return "split" if len(spec.kv_layers) > len(before.kv_layers) else "give_back"
 
     # --- steps
 
     def _run_step(self, pending: _PendingStep) -> None:
         step = pending.step
         failure = pending.refused
+        lost_worker: WorkerId | None = None
         started_ns = self._clock_ns()
         result: object = None
         try:
-            hidden, upstream_failure = self._take_input(step)
-            failure = upstream_failure or failure
+            arrived = self._take_input(step)
+            failure, lost_worker = arrived.failure or failure, arrived.lost_worker
             if failure is None:
+                hidden = None if step.prev_worker is None else self._device.hidden_from_bytes(
+                    arrived.data, step.num_tokens)
+                what = "sample" if step.next_worker is None else "stage"
+                self._reach(f"before_{what}")
                 result = self._device.run_step(step, hidden)
+                self._reach(f"after_{what}")
         except Exception as error:
             log.exception("step %d failed", step.step_id)
             failure = f"{type(error).__name__}: {error}"
         compute_ns = self._clock_ns() - started_ns
         if step.next_worker is None:
-            self._end_step(step, result, failure, compute_ns)
+            self._end_step(step, result, failure, lost_worker, compute_ns)
         else:
-            self._hand_on(step, step.next_worker, result, failure, compute_ns)
+            self._hand_on(step, step.next_worker, result, failure, lost_worker, compute_ns)
 
-    def _take_input(self, step: StepInput) -> tuple[object, str | None]:
+    def _take_input(self, step: StepInput) -> Arrived:
         """The stage's input, or why there is none."""
         if step.prev_worker is None:
-            return None, None
+            return Arrived(EMPTY)
         if not self._inbox.ready(step.step_id):
             self._inbox.forget(step.step_id)
-            return None, f"worker {step.prev_worker} went away before this step's input was complete"
-        arrived = self._inbox.take(step.step_id)
-        if arrived.failure is not None:
-            return None, arrived.failure
-        return self._device.hidden_from_bytes(arrived.data, step.num_tokens), None
+            message = f"worker {step.prev_worker} went away before this step's input was complete"
+            return Arrived(EMPTY, message, step.prev_worker)
+        return self._inbox.take(step.step_id)
 
-    def _end_step(self, step: StepInput, result: object, failure: str | None, compute_ns: int) -> None:
+    def _end_step(
+        self, step: StepInput, result: object, failure: str | None, lost_worker: WorkerId | None, compute_ns: int
+    ) -> None:
         if failure is None and not isinstance(result, StepOutput):
             failure = f"the last stage returned {type(result).__name__}"
         if failure is not None:
-            self._emit(m.StepFailed(self.worker_id, step.step_id, failure))
+            self._emit(m.StepFailed(self.worker_id, step.step_id, failure, lost_worker))
         elif isinstance(result, StepOutput):
+            self._reach("before_flush")
             self._emit(codec.step_done(self.worker_id, result, result.compute_ns or compute_ns))
+            self._reach("after_flush")
 
     def _hand_on(
-        self, step: StepInput, next_worker: WorkerId, hidden: object, failure: str | None, compute_ns: int
+        self, step: StepInput, next_worker: WorkerId, hidden: object, failure: str | None,
+        lost_worker: WorkerId | None, compute_ns: int,
     ) -> None:
         if failure is None:
             self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns))
             activation = OutgoingActivation(step.step_id, as_numpy_uint8(hidden))
         else:
-            activation = OutgoingActivation.of_failure(step.step_id, failure)
+            activation = OutgoingActivation.of_failure(step.step_id, failure, lost_worker)
         peer = self._peers.get(next_worker)
         if peer is None:
             # The next stage has lost the same link and ends the step there (rule 6), or is dead.
@@ -348,21 +395,25 @@ class WorkerLoop:
         return progressed
 
     def _write_bulk(self, peer: _Peer) -> None:
+        self._reach("before_piece_written")
         with peer.bulk_frames.popleft() as frame:
             try:
                 ended = peer.incoming.accept(frame, self._device, self._clock_ns())
             except LinkDownError as error:
                 self._distrust(peer, error)
                 return
+        self._reach("after_piece_written")
         if ended is not None:
             self._emit(ended)
 
     def _send_bulk(self, peer: _Peer) -> bool:
         move = min(peer.moves, key=lambda move: (not move.cancelled, move.kind))  # the first of the most urgent
+        self._reach("before_piece_sent")
         try:
             sent, over = move.send_turn(peer.link, self._device, self._piece_bytes)
         except LinkDownError:
             return True  # the next bulk turn gives the link up
+        self._reach("after_piece_sent")
         if over:
             peer.moves.remove(move)
         return sent
@@ -405,7 +456,7 @@ class WorkerLoop:
             peer.bulk_frames.popleft().release()
 
     def _give_up(self, worker: WorkerId, peer: _Peer, why: str) -> None:
-        """The link is gone: end what can no longer end by itself (rules 6 and 7)."""
+        """The link is gone: end what can no longer end by itself (rules 6 and 8)."""
         log.warning("link to worker %d is down: %s", worker, why)
         while peer.bulk_frames:
             peer.bulk_frames.popleft().release()
@@ -416,6 +467,10 @@ class WorkerLoop:
             if not move.begun:
                 self._emit(m.MoveEnded(self.worker_id, move.move_id, False, 0, 0))
         self._inbox.forget_partial(worker)
+        self._mark_orphans(worker)
+
+    def _mark_orphans(self, worker: WorkerId) -> None:
+        """Steps whose input can no longer come from this worker need not wait for it."""
         for entry in self._stream:
             if isinstance(entry, _PendingStep) and entry.step.prev_worker == worker:
                 entry.orphaned = not self._inbox.ready(entry.step.step_id)

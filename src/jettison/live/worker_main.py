@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import select
 import signal
@@ -28,7 +29,9 @@ from jettison.live import messages as m
 from jettison.live.channel import WorkerChannel
 from jettison.live.device_port import Device
 from jettison.live.garbage import settle_garbage_collector
+from jettison.live.heartbeat import Heart
 from jettison.live.moves import bulk_frame_bytes
+from jettison.live.safepoints import from_environment
 from jettison.live.worker_config import WorkerConfig, WorkerSpec
 from jettison.live.worker_loop import WorkerLoop
 from jettison.transport.handshake import Handshake, Identity, Purpose
@@ -42,6 +45,8 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _PAGE = 4096
+_REJOIN_CONNECT_S = 10.0
+"""How long a restarted worker looks for a peer, which lives already; a dead one is found by trying again."""
 
 DeviceFactory = Callable[[WorkerSpec], Device]
 
@@ -75,6 +80,7 @@ class WorkerProcess:
         self._make_device = make_device
         self._deadline = time.monotonic() + config.start_timeout_s
         self._acceptor = Acceptor(socket.socket(fileno=config.listen_fd), config.secret, self._me, Purpose.LINK)
+        self._heart = Heart(config.beat_fd, config.beat_interval_s)
         self._epoll = select.epoll()
         self._watched: dict[int, int] = {}
 
@@ -86,8 +92,11 @@ class WorkerProcess:
             device = self._make_device(self._config.spec)
             device.start()
             loop = WorkerLoop(
-                self._me.worker_id, device, self._link_peers(device), channel.emit, self._config.spec.piece_bytes
+                self._me.worker_id, device, {}, channel.emit, self._config.spec.piece_bytes,
+                safepoint=from_environment(*self._me),
             )
+            for link, life in self._link_peers(device):
+                loop.attach_link(link.peer, link, life)
             settle_garbage_collector()
         except Exception as error:
             if not isinstance(error, UserError):
@@ -101,9 +110,11 @@ class WorkerProcess:
                 m.WorkerReady(self._me.worker_id, os.getpid(), device.capacity_blocks, device.layout_version,
                               device.kernels_name, device.memory_report())
             )
+            self._heart.start()
             self._serve(channel, loop, device)
             return 0
         finally:
+            self._heart.stop()
             loop.close()
             device.close()
             channel.close()
@@ -123,30 +134,34 @@ class WorkerProcess:
         )
         channel.close()
 
-    def _link_peers(self, device: Device) -> dict[WorkerId, Link]:
-        """Links to all peers. Connections go from higher to lower ids, so waiting here ends. Raises LinkDownError."""
-        links: dict[WorkerId, Link] = {}
+    def _link_peers(self, device: Device) -> list[tuple[Link, int]]:
+        """Links to all peers, with the life of each. Raises LinkDownError.
+
+        Connections go from higher to lower ids, and from a restarted worker to all that live: so waiting here ends.
+        """
+        links: dict[WorkerId, tuple[Link, int]] = {}
         for peer, address in self._config.connect_to.items():
             sock, handshake = connect(
                 address, self._config.secret, self._me, Purpose.LINK,
-                seqpacket=self._config.link_kind == "shm", timeout_s=self._seconds_left(),
+                seqpacket=self._config.link_kind == "shm",
+                timeout_s=min(self._seconds_left(), _REJOIN_CONNECT_S if self._me.epoch else math.inf),
             )
             if handshake.peer.worker_id != peer:
                 raise LinkDownError(f"worker {handshake.peer.worker_id} answers at the address of worker {peer}")
             link = self._make_link(sock, handshake, device)
             # The peer has taken the link into use before it sends this: no command can meet it without the link.
             link.wait_attached(self._seconds_left())
-            links[peer] = link
+            links[peer] = (link, handshake.peer.epoch)
         while not links.keys() >= set(self._config.accept_from):
             select.select(self._acceptor.filenos(), [], [], min(1.0, self._seconds_left()))
-            links.update((link.peer, link) for link in self._accept(device))
-        return links
+            links.update((link.peer, (link, life)) for link, life in self._accept(device))
+        return list(links.values())
 
-    def _accept(self, device: Device) -> list[Link]:
-        links: list[Link] = []
+    def _accept(self, device: Device) -> list[tuple[Link, int]]:
+        links: list[tuple[Link, int]] = []
         for sock, handshake in self._acceptor.poll():
             try:
-                links.append(self._make_link(sock, handshake, device))
+                links.append((self._make_link(sock, handshake, device), handshake.peer.epoch))
             except LinkDownError as error:
                 log.warning("a peer hung up while it was being accepted: %s", error)
         return links
@@ -170,11 +185,14 @@ class WorkerProcess:
         busy = True
         while not loop.stopped:
             self._watch(channel, loop)
+            self._heart.waiting = not busy
             ready = {fd for fd, _ in self._epoll.poll(0 if busy else None)}
+            self._heart.waiting = False
+            self._heart.unit += 1
             if not ready.isdisjoint(self._acceptor.filenos()):
                 self._watched = {}  # a descriptor's number may stand for another socket now
-                for link in self._accept(device):  # before commands: they may already name the new peer
-                    loop.attach_link(link.peer, link)
+                for link, life in self._accept(device):  # before commands: they may already name the new peer
+                    loop.attach_link(link.peer, link, life)
             if channel.fileno() in ready:
                 for command in channel.receive():
                     loop.deliver(command)

@@ -179,6 +179,24 @@ class BlockLedger:
                 heapq.heappush(self._free, block)
         self.version += 1
 
+    def rename(self, request_id: RequestId, new_id: RequestId) -> None:
+        """The blocks of one owner become another's. Raises KeyError (unknown owner), ValueError (known new one)."""
+        if new_id in self._tables:
+            raise ValueError(f"{new_id} has blocks already")
+        self._tables[new_id] = self._tables.pop(request_id)
+        self.version += 1
+
+    def clear(self, capacity: int) -> None:
+        """The memory is gone with its content; what is there now has ``capacity`` free blocks."""
+        self._tables.clear()
+        self._cached.clear()
+        self._hash_of.clear()
+        self._block_of.clear()
+        self._refs = [0] * capacity
+        self._free = list(range(capacity))
+        self.high_water = 0
+        self.version += 1
+
     def reset_high_water(self) -> None:
         """Start ``high_water`` again from 0."""
         self.high_water = 0

@@ -55,6 +55,10 @@ class InfoRoutes:
         """Readiness: 200 only when requests are taken."""
         status = self._state.status
         document = {**self._state.settings.health_details, "status": status, "model": self._state.settings.model_name}
+        if workers := self._state.engine.snapshot().workers:
+            num_alive = sum(worker.alive for worker in workers)
+            document["workers"] = {"alive": num_alive, "total": len(workers)}
+            document["degraded"] = num_alive < len(workers)
         return json_response(document, 200 if status == "ready" else 503)
 
     async def ping(self, request: Request) -> Response:

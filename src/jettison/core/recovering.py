@@ -1,0 +1,446 @@
+"""When workers die: what happens to their groups, to requests, and to the survivors' memory (design 5.1, "Faults").
+
+A dead worker takes with it every group it is a member of, and every move that involves it. For the requests that is
+over at once: they keep their tokens, lose their KV, and are queued again in the old order (``lose``). For each
+survivor that a broken group or move has touched it is a way back, of its own and independent of the others':
+
+    FENCE   the survivor has been told (FenceWorker); steps, transfers and layout calls of the past come to an end
+    MAP     the layers of its home are mapped again                            (tried again until it works)
+    FILL    missing shards come from any live worker that has them, else from the model folder      (likewise)
+    DONE    the survivor can serve at home
+
+A worker's *home* is the group that it started in: itself alone, or a static pipeline (a baseline), which is formed
+again as soon as all its members are there. A survivor that already has another group beside the broken one (a restore
+after its split, the other end of a migration) serves on all the while, and is DONE after FENCE. A survivor that dies
+during its recovery is only one dead worker more.
+
+Ownership: what a request leaves behind at a survivor is a *ghost*: its table under another name, so that the request
+itself can start again anywhere at once. A ghost's blocks are given back only when nothing of the past can write to
+them: the fence has been answered (so every old step has finished) and the transfers into them have ended. A transfer
+from the dead worker ends with the fence, one to it at once; no other end is needed to come.
+
+Nothing here chooses groups for requests (``core.cluster``) or starts processes (``live.restart``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from jettison.core.group import GroupCore
+from jettison.core.ports import (
+    Action,
+    CallFailed,
+    CancelMove,
+    FenceWorker,
+    LayoutApplied,
+    LayoutOffered,
+    LoadShard,
+    MoveEnded,
+    Record,
+    SendShard,
+    ShardLoaded,
+    WorkerFenced,
+    WorkerJoined,
+    transfer_ends,
+)
+from jettison.core.relayout import Leftovers, Relayout
+from jettison.core.relief import Relief
+from jettison.core.request import Phase, RequestState
+from jettison.core.state import ClusterState, WorkerState
+from jettison.memory.layout import LayoutSpec
+from jettison.policy.merge import StagePlan
+from jettison.types import NANOSECONDS, FinishReason, MoveId, ShardId, WorkerId
+
+RETRY_NS = NANOSECONDS // 10
+"""Between attempts at what has to succeed some day: mapping, loading."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultParams:
+    """How much dying is put up with."""
+
+    max_outage_s: float = 60.0
+    """How long requests wait while no worker can take them; then they end with an error."""
+    max_deaths_per_request: int = 3
+    """A request in whose steps this many workers have died ends with an error: it may be what kills them."""
+
+
+class AbandonableMove(Protocol):
+    """What a move must offer so that a death can end it."""
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Members."""
+
+    @property
+    def broken_groups(self) -> Sequence[GroupCore]:
+        """Groups that cannot serve on if the move is abandoned now, whoever is dead."""
+
+    def abandon(self) -> Leftovers:
+        """Forget the move; returns what is still under way."""
+
+
+class RecoveryPhase(StrEnum):
+    """See the module's table."""
+
+    FENCE = "fence"
+    MAP = "map"
+    FILL = "fill"
+    DONE = "done"
+
+
+class Recovery:
+    """One survivor on its way back."""
+
+    def __init__(self, cluster: ClusterState, worker: WorkerState, home: LayoutSpec, now_ns: int) -> None:
+        self._cluster = cluster
+        self.worker = worker
+        self._home = home
+        self.phase = RecoveryPhase.FENCE
+        self.relayouts: list[Relayout] = []
+        self.loads: dict[int, LoadShard] = {}
+        self.moves: set[MoveId] = set()
+        """Transfers from or to this worker that must end first (FENCE), or that fill it (FILL)."""
+        self._asked_peers: set[ShardId] = set()
+        """Shards that a peer was asked for; should that fail, the folder is next."""
+        self._retry_ns = 0
+        self._started_ns = now_ns
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
+        """Take an answer; None if it is not one of this recovery's."""
+        if isinstance(event, CallFailed) and self.loads.pop(event.call_id, None) is not None:
+            self._retry_ns = now_ns + RETRY_NS
+            return []
+        for relayout in self.relayouts:
+            actions = relayout.on(event)
+            if actions is not None:
+                if relayout.is_over:
+                    self.relayouts.remove(relayout)
+                    self._retry_ns = now_ns + RETRY_NS if relayout.failure is not None else 0
+                return actions
+        return None
+
+    def on_shard_loaded(self, event: ShardLoaded) -> bool:
+        """Take the end of a load; whether it was one of this recovery's."""
+        load = self.loads.pop(event.call_id, None)
+        if load is not None:
+            self.worker.unfilled.discard(load.shard)
+        return load is not None
+
+    # --- progress ---------------------------------------------------------------------------------------------
+
+    def advance(self, now_ns: int, is_fenced: bool, sources: Sequence[WorkerState]) -> list[Action]:
+        """Go as far as the state allows. ``sources``: workers that may be asked for shards."""
+        actions: list[Action] = []
+        if self.phase is RecoveryPhase.FENCE:
+            if not is_fenced:
+                return []
+            self._release_ghosts()
+            if self.relayouts or self.loads or self.moves or self.worker.ghosts:
+                return []
+            if any(self.worker.worker_id in g.worker_ids for g in self._cluster.groups.values()):
+                return [self._done(now_ns)]
+            if self.worker.ledger.num_held:
+                return []  # of a request that was on its way here, and stays where it is
+            self.phase = RecoveryPhase.MAP
+        if self.phase is RecoveryPhase.MAP:
+            if self.worker.layout != self._home:
+                return self._map(now_ns)
+            self.phase = RecoveryPhase.FILL
+        if self.phase is RecoveryPhase.FILL:
+            if self.worker.unfilled:
+                return self._fill(now_ns, sources)
+            # What is cached was computed for the layers of another stage.
+            self.worker.ledger.forget_cached()
+            actions.append(self._done(now_ns))
+        return actions
+
+    def _release_ghosts(self) -> None:
+        for ghost in [ghost for ghost, moves in self.worker.ghosts.items() if not moves]:
+            self.worker.ledger.release(ghost)
+            del self.worker.ghosts[ghost]
+
+    def _map(self, now_ns: int) -> list[Action]:
+        if self.relayouts or now_ns < self._retry_ns:
+            return []
+        relayout = Relayout(self._cluster, self.worker, self._home, shrinks=True)
+        self.relayouts.append(relayout)
+        return relayout.start()
+
+    def _fill(self, now_ns: int, sources: Sequence[WorkerState]) -> list[Action]:
+        """Fetch every missing shard that is not on its way: once from a peer, and if that fails from the folder."""
+        if now_ns < self._retry_ns:
+            return []
+        pulled = {m.shard for i in self.moves if isinstance(m := self._cluster.open_moves[i], SendShard)}
+        missing = self.worker.unfilled - pulled - {load.shard for load in self.loads.values()}
+        actions: list[Action] = []
+        num_asked = dict.fromkeys((s.worker_id for s in sources), 0)
+        for shard in sorted(missing):
+            holders = [s for s in sources if shard in s.layout.shards and shard not in s.unfilled]
+            if holders and shard not in self._asked_peers:
+                source = min(holders, key=lambda s: (num_asked[s.worker_id], s.worker_id))
+                num_asked[source.worker_id] += 1
+                move = self._cluster.send_shard(source.worker_id, self.worker.worker_id, shard)
+                self._asked_peers.add(shard)
+                self.moves.add(move.move_id)
+                actions.append(move)
+            else:
+                load = LoadShard(self.worker.worker_id, self._cluster.new_call(), shard)
+                self.loads[load.call_id] = load
+                actions.append(load)
+        return actions
+
+    def _done(self, now_ns: int) -> Record:
+        self.phase = RecoveryPhase.DONE
+        worker_id = self.worker.worker_id
+        took_ns = now_ns - self._started_ns
+        self._cluster.counters.num_recoveries += 1
+        self._cluster.counters.recovery_ns += took_ns
+        return Record("recovered", now_ns, {"worker": worker_id, "ms": took_ns / 1e6})
+
+
+@dataclass(slots=True)
+class _Fence:
+    """A survivor that has been told of a death and has not answered."""
+
+    survivor: WorkerId
+    moves: list[MoveId] = field(default_factory=list)
+    """Transfers from the dead worker to this one: with the answer they are over."""
+
+
+class Recoveries:
+    """All that follows from deaths and returns of workers."""
+
+    def __init__(
+        self, cluster: ClusterState, params: FaultParams, homes: Sequence[tuple[StagePlan, ...]], relief: Relief
+    ) -> None:
+        self._cluster = cluster
+        self._params = params
+        self._homes = homes
+        self._relief = relief
+        self.by_worker: dict[WorkerId, Recovery] = {}
+        self._fences: dict[int, _Fence] = {}
+        self._num_ghosts = 0
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """No survivor is on its way back."""
+        return not self.by_worker
+
+    def busy_workers(self) -> set[WorkerId]:
+        """Workers that no other move may touch: those on their way back, and those that send them shards."""
+        pulls = {i for recovery in self.by_worker.values() for i in recovery.moves}
+        return self.by_worker.keys() | {transfer_ends(self._cluster.open_moves[i])[0] for i in pulls}
+
+    def _home_layout(self, worker_id: WorkerId) -> LayoutSpec:
+        (layers,) = [s.layers for home in self._homes for s in home if s.worker_id == worker_id]
+        return self._cluster.stage_layout(layers)
+
+    def _form_homes(self) -> None:
+        """Form the homes whose members are all there, and in no other group."""
+        taken = {w for g in self._cluster.groups.values() for w in g.worker_ids} | self.by_worker.keys()
+        taken |= {w.worker_id for w in self._cluster.workers.values() if not w.alive}
+        free = [home for home in self._homes if not any(s.worker_id in taken for s in home)]
+        for home in free:
+            self._cluster.form_group(home)
+
+    # --- death ------------------------------------------------------------------------------------------------
+
+    def lose(self, worker_id: WorkerId, moves: Iterable[AbandonableMove], now_ns: int) -> list[Action]:
+        """A worker is dead. ``moves``: those that it is a member of; they are forgotten by the caller.
+
+        Every request that ran with it is homeless afterwards (the caller finds it a group) or, if workers keep
+        dying of it, has ended. The caller also ends the transfers to it (``ended_with``).
+        """
+        cluster, dead = self._cluster, self._cluster.workers[worker_id]
+        broken = {g.group_id: g for g in cluster.groups.values() if worker_id in g.worker_ids}
+        leftovers: list[Leftovers] = []
+        touched: set[WorkerId] = set()
+        for move in moves:
+            broken |= {g.group_id: g for g in move.broken_groups}
+            left = move.abandon()
+            leftovers.append(left)
+            touched |= {r.worker.worker_id for r in left.relayouts if not r.is_over}
+            touched |= {load.worker_id for load in left.loads.values()}
+        abandoned = self._relief.abandon(list(broken.values()))
+        leftovers.append(Leftovers([], {}, abandoned.moves))
+        touched |= {end for left in leftovers for i in left.moves for end in transfer_ends(cluster.open_moves[i])}
+        touched |= {w for g in broken.values() for w in g.worker_ids}
+        self._bury(dead)
+        requests = [s for g in broken.values() for s in self._break_up(g, worker_id)]
+        touched |= {w.worker_id for w in cluster.workers.values() if w.ghosts}
+        record = {"worker": worker_id, "groups": sorted(broken), "requests": len(requests)}
+        actions: list[Action] = [Record("worker_lost", now_ns, record)]
+        actions += abandoned.actions + self._fence(dead)
+        for survivor in sorted(touched - {worker_id}):
+            self._recovery_of(survivor, now_ns)
+        for left in leftovers:
+            actions += self._take_over(left)
+        for state in sorted(requests, key=lambda s: s.order):
+            if state.num_worker_deaths >= self._params.max_deaths_per_request:
+                message = f"{state.num_worker_deaths} workers died while they computed this request"
+                actions += cluster.end(state, FinishReason.ERROR, now_ns, error=message)
+        return actions
+
+    def ended_with(self, worker_id: WorkerId) -> list[MoveEnded]:
+        """Transfers to a dead worker: nobody else will tell their end."""
+        to_it = [i for i, m in self._cluster.open_moves.items() if transfer_ends(m)[1] == worker_id]
+        return [MoveEnded(i, False, 0, 0) for i in to_it]
+
+    def _bury(self, dead: WorkerState) -> None:
+        dead.alive = False
+        dead.ledger.clear(0)
+        dead.ghosts.clear()
+        dead.unfilled.clear()
+        dead.num_relayouts_open = 0
+        dead.ledger_locked = False
+        self.by_worker.pop(dead.worker_id, None)
+        self._fences = {call: f for call, f in self._fences.items() if f.survivor != dead.worker_id}
+        self._cluster.counters.num_worker_losses += 1
+
+    def _break_up(self, group: GroupCore, dead: WorkerId) -> list[RequestState]:
+        """Dissolve a group; its requests become homeless, except those that had ended already."""
+        if dead in group.worker_ids:
+            rows = [row for flight in group.in_flight.values() for row in flight.step.rows]
+            for state in {row.state.request_id: row.state for row in rows}.values():
+                state.num_worker_deaths += 1
+        group.in_flight.clear()
+        states = group.take_queues()
+        self._cluster.dissolve(group)
+        homeless: list[RequestState] = []
+        for state in states:
+            self._leave_ghosts(state)
+            if state.ending is not None:
+                state.phase = Phase.FINISHED
+                del self._cluster.requests[state.request_id]
+                continue
+            self._cluster.homeless[state.request_id] = state
+            homeless.append(state)
+        return homeless
+
+    def _leave_ghosts(self, state: RequestState) -> None:
+        """Separate a request from its blocks; it starts again from its tokens."""
+        cluster = self._cluster
+        for worker in cluster.workers.values():
+            if worker.alive and worker.ledger.has(state.request_id):
+                ghost = f"{state.request_id}\0{self._num_ghosts}"
+                self._num_ghosts += 1
+                worker.ledger.rename(state.request_id, ghost)
+                worker.ghosts[ghost] = set(state.moves)
+        for move_id in state.moves:
+            del cluster.move_owner[move_id]
+        state.moves.clear()
+        cluster.counters.num_recomputed_tokens += state.num_computed
+        state.num_preemptions += state.num_computed > 0
+        state.num_computed = state.num_pending = state.num_sealed = 0
+        state.kv_at = {}
+        state.paused = False
+        state.phase = Phase.WAITING
+        state.group_id = -1
+
+    def _fence(self, dead: WorkerState) -> list[Action]:
+        actions: list[Action] = []
+        for survivor in self._cluster.workers.values():
+            if survivor.alive:
+                call_id = self._cluster.new_call()
+                ends = (dead.worker_id, survivor.worker_id)
+                moves = [i for i, m in self._cluster.open_moves.items() if transfer_ends(m) == ends]
+                self._fences[call_id] = _Fence(survivor.worker_id, moves)
+                actions.append(FenceWorker(survivor.worker_id, call_id, dead.worker_id, dead.life))
+        return actions
+
+    def _recovery_of(self, worker_id: WorkerId, now_ns: int) -> Recovery:
+        if worker_id not in self.by_worker:
+            worker, home = self._cluster.workers[worker_id], self._home_layout(worker_id)
+            self.by_worker[worker_id] = Recovery(self._cluster, worker, home, now_ns)
+        return self.by_worker[worker_id]
+
+    def _take_over(self, left: Leftovers) -> list[Action]:
+        """Survivors' halves of an abandoned move: called off where that is possible, and waited for."""
+        actions: list[Action] = []
+        for relayout in left.relayouts:
+            recovery = self.by_worker.get(relayout.worker.worker_id)
+            if recovery is not None and not relayout.is_over:
+                relayout.call_off()
+                recovery.relayouts.append(relayout)
+        for call_id, load in left.loads.items():
+            if load.worker_id in self.by_worker:
+                self.by_worker[load.worker_id].loads[call_id] = load
+        for move_id in sorted(left.moves):
+            src, dst = transfer_ends(self._cluster.open_moves[move_id])
+            for end in {src, dst} & self.by_worker.keys():
+                self.by_worker[end].moves.add(move_id)
+            if self._cluster.workers[src].alive:
+                actions.append(CancelMove(src, move_id))
+        return actions
+
+    # --- return -----------------------------------------------------------------------------------------------
+
+    def join(self, event: WorkerJoined, now_ns: int) -> list[Action]:
+        """A lost worker is back, empty and with every shard of its home."""
+        worker = self._cluster.workers[event.worker_id]
+        if worker.alive:
+            return []
+        worker.alive, worker.is_gone, worker.life = True, False, event.life
+        worker.layout = self._home_layout(event.worker_id)
+        worker.full_blocks = event.capacity_blocks
+        worker.ledger.clear(event.capacity_blocks)
+        self._form_homes()
+        self._cluster.counters.num_worker_joins += 1
+        return [Record("worker_joined", now_ns, {"worker": event.worker_id, "life": event.life})]
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def on_fenced(self, event: WorkerFenced) -> list[MoveEnded]:
+        """A survivor uses nothing of a dead worker any more: the ends of transfers that are over with that."""
+        fence = self._fences.pop(event.call_id, None)
+        moves = fence.moves if fence is not None else []
+        return [MoveEnded(i, False, 0, 0) for i in moves if i in self._cluster.open_moves]
+
+    def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
+        """Take the answer to a layout or load call; None if no recovery has asked."""
+        recovery = self.by_worker.get(event.worker_id)
+        return recovery.on_layout(event, now_ns) if recovery is not None else None
+
+    def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
+        """Take the end of a load; None if no recovery has asked."""
+        del now_ns
+        recovery = self.by_worker.get(event.worker_id)
+        return [] if recovery is not None and recovery.on_shard_loaded(event) else None
+
+    def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
+        """Take the end of a transfer; None if no recovery waits for it."""
+        del now_ns
+        if not any(event.move_id in r.moves for r in self.by_worker.values()):
+            return None
+        move = self._cluster.open_moves.pop(event.move_id)
+        if event.complete and isinstance(move, SendShard):
+            self._cluster.workers[move.dst].unfilled.discard(move.shard)
+        for recovery in self.by_worker.values():
+            recovery.moves.discard(event.move_id)
+        for worker in self._cluster.workers.values():
+            for moves in worker.ghosts.values():
+                moves.discard(event.move_id)
+        return []
+
+    def advance(self, now_ns: int, busy: set[WorkerId]) -> list[Action]:
+        """Go as far as the state allows. ``busy``: workers in other moves, which are not asked for shards."""
+        actions: list[Action] = []
+        for worker_id, recovery in sorted(self.by_worker.items()):
+            is_fenced = all(f.survivor != worker_id for f in self._fences.values())
+            sources = [
+                w for w in self._cluster.workers.values()
+                if w.alive and w.worker_id not in busy and w.worker_id not in self.by_worker
+            ]
+            actions += recovery.advance(now_ns, is_fenced, sources)
+            if recovery.phase is RecoveryPhase.DONE:
+                del self.by_worker[worker_id]
+        self._form_homes()
+        return actions

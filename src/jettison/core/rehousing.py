@@ -1,0 +1,74 @@
+"""Requests without a group, queues that a new group should share, and the largest request that could ever run.
+
+Which group takes a request is the cluster core's decision, passed in; who is dead is ``core.recovering``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jettison.core.ports import Action
+from jettison.core.recovering import FaultParams
+from jettison.core.request import RequestState
+from jettison.core.state import ClusterState
+from jettison.policy.merge import MergeCandidate, plan_ranges, stage_bytes
+from jettison.types import NANOSECONDS, FinishReason
+
+
+class Rehousing:
+    """``place`` queues a request in some group and takes it out of ``homeless``, or says that there is no group."""
+
+    def __init__(self, cluster: ClusterState, params: FaultParams, place: Callable[[RequestState], bool]) -> None:
+        self._cluster = cluster
+        self._params = params
+        self._place = place
+        self._since_ns: int | None = None
+        """Since when requests have been without any group."""
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Queue homeless requests, in order, as soon as some group can take them; end them if that lasts too long."""
+        homeless = sorted(self._cluster.homeless.values(), key=lambda s: s.order)
+        if all(self._place(state) for state in homeless):
+            self._since_ns = None
+            return []
+        if self._since_ns is None:
+            self._since_ns = now_ns
+        waited_s = (now_ns - self._since_ns) / NANOSECONDS
+        if waited_s < self._params.max_outage_s and not all(w.is_gone for w in self._cluster.workers.values()):
+            return []
+        message = "no worker could take the request again in time"
+        return [a for s in homeless for a in self._cluster.end(s, FinishReason.ERROR, now_ns, error=message)]
+
+    def share_queues(self) -> None:
+        """A new group is there: deal out again what waits."""
+        groups = self._cluster.groups
+        waiting = [s for g in groups.values() if not g.paused for s in g.waiting if s.ending is None]
+        for state in waiting:
+            groups[state.group_id].take_out(state)
+        for state in sorted(waiting, key=lambda s: s.order):
+            self._place(state)
+
+
+def max_request_blocks(cluster: ClusterState, *, may_merge: bool) -> int:
+    """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
+
+    Dead workers count unless they are gone for good: requests can wait for them.
+    """
+    every, shape = list(cluster.workers.values()), cluster.shape
+    workers = [w for w in every if not w.is_gone] or every
+    least = min(w.full_blocks for w in workers)
+    if not may_merge:
+        return least
+    everyone = [
+        MergeCandidate(w.worker_id, (w.worker_id,), (shape.all_layers,), 0.0, 0) for w in workers[: shape.num_layers]
+    ]
+    stages = plan_ranges(everyone, shape)
+    assert stages is not None, "as many layers as members can be split"
+    layer_block_bytes = shape.block_bytes_per_layer(cluster.limits.block_size)
+    budget = least * shape.num_layers * layer_block_bytes + shape.parameter_bytes
+    merged = min(
+        # Members that were merged in another order may run a layer more, and pages do not divide evenly.
+        (budget - stage_bytes(s.layers, shape)) // ((len(s.layers) + 1) * layer_block_bytes)
+        for s in stages
+    )
+    return max(least, merged)

@@ -1,0 +1,93 @@
+"""Telling a hung worker from a busy one: a thread in the worker beats, the launcher listens (promise R9).
+
+    worker                                        launcher
+    main thread: unit += 1, waiting = ...
+    beat thread: (unit, waiting) every interval  --pipe-->  Listener.verdict(now)
+
+A stopped process (SIGSTOP, a debugger, a machine that swaps) beats no more: *silent*. A long step lets other threads
+run, so it beats on; but one whose single unit of work lasts beyond any reason is *stuck*. A pipe and not the control
+channel, whose socket and buffers belong to the main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+
+_BEAT = struct.Struct("<Q?")
+"""Units of work begun so far, and whether the main thread waits for something to do."""
+
+
+class Heart:
+    """A worker's end. The main thread writes two attributes; a daemon thread sends them."""
+
+    def __init__(self, fd: int, interval_s: float) -> None:
+        self.unit = 0
+        self.waiting = False
+        self._fd = fd
+        self._interval_s = interval_s
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Begin to beat."""
+        os.set_blocking(self._fd, False)
+        threading.Thread(target=self._beat, name="jettison-heart", daemon=True).start()
+
+    def stop(self) -> None:
+        """Beat no more. Idempotent."""
+        self._stopped.set()
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(self._interval_s):
+            try:
+                os.write(self._fd, _BEAT.pack(self.unit, self.waiting))
+            except BlockingIOError:
+                continue  # the launcher is slow: it has enough beats to read
+            except OSError:
+                return
+
+
+class Listener:
+    """The launcher's end of one worker's beats. Times are seconds of any steady clock."""
+
+    def __init__(self, fd: int, now_s: float) -> None:
+        os.set_blocking(fd, False)
+        self._fd = fd
+        self._unit = -1
+        self.begin(now_s)
+
+    def begin(self, now_s: float) -> None:
+        """Count from now on."""
+        self._beat_s = self._unit_s = now_s
+
+    def read(self, now_s: float) -> None:
+        """Take the beats that have come."""
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except OSError:
+            return
+        whole = len(data) - len(data) % _BEAT.size
+        if not whole:
+            return
+        self._beat_s = now_s
+        unit, waiting = _BEAT.unpack_from(data, whole - _BEAT.size)
+        if waiting or unit != self._unit:
+            self._unit, self._unit_s = unit, now_s
+
+    def excuse(self, seconds: float) -> None:
+        """The listener itself was away for so long: that is no worker's fault."""
+        self._beat_s += seconds
+        self._unit_s += seconds
+
+    def verdict(self, now_s: float, silence_s: float, stuck_s: float) -> str | None:
+        """Why the worker counts as hung; None while it does not. Bounds of 0 are never exceeded."""
+        if silence_s and now_s - self._beat_s > silence_s:
+            return f"silent for {now_s - self._beat_s:.1f} s"
+        if stuck_s and now_s - self._unit_s > stuck_s:
+            return f"in one unit of work for {now_s - self._unit_s:.0f} s"
+        return None
+
+    def close(self) -> None:
+        """Close the pipe's end."""
+        os.close(self._fd)

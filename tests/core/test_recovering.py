@@ -1,0 +1,340 @@
+"""Workers that die: at any moment of any move, one or all of them, coming back soon, late or never."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from fakes import MS, FakeCluster, Faults
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_any_schedule import ASKED, CLUSTER, FAULTS, N_EXAMPLES, Asked, Cluster, build
+
+from jettison.core import ports
+from jettison.core.merging import MergePhase
+from jettison.core.recovering import RecoveryPhase
+from jettison.core.restoring import RestorePhase
+
+
+def tokens(rng: random.Random, num: int) -> list[int]:
+    return [rng.randrange(1, 60) for _ in range(num)]
+
+
+def fill(cluster: FakeCluster, num: int, *, prompt: int = 14, output: int = 60, tag: str = "r") -> None:
+    rng = random.Random(num)
+    for i in range(num):
+        cluster.submit(f"{tag}{i}", tokens(rng, prompt), output, cluster.now / MS + 0.1 * i)
+
+
+def expect_all_well(cluster: FakeCluster) -> None:
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def kinds(cluster: FakeCluster) -> list[str]:
+    return [r.kind for r in cluster.records]
+
+
+# --- one death, everywhere
+
+
+@settings(max_examples=3 * N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    cluster=CLUSTER,
+    faults=FAULTS,
+    requests=st.lists(ASKED, min_size=1, max_size=20),
+    orders=st.lists(st.tuples(st.sampled_from(["drop", "drop", "restore"]), st.floats(0, 300)), max_size=6),
+    deaths=st.lists(
+        st.tuples(st.integers(0, 3), st.floats(0, 400), st.one_of(st.floats(35, 400), st.none())),
+        min_size=1, max_size=5,
+    ),
+)
+def test_any_schedule_of_deaths_keeps_every_invariant(
+    cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[tuple[str, float]],
+    deaths: list[tuple[int, float, float | None]],
+) -> None:
+    fake = build(cluster, Faults(**vars(faults)), requests, orders)
+    last_ms = 0.0
+    for number, at_ms, back_after_ms in deaths:
+        worker = number % cluster.num_workers
+        fake.kill_at(worker, at_ms)
+        last_ms = max(last_ms, at_ms + (back_after_ms or 0.0))
+        if back_after_ms is not None:
+            fake.restart_at(worker, at_ms + back_after_ms)
+    for worker in range(cluster.num_workers):  # in the end everybody is back: requests as large as all of them wait
+        fake.restart_at(worker, last_ms + 500 + worker)
+    fake.run()
+    fake.expect_outputs()
+    fake.expect_nothing_left()
+    assert all(w.alive for w in fake.core.state.workers.values())
+    assert len(fake.core.groups) == len({w for g in fake.core.groups.values() for w in g.worker_ids}) or any(
+        len(g.stages) > 1 for g in fake.core.groups.values()
+    )
+
+
+MERGE_PHASES = [MergePhase.QUIESCE, MergePhase.REMAP, MergePhase.EXCHANGE, MergePhase.REVERTING, MergePhase.REFILLING]
+RESTORE_PHASES = [
+    RestorePhase.DRAIN_1, RestorePhase.MAP, RestorePhase.PULL, RestorePhase.FIT, RestorePhase.DRAIN_2,
+    RestorePhase.SPREAD, RestorePhase.RETURN, RestorePhase.TURNING, RestorePhase.REDROP,
+]
+
+
+def reach(cluster: FakeCluster, phase: MergePhase | RestorePhase) -> None:
+    """Bring a cluster of running requests into a phase of a move."""
+    core = cluster.core
+
+    def is_reached() -> bool:
+        return any(move.phase is phase for move in (*core.merges, *core.restores))
+
+    def run_to(reached: Callable[[], bool]) -> None:
+        cluster.run(stop=reached)
+        assert reached(), f"{phase} was not reached"
+
+    if phase in (MergePhase.REVERTING, MergePhase.REFILLING):
+        cluster.workers[1].fail_applies = 1
+    cluster.order("drop")
+    if isinstance(phase, RestorePhase):
+        cluster.run(stop=lambda: not core.in_transition)
+        if phase is RestorePhase.FIT:
+            # Requests that wait keep a restore in FIT until they are through.
+            fill(cluster, 20, tag="late")
+            cluster.run(until_ms=cluster.now / MS + 1)
+        cluster.order("restore")
+        if phase in (RestorePhase.TURNING, RestorePhase.REDROP):
+            run_to(lambda: any(r.phase is RestorePhase.PULL for r in core.restores))
+            cluster.order("drop")
+    if not is_reached():
+        run_to(is_reached)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("phase", [*MERGE_PHASES, *RESTORE_PHASES], ids=str)
+def test_a_death_in_every_phase_of_every_move(phase: MergePhase | RestorePhase, seed: int, victim: int) -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=90, auto_restore=False, seed=seed, max_seqs=8)
+    fill(cluster, 8)
+    cluster.run(until_ms=40)
+    reach(cluster, phase)
+    cluster.kill(victim)
+    cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
+    fill(cluster, 4, tag="after")
+    cluster.restart_at(victim, cluster.now / MS + 60)
+    cluster.run()
+    assert "worker_joined" in kinds(cluster)
+    expect_all_well(cluster)
+    assert all(len(g.stages) == 1 for g in cluster.core.groups.values())
+
+
+@pytest.mark.parametrize("phase", list(RecoveryPhase)[:3], ids=str)
+@pytest.mark.parametrize("second", [0, 1])
+def test_a_second_death_in_every_phase_of_a_recovery(phase: RecoveryPhase, second: int) -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=60, auto_restore=False, seed=3)
+    fill(cluster, 10)
+    cluster.run(until_ms=40)
+    cluster.order("drop")
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    pipeline = next(g for g in cluster.core.groups.values() if len(g.stages) == 2)
+    dead, survivor = pipeline.worker_ids
+    (other,) = {0, 1, 2} - {dead, survivor}
+    cluster.kill(dead)
+
+    def recovers() -> bool:
+        recovery = cluster.core.recoveries.by_worker.get(survivor)
+        return recovery is not None and recovery.phase is phase
+
+    cluster.run(stop=recovers)
+    assert recovers()
+    cluster.kill((survivor, other)[second])
+    for worker in range(3):
+        cluster.restart_at(worker, cluster.now / MS + 100)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+# --- requests
+
+
+def test_requests_go_on_in_a_live_group_at_once_and_in_order() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=200, auto_restore=False)
+    fill(cluster, 12)
+    cluster.run(until_ms=40)
+    before = {r: len(out) for r, out in cluster.outputs.items()}
+    assert any(before.values())
+    cluster.kill(0)
+    cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
+    (group,) = cluster.core.groups.values()
+    states = [*group.running.values(), *group.waiting]
+    assert len(states) == 12 and not cluster.core.state.homeless
+    assert [s.order for s in group.waiting] == sorted(s.order for s in group.waiting)
+    assert all(len(cluster.outputs[r]) >= num for r, num in before.items())
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_without_any_worker_requests_wait_and_new_ones_are_taken() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=60)
+    fill(cluster, 6)
+    cluster.run(until_ms=30)
+    cluster.kill(0)
+    cluster.kill(1)
+    cluster.run(stop=lambda: kinds(cluster).count("worker_lost") == 2)
+    fill(cluster, 2, tag="new")
+    cluster.cancel("r5", cluster.now / MS + 1)
+    cluster.run(until_ms=cluster.now / MS + 5)
+    assert len(cluster.core.state.homeless) == 7 and cluster.core.num_waiting == 7
+    cluster.restart_at(1, cluster.now / MS + 300)
+    cluster.run()
+    expect_all_well(cluster)
+    assert cluster.ends["r5"] == ["cancelled"]
+    assert sum(e == ["length"] for e in cluster.ends.values()) == 7
+
+
+def test_an_outage_that_lasts_too_long_ends_requests_with_an_error() -> None:
+    cluster = FakeCluster(num_workers=1, full_blocks=60)
+    fill(cluster, 3)
+    cluster.run(until_ms=20)
+    cluster.kill(0)
+    cluster.at(70_000 * MS, lambda: None)  # something to wait for
+    cluster.run(until_ms=59_000)
+    assert not cluster.ends
+    cluster.run(until_ms=61_000)
+    assert all(ends == ["error"] for ends in cluster.ends.values()) and len(cluster.ends) == 3
+    cluster.core.check()
+
+
+def test_a_worker_that_is_gone_for_good_takes_what_only_fitted_with_it() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=20, auto_restore=False)
+    most = cluster.core.max_request_blocks()
+    cluster.submit("large", tokens(random.Random(0), 70), 60, 0.0)
+    cluster.submit("small", tokens(random.Random(1), 10), 20, 0.0)
+    cluster.run(until_ms=10)
+    cluster.kill(0)
+    cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
+    assert cluster.core.max_request_blocks() == most, "it may come back"
+    cluster.at(cluster.now + 5 * MS, ports.WorkerGone(0))
+    cluster.run()
+    assert cluster.ends == {"large": ["error"], "small": ["length"]}
+    assert cluster.core.max_request_blocks() < most
+    cluster.expect_nothing_left()
+
+
+def test_a_request_that_kills_workers_does_not_kill_for_ever() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=60, auto_restore=False)
+    cluster.submit("poison", tokens(random.Random(0), 10), 500, 0.0)
+    deaths = 0
+    while "poison" not in cluster.ends:
+        state = cluster.core.state.requests.get("poison")
+        cluster.run(until_ms=cluster.now / MS + 30)
+        state = cluster.core.state.requests["poison"]
+        (worker,) = cluster.core.groups[state.group_id].worker_ids
+        cluster.kill(worker)
+        deaths += 1
+        lost = kinds(cluster).count("worker_lost")
+        cluster.run(stop=lambda lost=lost: kinds(cluster).count("worker_lost") > lost)
+        cluster.restart_at(worker, cluster.now / MS + 1)
+        assert deaths <= 3
+    assert deaths == 3 and cluster.ends["poison"] == ["error"]
+    fill(cluster, 4, output=10)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_step_that_lost_its_input_ends_no_request() -> None:
+    """Survivors notice a dead link before the controller hears of the death."""
+    cluster = FakeCluster(num_workers=2, full_blocks=60, auto_restore=False)
+    fill(cluster, 6)
+    cluster.run(until_ms=40)
+    cluster.order("drop")
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    (group,) = cluster.core.groups.values()
+    cluster.run(stop=lambda: bool(group.in_flight))
+    cluster.core.handle(ports.StepFailed(next(iter(group.in_flight)), "gone", group.worker_ids[0]), cluster.now)
+    assert group.paused and not cluster.ends
+    cluster.kill(group.worker_ids[0])
+    cluster.restart_at(group.worker_ids[0], cluster.now / MS + 100)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+# --- memory
+
+
+def test_blocks_that_a_dead_peer_may_still_write_are_not_given_away_before_the_fence() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=60, auto_restore=False)
+    fill(cluster, 8)
+    cluster.run(until_ms=40)
+    cluster.order("drop")
+    cluster.run(stop=lambda: bool(cluster.core.state.open_moves))
+    move = next(iter(cluster.core.state.open_moves.values()))
+    cluster.kill(move.src)
+    cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
+    survivor = cluster.core.state.workers[move.dst]
+    assert survivor.ghosts and survivor.ledger.num_held > 0
+    assert all("\0" in r for r in survivor.ledger.requests())
+    cluster.run(stop=lambda: not survivor.ghosts)
+    assert move.src in cluster.workers[move.dst].fenced_lives
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_missing_shards_come_from_any_live_worker_else_from_the_folder() -> None:
+    for num_workers in (2, 3):
+        cluster = FakeCluster(num_workers=num_workers, full_blocks=60, auto_restore=False)
+        fill(cluster, 6)
+        cluster.run(until_ms=40)
+        cluster.order("drop")
+        cluster.run(stop=lambda cluster=cluster: not cluster.core.in_transition)
+        pipeline = next(g for g in cluster.core.groups.values() if len(g.stages) == 2)
+        cluster.workers[pipeline.worker_ids[1]].spoilt = lambda: True
+        asked: list[object] = []
+        carry_out = cluster._carry_out
+        cluster._carry_out = lambda a, asked=asked, carry=carry_out: (asked.append(a), carry(a))  # type: ignore
+        cluster.kill(pipeline.worker_ids[0])
+        cluster.run()
+        pulled = [a for a in asked if isinstance(a, ports.SendShard)]
+        loaded = [a for a in asked if isinstance(a, ports.LoadShard)]
+        (others,) = [set(range(num_workers)) - set(pipeline.worker_ids)]
+        assert {a.src for a in pulled} == others
+        assert bool(pulled) != bool(loaded)
+        expect_all_well(cluster)
+
+
+def test_members_of_a_split_pipeline_serve_on_while_the_rest_recovers() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=90, auto_restore=False, seed=1)
+    fill(cluster, 8)
+    cluster.run(until_ms=40)
+    reach(cluster, RestorePhase.RETURN)
+    homes = {g.worker_ids[0]: g for g in cluster.core.restores[0].homes}
+    cluster.run(stop=lambda: any(g.running for g in homes.values()))
+    (survivor,) = [w for w, g in homes.items() if g.running][:1]
+    computed = {s.request_id: s.num_preemptions for s in homes[survivor].running.values()}
+    cluster.kill(1 - survivor)
+    cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
+    assert homes[survivor].group_id in cluster.core.groups
+    for request_id, num in computed.items():
+        if request_id in cluster.core.state.requests:
+            assert cluster.core.state.requests[request_id].num_preemptions == num, "its KV was at home"
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_blocks_of_old_steps_are_not_given_away_before_the_fence() -> None:
+    """A step of the dead pipeline may still run at the survivor: ready steps overtake those that wait for input."""
+    cluster = FakeCluster(num_workers=2, full_blocks=60, auto_restore=False)
+    fill(cluster, 6)
+    cluster.run(until_ms=40)
+    cluster.order("drop")
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    (group,) = cluster.core.groups.values()
+    dead, survivor = group.worker_ids
+    cluster.run(stop=lambda: bool(group.in_flight))
+    held = cluster.core.state.workers[survivor].ledger.num_held
+    cluster.kill(dead)
+    cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
+    ghosts = cluster.core.state.workers[survivor].ghosts
+    assert ghosts and not any(ghosts.values()), "no transfer is under way: only the fence holds them"
+    cluster.core.handle(ports.Tick(), cluster.now)
+    assert cluster.core.state.workers[survivor].ledger.num_held >= held
+    cluster.run()
+    expect_all_well(cluster)
