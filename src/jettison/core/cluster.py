@@ -251,6 +251,8 @@ class ClusterCore:
         flight = group.in_flight[event.step_id]
         seconds = (now_ns - flight.issued_ns) / NANOSECONDS
         self.steptime(len(group.stages)).observe(flight.num_tokens, flight.num_kv_tokens, seconds)
+        chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
+        group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
         actions: list[Action] = []
         for result in group.commit(event, now_ns):
             if result.finish_reason is None:

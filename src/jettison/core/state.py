@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from jettison.core.group import GroupCore, SchedulerLimits
 from jettison.core.ports import Action, Emit, SendKV
 from jettison.core.request import Phase, RequestState
+from jettison.cost.online import OnlineChunkCost
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
@@ -84,6 +85,8 @@ class ClusterState:
     counters: ClusterCounters = field(default_factory=ClusterCounters)
     move_owner: dict[MoveId, RequestState] = field(default_factory=dict)
     """Request whose KV a move carries."""
+    chunk_costs: dict[int, OnlineChunkCost] = field(default_factory=dict)
+    """Fit of a microbatch's time by number of stages: the layers of one stage, and its last stage's sampling."""
     next_group_id: GroupId = 0
     next_epoch: int = 0
     next_step_id: int = 1
@@ -102,6 +105,7 @@ class ClusterState:
             {w: s.ledger for w, s in self.workers.items()},
             self.limits,
             self.hasher,
+            self.chunk_costs.setdefault(len(stages), OnlineChunkCost()),
         )
         self.next_group_id += 1
         self.next_epoch += 1

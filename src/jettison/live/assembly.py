@@ -19,6 +19,7 @@ from jettison.errors import ConfigError
 from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
 from jettison.live.profile_file import fingerprint, load_profile
+from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
 from jettison.types import ModelShape, WorkerId
@@ -90,6 +91,7 @@ def assemble(config: EngineConfig) -> Assembly:
         watermark=config.scheduler.admission_watermark,
         eos_token_ids=frozenset(model.eos_token_ids),
         enable_prefix_caching=config.memory.enable_prefix_caching,
+        lookahead=LookaheadParams(config.scheduler.lookahead == "on", config.scheduler.lookahead_min_tokens),
     )
     _check_step_size(limits)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)

@@ -243,11 +243,11 @@ class WorkerLoop:
         except Exception as error:
             log.exception("step %d failed", step.step_id)
             failure = f"{type(error).__name__}: {error}"
-        compute_ns = self._clock_ns() - started_ns
+        span = started_ns, self._clock_ns()
         if step.next_worker is None:
-            self._end_step(step, result, failure, compute_ns)
+            self._end_step(step, result, failure, span)
         else:
-            self._hand_on(step, step.next_worker, result, failure, compute_ns)
+            self._hand_on(step, step.next_worker, result, failure, span)
 
     def _take_input(self, step: StepInput) -> tuple[object, str | None]:
         """The stage's input, or why there is none."""
@@ -261,19 +261,19 @@ class WorkerLoop:
             return None, arrived.failure
         return self._device.hidden_from_bytes(arrived.data, step.num_tokens), None
 
-    def _end_step(self, step: StepInput, result: object, failure: str | None, compute_ns: int) -> None:
+    def _end_step(self, step: StepInput, result: object, failure: str | None, span: tuple[int, int]) -> None:
         if failure is None and not isinstance(result, StepOutput):
             failure = f"the last stage returned {type(result).__name__}"
         if failure is not None:
             self._emit(m.StepFailed(self.worker_id, step.step_id, failure))
         elif isinstance(result, StepOutput):
-            self._emit(codec.step_done(self.worker_id, result, result.compute_ns or compute_ns))
+            self._emit(codec.step_done(self.worker_id, result, result.compute_ns or span[1] - span[0], span))
 
     def _hand_on(
-        self, step: StepInput, next_worker: WorkerId, hidden: object, failure: str | None, compute_ns: int
+        self, step: StepInput, next_worker: WorkerId, hidden: object, failure: str | None, span: tuple[int, int]
     ) -> None:
         if failure is None:
-            self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns))
+            self._emit(m.StageDone(self.worker_id, step.step_id, span[1] - span[0], *span))
             activation = OutgoingActivation(step.step_id, as_numpy_uint8(hidden))
         else:
             activation = OutgoingActivation.of_failure(step.step_id, failure)

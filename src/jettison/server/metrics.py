@@ -221,6 +221,14 @@ class ServerMetrics(Collector):
             for use, attribute in uses.items()
         ]
         yield self._labelled("jettison:worker_memory_bytes", "Memory of a worker, by use.", ("worker", "use"), memory)
+        for name, help_text in (
+            ("stage_busy_seconds", "Time that the worker computed as a stage of a pipeline."),
+            ("stage_bubble_seconds", "Time that it stood still while its pipeline had work."),
+        ):
+            family = CounterMetricFamily(f"jettison:{name}", help_text, labels=["model_name", "worker"])
+            for worker in workers:
+                family.add_metric([self._model_name, str(worker.worker_id)], getattr(worker, name))
+            yield family
         for name, help_text, attribute in (
             ("worker_memory_budget_bytes", "Memory limit of the worker.", "budget_bytes"),
             ("dropped_parameter_bytes", "Parameter bytes given to the KV cache.", "dropped_parameter_bytes"),
