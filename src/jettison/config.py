@@ -26,6 +26,7 @@ DType = Literal["auto", "float64", "float32", "bfloat16"]
 Kernels = Literal["auto", "native", "torch"]
 OverloadPolicy = Literal["drop", "recompute"]
 Lookahead = Literal["on", "off"]
+Planner = Literal["throughput", "memory"]
 Launcher = Literal["local"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -258,6 +259,9 @@ class OverloadConfig:
     policy: OverloadPolicy = _key(
         "drop", _Choice(OverloadPolicy),
         "Out of KV memory: drop replicated layers and merge instances, or preempt and recompute.", name="overload")
+    planner: Planner = _key(
+        "throughput", _Choice(Planner),
+        "How far a drop merges: as little as frees enough memory, or until the KV cache has doubled.")
     min_wait_ms: int = _key(
         100, _int(0), "How long memory must have kept the head of the queue out before it counts as overload.",
         name="overload_min_wait_ms", metavar="MS")

@@ -64,6 +64,7 @@ class Assembly:
             overload_policy=overload.policy,
             overload=OverloadParams(min_blocked_s=overload.min_wait_ms / 1e3, horizon_s=overload.horizon_ms / 1e3),
             rebalance=overload.rebalance,
+            planner=overload.planner,
             restore=RestoreParams(overload.restore_threshold, overload.restore_dwell_ms / 1e3),
             drop_dwell_s=overload.drop_dwell_ms / 1e3,
             profile=profile,

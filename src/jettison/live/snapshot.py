@@ -71,5 +71,6 @@ def counters(core: ClusterCore) -> dict[str, float]:
         "exchanged_bytes": total.exchanged_bytes,
         "returned_bytes": total.returned_bytes,
         "pulled_bytes": total.pulled_bytes,
+        "scale_out_requests": core.scale_out.num_requests,
         "cancelled": total.num_cancelled,
     }

@@ -45,6 +45,7 @@ _OWN_COUNTERS = {
     "exchanged_bytes": "KV bytes exchanged after drops.",
     "pulled_bytes": "Parameter bytes pulled for restores.",
     "recomputed_tokens": "Tokens whose KV was computed again.",
+    "scale_out_requests": "Times that no drop could free enough memory, or demand went on rising after one.",
     "cancelled": "Requests cancelled by their client.",
 }
 """Always exported, from zero on; totals of other names are exported when the engine reports them."""
