@@ -22,7 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,10 @@ class Asked:
 class RoundResult:
     """One replay of the requests by one variant."""
 
+    burst_bubble_share: float
+    """Until the last request has its first token: while there is something to look ahead at."""
     bubble_share: float
+    """Until the last request has ended: decodes alone at the end."""
     bubble_share_by_stage: list[float]
     tokens_per_s: float
     seconds: float
@@ -84,10 +87,14 @@ class Pipeline:
         self.engine = Engine(config)
         self._num_stages = num_stages
         self._num_asked = 0
+        self._num_prefilling = 0
+        self._at_last_first_token: list[tuple[float, float]] = []
 
     async def start(self, cores: Sequence[int]) -> None:
         """Start the workers, bind each to a core, and merge until one group is left."""
         await self.engine.start()
+        # Where compute binds the engine would rather split again; here the pipeline itself is measured.
+        self.engine.core.params = replace(self.engine.core.params, auto_restore=False)
         for worker in self.engine.snapshot().workers:
             os.sched_setaffinity(worker.pid, {cores[worker.worker_id % len(cores)]})
         for _ in range(200):
@@ -99,27 +106,28 @@ class Pipeline:
 
     async def replay(self, asked: Sequence[Asked], vocab_size: int) -> RoundResult:
         """All requests, to their ends."""
-        before = {w.worker_id: w for w in self.engine.snapshot().workers}
+        before = self._stage_times()
         group = next(iter(self.engine.core.groups.values()))
         steps_before = group.counters.num_steps
+        self._num_prefilling = len(asked)
         started = time.monotonic()
         ends = await asyncio.gather(*(self._ask(a, started, i, vocab_size) for i, a in enumerate(asked)))
         seconds = time.monotonic() - started
-        after = {w.worker_id: w for w in self.engine.snapshot().workers}
-        shares, busy_sum, bubble_sum = [], 0.0, 0.0
-        for worker_id in group.worker_ids:
-            busy = after[worker_id].stage_busy_seconds - before[worker_id].stage_busy_seconds
-            bubble = after[worker_id].stage_bubble_seconds - before[worker_id].stage_bubble_seconds
-            shares.append(bubble / (busy + bubble))
-            busy_sum, bubble_sum = busy_sum + busy, bubble_sum + bubble
+        after = self._stage_times()
         tokens = sum(a.num_prompt + a.num_output for a in asked)
         ttft, tpot = [e[0] for e in ends], [e[1] for e in ends]
         return RoundResult(
-            bubble_sum / (busy_sum + bubble_sum), shares, tokens / seconds, seconds,
+            bubble_share(before, self._at_last_first_token), bubble_share(before, after),
+            [bubble_share([b], [a]) for b, a in zip(before, after, strict=True)], tokens / seconds, seconds,
             float(np.percentile(ttft, 50)), float(np.percentile(ttft, 99)),
             float(np.percentile(tpot, 50)), float(np.percentile(tpot, 99)),
             group.counters.num_steps - steps_before,
         )
+
+    def _stage_times(self) -> list[tuple[float, float]]:
+        """(busy, bubble) seconds of each worker so far."""
+        workers = self.engine.snapshot().workers
+        return [(w.stage_busy_seconds, w.stage_bubble_seconds) for w in workers]
 
     async def _ask(self, asked: Asked, started: float, index: int, vocab_size: int) -> tuple[float, float]:
         """(TTFT, TPOT) in seconds."""
@@ -137,9 +145,20 @@ class Pipeline:
                 raise RuntimeError(event.error)
             if event.tokens:
                 last = time.monotonic()
-                first = last if num_tokens == 0 else first
+                if num_tokens == 0:
+                    first = last
+                    self._num_prefilling -= 1
+                    if self._num_prefilling == 0:
+                        self._at_last_first_token = self._stage_times()
                 num_tokens += len(event.tokens)
         return first - sent, (last - first) / max(1, num_tokens - 1)
+
+
+def bubble_share(before: Sequence[tuple[float, float]], after: Sequence[tuple[float, float]]) -> float:
+    """Bubble over bubble and busy time between two readings."""
+    busy = sum(a[0] - b[0] for b, a in zip(before, after, strict=True))
+    bubble = sum(a[1] - b[1] for b, a in zip(before, after, strict=True))
+    return bubble / (busy + bubble)
 
 
 def config_of(arguments: argparse.Namespace, model: Path, num_stages: int, lookahead: str) -> EngineConfig:
@@ -192,16 +211,17 @@ def summary(results: dict[str, list[RoundResult]]) -> dict[str, object]:
 
 def print_table(num_stages: int, results: dict[str, list[RoundResult]]) -> None:
     print(f"\n{num_stages} stages, median of {len(results['on'])} rounds (least to most)")
-    print(f"{'':14}" + "".join(f"{f'lookahead {v}':>28}" for v in VARIANTS))
+    print(f"{'':20}" + "".join(f"{f'lookahead {v}':>28}" for v in VARIANTS))
     for key, scale, unit in (
-        ("bubble_share", 100, "%"), ("tokens_per_s", 1, ""), ("ttft_p50_s", 1e3, "ms"), ("ttft_p99_s", 1e3, "ms"),
+        ("burst_bubble_share", 100, "%"), ("bubble_share", 100, "%"),
+        ("tokens_per_s", 1, ""), ("ttft_p50_s", 1e3, "ms"), ("ttft_p99_s", 1e3, "ms"),
         ("tpot_p50_s", 1e3, "ms"), ("tpot_p99_s", 1e3, "ms"), ("num_steps", 1, ""),
     ):
         cells = []
         for variant in VARIANTS:
             values = [scale * getattr(r, key) for r in results[variant]]
             cells.append(f"{statistics.median(values):.1f}{unit} ({min(values):.1f}-{max(values):.1f})")
-        print(f"{key:14}" + "".join(f"{cell:>28}" for cell in cells))
+        print(f"{key:20}" + "".join(f"{cell:>28}" for cell in cells))
     print(f"throughput with over without: {summary(results)['throughput_gain']:.3f}")
 
 

@@ -206,7 +206,9 @@ class Merging:
         for worker_id in self._stages:
             worker = self._cluster.workers[worker_id]
             self._before[worker_id] = self._pulling.before.get(worker_id, worker.layout)
-            relayout = Relayout(self._cluster, worker, self._exchange.spec(worker_id), shrinks=False)
+            # Whoever runs layers that it did not run before keeps the others' KV beside them: its blocks may get fewer.
+            is_new_range = worker_id in self._pulling.before
+            relayout = Relayout(self._cluster, worker, self._exchange.spec(worker_id), shrinks=is_new_range)
             self._relayouts.append(relayout)
             actions += relayout.start()
         return actions
@@ -281,6 +283,9 @@ class Merging:
         self.phase = MergePhase.EXCHANGE
         results = [r.result for r in self._relayouts if r.result is not None]
         self._relayouts = []
+        for worker_id in self._pulling.before:
+            # Its blocks lack the layers that it has just taken on, until the exchange has brought them.
+            self._cluster.workers[worker_id].ledger.forget_cached()
         group = self._cluster.form_group(self._stage_order)
         self.group = group
         states: list[RequestState] = []
