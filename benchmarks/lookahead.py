@@ -1,6 +1,6 @@
 """Bubbles and throughput of a pipeline with and without lookahead (KunServe v3 section 4.3, Fig. 14).
 
-    python benchmarks/lookahead.py --stages 2 4 --rounds 5 --json lookahead.json
+    python benchmarks/lookahead.py --stages 2 4 --json lookahead.json
 
 Live: real worker processes, their layers dropped and merged into one pipeline, one thread each. Both variants have
 workers of their own, started together and asked in turns with the same requests, so that what drifts on a shared
@@ -229,15 +229,15 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=24)
-    parser.add_argument("--bursts", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--requests", type=int, default=32)
+    parser.add_argument("--bursts", type=int, default=1)
     parser.add_argument("--gap", type=float, default=1.0, help="seconds between bursts")
-    parser.add_argument("--scale", type=float, default=0.1, help="lengths over the paper's")
-    parser.add_argument("--context", type=int, default=2048)
+    parser.add_argument("--scale", type=float, default=0.2, help="lengths over the paper's")
+    parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--budget", type=int, default=256, help="tokens of a step")
+    parser.add_argument("--budget", type=int, default=512, help="tokens of a step")
     parser.add_argument("--floor", type=int, default=None, help="fewest prompt tokens of a microbatch (default: auto)")
     parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)), metavar="CORE")
     parser.add_argument("--seed", type=int, default=0)
