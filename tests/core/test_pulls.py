@@ -235,7 +235,7 @@ def test_what_every_overloaded_group_needs_is_required() -> None:
     rng = random.Random(2)
     for i in range(40):
         cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(16)], 40, i * 0.2)
-    cluster.run(until_ms=300)
+    cluster.run(until_ms=60)
     cluster.core.params = replace(cluster.core.params, overload_policy="drop")
     cluster.run(stop=lambda: "drop_decided" in kinds(cluster))
     decided = next(r.fields for r in cluster.records if r.kind == "drop_decided")

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from jettison.cost.model import CostModel
 from jettison.cost.online import OnlineChunkCost
 
 FIXED, TOKEN, PAIR, DECODE_KV, ROW = 2e-3, 1e-4, 2e-7, 4e-7, 5e-5
@@ -55,3 +56,13 @@ def test_costs_grow_with_tokens_and_never_below_zero_whatever_is_observed() -> N
         cost.observe([(1 + i % 5, 10 * i)], 0.0 if i % 2 else 1e-6)
     costs = [cost.chunk_cost(n, 50) for n in range(2, 40)]
     assert all(b > a > 0.0 for a, b in itertools.pairwise(costs))
+
+
+def test_until_it_has_seen_enough_a_profile_answers_for_the_layers_of_a_stage() -> None:
+    model = CostModel(8, 1e-8, 2e-8, 1e-5, 1e-4, 5e-4, 1e-4, 1e-6, 1e-3, 1e-5)
+    cost = OnlineChunkCost(model, 4)
+    assert not cost.is_fitted and cost.fixed_cost == pytest.approx(model.gamma_s(4))
+    for tokens, context in ((256, 0), (100, 1000)):
+        predicted = model.chunk_cost_s(tokens, context, 4) - model.gamma_s(4)
+        assert cost.chunk_cost(tokens, context) == pytest.approx(predicted, rel=0.05)
+    assert cost.chunk_cost(1, 1000) == pytest.approx(model.chunk_cost_s(1, 1000, 4) - model.gamma_s(4), rel=0.05)

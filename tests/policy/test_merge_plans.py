@@ -207,20 +207,22 @@ def test_pulls_make_any_residency_serve_and_none_are_made_where_an_order_fits(nu
 # --- cost
 
 
-class Profile:
+def profiled(num_instances: int) -> float:
     """Each further stage costs a tenth."""
+    return 100.0 * num_instances * 0.9 ** (num_instances - 1)
 
-    def throughput(self, num_instances: int) -> float:
-        return 100.0 * num_instances * 0.9 ** (num_instances - 1)
 
-    def batch_limit(self, num_instances: int) -> int:
-        return 32 * num_instances
+def cost_of(sizes: list[int]) -> float:
+    cost = throughput_cost(sizes, profiled)
+    assert cost is not None
+    return cost
 
 
 def test_v1s_cost_prefers_many_small_groups() -> None:
-    assert throughput_cost([1] * 8, Profile()) == pytest.approx(1.0)
-    assert throughput_cost([2] * 4, Profile()) < throughput_cost([5, 1, 1, 1], Profile())
-    assert throughput_cost([8], Profile()) > 2.0
+    assert cost_of([1] * 8) == pytest.approx(1.0)
+    assert cost_of([2] * 4) < cost_of([5, 1, 1, 1])
+    assert cost_of([8]) > 2.0
+    assert throughput_cost([1, 2], lambda size: 100.0 if size == 1 else None) is None, "not profiled"
 
 
 @settings(max_examples=30, deadline=None)
@@ -230,11 +232,11 @@ def test_throughput_greedy_is_v1s_optimum_for_equal_instances(num: int, merges: 
     groups = [group(i, 1) for i in range(num)]
     plan = plan_drop(groups, merges * shape().parameter_bytes, shape(), asking=0)
     best = min(
-        throughput_cost([len(p) for p in parts], Profile())
+        cost_of([len(p) for p in parts])
         for parts in partitions(list(range(num)))
         if num - len(parts) >= merges
     )
-    assert throughput_cost(sizes_after(groups, plan), Profile()) == pytest.approx(best, rel=0.03)
+    assert cost_of(sizes_after(groups, plan)) == pytest.approx(best, rel=0.03)
 
 
 @pytest.mark.parametrize("linked", [False, True])

@@ -53,6 +53,7 @@ from jettison.policy.merge import (
     plan_drop,
     plan_ranges,
     stage_bytes,
+    throughput_cost,
 )
 from jettison.policy.overload import Assessment, OverloadParams, assess_overload, foreseen_missing_blocks
 from jettison.policy.ranges import Pull
@@ -88,7 +89,7 @@ class ClusterParams:
     planner: MergeStrategy = "throughput"
     """How far to merge: as little as suffices (KunServe v3), or until the added KV exceeds the first (v1)."""
     link_bytes_per_s: float = 1e9
-    """Expected rate of a pull, for the choice between pulling and not merging."""
+    """Expected rate of a pull where there is no profile, for the choice between pulling and not merging."""
     auto_restore: bool = True
     """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
     profile: HardwareProfile | None = None
@@ -112,6 +113,7 @@ class ClusterCore:
             for worker_id, blocks in sorted(capacity_blocks.items())
         }
         self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers)
+        self.state.profiled_cost = None if params.profile is None else params.profile.cost
         self.merges: list[Merging] = []
         self.restores: list[Restoring] = []
         self.scale_out = ScaleOutWatch()
@@ -489,6 +491,7 @@ class ClusterCore:
                 "sufficient": plan.sufficient,
                 "overloaded_groups": [g.group_id for g in overloaded],
                 "pulled_shards": sum(len(m.pulls) for m in plan.merges),
+                "throughput_cost": self._throughput_cost(plan),
             } | assessment.as_fields()
             actions.append(Record("drop_decided", now_ns, decision))
         for merge in plan.merges:
@@ -501,11 +504,21 @@ class ClusterCore:
     def _plan_drop(
         self, groups: list[GroupCore], required: int, asking: GroupId | None, max_pull_s: float
     ) -> DropPlan:
-        params = PlannerParams(
-            self.params.planner, kv_region_bytes(self.state), self.params.link_bytes_per_s, max_pull_s
-        )
+        profile = self.params.profile
+        rate = self.params.link_bytes_per_s if profile is None else profile.link_bytes_per_s
+        params = PlannerParams(self.params.planner, kv_region_bytes(self.state), rate, max_pull_s)
         candidates = [merge_candidate(self.state, g) for g in groups]
         return plan_drop(candidates, required, self.state.shape, params, asking)
+
+    def _throughput_cost(self, plan: DropPlan) -> float | None:
+        """v1's cost of the groups that a plan leaves; None without a profile of such groups."""
+        profile = self.params.profile
+        if profile is None:
+            return None
+        merged = {g for m in plan.merges for g in m.sources}
+        sizes = [len(m.stages) for m in plan.merges]
+        sizes += [len(g.stages) for g in self.groups.values() if g.group_id not in merged]
+        return throughput_cost(sizes, profile.group_tokens_per_s)
 
     def _dwelled(self, group: GroupCore, now_ns: int) -> bool:
         since = self._monitor(group).settled_since_ns

@@ -18,6 +18,8 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from jettison.cost.model import CostModel
+
 _SCALES = np.array([1.0, 1e2, 1e5, 1e4, 1e1])
 """Makes the features of usual steps of one order of magnitude: fixed, tokens, pairs, decode KV, rows."""
 
@@ -26,9 +28,15 @@ REFIT_EVERY = 16
 
 
 class OnlineChunkCost:
-    """Costs of chunks in seconds once enough steps were seen, in tokens before. Implements ``policy.ChunkCost``."""
+    """Costs of chunks in seconds once enough steps were seen, or from a profile; in tokens before.
 
-    def __init__(self, forgetting: float = 0.998) -> None:
+    Has the shape of ``policy.lookahead.ChunkCost``.
+    """
+
+    def __init__(
+        self, prior: CostModel | None = None, num_layers: int | None = None, forgetting: float = 0.998
+    ) -> None:
+        """``prior`` answers for a stage of ``num_layers`` (None = all) until the fit is determined."""
         self._forgetting = forgetting
         self._normal: npt.NDArray[np.float64] = np.zeros((5, 5))
         self._moment: npt.NDArray[np.float64] = np.zeros(5)
@@ -37,6 +45,12 @@ class OnlineChunkCost:
         self._token = 1.0
         self._pair = self._decode_kv = self._row = 0.0
         self._fixed = 0.0
+        if prior is not None:
+            layers = prior.num_layers if num_layers is None else num_layers
+            self._fixed = prior.gamma_s(layers)
+            self._pair = layers * prior.pair_layer_s
+            self._token = layers * (prior.token_layer_s + prior.kv_token_layer_s) + prior.entry_token_s
+            self._decode_kv = layers * (prior.pair_layer_s + prior.kv_token_layer_s)
 
     @property
     def is_fitted(self) -> bool:

@@ -11,15 +11,15 @@ Which layers each member keeps: ``policy.ranges``.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from jettison.policy.ranges import LinkDistance, Member, Pull, RangePlan, StagePlan, plan_stages, stage_bytes
 from jettison.types import GroupId, LayerRange, ModelShape, WorkerId
 
 __all__ = [
-    "DropPlan", "GroupMerge", "GroupProfile", "MergeCandidate", "MergeStrategy", "PlannerParams", "StagePlan",
+    "DropPlan", "GroupMerge", "MergeCandidate", "MergeStrategy", "PlannerParams", "StagePlan",
     "plan_drop", "plan_ranges", "pull_seconds", "stage_bytes", "throughput_cost",
 ]
 
@@ -64,18 +64,6 @@ class DropPlan:
     def sufficient(self) -> bool:
         """Whether the requirement is met."""
         return self.freed_bytes >= self.required_bytes
-
-
-class GroupProfile(Protocol):
-    """Measured off-line (v1 section 4.1): what a group of so many instances can do."""
-
-    def throughput(self, num_instances: int) -> float:
-        """Tokens (or requests) a second of one group."""
-        ...
-
-    def batch_limit(self, num_instances: int) -> int:
-        """Most requests that one group runs together without queueing for compute."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,10 +301,17 @@ def pull_seconds(pulls: Sequence[Pull], shape: ModelShape, link_bytes_per_s: flo
     return max(by_receiver.values(), default=0) / link_bytes_per_s
 
 
-def throughput_cost(group_sizes: Sequence[int], profile: GroupProfile) -> float:
-    """v1's cost of a configuration: throughput of all instances on their own over that of the groups. 1 is no loss."""
-    alone = profile.throughput(1) * sum(group_sizes)
-    return alone / sum(profile.throughput(size) for size in group_sizes)
+def throughput_cost(group_sizes: Sequence[int], throughput: Callable[[int], float | None]) -> float | None:
+    """v1's cost of a configuration: throughput of all instances on their own over that of the groups; 1 is no loss.
+
+    ``throughput`` is the profiled rate of one group of so many instances; None where some size was not profiled.
+    """
+    alone = throughput(1)
+    together = [throughput(size) for size in group_sizes]
+    known = [rate for rate in together if rate is not None]
+    if alone is None or len(known) < len(together):
+        return None
+    return alone * sum(group_sizes) / sum(known)
 
 
 def _members(groups: Sequence[MergeCandidate]) -> list[Member]:
