@@ -25,6 +25,8 @@ Source = Literal["default", "file", "env", "flag"]
 DType = Literal["auto", "float64", "float32", "bfloat16"]
 Kernels = Literal["auto", "native", "torch"]
 OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
+Lookahead = Literal["on", "off"]
+Planner = Literal["throughput", "memory"]
 Launcher = Literal["local"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -141,6 +143,13 @@ def _launcher(value: object) -> object:
     return _Choice(Launcher)(value)
 
 
+class _Switch(_Choice):
+    """Parser of ``on`` or ``off``, which YAML reads as booleans."""
+
+    def __call__(self, value: object) -> str:
+        return super().__call__({True: "on", False: "off"}[value] if isinstance(value, bool) else value)
+
+
 def _texts(value: object) -> tuple[str, ...]:
     values = (value,) if isinstance(value, str) else value
     if not isinstance(values, (list, tuple)):
@@ -236,6 +245,11 @@ class SchedulerConfig:
     max_num_batched_tokens: int = _key(512, _int(1), "Token budget of one step.", metavar="N")
     admission_watermark: float = _key(
         0.01, _float(0.0, 0.9), "Part of the blocks kept free when a request is admitted.", metavar="FRACTION")
+    lookahead: Lookahead = _key(
+        "on", _Switch(Lookahead), "In a pipeline, form microbatches of equal predicted time from all queued tokens.")
+    lookahead_min_tokens: int | None = _key(
+        None, _int(1), "Fewest prompt tokens of such a microbatch (auto: from the measured cost of a step).",
+        metavar="N", unset="auto")
     max_num_queued_reqs: int | None = _key(
         1000, _int(1), "Waiting requests beyond which a client is told 429 (none: no limit).",
         metavar="N", unset="none")
@@ -249,6 +263,9 @@ class OverloadConfig:
         "drop", _Choice(OverloadPolicy),
         "Out of KV memory: drop replicated layers and merge instances (drop), or a baseline: preempt and recompute, "
         "swap to the host, migrate between instances, static pipelines of two (docs/baselines.md).", name="overload")
+    planner: Planner = _key(
+        "throughput", _Choice(Planner),
+        "How far a drop merges: as little as frees enough memory, or until the KV cache has doubled.")
     min_wait_ms: int = _key(
         100, _int(0), "How long memory must have kept the head of the queue out before it counts as overload.",
         name="overload_min_wait_ms", metavar="MS")

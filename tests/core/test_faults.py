@@ -144,7 +144,7 @@ def test_running_requests_are_not_preempted_for_kv_that_is_to_land() -> None:
     run_until_phase(cluster, MergePhase.EXCHANGE)
     group = cluster.core.merges[0].group
     assert group is not None
-    view = group._view()
+    view = group.planner.view()
     assert view.num_free_blocks - view.num_reserved_blocks == group.num_free_blocks
     assert view.num_free_blocks == min(ledger.num_free for ledger in group.ledgers)
     cluster.run()

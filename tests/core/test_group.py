@@ -14,6 +14,7 @@ from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.batching import BlockedBy, plan_batch
+from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.merge import StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SampledToken, SamplingParams
 
@@ -94,7 +95,7 @@ def test_decodes_go_on_beside_a_long_prompt() -> None:
 
 
 def test_chunks_of_one_prompt_follow_each_other_down_a_pipeline() -> None:
-    bench = Bench(num_stages=2)
+    bench = Bench(num_stages=2, lookahead=LookaheadParams(enabled=False))
     state = bench.ask("a", 40)
     first, second = bench.plan(), bench.plan()
     assert first is not None and second is not None
@@ -378,7 +379,7 @@ def test_a_stale_plan_is_refused_and_changes_nothing() -> None:
     for change in ("queue", "ledger"):
         bench = Bench()
         bench.ask("a", 4)
-        plan = plan_batch(bench.group._view(), bench.group._limits())
+        plan = plan_batch(bench.group.planner.view(), bench.group.planner.limits())
         if change == "queue":
             bench.ask("b", 4)
         else:
@@ -392,7 +393,7 @@ def test_a_stale_plan_is_refused_and_changes_nothing() -> None:
 def test_a_plan_is_applied_once() -> None:
     bench = Bench(num_stages=2)
     bench.ask("a", 4)
-    plan = plan_batch(bench.group._view(), bench.group._limits())
+    plan = plan_batch(bench.group.planner.view(), bench.group.planner.limits())
     assert bench.group._apply(plan, 1, 0) is not None
     with pytest.raises(StalePlanError):
         bench.group._apply(plan, 2, 0)
@@ -402,6 +403,6 @@ def test_planning_and_looking_change_nothing() -> None:
     bench = Bench()
     bench.ask("a", 40)
     version = bench.group.version
-    first = plan_batch(bench.group._view(), bench.group._limits())
-    assert plan_batch(bench.group._view(), bench.group._limits()) == first
+    first = plan_batch(bench.group.planner.view(), bench.group.planner.limits())
+    assert plan_batch(bench.group.planner.view(), bench.group.planner.limits()) == first
     assert bench.group.version == version

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from jettison.core.balancing import Balancing
+from jettison.core.dropping import ScaleOutWatch, kv_region_bytes, merge_candidate, required_bytes
 from jettison.core.group import GroupCore, SchedulerLimits
 from jettison.core.merging import MergePhase, Merging
 from jettison.core.monitor import GroupMonitor, TrafficMonitor
@@ -52,10 +53,18 @@ from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.computeload import Arrangement, compute_load
 from jettison.policy.dispatch import GroupFreeness, choose_group
-from jettison.policy.merge import MergeCandidate, StagePlan, plan_drop
+from jettison.policy.merge import (
+    DropPlan,
+    MergeStrategy,
+    PlannerParams,
+    StagePlan,
+    plan_drop,
+    throughput_cost,
+)
 from jettison.policy.migration import MigrationParams
 from jettison.policy.overload import Assessment, OverloadParams, assess_overload, foreseen_missing_blocks
 from jettison.policy.pipeline import plan_static_groups
+from jettison.policy.ranges import Pull
 from jettison.policy.rebalance import GroupQueue, QueuedRequest, plan_rebalance
 from jettison.policy.restore import (
     MergedLoad,
@@ -89,6 +98,10 @@ class ClusterParams:
     """Send waiting requests that a group's batch has no place for to other groups (KunServe v1 section 4.3)."""
     batch_limit: int | None = None
     """Requests that an instance can usefully run at once; None = what the profile says, else ``max_num_seqs``."""
+    planner: MergeStrategy = "throughput"
+    """How far to merge: as little as suffices (KunServe v3), or until the added KV exceeds the first (v1)."""
+    link_bytes_per_s: float = 1e9
+    """Expected rate of a pull where there is no profile, for the choice between pulling and not merging."""
     auto_restore: bool = True
     """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
     profile: HardwareProfile | None = None
@@ -118,9 +131,11 @@ class ClusterCore:
             for s in stages
         }
         self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers)
+        self.state.profiled_cost = None if params.profile is None else params.profile.cost
         self.merges: list[Merging] = []
         self.restores: list[Restoring] = []
         self.rehousing = Rehousing(self.state, params.faults, self._place)
+        self.scale_out = ScaleOutWatch()
         self.steptimes: dict[int, StepTimeModel] = {}
         """Step-time fit by number of stages: a deeper pipeline steps faster and more often."""
         self.traffic = TrafficMonitor()
@@ -216,7 +231,8 @@ class ClusterCore:
                 self.traffic.look(now_ns)
                 for group in self.groups.values():
                     self._monitor(group).look(group, now_ns)
-                return self._rebalance(now_ns) + self._watch(now_ns)
+                looks = self._rebalance(now_ns) + self._watch(now_ns)
+                return looks + self.scale_out.look(self.state, self.groups.values(), now_ns)
 
     @staticmethod
     def _first_answer(answers: list[list[Action] | None]) -> list[Action]:
@@ -290,6 +306,8 @@ class ClusterCore:
         seconds = (now_ns - flight.issued_ns) / NANOSECONDS
         self.steptime(len(group.stages)).observe(flight.num_tokens, flight.num_kv_tokens, seconds)
         self.relief.note_step(group, seconds)
+        chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
+        group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
         actions: list[Action] = []
         for result in group.commit(event, now_ns):
             if result.finish_reason is None:
@@ -542,49 +560,60 @@ class ClusterCore:
         if members & self._busy_workers() or not self._dwelled(group, now_ns):
             return []
         busy = self._busy_workers()
-        # The group that asked comes first among equals: the plan has to relieve it, not another.
-        candidates = [self._candidate(group)._replace(pressure=math.inf)] + [
-            self._candidate(g)
-            for g in self.groups.values()
-            if g is not group and not set(g.worker_ids) & busy and self._dwelled(g, now_ns)
+        free = [
+            g for g in self.groups.values()
+            if g is group or (not (set(g.worker_ids) & busy) and self._dwelled(g, now_ns))
         ]
-        required = self._required_bytes(group)
-        plan = plan_drop(candidates, required, self.state.shape)
+        overloaded = [g for g in free if g is group or self._assess(g, now_ns).overloaded]
+        required = required_bytes(self.state, overloaded, self.params.growth_factor)
+        plan = self._plan_drop(free, required, group.group_id, assessment.memory_wait_s - assessment.compute_wait_s)
         actions: list[Action] = []
-        for merge in plan.merges:
-            actions += self._merge([self.groups[g] for g in merge.sources], merge.stages, now_ns)
         if plan.merges:
             decision = {
                 "group": group.group_id,
                 "required_bytes": required,
                 "freed_bytes": plan.freed_bytes,
                 "sufficient": plan.sufficient,
+                "overloaded_groups": [g.group_id for g in overloaded],
+                "pulled_shards": sum(len(m.pulls) for m in plan.merges),
+                "throughput_cost": self._throughput_cost(plan),
             } | assessment.as_fields()
-            actions.insert(0, Record("drop_decided", now_ns, decision))
+            actions.append(Record("drop_decided", now_ns, decision))
+        for merge in plan.merges:
+            actions += self._merge([self.groups[g] for g in merge.sources], merge.stages, now_ns, merge.pulls)
+        if not plan.sufficient and not busy:
+            missing = required - plan.freed_bytes
+            actions += self.scale_out.ask(group.group_id, missing, "no drop plan frees enough", now_ns)
         return actions
+
+    def _plan_drop(
+        self, groups: list[GroupCore], required: int, asking: GroupId | None, max_pull_s: float
+    ) -> DropPlan:
+        profile = self.params.profile
+        rate = self.params.link_bytes_per_s if profile is None else profile.link_bytes_per_s
+        params = PlannerParams(self.params.planner, kv_region_bytes(self.state), rate, max_pull_s)
+        candidates = [merge_candidate(self.state, g) for g in groups]
+        return plan_drop(candidates, required, self.state.shape, params, asking)
+
+    def _throughput_cost(self, plan: DropPlan) -> float | None:
+        """v1's cost of the groups that a plan leaves; None without a profile of such groups."""
+        profile = self.params.profile
+        if profile is None:
+            return None
+        merged = {g for m in plan.merges for g in m.sources}
+        sizes = [len(m.stages) for m in plan.merges]
+        sizes += [len(g.stages) for g in self.groups.values() if g.group_id not in merged]
+        return throughput_cost(sizes, profile.group_tokens_per_s)
 
     def _dwelled(self, group: GroupCore, now_ns: int) -> bool:
         since = self._monitor(group).settled_since_ns
         return since is None or now_ns - since >= self.params.drop_dwell_s * NANOSECONDS
 
-    def _candidate(self, group: GroupCore) -> MergeCandidate:
-        block_bytes = self.state.shape.block_bytes_per_layer(self.state.limits.block_size)
-        return MergeCandidate(
-            group.group_id,
-            group.worker_ids,
-            tuple(self.state.workers[w].resident(self.state.shape) for w in group.worker_ids),
-            (group.used_blocks + group.queued_blocks()) / max(1, group.capacity_blocks),
-            group.num_free_blocks * block_bytes * self.state.shape.num_layers,
-        )
-
-    def _required_bytes(self, group: GroupCore) -> int:
-        """R of KunServe v3 Fig. 6: what all queued prompts need, with room to grow, less what is free."""
-        block_bytes = self.state.shape.block_bytes_per_layer(self.state.limits.block_size)
-        missing = int(self.params.growth_factor * group.queued_blocks()) - group.num_free_blocks
-        return max(1, missing) * block_bytes * self.state.shape.num_layers
-
-    def _merge(self, sources: list[GroupCore], stages: tuple[StagePlan, ...], now_ns: int) -> list[Action]:
-        merge = Merging(self.state, sources, stages, now_ns)
+    def _merge(
+        self, sources: list[GroupCore], stages: tuple[StagePlan, ...], now_ns: int,
+        pulls: tuple[Pull, ...] = (),
+    ) -> list[Action]:
+        merge = Merging(self.state, sources, stages, now_ns, pulls)
         self.merges.append(merge)
         return merge.advance(now_ns)
 
@@ -598,11 +627,11 @@ class ClusterCore:
         busy = self._busy_workers()
         for restore in self.restores:
             return restore.turn_round(now_ns, "requested")
-        candidates = [self._candidate(g) for g in self.groups.values() if not set(g.worker_ids) & busy]
-        plan = plan_drop(candidates, 1, self.state.shape)
+        idle = [g for g in self.groups.values() if not set(g.worker_ids) & busy]
+        plan = self._plan_drop(idle, 1, None, math.inf)
         actions: list[Action] = []
         for merge in plan.merges:
-            actions += self._merge([self.groups[g] for g in merge.sources], merge.stages, now_ns)
+            actions += self._merge([self.groups[g] for g in merge.sources], merge.stages, now_ns, merge.pulls)
         return actions + self._plan_steps(now_ns)
 
     # --- restore ----------------------------------------------------------------------------------------------

@@ -4,30 +4,24 @@
 ``commit`` takes the sampled tokens back. A group knows its stages, its queues and the ledgers of its workers; it knows
 nothing of other groups, of moves, of time or of devices.
 
-Reading order for newcomers: ``GroupCore.next_step``, ``GroupCore.commit``, then ``policy.batching``.
+Reading order for newcomers: ``GroupCore.next_step``, ``core.stepplan``, ``GroupCore.commit``, then ``policy.batching``.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jettison.core.ports import RunStep, StepCompleted, StepRow
 from jettison.core.request import Phase, RequestState
+from jettison.core.stepplan import StepPlanner
+from jettison.cost.online import OnlineChunkCost
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
-from jettison.policy.batching import (
-    BatchLimits,
-    BatchPlan,
-    BatchView,
-    BlockedBy,
-    RunningRow,
-    VictimRow,
-    WaitingRow,
-    plan_batch,
-)
+from jettison.policy.batching import BatchPlan, BlockedBy
+from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.merge import StagePlan
 from jettison.types import (
     FAILED_TOKEN_ID,
@@ -53,6 +47,7 @@ class SchedulerLimits:
     """Share of the blocks that admission leaves free."""
     eos_token_ids: frozenset[int] = frozenset()
     enable_prefix_caching: bool = True
+    lookahead: LookaheadParams = field(default_factory=LookaheadParams)
 
 
 @dataclass(slots=True)
@@ -113,7 +108,9 @@ class GroupCore:
         ledgers: Mapping[WorkerId, BlockLedger],
         limits: SchedulerLimits,
         hasher: PrefixHasher,
+        chunk_cost: OnlineChunkCost | None = None,
     ) -> None:
+        """``chunk_cost`` predicts microbatches of this many stages, and learns from them."""
         self.group_id = group_id
         self.epoch = epoch
         self.stages = stages
@@ -135,6 +132,8 @@ class GroupCore:
         """False while its blocks hold fewer layers than others in the same ledgers."""
         self.head_blocked_by: BlockedBy | None = None
         self.counters = GroupCounters()
+        self.chunk_cost = chunk_cost or OnlineChunkCost()
+        self.planner = StepPlanner(self)
         self._hasher = hasher
         self._version = 0
         self._num_queued_blocks = 0
@@ -279,50 +278,11 @@ class GroupCore:
             return None
         if not self.running and not self.waiting:
             return None
-        plan = plan_batch(self._view(), self._limits())
-        return self._apply(plan, step_id, now_ns)
+        step = self._apply(self.planner.next_plan(), step_id, now_ns)
+        self.planner.note_applied()
+        return step
 
-    def _limits(self) -> BatchLimits:
-        return BatchLimits(
-            self.limits.max_num_batched_tokens,
-            self.limits.max_num_seqs,
-            self.watermark_blocks(),
-            self.limits.block_size,
-            len(self.stages),
-        )
-
-    def _view(self) -> BatchView:
-        block_size = self.limits.block_size
-        table_of = self.ledgers[0].table
-        rows = []
-        for request_id, state in self.running.items():
-            scheduled = state.num_computed + state.num_pending
-            ready = len(state.tokens) - scheduled
-            if ready <= 0 or state.paused or state.ending is not None:
-                continue
-            room = len(table_of(request_id).ids) * block_size - scheduled
-            rows.append(RunningRow(request_id, ready, room, state.num_pending > 0))
-        num_free = min(ledger.num_free for ledger in self.ledgers)
-        return BatchView(
-            self.version, rows, len(self.running), self._waiting_rows(), self._victims, num_free,
-            num_reserved_blocks=num_free - self.num_free_blocks,
-        )
-
-    def _waiting_rows(self) -> Iterator[WaitingRow]:
-        for state in self.waiting:
-            num_cached, num_needed = self._cached_prefix(state)
-            yield WaitingRow(state.request_id, len(state.tokens), num_cached, num_needed)
-
-    def _victims(self) -> list[VictimRow]:
-        if self.holds_preemption:
-            return []
-        return [
-            VictimRow(s.request_id, min(ledger.num_exclusive_blocks(s.request_id) for ledger in self.ledgers))
-            for s in reversed(self.running.values())
-            if s.num_pending == 0 and not s.paused and s.ending is None and not s.moves
-        ]
-
-    def _cached_prefix(self, state: RequestState) -> tuple[int, int]:
+    def cached_prefix(self, state: RequestState) -> tuple[int, int]:
         """(tokens found in the cache of every stage, allocatable blocks that admission takes)."""
         total = self.blocks_for(len(state.tokens))
         if not self.seals or state.prompt_logprobs is not None:

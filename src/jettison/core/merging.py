@@ -1,10 +1,14 @@
 """Drop, merge and exchange as one phase table (KunServe v3 sections 4.1 and 4.2; design 5.1).
 
+    DRAIN     only where members lack shards of their stages: old groups finish the step in flight ...
+    MAP       ... members map the shards they lack beside their KV ...
+    PULL      ... and fetch them (``core.pulling``) while the old groups serve on
     QUIESCE   old groups finish the step in flight               (at most one step)
     REMAP     every member drops shards outside its range, at once; their pages become KV capacity
     EXCHANGE  the merged group serves; running requests of the old groups are stalled until the KV of the layers
               that changed hands has arrived; queued requests run meanwhile
     SETTLED   every request is in place, the KV of foreign layers is freed
+    GIVE_BACK a shard could not be had: members unmap what they mapped for it, and the merge has FAILED
     REVERTING a member could not remap: the others map everything again (tried again until it works)
     REFILLING ... and fetch what was overwritten meanwhile
     FAILED    ... and the old groups serve on as if nothing had happened
@@ -29,11 +33,12 @@ from jettison.core.ports import (
     Record,
     ShardLoaded,
 )
+from jettison.core.pulling import Pulling
 from jettison.core.relayout import Leftovers, Relayout, RelayoutPhase
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.merge import StagePlan
+from jettison.policy.ranges import Pull, StagePlan
 from jettison.types import ShardId, WorkerId
 
 RETRY_NS = 100_000_000
@@ -43,10 +48,14 @@ RETRY_NS = 100_000_000
 class MergePhase(StrEnum):
     """See the module's table."""
 
+    DRAIN = "drain"
+    MAP = "map"
+    PULL = "pull"
     QUIESCE = "quiesce"
     REMAP = "remap"
     EXCHANGE = "exchange"
     SETTLED = "settled"
+    GIVE_BACK = "give_back"
     REVERTING = "reverting"
     REFILLING = "refilling"
     FAILED = "failed"
@@ -56,13 +65,15 @@ class Merging:
     """One merge of ``sources`` into one group with ``stages``."""
 
     def __init__(
-        self, cluster: ClusterState, sources: list[GroupCore], stages: tuple[StagePlan, ...], now_ns: int
+        self, cluster: ClusterState, sources: list[GroupCore], stages: tuple[StagePlan, ...], now_ns: int,
+        pulls: tuple[Pull, ...] = (),
     ) -> None:
         self._cluster = cluster
         self._sources = sources
         self._stages = {s.worker_id: s.layers for s in stages}
         self._stage_order = stages
-        self.phase = MergePhase.QUIESCE
+        self.phase = MergePhase.DRAIN if pulls else MergePhase.QUIESCE
+        self._pulling = Pulling(cluster, pulls)
         self.group: GroupCore | None = None
         self.failure: str | None = None
         self._started_ns = now_ns
@@ -93,7 +104,12 @@ class Merging:
         """Groups that cannot serve on if the merge is abandoned now: their members' layouts are changing."""
         if self.group is not None:
             return (self.group,)
-        return () if self.phase is MergePhase.QUIESCE else self.sources
+        return () if self._is_untouched else self.sources
+
+    @property
+    def _is_untouched(self) -> bool:
+        """No layout has been changed for this merge."""
+        return self.phase in (MergePhase.DRAIN, MergePhase.QUIESCE) and not self._pulling.before
 
     @property
     def is_over(self) -> bool:
@@ -112,11 +128,16 @@ class Merging:
             actions = relayout.on(event)
             if actions is not None:
                 return actions + self.advance(now_ns)
+        actions = self._pulling.on_layout(event)
+        if actions is not None:
+            return actions + self.advance(now_ns)
         actions = self._exchange.on_layout(event, now_ns)
         return None if actions is None else actions + self.advance(now_ns)
 
     def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
         """Take the end of a load from the model folder; None if it is not one of this merge's."""
+        if self._pulling.on_shard_loaded(event):
+            return self.advance(now_ns)
         load = self._loads.pop(event.call_id, None)
         if load is None:
             return None
@@ -125,6 +146,9 @@ class Merging:
 
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of one of this merge's transfers; None if it is not one."""
+        actions = self._pulling.on_move(event)
+        if actions is not None:
+            return actions + self.advance(now_ns)
         return self.advance(now_ns) if self._exchange.on_move(event) else None
 
     def cancel(self, state: RequestState) -> list[Action]:
@@ -133,15 +157,20 @@ class Merging:
 
     def abandon(self) -> Leftovers:
         """A member is dead: what is still under way. Before any layout has changed the old groups simply serve on."""
-        if self.phase is MergePhase.QUIESCE:
+        if self._is_untouched:
             for group in self._sources:
                 group.paused = False
             return Leftovers([], {}, set())
+        pulls = self._pulling.abandon()
         relayouts, moves = self._exchange.abandon()
-        return Leftovers([*self._relayouts, *relayouts], dict(self._loads), moves)
+        return Leftovers(
+            [*pulls.relayouts, *self._relayouts, *relayouts], pulls.loads | self._loads, pulls.moves | moves
+        )
 
     def advance(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows."""
+        if self.phase in (MergePhase.DRAIN, MergePhase.MAP, MergePhase.PULL, MergePhase.GIVE_BACK):
+            return self._advance_pulls(now_ns)
         if self.phase is MergePhase.QUIESCE and not any(g.in_flight for g in self._sources):
             return self._remap(now_ns)
         if self.phase is MergePhase.REMAP and all(r.is_over for r in self._relayouts):
@@ -156,6 +185,43 @@ class Merging:
             return self._go_on(now_ns)
         return []
 
+    # --- pull -------------------------------------------------------------------------------------------------
+
+    def _advance_pulls(self, now_ns: int) -> list[Action]:
+        pulling = self._pulling
+        if self.phase is MergePhase.DRAIN and not any(g.in_flight for g in self._sources):
+            self.phase = MergePhase.MAP
+            return pulling.map()
+        if not pulling.is_idle:
+            return []
+        if self.phase is MergePhase.MAP:
+            self.phase = MergePhase.PULL
+            self._unpause()
+            actions = pulling.send()
+            return actions or self._advance_pulls(now_ns)
+        if self.phase is MergePhase.PULL:
+            if pulling.failure is not None:
+                self.failure = pulling.failure
+                self.phase = MergePhase.GIVE_BACK
+                return pulling.give_back() or self._reverted(now_ns)
+            self.phase = MergePhase.QUIESCE
+            for group in self._sources:
+                group.paused = True
+            return self.advance(now_ns)
+        if self.phase is MergePhase.GIVE_BACK and pulling.is_given_back:
+            return self._reverted(now_ns)
+        if self.phase is MergePhase.GIVE_BACK and now_ns >= self._retry_ns:
+            self._retry_ns = now_ns + RETRY_NS
+            return pulling.give_back()
+        return []
+
+    def _unpause(self) -> None:
+        """The old groups serve again; requests that ended while ledgers were locked are reaped."""
+        for group in self._sources:
+            group.paused = False
+            for state in [*group.running.values(), *group.waiting]:
+                self._cluster.reap(state)
+
     # --- remap ------------------------------------------------------------------------------------------------
 
     def _remap(self, now_ns: int) -> list[Action]:
@@ -164,8 +230,10 @@ class Merging:
         self._exchange.plan(state for group in self._sources for state in group.running.values())
         for worker_id in self._stages:
             worker = self._cluster.workers[worker_id]
-            self._before[worker_id] = worker.layout
-            relayout = Relayout(self._cluster, worker, self._exchange.spec(worker_id), shrinks=False)
+            self._before[worker_id] = self._pulling.before.get(worker_id, worker.layout)
+            # Whoever runs layers that it did not run before keeps the others' KV beside them: its blocks may get fewer.
+            is_new_range = worker_id in self._pulling.before
+            relayout = Relayout(self._cluster, worker, self._exchange.spec(worker_id), shrinks=is_new_range)
             self._relayouts.append(relayout)
             actions += relayout.start()
         return actions
@@ -175,7 +243,8 @@ class Merging:
         self.phase = MergePhase.REVERTING
         self.failure = next(r.failure for r in self._relayouts if r.failure is not None)
         self._exchange.call_off()
-        applied = [r.worker for r in self._relayouts if r.phase is RelayoutPhase.DONE]
+        # Also those that stayed as they were, with what they had mapped for this merge.
+        applied = [r.worker for r in self._relayouts if r.worker.layout != self._before[r.worker.worker_id]]
         self._relayouts = []
         for worker in applied:
             # Free and cached blocks of the dropped layers' arenas were unmapped: their content is gone.
@@ -239,6 +308,9 @@ class Merging:
         self.phase = MergePhase.EXCHANGE
         results = [r.result for r in self._relayouts if r.result is not None]
         self._relayouts = []
+        for worker_id in self._pulling.before:
+            # Its blocks lack the layers that it has just taken on, until the exchange has brought them.
+            self._cluster.workers[worker_id].ledger.forget_cached()
         group = self._cluster.form_group(self._stage_order)
         self.group = group
         states: list[RequestState] = []

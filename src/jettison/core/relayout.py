@@ -98,6 +98,9 @@ class Relayout:
             if copies is None:
                 self._close(RelayoutPhase.FAILED, "live blocks do not fit below the new line")
                 return []
+            if copies and self.spec.retained:
+                self._close(RelayoutPhase.FAILED, "blocks whose foreign KV is kept cannot move")
+                return []
             self._copies = tuple(copies)
         self.phase = RelayoutPhase.APPLY
         self._call_id = self._cluster.new_call()

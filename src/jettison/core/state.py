@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from jettison.core.group import GroupCore, SchedulerLimits
 from jettison.core.ports import Action, Emit, SendKV, SendShard, Transfer
 from jettison.core.request import Phase, RequestState
+from jettison.cost.model import CostModel
+from jettison.cost.online import OnlineChunkCost
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
@@ -106,6 +108,9 @@ class ClusterState:
     """Transfers that have not ended."""
     homeless: dict[RequestId, RequestState] = field(default_factory=dict)
     """Accepted requests without a group: no worker can take them now."""
+    profiled_cost: CostModel | None = None
+    chunk_costs: dict[int, OnlineChunkCost] = field(default_factory=dict)
+    """Fit of a microbatch's time by number of stages: the layers of one stage, and its last stage's sampling."""
     next_group_id: GroupId = 0
     next_epoch: int = 0
     next_step_id: int = 1
@@ -124,11 +129,19 @@ class ClusterState:
             {w: s.ledger for w, s in self.workers.items()},
             self.limits,
             self.hasher,
+            self._chunk_cost(len(stages)),
         )
         self.next_group_id += 1
         self.next_epoch += 1
         self.groups[group.group_id] = group
         return group
+
+    def _chunk_cost(self, num_stages: int) -> OnlineChunkCost:
+        """The fit that all groups of so many stages share."""
+        if num_stages not in self.chunk_costs:
+            num_layers = max(1, self.shape.num_layers // num_stages)
+            self.chunk_costs[num_stages] = OnlineChunkCost(self.profiled_cost, num_layers)
+        return self.chunk_costs[num_stages]
 
     def dissolve(self, group: GroupCore) -> None:
         """Remove an empty group and keep its totals."""

@@ -72,6 +72,9 @@ class WorkerSnapshot:
     kv_bytes: int
     workspace_bytes: int
     free_bytes: int
+    stage_busy_seconds: float = 0.0
+    """As a stage of pipelines: time spent computing, and time spent waiting while the pipeline had work."""
+    stage_bubble_seconds: float = 0.0
 
 
 @dataclass(slots=True)

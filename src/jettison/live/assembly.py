@@ -21,6 +21,7 @@ from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
 from jettison.live.profile_file import fingerprint, load_profile
 from jettison.memory.hostpool import num_host_slots
+from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
@@ -67,6 +68,7 @@ class Assembly:
             overload_policy=overload.policy,
             overload=OverloadParams(min_blocked_s=overload.min_wait_ms / 1e3, horizon_s=overload.horizon_ms / 1e3),
             rebalance=overload.rebalance,
+            planner=overload.planner,
             restore=RestoreParams(overload.restore_threshold, overload.restore_dwell_ms / 1e3),
             swap=SwapParams(
                 num_host_slots(self.worker_specs[0].host_bytes, self.shape, self.limits.block_size),
@@ -100,6 +102,7 @@ def assemble(config: EngineConfig) -> Assembly:
         watermark=config.scheduler.admission_watermark,
         eos_token_ids=frozenset(model.eos_token_ids),
         enable_prefix_caching=config.memory.enable_prefix_caching,
+        lookahead=LookaheadParams(config.scheduler.lookahead == "on", config.scheduler.lookahead_min_tokens),
     )
     _check_step_size(limits)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)

@@ -163,8 +163,10 @@ def logprobs_from_record(record: m.SampledRecord) -> TokenLogprobs:
     return TokenLogprobs(record.token_id, record.logprob, record.rank, tuple(record.top))
 
 
-def step_done(worker_id: WorkerId, output: StepOutput, compute_ns: int) -> m.StepDone:
-    """The event that tells ``output``."""
+def step_done(
+    worker_id: WorkerId, output: StepOutput, compute_ns: int, span: tuple[int, int] = (0, 0)
+) -> m.StepDone:
+    """The event that tells ``output``; ``span`` is when the stage began and ended it, on the worker's clock."""
     return m.StepDone(
         worker_id,
         output.step_id,
@@ -172,6 +174,7 @@ def step_done(worker_id: WorkerId, output: StepOutput, compute_ns: int) -> m.Ste
         compute_ns,
         {i: _logprobs_record(token.logprobs) for i, token in enumerate(output.tokens) if token.logprobs is not None},
         {row: [_logprobs_record(entry) for entry in entries] for row, entries in output.prompt_logprobs.items()},
+        *span,
     )
 
 

@@ -12,6 +12,7 @@ from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.live import codec
 from jettison.live import messages as m
+from jettison.live.bubbles import BubbleMeter
 from jettison.live.encoder import StepEncoder
 from jettison.types import FAILED_TOKEN_ID, SampledToken, WorkerId
 
@@ -39,8 +40,7 @@ class CoreDriver:
         """Sees every event before the core does: a recording replays."""
         self.memory: dict[WorkerId, dict[str, int]] = {}
         """Latest memory report of each worker."""
-        self.stage_compute_ns: dict[WorkerId, int] = {}
-        """Compute time of each worker's stages, summed."""
+        self.bubbles = BubbleMeter()
 
     def handle(self, event: ports.Event, now_ns: int) -> None:
         """Let the core handle an event and carry out what follows."""
@@ -61,6 +61,7 @@ class CoreDriver:
         for action in actions:
             match action:
                 case ports.RunStep():
+                    self.bubbles.issued(action)
                     for worker_id, step in self._encoder.encode(action):
                         self._send(worker_id, codec.step_command(step))
                 case ports.Emit():
@@ -77,13 +78,15 @@ class CoreDriver:
     def _translate(self, event: m.Event) -> ports.Event | None:
         match event:
             case m.StepDone():
-                self._add_compute(event.worker_id, event.compute_ns)
+                self.bubbles.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
+                self.bubbles.ended(event.step_id)
                 return _step_completed(event, self._encoder.take_refused(event.step_id))
             case m.StageDone():
-                self._add_compute(event.worker_id, event.compute_ns)
+                self.bubbles.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
                 return None
             case m.StepFailed():
                 self._encoder.take_refused(event.step_id)
+                self.bubbles.ended(event.step_id)
                 return ports.StepFailed(event.step_id, event.message, event.lost_worker)
             case m.Fenced():
                 return ports.WorkerFenced(event.worker_id, event.call_id)
@@ -106,9 +109,6 @@ class CoreDriver:
                 return None
             case _:
                 return None
-
-    def _add_compute(self, worker_id: WorkerId, compute_ns: int) -> None:
-        self.stage_compute_ns[worker_id] = self.stage_compute_ns.get(worker_id, 0) + compute_ns
 
 
 def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:

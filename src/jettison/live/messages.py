@@ -169,6 +169,9 @@ class StepDone(msgspec.Struct, tag="step_done", array_like=True):
     """Index into ``token_ids`` -> logprobs, for the tokens that asked."""
     prompt_logprobs: dict[int, list[SampledRecord]] = {}
     """Row -> logprobs of prompt tokens."""
+    started_ns: int = 0
+    ended_ns: int = 0
+    """When the stage began and ended its part, on the worker's clock (for bubble accounts)."""
 
 
 class StageDone(msgspec.Struct, tag="stage_done", array_like=True):
@@ -177,6 +180,8 @@ class StageDone(msgspec.Struct, tag="stage_done", array_like=True):
     worker_id: WorkerId
     step_id: int
     compute_ns: int
+    started_ns: int = 0
+    ended_ns: int = 0
 
 
 class StepFailed(msgspec.Struct, tag="step_failed", array_like=True):

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from jettison.config import EngineConfig
 from jettison.core.cluster import ClusterCore
 from jettison.live.api import EngineSnapshot, EngineState, GroupSnapshot, WorkerSnapshot
+from jettison.live.bubbles import StageTimes
 from jettison.live.driver import CoreDriver
-from jettison.types import WorkerId
+from jettison.types import NANOSECONDS, WorkerId
 
 
 def take_snapshot(
@@ -33,6 +34,7 @@ def take_snapshot(
     workers = []
     for worker_id in core.state.workers:
         memory = driver.memory.get(worker_id, {})
+        times = driver.bubbles.totals.get(worker_id, StageTimes())
         workers.append(
             WorkerSnapshot(
                 worker_id=worker_id,
@@ -44,6 +46,8 @@ def take_snapshot(
                 kv_bytes=memory.get("kv_bytes", 0),
                 workspace_bytes=memory.get("workspace_bytes", 0),
                 free_bytes=memory.get("free_bytes", 0),
+                stage_busy_seconds=times.busy_ns / NANOSECONDS,
+                stage_bubble_seconds=times.bubble_ns / NANOSECONDS,
             )
         )
     return EngineSnapshot(state, config.memory.block_size, groups, workers, counters(core))
@@ -72,5 +76,6 @@ def counters(core: ClusterCore) -> dict[str, float]:
         "migrated_bytes": total.migrated_bytes,
         "swapped_out_blocks": total.swapped_out_blocks,
         "swapped_in_blocks": total.swapped_in_blocks,
+        "scale_out_requests": core.scale_out.num_requests,
         "cancelled": total.num_cancelled,
     }

@@ -305,11 +305,11 @@ class WorkerLoop:
         except Exception as error:
             log.exception("step %d failed", step.step_id)
             failure = f"{type(error).__name__}: {error}"
-        compute_ns = self._clock_ns() - started_ns
+        span = started_ns, self._clock_ns()
         if step.next_worker is None:
-            self._end_step(step, result, failure, lost_worker, compute_ns)
+            self._end_step(step, result, failure, lost_worker, span)
         else:
-            self._hand_on(step, step.next_worker, result, failure, lost_worker, compute_ns)
+            self._hand_on(step, step.next_worker, result, failure, lost_worker, span)
 
     def _take_input(self, step: StepInput) -> Arrived:
         """The stage's input, or why there is none."""
@@ -322,7 +322,8 @@ class WorkerLoop:
         return self._inbox.take(step.step_id)
 
     def _end_step(
-        self, step: StepInput, result: object, failure: str | None, lost_worker: WorkerId | None, compute_ns: int
+        self, step: StepInput, result: object, failure: str | None, lost_worker: WorkerId | None,
+        span: tuple[int, int],
     ) -> None:
         if failure is None and not isinstance(result, StepOutput):
             failure = f"the last stage returned {type(result).__name__}"
@@ -330,15 +331,15 @@ class WorkerLoop:
             self._emit(m.StepFailed(self.worker_id, step.step_id, failure, lost_worker))
         elif isinstance(result, StepOutput):
             self._reach("before_flush")
-            self._emit(codec.step_done(self.worker_id, result, result.compute_ns or compute_ns))
+            self._emit(codec.step_done(self.worker_id, result, result.compute_ns or span[1] - span[0], span))
             self._reach("after_flush")
 
     def _hand_on(
         self, step: StepInput, next_worker: WorkerId, hidden: object, failure: str | None,
-        lost_worker: WorkerId | None, compute_ns: int,
+        lost_worker: WorkerId | None, span: tuple[int, int],
     ) -> None:
         if failure is None:
-            self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns))
+            self._emit(m.StageDone(self.worker_id, step.step_id, span[1] - span[0], *span))
             activation = OutgoingActivation(step.step_id, as_numpy_uint8(hidden))
         else:
             activation = OutgoingActivation.of_failure(step.step_id, failure, lost_worker)

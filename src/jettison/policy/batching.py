@@ -12,7 +12,7 @@ never preempted, and the batch always progresses.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -126,17 +126,21 @@ class BatchPlan:
         return not self.chunks and not self.admissions
 
 
-def plan_batch(view: BatchView, limits: BatchLimits) -> BatchPlan:
+def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, int] | None = None) -> BatchPlan:
     """Choose the next microbatch.
 
     Running requests get tokens within the budget, decodes before prefill remainders so that a long prompt cannot
     starve them; then waiting requests are admitted on their whole prompt with a watermark. No admission in a
     microbatch that preempts: what was just freed would be taken by newcomers.
+
+    With ``shares`` (``policy.lookahead``) nobody gets more tokens than its share, and who has none is left out; all
+    other rules hold as they do without.
     """
     free_blocks = view.num_free_blocks
     budget = limits.max_num_tokens
-    share = -(-view.num_running // limits.num_microbatches)
-    max_rows = max(1, share) if limits.num_microbatches > 1 else limits.max_num_seqs
+    max_rows = limits.max_num_seqs
+    if shares is None and limits.num_microbatches > 1:
+        max_rows = max(1, -(-view.num_running // limits.num_microbatches))
     chunks: list[Chunk] = []
     preempted: list[RequestId] = []
     gone: set[RequestId] = set()
@@ -144,6 +148,8 @@ def plan_batch(view: BatchView, limits: BatchLimits) -> BatchPlan:
 
     decodes = [row for row in view.running if row.num_ready_tokens == 1]
     rows = decodes if len(decodes) == len(view.running) else decodes + [r for r in view.running if r[1] > 1]
+    if shares is not None:
+        rows = [r._replace(num_ready_tokens=min(r[1], shares[r[0]])) for r in rows if shares.get(r[0])]
     block_size = limits.block_size
     for row in rows:
         if budget <= 0 or len(chunks) >= max_rows:
@@ -183,10 +189,11 @@ def plan_batch(view: BatchView, limits: BatchLimits) -> BatchPlan:
             if waiting.num_blocks_needed + watermark > free_blocks:
                 blocked = BlockedBy.MEMORY
                 break
-            if budget <= 0:
+            share = budget if shares is None else min(budget, shares.get(waiting.request_id, 0))
+            if share <= 0:
                 blocked = BlockedBy.TOKEN_BUDGET
                 break
-            num_tokens = min(waiting.num_tokens - waiting.num_cached_tokens, budget)
+            num_tokens = min(waiting.num_tokens - waiting.num_cached_tokens, share)
             admissions.append(Admission(waiting.request_id, num_tokens, waiting.num_cached_tokens))
             free_blocks -= waiting.num_blocks_needed
             budget -= num_tokens

@@ -1,17 +1,32 @@
-"""The drop plan: which groups to merge, and which layers each member keeps (KunServe v3 Fig. 6, design 5.1).
+"""The drop plan: which groups to merge (KunServe v3 Fig. 6, v1 section 4.1; design 5.1).
 
-Pure. ``plan_drop`` repeats "merge the two smallest groups" until enough bytes are freed; every merge frees exactly one
-copy of the parameters, whatever the sizes. ``plan_ranges`` divides the layers of a merged group.
+Pure. Every merge frees exactly one copy of the parameters, whatever the sizes. Two strategies:
+
+- ``throughput`` (v3): merge the two smallest groups until enough is freed, so that pipelines stay short. O(N log N).
+- ``memory`` (v1): one group takes in all others, until the added memory exceeds what the KV cache had at first.
+
+Which layers each member keeps: ``policy.ranges``.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from jettison.types import EMBED_SHARD, HEAD_SHARD, GroupId, LayerRange, ModelShape, WorkerId, layer_shard
+from jettison.policy.ranges import LinkDistance, Member, Pull, RangePlan, StagePlan, plan_stages, stage_bytes
+from jettison.types import GroupId, LayerRange, ModelShape, WorkerId
+
+__all__ = [
+    "DropPlan", "GroupMerge", "MergeCandidate", "MergeStrategy", "PlannerParams", "StagePlan",
+    "plan_drop", "plan_ranges", "pull_seconds", "stage_bytes", "throughput_cost",
+]
+
+MergeStrategy = Literal["throughput", "memory"]
+
+LINK_CHOICES = 8
+"""Among partners with about equal room so many are compared by their link: a bound on the work of a tie."""
 
 
 class MergeCandidate(NamedTuple):
@@ -24,14 +39,7 @@ class MergeCandidate(NamedTuple):
     pressure: float
     """Load over capacity."""
     free_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class StagePlan:
-    """One member's part of a merged group."""
-
-    worker_id: WorkerId
-    layers: LayerRange
+    """Free KV bytes of all its stages together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,8 @@ class GroupMerge:
 
     sources: tuple[GroupId, ...]
     stages: tuple[StagePlan, ...]
+    pulls: tuple[Pull, ...] = ()
+    """Shards to fetch before anybody drops anything; empty wherever an order of stages fits what members hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,123 +66,273 @@ class DropPlan:
         return self.freed_bytes >= self.required_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class PlannerParams:
+    """How to merge."""
+
+    strategy: MergeStrategy = "throughput"
+    kv_region_bytes: int | None = None
+    """KV bytes of the undropped cluster: the memory-greedy plan stops when it has added more. None = no bound."""
+    link_bytes_per_s: float = 1e9
+    """Rate at which one member receives shards."""
+    max_pull_s: float = 0.0
+    """Longest pull that is cheaper than not merging: the wait for memory that the drop is to save. 0 = never pull."""
+    distance: LinkDistance | None = None
+    """None where all links are alike."""
+
+
 class _Node(NamedTuple):
-    """Heap entry: smallest group first; among equals the one under most pressure, then most free memory."""
+    """A group as the planner sees it: what there is, or what it would become."""
 
-    num_members: int
     order: int
-    candidate: tuple[MergeCandidate, ...]
-    stages: tuple[StagePlan, ...]
-    """Empty for a group that is not merged."""
+    candidates: tuple[MergeCandidate, ...]
+    pressure: float
+    free_bytes: int
+    plan: RangePlan | None = None
+    """None for a group that is not merged."""
+
+    @property
+    def num_members(self) -> int:
+        return sum(len(c.members) for c in self.candidates)
 
 
-def plan_drop(groups: Sequence[MergeCandidate], required_bytes: int, shape: ModelShape) -> DropPlan:
-    """Merge groups, two smallest first, until ``required_bytes`` are freed or one group is left. O(N log N).
+def plan_drop(
+    groups: Sequence[MergeCandidate],
+    required_bytes: int,
+    shape: ModelShape,
+    params: PlannerParams | None = None,
+    asking: GroupId | None = None,
+) -> DropPlan:
+    """Merge groups until ``required_bytes`` are freed or nothing is left to merge.
 
-    Ties (all groups, at first) are broken so that the plan relieves the group that asked: the group under the highest
-    pressure is paired with the one that has the most free memory. Groups whose members cannot be ordered into
-    contiguous ranges inside what they hold are not merged (members would have to pull before they drop).
+    Ties (all groups, at first): the group under the highest pressure, with the one of its size that has the most free
+    memory; among those with about as much the nearest. The group that asked merges first, with the smallest of the
+    others, so that the plan relieves it whatever its size. Groups whose members cannot be ordered into contiguous
+    ranges inside what they hold merge only where pulling what is missing takes less than ``max_pull_s``.
     """
-    copy_bytes = shape.parameter_bytes
-    by_pressure = sorted(groups, key=lambda g: (-g.pressure, g.group_id))
-    by_room = sorted(groups, key=lambda g: (-g.free_bytes, g.pressure, g.group_id))
-    # Interleave: most pressed, freest, second most pressed, second freest, ... so that heap order pairs them.
-    order: dict[GroupId, int] = {}
-    for pressed, roomy in zip(by_pressure, by_room, strict=True):
-        for group in (pressed, roomy):
-            order.setdefault(group.group_id, len(order))
-    heap = [_Node(len(g.members), order[g.group_id], (g,), ()) for g in groups]
-    heapq.heapify(heap)
+    params = params or PlannerParams()
+    pool = _Pool(groups, shape, params)
+    if params.strategy == "memory":
+        return _memory_greedy(pool, required_bytes, shape, params, asking)
     freed = 0
-    counter = len(order)
-    settled: list[_Node] = []
-    while len(heap) >= 2 and freed < required_bytes:
-        first = heapq.heappop(heap)
-        second = heapq.heappop(heap)
-        members = first.candidate + second.candidate
-        stages = plan_ranges(members, shape)
-        if stages is None:
-            settled.append(first)
-            heapq.heappush(heap, second)
-            continue
-        freed += copy_bytes
-        heapq.heappush(heap, _Node(first.num_members + second.num_members, counter, members, stages))
-        counter += 1
-    merges = [
-        GroupMerge(tuple(g.group_id for g in node.candidate), node.stages) for node in (*heap, *settled) if node.stages
-    ]
-    merges.sort(key=lambda m: m.sources)
-    return DropPlan(tuple(merges), freed, required_bytes)
+    if asking is not None and freed < required_bytes:
+        freed += pool.merge_first(asking)
+    while freed < required_bytes:
+        gained = pool.merge_two_smallest()
+        if gained is None:
+            break
+        freed += gained
+    return pool.plan(freed, required_bytes)
+
+
+def _memory_greedy(
+    pool: _Pool, required_bytes: int, shape: ModelShape, params: PlannerParams, asking: GroupId | None
+) -> DropPlan:
+    """One group takes in the others, beyond what is required: more KV now, a longer pipeline for it."""
+    freed = 0
+    bound = params.kv_region_bytes
+    first = asking
+    while required_bytes > 0 and (bound is None or freed <= bound):
+        gained = pool.merge_first(first)
+        if gained == 0:
+            break
+        freed += gained
+        first = None  # from here on what was merged last is the largest, and goes on growing
+    return pool.plan(freed, required_bytes)
+
+
+class _Pool:
+    """Groups by size, and within a size by pressure and by room: heaps with lazy deletion, O(log N) an operation."""
+
+    def __init__(self, groups: Sequence[MergeCandidate], shape: ModelShape, params: PlannerParams) -> None:
+        self._shape = shape
+        self._params = params
+        self._alive: dict[int, _Node] = {}
+        self._sizes: list[int] = []
+        self._by_pressure: dict[int, list[tuple[float, int]]] = {}
+        self._by_room: dict[int, list[tuple[int, float, int]]] = {}
+        self._grown: int | None = None
+        self._next_order = 0
+        self._settled: list[_Node] = []
+        self.num_heap_operations = 0
+        for group in sorted(groups, key=lambda g: g.group_id):
+            self._push((group,), group.pressure, group.free_bytes, None)
+
+    # --- moves of the planner ---------------------------------------------------------------------------------
+
+    def merge_two_smallest(self) -> int | None:
+        """One turn of Fig. 6's loop: bytes freed (0 where the two do not fit together), None when one is left."""
+        if len(self._alive) < 2:
+            return None
+        return self._merge(self._take_pressed())
+
+    def merge_first(self, group_id: GroupId | None) -> int:
+        """Merge this group (None: the one that grew last) with the smallest other that fits; 0 where none does."""
+        chosen = self._grown if group_id is None else self._order_of(group_id)
+        if chosen is None:
+            chosen = min(self._alive, key=lambda o: (-self._alive[o].pressure, o), default=None)
+        if chosen is None:
+            return 0
+        first = self._alive.pop(chosen)
+        refused: list[_Node] = []
+        freed = 0
+        while self._alive and not freed:
+            second = self._take_roomy(first)
+            freed = self._join(first, second)
+            if not freed:
+                refused.append(second)
+        for node in refused if freed else [first, *refused]:
+            self._push(node.candidates, node.pressure, node.free_bytes, node.plan)
+        return freed
+
+    def plan(self, freed_bytes: int, required_bytes: int) -> DropPlan:
+        """What has become of the groups."""
+        merges = [
+            GroupMerge(tuple(c.group_id for c in node.candidates), node.plan.stages, node.plan.pulls)
+            for node in (*self._alive.values(), *self._settled)
+            if node.plan is not None
+        ]
+        merges.sort(key=lambda m: m.sources)
+        return DropPlan(tuple(merges), freed_bytes, required_bytes)
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _merge(self, first: _Node) -> int:
+        second = self._take_roomy(first)
+        freed = self._join(first, second)
+        if not freed:
+            self._settled.append(first)
+            self._push(second.candidates, second.pressure, second.free_bytes, second.plan)
+        return freed
+
+    def _join(self, first: _Node, second: _Node) -> int:
+        candidates = first.candidates + second.candidates
+        plan = self._stages(candidates)
+        if plan is None:
+            return 0
+        copy_bytes = self._shape.parameter_bytes
+        # A merged group waits its turn behind those of its size that nobody has relieved yet, first come, first served.
+        pressure = -1.0 - self._next_order
+        self._grown = self._push(candidates, pressure, first.free_bytes + second.free_bytes + copy_bytes, plan)
+        return copy_bytes
+
+    def _stages(self, candidates: Sequence[MergeCandidate]) -> RangePlan | None:
+        members = _members(candidates)
+        plan = plan_stages(members, self._shape)
+        if plan is not None or self._params.max_pull_s <= 0.0:
+            return plan
+        plan = plan_stages(members, self._shape, may_pull=True, distance=self._params.distance)
+        if plan is None or not _fits(plan.pulls, candidates, self._shape):
+            return None
+        seconds = pull_seconds(plan.pulls, self._shape, self._params.link_bytes_per_s)
+        return plan if seconds <= self._params.max_pull_s else None
+
+    def _push(
+        self, candidates: tuple[MergeCandidate, ...], pressure: float, free_bytes: int, plan: RangePlan | None
+    ) -> int:
+        order = self._next_order
+        self._next_order += 1
+        node = _Node(order, candidates, pressure, free_bytes, plan)
+        self._alive[order] = node
+        size = node.num_members
+        if size not in self._by_pressure:
+            self._by_pressure[size], self._by_room[size] = [], []
+            heapq.heappush(self._sizes, size)
+        heapq.heappush(self._by_pressure[size], (-pressure, order))
+        heapq.heappush(self._by_room[size], (-free_bytes, pressure, order))
+        self.num_heap_operations += 2
+        return order
+
+    def _order_of(self, group_id: GroupId) -> int | None:
+        return next((o for o, n in self._alive.items() if n.candidates[0].group_id == group_id), None)
+
+    def _smallest(self) -> int:
+        """The smallest size of which some group is left."""
+        while True:
+            size = self._sizes[0]
+            heap = self._by_pressure[size]
+            while heap and heap[0][1] not in self._alive:
+                heapq.heappop(heap)
+                self.num_heap_operations += 1
+            if heap:
+                return size
+            heapq.heappop(self._sizes)
+            self.num_heap_operations += 1
+            del self._by_pressure[size], self._by_room[size]
+
+    def _take_pressed(self) -> _Node:
+        heap = self._by_pressure[self._smallest()]
+        self.num_heap_operations += 1
+        return self._alive.pop(heapq.heappop(heap)[1])
+
+    def _take_roomy(self, partner: _Node) -> _Node:
+        """The smallest group; of those the one with most room, and about equal ones by their link to ``partner``."""
+        heap = self._by_room[self._smallest()]
+        distance = self._params.distance
+        choices: list[tuple[int, float, int]] = []
+        while heap and len(choices) < (1 if distance is None else LINK_CHOICES):
+            entry = heapq.heappop(heap)
+            self.num_heap_operations += 1
+            if entry[2] in self._alive:
+                choices.append(entry)
+        slack = self._shape.parameter_bytes // 8  # less free memory than this decides nothing
+        near = [c for c in choices if c[0] - choices[0][0] <= slack]
+        taken = choices[0]
+        if distance is not None:
+            taken = min(near, key=lambda c: (_nearest(partner, self._alive[c[2]], distance), c))
+        for entry in choices:
+            if entry is not taken:
+                heapq.heappush(heap, entry)
+                self.num_heap_operations += 1
+        return self._alive.pop(taken[2])
 
 
 def plan_ranges(groups: Sequence[MergeCandidate], shape: ModelShape) -> tuple[StagePlan, ...] | None:
-    """Contiguous layer ranges for all members of ``groups``, balanced by parameter bytes, embedding and head counted.
+    """Stages of all members of ``groups`` without a pull, or None: ``policy.ranges.plan_stages``."""
+    plan = plan_stages(_members(groups), shape)
+    return None if plan is None else plan.stages
 
-    Each range lies inside what its member holds. Members that hold a part are ordered by the middle of it, those that
-    hold everything go wherever they relieve the others most (members holding 0-23, 24-47 and everything: first,
-    third, second). In that order the largest stage is as small as can be; among equals the numbers of layers are
-    even, since the stage with most layers bounds the group's KV. None if that order allows no split.
+
+def pull_seconds(pulls: Sequence[Pull], shape: ModelShape, link_bytes_per_s: float) -> float:
+    """How long the pulls take: receivers work at the same time, each at the rate of its link."""
+    by_receiver: dict[WorkerId, int] = {}
+    for pull in pulls:
+        by_receiver[pull.dst] = by_receiver.get(pull.dst, 0) + shape.shard_bytes[pull.shard]
+    return max(by_receiver.values(), default=0) / link_bytes_per_s
+
+
+def throughput_cost(group_sizes: Sequence[int], throughput: Callable[[int], float | None]) -> float | None:
+    """v1's cost of a configuration: throughput of all instances on their own over that of the groups; 1 is no loss.
+
+    ``throughput`` is the profiled rate of one group of so many instances; None where some size was not profiled.
     """
-    members = [(r, w) for g in groups for w, r in zip(g.members, g.resident, strict=True)]
-    if len(members) > shape.num_layers:
+    alone = throughput(1)
+    together = [throughput(size) for size in group_sizes]
+    known = [rate for rate in together if rate is not None]
+    if alone is None or len(known) < len(together):
         return None
-    wholes = sorted(w for r, w in members if r == shape.all_layers)
-    parts = sorted((r.lo + r.hi, r.lo, w, r) for r, w in members if r != shape.all_layers)
-    split = _best_split([r for *_, r in parts], len(wholes), shape)
-    if split is None:
-        return None
-    part_workers, whole_workers = iter([w for _, _, w, _ in parts]), iter(wholes)
-    stages: list[StagePlan] = []
-    lo = 0
-    for hi, is_whole in split:
-        stages.append(StagePlan(next(whole_workers if is_whole else part_workers), LayerRange(lo, hi)))
-        lo = hi
-    return tuple(stages)
+    return alone * sum(group_sizes) / sum(known)
 
 
-def stage_bytes(layers: LayerRange, shape: ModelShape) -> int:
-    """Parameter bytes that a stage of ``layers`` holds."""
-    return sum(shape.shard_bytes[shard] for shard in shape.shards_for(layers))
+def _members(groups: Sequence[MergeCandidate]) -> list[Member]:
+    return [Member(w, r) for g in groups for w, r in zip(g.members, g.resident, strict=True)]
 
 
-_Split = tuple[tuple[int, bool], ...]
-"""End of each stage, and whether a member runs it that holds everything."""
+def _fits(pulls: Sequence[Pull], groups: Sequence[MergeCandidate], shape: ModelShape) -> bool:
+    """Whether every receiver can map what it pulls beside the KV it holds: nothing has been dropped yet."""
+    room = {
+        worker_id: group.free_bytes * len(resident) // shape.num_layers
+        for group in groups
+        for worker_id, resident in zip(group.members, group.resident, strict=True)
+    }
+    for pull in pulls:
+        room[pull.dst] -= shape.shard_bytes[pull.shard]
+    return all(left >= 0 for left in room.values())
 
 
-def _best_split(parts: Sequence[LayerRange], num_wholes: int, shape: ModelShape) -> _Split | None:
-    """Where to cut, for parts in this order and wholes anywhere.
-
-    Dynamic programming over (end of the last stage so far, wholes used); O(layers) for two members,
-    O(members * wholes * layers squared) for many.
-    """
-    num_stages, num_layers = len(parts) + num_wholes, shape.num_layers
-    bytes_before = _bytes_before(shape)
-    # State -> (bytes of the largest stage, sum of squared layer counts, the cuts that lead there).
-    best: dict[tuple[int, int], tuple[int, int, _Split]] = {(0, 0): (0, 0, ())}
-    for index in range(num_stages):
-        following: dict[tuple[int, int], tuple[int, int, _Split]] = {}
-        for (lo, used), (largest, squares, cuts) in best.items():
-            limits = [(num_layers, True)] if used < num_wholes else []
-            if index - used < len(parts) and parts[index - used].lo <= lo:
-                limits.append((parts[index - used].hi, False))
-            for limit, is_whole in limits:
-                first = num_layers if index == num_stages - 1 else lo + 1
-                for hi in range(first, min(limit, num_layers - (num_stages - index - 1)) + 1):
-                    size = bytes_before[hi] - bytes_before[lo]
-                    value = (max(largest, size), squares + (hi - lo) ** 2, (*cuts, (hi, is_whole)))
-                    state = (hi, used + is_whole)
-                    if state not in following or value < following[state]:
-                        following[state] = value
-        best = following
-    found = best.get((num_layers, num_wholes))
-    return found[2] if found is not None else None
-
-
-def _bytes_before(shape: ModelShape) -> list[int]:
-    """Parameter bytes before each layer's beginning: the embedding is part of the first layer, the head of the last."""
-    extra_first = shape.shard_bytes[EMBED_SHARD]
-    extra_last = extra_first if shape.tied_embeddings else shape.shard_bytes[HEAD_SHARD]
-    before = [0]
-    for layer in range(shape.num_layers):
-        before.append(before[-1] + shape.shard_bytes[layer_shard(layer)])
-    return [0, *(b + extra_first for b in before[1:-1]), before[-1] + extra_first + extra_last]
+def _nearest(first: _Node, second: _Node, distance: LinkDistance) -> float:
+    """Longest link between members of the two: what the pipeline and the exchange would have to use."""
+    return max(
+        max(distance(a, b), distance(b, a)) for g in first.candidates for a in g.members
+        for h in second.candidates for b in h.members
+    )

@@ -49,6 +49,7 @@ _OWN_COUNTERS = {
     "migrated_bytes": "KV bytes of migrations.",
     "swapped_out_blocks": "KV blocks copied to host memory.",
     "swapped_in_blocks": "KV blocks copied back from host memory.",
+    "scale_out_requests": "Times that no drop could free enough memory, or demand went on rising after one.",
     "cancelled": "Requests cancelled by their client.",
 }
 """Always exported, from zero on; totals of other names are exported when the engine reports them."""
@@ -225,6 +226,14 @@ class ServerMetrics(Collector):
             for use, attribute in uses.items()
         ]
         yield self._labelled("jettison:worker_memory_bytes", "Memory of a worker, by use.", ("worker", "use"), memory)
+        for name, help_text in (
+            ("stage_busy_seconds", "Time that the worker computed as a stage of a pipeline."),
+            ("stage_bubble_seconds", "Time that it stood still while its pipeline had work."),
+        ):
+            family = CounterMetricFamily(f"jettison:{name}", help_text, labels=["model_name", "worker"])
+            for worker in workers:
+                family.add_metric([self._model_name, str(worker.worker_id)], getattr(worker, name))
+            yield family
         for name, help_text, attribute in (
             ("worker_memory_budget_bytes", "Memory limit of the worker.", "budget_bytes"),
             ("dropped_parameter_bytes", "Parameter bytes given to the KV cache.", "dropped_parameter_bytes"),

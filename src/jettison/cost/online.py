@@ -1,0 +1,128 @@
+"""What a chunk adds to a microbatch, learned while serving: KunServe v3 eq. 1 to 3 with the terms of decode steps.
+
+Pure. Seconds of one stage for one microbatch are fitted as
+
+    fixed + token * (tokens) + pair * (attention pairs of prefill chunks)
+          + decode_kv * (KV tokens that decodes read) + row * (chunks)
+
+by recursive least squares with forgetting, every coefficient at least 0. A prefill chunk of c tokens behind a prefix of
+p has p c + (c^2 + c) / 2 pairs, so the cost of a prefix is what a token-count model misses. A profile fitted off-line
+takes this fit's place where there is one; this one needs none and follows the machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+from jettison.cost.model import CostModel
+
+_SCALES = np.array([1.0, 1e2, 1e5, 1e4, 1e1])
+"""Makes the features of usual steps of one order of magnitude: fixed, tokens, pairs, decode KV, rows."""
+
+MIN_OBSERVATIONS = 12
+REFIT_EVERY = 16
+
+
+class OnlineChunkCost:
+    """Costs of chunks in seconds once enough steps were seen, or from a profile; in tokens before.
+
+    Has the shape of ``policy.lookahead.ChunkCost``.
+    """
+
+    def __init__(
+        self, prior: CostModel | None = None, num_layers: int | None = None, forgetting: float = 0.998
+    ) -> None:
+        """``prior`` answers for a stage of ``num_layers`` (None = all) until the fit is determined."""
+        self._forgetting = forgetting
+        self._normal: npt.NDArray[np.float64] = np.zeros((5, 5))
+        self._moment: npt.NDArray[np.float64] = np.zeros(5)
+        self._num_observations = 0
+        self._fitted_at = 0
+        self._token = 1.0
+        self._pair = self._decode_kv = self._row = 0.0
+        self._fixed = 0.0
+        if prior is not None:
+            layers = prior.num_layers if num_layers is None else num_layers
+            self._fixed = prior.gamma_s(layers)
+            self._pair = layers * prior.pair_layer_s
+            self._token = layers * (prior.token_layer_s + prior.kv_token_layer_s) + prior.entry_token_s
+            self._decode_kv = layers * (prior.pair_layer_s + prior.kv_token_layer_s)
+
+    @property
+    def is_fitted(self) -> bool:
+        """Whether costs are seconds of this machine; before, a token costs 1 and nothing else does."""
+        return self._fitted_at > 0
+
+    @property
+    def fixed_cost(self) -> float:
+        """What a microbatch costs whatever is in it (gamma: kernels' starts, one pass over the weights)."""
+        return self._fixed
+
+    @property
+    def token_cost(self) -> float:
+        """What a token costs beside attention (beta); above 0."""
+        return self._token
+
+    def chunk_cost(self, num_tokens: int, num_context: int) -> float:
+        """What a chunk behind ``num_context`` tokens adds to a microbatch; the fixed part is left out."""
+        if num_tokens <= 0:
+            return 0.0
+        linear = self._row + self._token * num_tokens
+        if num_tokens == 1:
+            return linear + self._decode_kv * num_context
+        return linear + self._pair * (num_context * num_tokens + (num_tokens * num_tokens + num_tokens) / 2)
+
+    def observe(self, chunks: Iterable[tuple[int, int]], seconds: float) -> None:
+        """Add one microbatch of (tokens, context) chunks that took a stage ``seconds``."""
+        tokens = pairs = decode_kv = rows = 0
+        for num_tokens, num_context in chunks:
+            rows += 1
+            tokens += num_tokens
+            if num_tokens == 1:
+                decode_kv += num_context
+            else:
+                pairs += num_context * num_tokens + (num_tokens * num_tokens + num_tokens) // 2
+        x = np.array([1.0, tokens, pairs, decode_kv, rows]) / _SCALES
+        # Weighted by 1 / seconds: what matters is the relative error, of short microbatches as of long ones.
+        weight = 1.0 / max(seconds, 1e-9) ** 2
+        self._normal = self._forgetting * self._normal + weight * np.outer(x, x)
+        self._moment = self._forgetting * self._moment + weight * x * seconds
+        self._num_observations += 1
+        is_due = self._num_observations - self._fitted_at >= (REFIT_EVERY if self._fitted_at else MIN_OBSERVATIONS)
+        if is_due:
+            self._fit()
+
+    def _fit(self) -> None:
+        found = _non_negative_fit(self._normal, self._moment)
+        if found is None or found[1] <= 0.0:
+            return  # tokens must cost something, or nothing could be divided
+        self._fitted_at = self._num_observations
+        fixed, token, pair, decode_kv, row = (found / _SCALES).tolist()
+        self._fixed, self._token, self._pair, self._decode_kv, self._row = fixed, token, pair, decode_kv, row
+
+
+def _non_negative_fit(
+    normal: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64] | None:
+    """The best solution of ``normal @ x = moment`` with x >= 0 and the token term present: 16 small systems."""
+    size = len(moment)
+    ridge = 1e-9 * float(np.trace(normal)) + 1e-300
+    best: npt.NDArray[np.float64] | None = None
+    best_loss = 0.0
+    others = [i for i in range(size) if i != 1]
+    for count in range(len(others) + 1):
+        for subset in itertools.combinations(others, count):
+            active = sorted((1, *subset))
+            part = normal[np.ix_(active, active)] + ridge * np.eye(len(active))
+            solved = np.linalg.solve(part, moment[active])
+            if (solved < 0.0).any():
+                continue
+            loss = float(solved @ part @ solved - 2.0 * solved @ moment[active])
+            if best is None or loss < best_loss:
+                best, best_loss = np.zeros(size), loss
+                best[active] = solved
+    return best

@@ -1,0 +1,245 @@
+"""Drops whose members must fetch shards first, and requests for more instances: with pretend KV that steps check."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+
+from jettison.core import ports
+from jettison.core.dropping import ScaleOutWatch
+from jettison.core.group import GroupCore
+from jettison.core.merging import MergePhase
+from jettison.memory.layout import LayoutSpec
+from jettison.policy.merge import StagePlan
+from jettison.types import LayerRange
+
+RESIDENCIES = {
+    3: [[(0, 4)], [(0, 1), (1, 4)]],  # a member that holds everything makes room for any order
+    # More members than layers hold nothing but the first: no order of stages lies inside what they hold.
+    4: [[(0, 1), (1, 4)], [(0, 1), (1, 4)]],
+    5: [[(0, 2), (2, 6)], [(0, 1), (1, 2), (2, 6)]],
+}
+
+
+def arranged(
+    groups: Sequence[Sequence[tuple[int, int]]], *, seed: int = 0, faults: Faults | None = None
+) -> FakeCluster:
+    """A cluster whose workers already form these groups, as after earlier drops."""
+    num_layers = max(hi for parts in groups for _, hi in parts)
+    cluster = FakeCluster(
+        num_workers=sum(len(parts) for parts in groups), full_blocks=60, num_layers=num_layers, seed=seed,
+        auto_restore=False, shard_bytes=512, faults=faults,
+    )
+    state = cluster.core.state
+    for group in list(state.groups.values()):
+        state.dissolve(group)
+    worker_id = 0
+    for parts in groups:
+        stages = []
+        for part in parts:
+            layers = LayerRange(*part)
+            spec = LayoutSpec(cluster.shape.shards_for(layers), layers)
+            fake, worker = cluster.workers[worker_id], state.workers[worker_id]
+            fake.apply(spec, ())
+            fake.lent.clear()  # long ago: others have written those pages
+            worker.layout = spec
+            worker.ledger.resize(fake.capacity)
+            stages.append(StagePlan(worker_id, layers))
+            worker_id += 1
+        state.form_group(tuple(stages))
+    return cluster
+
+
+def fill(cluster: FakeCluster, num: int = 8, tag: str = "r", at_ms: float = 0.0) -> None:
+    rng = random.Random(num)
+    for i in range(num):
+        cluster.submit(f"{tag}{i}", [rng.randrange(1, 60) for _ in range(10 + i % 5)], 60 + i, at_ms + i)
+
+
+def phases_seen(cluster: FakeCluster) -> list[MergePhase]:
+    """Run to rest, noting the phases of the first merge."""
+    seen: list[MergePhase] = []
+
+    def note() -> bool:
+        for merge in cluster.core.merges:
+            if not seen or seen[-1] is not merge.phase:
+                seen.append(merge.phase)
+        return False
+
+    cluster.run(stop=note)
+    return seen
+
+
+def kinds(cluster: FakeCluster) -> list[str]:
+    return [r.kind for r in cluster.records]
+
+
+@pytest.mark.parametrize("num_members", sorted(RESIDENCIES))
+@pytest.mark.parametrize("seed", range(3))
+def test_members_fetch_what_their_stage_lacks_and_then_drop(num_members: int, seed: int) -> None:
+    cluster = arranged(RESIDENCIES[num_members], seed=seed)
+    fill(cluster)
+    cluster.run(until_ms=60)
+    cluster.order("drop")
+    seen = phases_seen(cluster)
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    needs_pull = num_members != 3
+    assert (MergePhase.PULL in seen) == needs_pull
+    (group,) = cluster.core.groups.values()
+    assert len(group.stages) == num_members
+    assert (cluster.core.state.counters.pulled_bytes > 0) == needs_pull
+    for worker in cluster.workers.values():
+        assert worker.filled == worker.spec.shards, "what was pulled and is not needed has been dropped"
+
+
+@pytest.mark.parametrize("num_members", [4, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_transfer_that_fails_is_replaced_by_the_model_folder(num_members: int, seed: int) -> None:
+    cluster = arranged(RESIDENCIES[num_members], seed=seed, faults=Faults(move=1.0, budget=1))
+    fill(cluster)
+    cluster.run(until_ms=60)
+    cluster.order("drop")
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert len(cluster.core.groups) == 1 and cluster.num_faults == 1
+
+
+@pytest.mark.parametrize("num_members", [4, 5])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_shard_that_can_be_had_nowhere_leaves_everything_as_it_was(num_members: int, seed: int) -> None:
+    cluster = arranged(RESIDENCIES[num_members], seed=seed, faults=Faults(move=1.0, load=1.0, budget=2))
+    before = {w: s.layout for w, s in cluster.core.state.workers.items()}
+    capacity = {w: s.ledger.capacity for w, s in cluster.core.state.workers.items()}
+    fill(cluster)
+    cluster.run(until_ms=60)
+    cluster.order("drop")
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert "drop_failed" in kinds(cluster) and "drop" not in kinds(cluster)
+    assert len(cluster.core.groups) == 2
+    assert {w: s.layout for w, s in cluster.core.state.workers.items()} == before
+    assert {w: s.ledger.capacity for w, s in cluster.core.state.workers.items()} == capacity
+
+
+@pytest.mark.parametrize("num_failures", [1, 2, 4])
+@pytest.mark.parametrize("num_members", [4, 5])
+def test_members_that_refuse_a_layout_during_a_merge_with_pulls(num_members: int, num_failures: int) -> None:
+    cluster = arranged(RESIDENCIES[num_members], seed=num_failures)
+    fill(cluster)
+    cluster.run(until_ms=60)
+    for worker in cluster.workers.values():
+        worker.fail_applies = num_failures
+    cluster.order("drop")
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert "drop_failed" in kinds(cluster) and len(cluster.core.groups) == 2
+    cluster.order("drop")
+    fill(cluster, tag="again", at_ms=cluster.now / MS)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_fault_during_a_merge_with_pulls(seed: int) -> None:
+    cluster = arranged(RESIDENCIES[5], seed=seed, faults=Faults(0.3, 0.3, 0.3, 0.3, 0.0, budget=6))
+    fill(cluster, 10)
+    for i in range(0, 10, 3):
+        cluster.cancel(f"r{i}", 60 + 3 * i)
+    cluster.run(until_ms=60)
+    cluster.order("drop")
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+# --- scale out
+
+
+def test_a_burst_no_plan_can_hold_asks_once_and_is_served_all_the_same() -> None:
+    cluster = FakeCluster(full_blocks=16, shard_bytes=256)
+    rng = random.Random(1)
+    for i in range(60):
+        cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(14)], 30, i * 0.5)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    asked = [r for r in cluster.records if r.kind == "scale_out"]
+    assert len(asked) == 1 == cluster.core.scale_out.num_requests
+    assert asked[0].fields["missing_bytes"] > 0  # type: ignore[operator]
+
+
+def test_a_burst_that_one_drop_holds_does_not_ask() -> None:
+    cluster = FakeCluster()
+    fill(cluster, 20)
+    cluster.run()
+    assert "drop" in kinds(cluster) and "scale_out" not in kinds(cluster)
+
+
+class Merged:
+    """As much of a merged group as the watch reads."""
+
+    group_id = 3
+    stages = (0, 1)
+    capacity_blocks = 100
+
+    def __init__(self) -> None:
+        self.used_blocks = 0
+
+    def queued_blocks(self) -> int:
+        return 0
+
+
+def watch(demands: Sequence[int], step_ms: int = 500) -> list[ports.Action]:
+    """Records of a watch that sees these demands."""
+    core = FakeCluster().core
+    group, watcher = Merged(), ScaleOutWatch()
+    records: list[ports.Action] = []
+    for i, demand in enumerate(demands):
+        group.used_blocks = demand
+        groups: list[GroupCore] = [group]  # type: ignore[list-item]
+        records += watcher.look(core.state, groups, i * step_ms * MS)
+    return records
+
+
+def test_a_continuous_rise_after_a_drop_asks_before_memory_is_full() -> None:
+    records = watch(range(20, 80, 5))
+    assert [r.kind for r in records if isinstance(r, ports.Record)] == ["scale_out"]
+    block_bytes = FakeCluster().shape.block_bytes_per_layer(BLOCK_SIZE) * 4
+    assert isinstance(records[0], ports.Record) and records[0].fields["missing_bytes"] % block_bytes == 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("demands", [[50] * 30, [20, 30, 40, 10, 20, 30, 40, 10] * 3, list(range(5, 35))])
+def test_a_level_a_falling_and_a_slow_demand_do_not_ask(demands: list[int]) -> None:
+    assert watch(demands) == []
+
+
+def test_the_episode_ends_after_a_quiet_while_and_another_may_begin() -> None:
+    records = watch([*range(20, 80, 10), *[10] * 14, *range(20, 80, 10)])
+    assert [r.kind for r in records if isinstance(r, ports.Record)] == ["scale_out", "scale_out_over", "scale_out"]
+
+
+# --- all overloaded groups count
+
+
+def test_what_every_overloaded_group_needs_is_required() -> None:
+    cluster = FakeCluster(num_workers=4, full_blocks=16, shard_bytes=512, policy="recompute")
+    rng = random.Random(2)
+    for i in range(40):
+        cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(16)], 40, i * 0.2)
+    cluster.run(until_ms=60)
+    cluster.core.params = replace(cluster.core.params, overload_policy="drop")
+    cluster.run(stop=lambda: "drop_decided" in kinds(cluster))
+    decided = next(r.fields for r in cluster.records if r.kind == "drop_decided")
+    assert len(decided["overloaded_groups"]) > 1  # type: ignore[arg-type]
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()

@@ -1,0 +1,255 @@
+"""Drop plans as a whole: against exhaustive search, with pulls, strategies, links; and the work they take."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jettison.policy.merge import (
+    DropPlan,
+    MergeCandidate,
+    PlannerParams,
+    _Pool,
+    plan_drop,
+    pull_seconds,
+    throughput_cost,
+)
+from jettison.policy.ranges import Member, plan_stages, stage_bytes
+from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
+
+
+def shape(num_layers: int = 24) -> ModelShape:
+    shards = {layer_shard(i): 100 for i in range(num_layers)} | {EMBED_SHARD: 50, HEAD_SHARD: 50}
+    return ModelShape(num_layers, 64, 4, 2, 16, 128, 256, 2, False, shards)
+
+
+def group(group_id: int, size: int, num_layers: int = 24, pressure: float = 0.5, free: int = 0) -> MergeCandidate:
+    edges = [round(num_layers * k / size) for k in range(size + 1)]
+    ranges = tuple(LayerRange(edges[k], edges[k + 1]) for k in range(size))
+    return MergeCandidate(group_id, tuple(range(100 * group_id, 100 * group_id + size)), ranges, pressure, free)
+
+
+def sizes_after(groups: list[MergeCandidate], plan: DropPlan) -> list[int]:
+    gone = {g for m in plan.merges for g in m.sources}
+    return sorted([len(m.stages) for m in plan.merges] + [len(g.members) for g in groups if g.group_id not in gone])
+
+
+def partitions(items: list[int]) -> Iterator[list[list[int]]]:
+    if not items:
+        yield []
+        return
+    head, rest = items[0], items[1:]
+    for parts in partitions(rest):
+        yield [[head], *parts]
+        for i in range(len(parts)):
+            yield [*parts[:i], [head, *parts[i]], *parts[i + 1 :]]
+
+
+uneven = st.lists(st.integers(1, 3), min_size=1, max_size=5)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(uneven, st.integers(1, 6000), st.integers(0, 4), st.data())
+def test_a_plan_is_valid_sufficient_where_any_is_and_as_small_as_can_be(
+    sizes: list[int], required: int, asker: int, data: st.DataObject
+) -> None:
+    the_shape = shape()
+    copy = the_shape.parameter_bytes
+    groups = [group(i, size, pressure=data.draw(st.sampled_from([0.2, 0.9])), free=data.draw(st.sampled_from([0, 500])))
+              for i, size in enumerate(sizes)]  # fmt: skip
+    asking = asker % len(sizes)
+    plan = plan_drop(groups, required, the_shape, asking=asking)
+
+    num_merges = sum(len(m.sources) - 1 for m in plan.merges)
+    assert plan.freed_bytes == num_merges * copy, "each merge frees one copy"
+    assert num_merges == min(-(-required // copy), len(sizes) - 1), "as soon as enough, and no more"
+    assert plan.sufficient == (required <= (len(sizes) - 1) * copy)
+    if num_merges:
+        assert any(asking in m.sources for m in plan.merges), "who asked is relieved"
+    held = {w: r for g in groups for w, r in zip(g.members, g.resident, strict=True)}
+    for merge in plan.merges:
+        assert sorted(s.worker_id for s in merge.stages) == sorted(w for g in merge.sources for w in groups[g].members)
+        assert [s.layers.lo for s in merge.stages] == [0, *(s.layers.hi for s in merge.stages[:-1])]
+        assert merge.stages[-1].layers.hi == the_shape.num_layers and not merge.pulls
+        assert all(held[s.worker_id].covers(s.layers) and len(s.layers) > 0 for s in merge.stages)
+        kept = sum(stage_bytes(s.layers, the_shape) for s in merge.stages)
+        dropped = sum(stage_bytes(held[s.worker_id], the_shape) for s in merge.stages) - kept
+        assert dropped == (len(merge.sources) - 1) * copy
+
+    # Exhaustively: of all groupings that free as much and merge the asker, the one with the smallest largest group.
+    best = min(
+        max(sum(sizes[i] for i in part) for part in parts)
+        for parts in partitions(list(range(len(sizes))))
+        if len(sizes) - len(parts) == num_merges
+        and (not num_merges or any(asking in part and len(part) > 1 for part in parts))
+    )
+    largest = sizes_after(groups, plan)[-1]
+    assert largest <= best + max(sizes), "greedy: at most one of the largest groups more than the optimum"
+    if set(sizes) == {1}:
+        assert largest == best or num_merges > len(sizes) // 2
+
+
+@pytest.mark.parametrize(
+    ("num", "merges", "expected"), [(8, 4, [2] * 4), (8, 6, [4, 4]), (8, 7, [8]), (5, 2, [1, 2, 2])]
+)
+def test_throughput_greedy_keeps_groups_small(num: int, merges: int, expected: list[int]) -> None:
+    groups = [group(i, 1) for i in range(num)]
+    plan = plan_drop(groups, merges * shape().parameter_bytes, shape(), asking=0)
+    assert sizes_after(groups, plan) == expected
+
+
+@pytest.mark.parametrize(("region", "expected"), [(3 * 2500, [1, 1, 1, 5]), (0, [1] * 6 + [2]), (None, [8])])
+def test_memory_greedy_grows_one_group_until_the_added_memory_exceeds_the_first(
+    region: int | None, expected: list[int]
+) -> None:
+    groups = [group(i, 1) for i in range(8)]
+    plan = plan_drop(groups, 1, shape(), PlannerParams("memory", region), asking=3)
+    assert sizes_after(groups, plan) == expected
+    assert 3 in plan.merges[0].sources
+
+
+def test_an_uneven_group_that_asks_takes_in_a_small_one() -> None:
+    groups = [group(0, 3), group(1, 1), group(2, 1), group(3, 2)]
+    assert sizes_after(groups, plan_drop(groups, 1, shape(), asking=0)) == [1, 2, 4]
+    assert sizes_after(groups, plan_drop(groups, 1, shape())) == [2, 2, 3], "nobody asks: the paper's two smallest"
+
+
+def test_repeated_drops_go_on_from_what_members_hold() -> None:
+    the_shape, groups = shape(), [group(i, 1) for i in range(5)]
+    for _ in range(4):
+        plan = plan_drop(groups, 1, the_shape, asking=groups[0].group_id)
+        (merge,) = plan.merges
+        assert not merge.pulls
+        new = MergeCandidate(
+            merge.sources[0], tuple(s.worker_id for s in merge.stages), tuple(s.layers for s in merge.stages), 0.5, 0
+        )
+        groups = [g for g in groups if g.group_id not in merge.sources] + [new]
+    assert len(groups) == 1 and sum(len(r) for r in groups[0].resident) == 24
+
+
+def test_among_about_equal_partners_the_nearest() -> None:
+    groups = [group(i, 1, free=1000 + i) for i in range(4)]
+    distance = {frozenset({0, 200})}
+    near = PlannerParams(distance=lambda a, b: 0.0 if frozenset({a, b}) in distance else 1.0)
+    assert [m.sources for m in plan_drop(groups, 1, shape(), near, asking=0).merges] == [(0, 2)]
+    assert [m.sources for m in plan_drop(groups, 1, shape(), asking=0).merges] == [(0, 3)], "else the freest"
+    roomy = [*groups[:3], group(3, 1, free=10_000)]
+    assert [m.sources for m in plan_drop(roomy, 1, shape(), near, asking=0).merges] == [(0, 3)], "room before links"
+
+
+# --- pulls
+
+
+def crowded(free: int) -> list[MergeCandidate]:
+    """Three members hold nothing but the first two of six layers: no order of stages fits."""
+    first = tuple(LayerRange(*r) for r in ((0, 2), (2, 6)))
+    second = tuple(LayerRange(*r) for r in ((0, 1), (1, 2), (2, 6)))
+    return [MergeCandidate(0, (0, 1), first, 0.5, free), MergeCandidate(1, (10, 11, 12), second, 0.5, free)]
+
+
+def test_missing_shards_are_pulled_only_where_that_is_cheaper_than_not_merging() -> None:
+    the_shape, groups = shape(6), crowded(free=10_000)
+    required = the_shape.parameter_bytes
+    assert not plan_drop(groups, required, the_shape).sufficient
+    willing = PlannerParams(link_bytes_per_s=100.0, max_pull_s=math.inf)
+    plan = plan_drop(groups, required, the_shape, willing)
+    assert plan.sufficient
+    (merge,) = plan.merges
+    assert merge.pulls
+    held = {w: the_shape.shards_for(r) for g in groups for w, r in zip(g.members, g.resident, strict=True)}
+    for stage in merge.stages:
+        pulled = {p.shard for p in merge.pulls if p.dst == stage.worker_id}
+        assert pulled == the_shape.shards_for(stage.layers) - held[stage.worker_id]
+    assert all(p.shard in held[p.src] and p.src != p.dst for p in merge.pulls)
+    seconds = pull_seconds(merge.pulls, the_shape, 100.0)
+    hasty = PlannerParams(link_bytes_per_s=100.0, max_pull_s=seconds * 0.99)
+    assert not plan_drop(groups, required, the_shape, hasty).sufficient
+
+
+def test_nothing_is_pulled_into_memory_that_is_full() -> None:
+    the_shape = shape(6)
+    willing = PlannerParams(max_pull_s=math.inf)
+    assert not plan_drop(crowded(free=0), the_shape.parameter_bytes, the_shape, willing).sufficient
+
+
+def test_the_nearest_holder_sends() -> None:
+    members = [Member(0, LayerRange(0, 1)), Member(1, LayerRange(0, 1)), Member(2, LayerRange(1, 4)),
+               Member(3, LayerRange(1, 4))]  # fmt: skip
+    plan = plan_stages(members, shape(4), may_pull=True, distance=lambda a, b: 1.0 if a == 2 else 5.0)
+    assert plan is not None and plan.pulls and {p.src for p in plan.pulls} == {2}
+    assert plan_stages(members, shape(4)) is None
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.integers(2, 4), st.data())
+def test_pulls_make_any_residency_serve_and_none_are_made_where_an_order_fits(num: int, data: st.DataObject) -> None:
+    the_shape = shape(6)
+    cuts = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=num, unique=True).map(sorted))
+    edges = [0, *cuts, 6]
+    members = [Member(i, LayerRange(lo, hi)) for i, (lo, hi) in enumerate(itertools.pairwise(edges))]
+    held_ranges = st.sampled_from([m.resident for m in members])
+    members += [Member(10 + i, data.draw(held_ranges)) for i in range(6 - len(members))]
+    plan = plan_stages(members, the_shape, may_pull=True)
+    assert plan is not None
+    assert [s.layers.lo for s in plan.stages] == [0, *(s.layers.hi for s in plan.stages[:-1])]
+    held = {m.worker_id: the_shape.shards_for(m.resident) for m in members}
+    for pull in plan.pulls:
+        held[pull.dst] |= {pull.shard}
+    assert all(the_shape.shards_for(s.layers) <= held[s.worker_id] for s in plan.stages)
+    assert (plan_stages(members, the_shape) is not None) == (not plan.pulls)
+
+
+# --- cost
+
+
+def profiled(num_instances: int) -> float:
+    """Each further stage costs a tenth."""
+    return 100.0 * num_instances * 0.9 ** (num_instances - 1)
+
+
+def cost_of(sizes: list[int]) -> float:
+    cost = throughput_cost(sizes, profiled)
+    assert cost is not None
+    return cost
+
+
+def test_v1s_cost_prefers_many_small_groups() -> None:
+    assert cost_of([1] * 8) == pytest.approx(1.0)
+    assert cost_of([2] * 4) < cost_of([5, 1, 1, 1])
+    assert cost_of([8]) > 2.0
+    assert throughput_cost([1, 2], lambda size: 100.0 if size == 1 else None) is None, "not profiled"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 5), st.integers(1, 4))
+def test_throughput_greedy_is_v1s_optimum_for_equal_instances(num: int, merges: int) -> None:
+    merges = min(merges, num - 1)
+    groups = [group(i, 1) for i in range(num)]
+    plan = plan_drop(groups, merges * shape().parameter_bytes, shape(), asking=0)
+    best = min(
+        cost_of([len(p) for p in parts])
+        for parts in partitions(list(range(num)))
+        if num - len(parts) >= merges
+    )
+    assert cost_of(sizes_after(groups, plan)) == pytest.approx(best, rel=0.03)
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_work_grows_like_n_log_n(linked: bool) -> None:
+    """Heap operations, each O(log N), grow linearly."""
+    the_shape = shape(2)
+    params = PlannerParams(distance=(lambda a, b: abs(a - b) % 7) if linked else None)
+
+    def operations(num: int) -> int:
+        groups = [MergeCandidate(i, (i,), (LayerRange(0, 2),), i % 5 / 5, 10 * (i % 3)) for i in range(num)]
+        pool = _Pool(groups, the_shape, params)
+        for _ in range(num // 2):
+            pool.merge_two_smallest()
+        return pool.num_heap_operations
+
+    assert operations(1600) <= 9 * operations(200)
