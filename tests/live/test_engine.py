@@ -229,7 +229,7 @@ async def test_a_step_that_was_lost_with_the_arrival_fails_the_engine(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(model_dir, 100) as engine:
-        monkeypatch.setattr(engine.core, "_monitor", None)  # met after the step has been planned
+        monkeypatch.setattr(engine.core.relief, "after_steps", None)  # met after the step has been planned
         [event] = [e async for e in engine.submit(request("bad", [1, 2, 3], 5))]
         assert event.finish_reason is FinishReason.ERROR
         assert engine.state == "failed"
