@@ -113,6 +113,24 @@ def test_all_tokens_in_order_within_the_budget_and_of_equal_cost(
     assert min(costs) >= sum(costs) / len(costs) - slack
 
 
+class Lumpy:
+    """What a fit may come to believe: a chunk costs, its tokens hardly."""
+
+    def chunk_cost(self, num_tokens: int, num_context: int) -> float:
+        return 1.0 + 1e-12 * num_tokens if num_tokens else 0.0
+
+
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
+@given(requests, st.integers(2, 4), st.integers(1, 64))
+def test_costs_that_cannot_be_balanced_still_give_microbatches_within_the_budget(
+    drawn: list[tuple[int, int]], num_stages: int, budget: int
+) -> None:
+    chunks = [QueuedChunk(f"r{i}", n, p) for i, (n, p) in enumerate(drawn)]
+    pieces = balance(chunks, num_stages, budget, 1, Lumpy())
+    assert rejoined(pieces) == chunks
+    assert all(0 < sum(c.num_tokens for c in piece) <= budget for piece in pieces)
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3), st.integers(2, 3), st.floats(0.0, 1.0))
 def test_nearly_as_good_as_brute_force(lengths: list[int], count: int, alpha: float) -> None:

@@ -71,10 +71,11 @@ class OnlineChunkCost:
         """What a chunk behind ``num_context`` tokens adds to a microbatch; the fixed part is left out."""
         if num_tokens <= 0:
             return 0.0
-        linear = self._row + self._token * num_tokens
         if num_tokens == 1:
-            return linear + self._decode_kv * num_context
-        return linear + self._pair * (num_context * num_tokens + (num_tokens * num_tokens + num_tokens) / 2)
+            return self._row + self._token + self._decode_kv * num_context
+        # Without the row's share: a prompt costs the same however it is cut, so that cuts can be compared.
+        num_pairs = num_context * num_tokens + (num_tokens * num_tokens + num_tokens) / 2
+        return self._token * num_tokens + self._pair * num_pairs
 
     def observe(self, chunks: Iterable[tuple[int, int]], seconds: float) -> None:
         """Add one microbatch of (tokens, context) chunks that took a stage ``seconds``."""

@@ -37,6 +37,10 @@ LEAST_FLOOR = 16
 """The automatic floor is not below this many tokens."""
 
 
+_MAX_TRIES = 32
+"""Numbers of microbatches that are tried until all are within the step's budget."""
+
+
 class ChunkCost(Protocol):
     """Predicted cost of chunks, in any unit; a profile or a fit made while serving."""
 
@@ -148,13 +152,22 @@ def balance(
     if total == 0:
         return []
     count = max(1, -(-total // max_num_tokens), min(num_stages, total // max(1, floor)))
-    while True:
+    for _ in range(_MAX_TRIES):
         pieces = _divide(tuple(chunks), count, cost)
         largest = max(sum(c.num_tokens for c in piece) for piece in pieces)
         if largest <= max_num_tokens:
             return pieces
         # Equal cost is not equal tokens: those at the start of prompts are cheap, and more of them make a share.
-        count = max(count + 1, min(total, count * largest // max_num_tokens))
+        count = min(total, max(count + 1, count * largest // max_num_tokens))
+    # Costs under which a few tokens weigh more than all others cannot be balanced: equal tokens, within the budget.
+    return _divide(tuple(chunks), min(total, -(-2 * total // max_num_tokens)), _TokenCount())
+
+
+class _TokenCount:
+    """Every token costs 1."""
+
+    def chunk_cost(self, num_tokens: int, num_context: int) -> float:
+        return float(num_tokens)
 
 
 def _divide(chunks: tuple[QueuedChunk, ...], count: int, cost: ChunkCost) -> list[tuple[QueuedChunk, ...]]:

@@ -1,0 +1,94 @@
+"""A pipeline's microbatches planned ahead: balanced, made anew when something happens, and never against memory."""
+
+from __future__ import annotations
+
+import pytest
+from test_group import Bench
+
+from jettison.core import stepplan
+from jettison.core.ports import RunStep
+from jettison.policy.batching import BlockedBy
+from jettison.policy.lookahead import LookaheadParams
+
+
+def rows(step: RunStep | None) -> list[tuple[str, int, int]]:
+    assert step is not None
+    return [(r.state.request_id, r.context_len, r.num_tokens) for r in step.rows]
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Versions of the group at which microbatches were planned."""
+    made: list[int] = []
+    plan = stepplan.plan_microbatches
+
+    def counted(view, floor, cost):  # type: ignore[no-untyped-def]
+        made.append(view.version)
+        return plan(view, floor, cost)
+
+    monkeypatch.setattr(stepplan, "plan_microbatches", counted)
+    return made
+
+
+def pipeline(num_stages: int = 2, num_blocks: int = 100, min_tokens: int = 4, **limits: object) -> Bench:
+    return Bench(num_blocks, num_stages, lookahead=LookaheadParams(True, min_tokens), **limits)
+
+
+def test_the_queue_is_divided_evenly_and_planned_once_while_nothing_happens(plans: list[int]) -> None:
+    bench = pipeline()
+    bench.ask("a", 14)
+    bench.ask("b", 10)
+    assert rows(bench.plan()) == [("a", 0, 12)]
+    assert rows(bench.plan()) == [("a", 12, 2), ("b", 0, 10)]
+    assert len(plans) == 1
+
+
+def test_an_arrival_and_a_commit_make_the_plan_anew(plans: list[int]) -> None:
+    bench = pipeline(enable_prefix_caching=False)
+    bench.ask("a", 24)
+    first = bench.plan()
+    assert first is not None and rows(first) == [("a", 0, 12)]
+    bench.ask("b", 8)
+    assert rows(bench.plan()) == [("a", 12, 10)]
+    assert len(plans) == 2
+    bench.commit(first)
+    assert rows(bench.plan()) == [("a", 22, 2), ("b", 0, 3)]
+    assert len(plans) == 3 and len(set(plans)) == 3
+
+
+def test_what_memory_does_not_admit_is_not_counted_on() -> None:
+    bench = pipeline(num_blocks=5)
+    bench.ask("a", 16)
+    bench.ask("big", 16)
+    assert rows(bench.plan()) == [("a", 0, 8)]
+    assert rows(bench.plan()) == [("a", 8, 8)]
+    assert bench.group.head_blocked_by is BlockedBy.MEMORY
+
+
+def test_few_tokens_go_by_plain_budgets() -> None:
+    bench = pipeline(min_tokens=16)
+    bench.ask("a", 15)
+    assert rows(bench.plan()) == [("a", 0, 15)]
+
+
+def test_one_stage_never_looks_ahead(plans: list[int]) -> None:
+    bench = pipeline(num_stages=1)
+    bench.ask("a", 40)
+    assert rows(bench.plan()) == [("a", 0, 16)]
+    assert plans == []
+
+
+def test_decodes_under_pressure_preempt_as_they_do_without_lookahead() -> None:
+    outputs = []
+    for enabled in (True, False):
+        bench = Bench(6, 2, lookahead=LookaheadParams(enabled, 4), enable_prefix_caching=False)
+        states = [bench.ask(name, 7, max_tokens=8) for name in "abc"]
+        for _ in range(200):
+            for step in [s for s in (bench.plan(), bench.plan()) if s is not None]:
+                bench.commit(step)
+            if all(len(s.tokens) == 15 for s in states):
+                break
+        assert bench.group.counters.num_preemptions > 0
+        outputs.append([s.tokens for s in states])
+    assert outputs[0] == outputs[1]
+    assert all(len(tokens) == 15 for tokens in outputs[0])
