@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
-from fakes import MS, FakeCluster
+from fakes import MS, FakeCluster, Faults
 
 
 def burst(
@@ -177,3 +178,65 @@ def test_four_members_split_into_pairs_where_one_could_not_hold_everything() -> 
     cluster.expect_outputs()
     cluster.expect_nothing_left()
     assert sorted(len(g.stages) for g in cluster.core.groups.values()) == [2, 2]
+
+
+def drown(cluster: FakeCluster, num: int, at_ms: float, every_ms: float = 15.0) -> None:
+    for i in range(num):
+        cluster.submit(f"s{i}", [1 + i % 7] * 8, 30, at_ms + i * every_ms)
+
+
+def compute_binds_pipelines(cluster: FakeCluster) -> None:
+    cluster.core._compute_load = lambda num_stages: 1.5 if num_stages >= 2 else 1.0  # type: ignore[method-assign]
+
+
+def test_a_pipeline_that_compute_binds_yields_and_takes_its_queue_along() -> None:
+    cluster = FakeCluster(max_seqs=4, max_tokens=64)
+    compute_binds_pipelines(cluster)
+    cluster.order_at("drop", 1)
+    drown(cluster, 1_000, at_ms=5)
+    waiting_at_split: list[int] = []
+    cluster.run(stop=lambda: "split" in kinds(cluster))
+    waiting_at_split.append(cluster.core.num_waiting)
+    assert "yield" in kinds(cluster) and waiting_at_split[0] > 0
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert all(g.admission_cap_blocks is None for g in cluster.core.groups.values())
+
+
+def test_a_request_that_needs_all_members_ends_a_yield() -> None:
+    cluster = FakeCluster(max_seqs=4, max_tokens=64)
+    compute_binds_pipelines(cluster)
+    cluster.order_at("drop", 1)
+    drown(cluster, 1_000, at_ms=5)
+    cluster.run(stop=lambda: "yield" in kinds(cluster))
+    cluster.submit("big", [3] * 160, 8, cluster.now / MS + 1)
+    cluster.submit("after", [3] * 4, 2, cluster.now / MS + 50)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_a_restore_that_a_compute_bound_flood_overtakes_still_ends() -> None:
+    cluster = FakeCluster(max_seqs=4, max_tokens=64)
+    cluster.order_at("drop", 1)
+    for name in ("long", "long2"):
+        cluster.submit(name, [2] * 4, 160, 3)
+    cluster.run(stop=lambda: "restore_begin" in kinds(cluster))
+    compute_binds_pipelines(cluster)
+    drown(cluster, 2_000, at_ms=cluster.now / MS, every_ms=8.0)
+    began = cluster.now
+    cluster.run(stop=lambda: "split" in kinds(cluster))
+    assert "split" in kinds(cluster) and cluster.now - began < 14_000 * MS
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_drops_that_fail_are_tried_ever_more_rarely() -> None:
+    cluster = FakeCluster(faults=Faults(apply=1.0), eager=True)
+    burst(cluster, 200, output=60)
+    cluster.run(until_ms=8_000)
+    failed = [r.time_ns for r in cluster.records if r.kind == "drop_failed"]
+    gaps = [b - a for a, b in itertools.pairwise(failed)]
+    assert len(failed) >= 4 and gaps[-1] > 4 * gaps[0]

@@ -39,7 +39,7 @@ def test_any_one_reason_keeps_the_pipeline(changes: dict[str, float]) -> None:
     assert not should_restore(CALM._replace(**changes), PARAMS)
 
 
-DROWNING = CALM._replace(num_waiting=5, merged_compute_load=1.2, separate_compute_load=1.0)
+DROWNING = CALM._replace(num_waiting=5, merged_compute_load=1.2, separate_compute_load=1.0, drowning_s=10.0)
 
 
 def test_a_pipeline_that_compute_binds_yields() -> None:
@@ -51,6 +51,8 @@ def test_a_pipeline_that_compute_binds_yields() -> None:
     [
         {"num_waiting": 0},
         {"settled_s": 1.9},
+        {"drowning_s": 9.0},  # a burst
+        {"separate_compute_load": 1.19},  # no better
         {"merged_compute_load": None},
         {"separate_compute_load": None},
         {"merged_compute_load": 0.99},

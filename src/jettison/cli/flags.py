@@ -22,6 +22,7 @@ _PANELS = {
     "memory": "Memory",
     "scheduler": "Scheduler",
     "overload": "Overload",
+    "faults": "Faults",
     "server": "Server",
     "": "Workers",
 }

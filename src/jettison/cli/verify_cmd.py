@@ -18,10 +18,13 @@ def verify(
     dtype: Annotated[
         str, typer.Option(metavar="DTYPE", help="Precision; tokens are promised equal in float64 only.")
     ] = "float64",
+    full: Annotated[
+        bool, typer.Option("--full", help="Also three and four instances, and workers killed in every phase of a move.")
+    ] = False,
 ) -> None:
     """Serve the same requests with and without drops and restores, and compare the tokens."""
     if json_out is not None:
         json_out.open("a").close()  # better told now than after minutes of work
     from jettison.live.verify import run_verify
 
-    raise typer.Exit(run_verify(model_dir, json_out, dtype))
+    raise typer.Exit(run_verify(model_dir, json_out, dtype, full=full))

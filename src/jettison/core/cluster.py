@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jettison.core.balancing import Balancing
@@ -43,7 +43,7 @@ from jettison.core.recovering import FaultParams, Recoveries
 from jettison.core.rehousing import Rehousing, max_request_blocks
 from jettison.core.relief import Relief
 from jettison.core.request import Phase, RequestState
-from jettison.core.restoring import RestorePhase, Restoring, fits
+from jettison.core.restoring import RestorePhase, Restoring, fits, room_blocks
 from jettison.core.state import ClusterState, WorkerState
 from jettison.core.swapping import Swapping
 from jettison.cost.hardware import HardwareProfile
@@ -70,6 +70,7 @@ from jettison.policy.restore import (
     MergedLoad,
     RestoreParams,
     SplitPlan,
+    is_drowning,
     plan_splits,
     should_restore,
     should_yield,
@@ -267,7 +268,11 @@ class ClusterCore:
         self.state.next_order += 1
         self.traffic.note_arrival(len(request.prompt_token_ids))
         self.state.requests[request.request_id] = state
-        self._place(state)
+        if self._place(state):
+            # Here only: a request that changes its queue later is no new demand.
+            group = self.groups[state.group_id]
+            fresh = group.blocks_for(state.num_prompt) * (1.0 - self._prefix_hit_share())
+            self._monitor(group).num_arrived_blocks += round(fresh)
 
     def _place(self, state: RequestState) -> bool:
         """Queue a request in the freest group; False if there is none and it has to wait for one."""
@@ -280,8 +285,6 @@ class ClusterCore:
         chosen = choose_group([self._freeness(g) for g in open_groups], needed)
         assert chosen is not None
         self.groups[chosen].enqueue(state)
-        fresh = round(needed * (1.0 - self._prefix_hit_share()))
-        self._monitor(self.groups[chosen]).num_arrived_blocks += fresh
         return True
 
     def _is_emptying(self, group: GroupCore) -> bool:
@@ -291,7 +294,7 @@ class ClusterCore:
     def _freeness(self, group: GroupCore) -> GroupFreeness:
         return GroupFreeness(
             group.group_id,
-            group.capacity_blocks,
+            min(group.capacity_blocks, group.admission_cap_blocks or group.capacity_blocks),
             group.used_blocks,
             group.queued_blocks() + self.relief.owed_blocks(group),
             len(group.running) + len(group.moving) + len(group.waiting),
@@ -351,6 +354,8 @@ class ClusterCore:
         state = self.state.requests.get(request_id)
         if state is None or state.is_finished:
             return []
+        if state.num_output:
+            self.traffic.note_end(state.num_output)
         stop = self._stop_moves_of(state)
         return stop + self.state.end(state, reason, now_ns, error=error)
 
@@ -449,14 +454,14 @@ class ClusterCore:
             actions += merge.advance(now_ns)
             if merge.is_over:
                 self.merges.remove(merge)
-                self._settle(merge.worker_ids, now_ns)
+                self._settle(merge.worker_ids, now_ns, failed=merge.phase is MergePhase.FAILED)
                 if merge.phase is MergePhase.FAILED:
                     actions += self._return_again(merge, now_ns)
         for restore in list(self.restores):
             actions += restore.advance(now_ns)
             if restore.is_over:
                 self.restores.remove(restore)
-                self._settle(restore.worker_ids, now_ns)
+                self._settle(restore.worker_ids, now_ns, failed=restore.has_failed)
                 if restore.phase is RestorePhase.TURNED and restore.has_split:
                     sources = [*restore.homes, restore.group]
                     actions += self._merge(sources, restore.group.stages, now_ns)
@@ -468,10 +473,12 @@ class ClusterCore:
                 self._settle(done, now_ns)
         return actions
 
-    def _settle(self, worker_ids: tuple[WorkerId, ...], now_ns: int) -> None:
+    def _settle(self, worker_ids: tuple[WorkerId, ...], now_ns: int, *, failed: bool = False) -> None:
         for group in self.groups.values():
             if set(group.worker_ids) & set(worker_ids):
-                self._monitor(group).settled_since_ns = now_ns
+                monitor = self._monitor(group)
+                monitor.settled_since_ns = now_ns
+                monitor.num_failures = monitor.num_failures + 1 if failed else 0
 
     def _monitor(self, group: GroupCore) -> GroupMonitor:
         return self._monitors.setdefault(group.group_id, GroupMonitor())
@@ -531,10 +538,13 @@ class ClusterCore:
             return None
         shape, limits = self.state.shape, self.state.limits
         token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
-        full_tokens = min(w.full_blocks for w in self.state.workers.values()) * limits.block_size
+        workers = [w for w in self.state.workers.values() if w.alive]
+        if not workers:
+            return None
+        full_tokens = min(w.full_blocks for w in workers) * limits.block_size
         spare_copies = (num_stages - 1) / num_stages
         arrangement = Arrangement(
-            len(self.state.workers),
+            len(workers),
             full_tokens + spare_copies * shape.parameter_bytes / token_bytes,
             limits.max_num_seqs / num_stages,
             1.0 if num_stages == 1 else self.params.overload.pipeline_efficiency,
@@ -606,8 +616,9 @@ class ClusterCore:
         return throughput_cost(sizes, profile.group_tokens_per_s)
 
     def _dwelled(self, group: GroupCore, now_ns: int) -> bool:
-        since = self._monitor(group).settled_since_ns
-        return since is None or now_ns - since >= self.params.drop_dwell_s * NANOSECONDS
+        monitor = self._monitor(group)
+        since = monitor.settled_since_ns
+        return since is None or now_ns - since >= monitor.patience(self.params.drop_dwell_s) * NANOSECONDS
 
     def _merge(
         self, sources: list[GroupCore], stages: tuple[StagePlan, ...], now_ns: int,
@@ -637,26 +648,50 @@ class ClusterCore:
     # --- restore ----------------------------------------------------------------------------------------------
 
     def _consider_restore(self, group: GroupCore, now_ns: int) -> list[Action]:
-        if len(group.stages) == 1 or set(group.worker_ids) & self._busy_workers():
+        if len(group.stages) == 1:
             return []
-        load = self._merged_load(group, now_ns)
-        actions: list[Action] = []
+        under_way = next((r for r in self.restores if r.group is group), None)
+        if under_way is not None:
+            return self._reconsider(under_way, now_ns)
+        if set(group.worker_ids) & self._busy_workers():
+            return []
+        load, params = self._merged_load(group, now_ns), self.params.restore
+        patient = replace(params, min_settled_s=self._monitor(group).patience(params.min_settled_s))
         if group.admission_cap_blocks is None:
-            if should_restore(load, self.params.restore) and self._can_split(group):
+            if should_restore(load, patient) and self._can_split(group):
                 return self._restore(group, now_ns)
-            if self._needs_merging(group) or not should_yield(load, self.params.restore):
+            if not should_yield(load, patient) or self._needs_merging(group):
                 return []
-            group.admission_cap_blocks = self._fitting_blocks(group)
-            fields = {
-                "group": group.group_id,
-                "merged_compute_load": load.merged_compute_load,
-                "separate_compute_load": load.separate_compute_load,
-                "cap_blocks": group.admission_cap_blocks,
-            }
-            actions.append(Record("yield", now_ns, fields))
-        if group.used_blocks <= group.admission_cap_blocks and not group.moving:
-            actions += self._restore(group, now_ns)
-        return actions
+            return [self._yield(group, load, now_ns)]
+        if self._needs_merging(group):
+            group.admission_cap_blocks = None
+        elif group.used_blocks <= group.admission_cap_blocks and not group.moving:
+            return self._restore(group, now_ns)
+        return []
+
+    def _reconsider(self, restore: Restoring, now_ns: int) -> list[Action]:
+        """A restore whose members have not split yet: does what has arrived since let it come to an end?"""
+        group = restore.group
+        if not restore.may_still_wait or not group.waiting:
+            return []
+        if self._needs_merging(group):
+            return restore.turn_round(now_ns, "a request needs all members' memory")
+        load = self._merged_load(group, now_ns)
+        if not restore.takes_queue_along and should_yield(load, self.params.restore):
+            restore.take_queue_along()
+            return [self._yield(group, load, now_ns), *restore.advance(now_ns)]
+        return []
+
+    def _yield(self, group: GroupCore, load: MergedLoad, now_ns: int) -> Record:
+        """Compute binds: admit only what the members could hold when they take their layers back."""
+        group.admission_cap_blocks = self._fitting_blocks(group)
+        fields = {
+            "group": group.group_id,
+            "merged_compute_load": load.merged_compute_load,
+            "separate_compute_load": load.separate_compute_load,
+            "cap_blocks": group.admission_cap_blocks,
+        }
+        return Record("yield", now_ns, fields)
 
     def _can_split(self, group: GroupCore) -> bool:
         ways = plan_splits(group.stages, self.state.shape.num_layers)
@@ -665,7 +700,7 @@ class ClusterCore:
     def _merged_load(self, group: GroupCore, now_ns: int) -> MergedLoad:
         monitor = self._monitor(group)
         since = monitor.settled_since_ns
-        return MergedLoad(
+        load = MergedLoad(
             group.used_blocks,
             sum(self.state.workers[w].full_blocks for w in group.worker_ids),
             len(group.waiting) + len(group.moving),
@@ -674,6 +709,8 @@ class ClusterCore:
             self._compute_load(len(group.stages)),
             self._compute_load(1),
         )
+        drowns = is_drowning(load, self.params.restore)
+        return load._replace(drowning_s=monitor.note_drowning(drowns, now_ns))
 
     def _needs_merging(self, group: GroupCore) -> bool:
         """Some request is too large for a member on its own."""
@@ -682,9 +719,10 @@ class ClusterCore:
         return any(group.blocks_for(s.num_prompt + s.request.params.max_tokens) > least for s in states)
 
     def _fitting_blocks(self, group: GroupCore) -> int:
-        """Blocks that may be held when the members take their layers back."""
-        least = min(self.state.workers[w].full_blocks for w in group.worker_ids)
-        return least - least // 7
+        """Blocks that may be held when the members take layers back, in the way of splitting that has most room."""
+        ways = plan_splits(group.stages, self.state.shape.num_layers)
+        most = max(min(room_blocks(self.state, part) for part in way.parts) for way in ways)
+        return most - most // 7
 
     def _restore(self, group: GroupCore, now_ns: int, homes: list[GroupCore] | None = None) -> list[Action]:
         """Begin a restore with the first way of splitting that fits, the furthest one if none does."""

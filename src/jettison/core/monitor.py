@@ -15,6 +15,9 @@ WINDOW_NS = 2 * NANOSECONDS
 """Rates are means over about this long: several ending requests, and short against a burst."""
 
 
+MAX_DOUBLINGS = 7
+"""Of the dwell time of a group whose moves fail."""
+
 NEWS_INTERVAL_NS = 5 * NANOSECONDS
 """Between two entries of the event log that say that nothing was done."""
 
@@ -91,11 +94,26 @@ class GroupMonitor:
     num_arrived_blocks: int = 0
     """Of the prompts that were dispatched to this group."""
     foreseen_since_ns: int | None = None
+    drowning_since_ns: int | None = None
     used: RateMeter = field(default_factory=RateMeter)
     blocked_since_ns: int | None = None
     settled_since_ns: int | None = None
-    """Start of the time without a transition; None while one is under way."""
+    """End of its last move (also while the next one is under way); None = no move yet."""
+    num_failures: int = 0
+    """Moves in a row that failed: each doubles the time to the next attempt."""
     _last_news_ns: int | None = None
+
+    def note_drowning(self, drowns: bool, now_ns: int) -> float:
+        """Follow for how long compute has bound a pipeline; in seconds."""
+        if not drowns:
+            self.drowning_since_ns = None
+        elif self.drowning_since_ns is None:
+            self.drowning_since_ns = now_ns
+        return 0.0 if self.drowning_since_ns is None else (now_ns - self.drowning_since_ns) / NANOSECONDS
+
+    def patience(self, dwell_s: float) -> float:
+        """Time to the next move, given what the last ones came to."""
+        return dwell_s * 2.0 ** min(self.num_failures, MAX_DOUBLINGS)
 
     def is_news(self, now_ns: int) -> bool:
         """Whether a decision not to act should be told again: not more often than every few seconds."""

@@ -1,7 +1,7 @@
 """Restore and split as one phase table (KunServe v3 section 4.4; design 5.1).
 
 A group is split into instances, or, where all of its requests would not fit into one member's memory, into two groups
-of half the members each (``policy.restore.plan_split``); these are split again when their turn comes.
+of half the members each (``policy.restore.plan_splits``); these are split again when their turn comes.
 
     DRAIN_1    the group finishes its steps in flight
     MAP        every member maps the shards of its next layout (KV shrinks to what is left; blocks move down)
@@ -42,7 +42,7 @@ from jettison.core.request import RequestState
 from jettison.core.returning import Returning
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.merge import stage_bytes
+from jettison.policy.merge import StagePlan, stage_bytes
 from jettison.policy.restore import PlacedRequest, SplitPlan, place_requests
 from jettison.types import MoveId, ShardId, WorkerId
 
@@ -86,6 +86,8 @@ class Restoring:
         self.returning = Returning(cluster, group, homes) if homes else None
         """Once split."""
         self.failure: str | None = None
+        self.has_failed = False
+        """It was called off because a member could not do its part, not because it was needed."""
         self._split_plan = split
         self._next_layers = {stage.worker_id: stage.layers for part in split.parts for stage in part}
         self._with_queue = with_queue
@@ -116,6 +118,21 @@ class Restoring:
         return self.phase in (RestorePhase.DONE, RestorePhase.TURNED)
 
     @property
+    def may_still_wait(self) -> bool:
+        """The members have not taken their layers' KV back yet: whether that ever fits depends on what is admitted."""
+        before = (RestorePhase.DRAIN_1, RestorePhase.MAP, RestorePhase.PULL, RestorePhase.FIT)
+        return self.phase in before
+
+    def take_queue_along(self) -> None:
+        """Requests wait for compute, of which the members have more apart: split although there is a queue."""
+        self._with_queue = True
+
+    @property
+    def takes_queue_along(self) -> bool:
+        """Whether it will split although requests wait."""
+        return self._with_queue
+
+    @property
     def has_split(self) -> bool:
         """The new groups already serve beside the pipeline."""
         return self.returning is not None
@@ -131,8 +148,8 @@ class Restoring:
         """Take the answer to one of this restore's calls; None if it is not one."""
         if isinstance(event, CallFailed) and event.call_id in self._loads:
             worker_id, shard = self._loads.pop(event.call_id)
-            self.failure = f"worker {worker_id} could not load {shard}: {event.message}"
-            return self.turn_round(now_ns, self.failure)
+            self.has_failed = True
+            return self.turn_round(now_ns, f"worker {worker_id} could not load {shard}: {event.message}")
         for relayout in self._relayouts:
             actions = relayout.on(event)
             if actions is not None:
@@ -246,6 +263,7 @@ class Restoring:
         self.group.paused = False
         failure = self._relayout_failure()
         if failure is not None:
+            self.has_failed = True
             return self.turn_round(now_ns, failure)
         self.phase = RestorePhase.PULL
         actions: list[Action] = []
@@ -315,6 +333,7 @@ class Restoring:
         self.group.paused = False
         failure = self._relayout_failure()
         if failure is not None:
+            self.has_failed = True
             return self.turn_round(now_ns, failure)
         self.phase = RestorePhase.RETURN
         homes = [self._cluster.form_group(part) for part in self._split_plan.parts]
@@ -387,24 +406,29 @@ class Restoring:
         return []
 
 
+def room_blocks(cluster: ClusterState, part: tuple[StagePlan, ...]) -> int:
+    """Blocks that the tightest member of a part will have in its next layout."""
+    shape = cluster.shape
+    block_bytes = shape.block_bytes_per_layer(cluster.limits.block_size)
+    room: list[int] = []
+    for stage in part:
+        spare_bytes = cluster.workers[stage.worker_id].full_blocks * shape.num_layers * block_bytes
+        spare_bytes += shape.parameter_bytes - stage_bytes(stage.layers, shape)
+        room.append(spare_bytes // (len(stage.layers) * block_bytes))
+    return min(room)
+
+
 def fits(cluster: ClusterState, group: GroupCore, split: SplitPlan) -> bool:
     """Whether all requests of ``group`` fit into the parts of ``split``.
 
     Until they have moved, every member holds blocks of all of them, in the layers of its next layout; then each part
     holds its own.
     """
-    shape = cluster.shape
-    block_bytes = shape.block_bytes_per_layer(cluster.limits.block_size)
-    room: dict[int, int] = {}
+    room = {index: room_blocks(cluster, part) for index, part in enumerate(split.parts)}
     for index, part in enumerate(split.parts):
-        blocks = []
-        for stage in part:
-            worker = cluster.workers[stage.worker_id]
-            spare_bytes = worker.full_blocks * shape.num_layers * block_bytes + shape.parameter_bytes
-            blocks.append((spare_bytes - stage_bytes(stage.layers, shape)) // (len(stage.layers) * block_bytes))
-            if worker.ledger.num_held > blocks[-1] - blocks[-1] // HEADROOM:
-                return False
-        room[index] = min(blocks)
+        held = max(cluster.workers[s.worker_id].ledger.num_held for s in part)
+        if held > room[index] - room[index] // HEADROOM:
+            return False
     if any(group.blocks_for(len(s.tokens)) > max(room.values()) for s in group.waiting):
         return False
     ledger = group.ledgers[0]

@@ -59,7 +59,7 @@ class Setting:
 
 
 @contextmanager
-def _cluster(setting: Setting, *, num_blocks: int, instances: int = 2, **flags: object) -> Iterator[LocalCluster]:
+def make_cluster(setting: Setting, *, num_blocks: int, instances: int = 2, **flags: object) -> Iterator[LocalCluster]:
     """A cluster whose instances hold about ``num_blocks`` blocks each beside parameters and workspace."""
     config = _config(setting, num_blocks, instances, flags)
     with LocalCluster(config, seed=setting.seed) as cluster:
@@ -81,26 +81,33 @@ def _config(setting: Setting, num_blocks: int, instances: int, flags: dict[str, 
     } | flags
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
     base["memory"] = sized.memory_for_blocks(num_blocks)
+    # Small pieces, so that much happens while they travel; but not so many that requests end before the last.
+    base["exchange_piece_bytes"] = max(1 << 14, sized.shape.parameter_bytes // 256)
     return EngineConfig.resolve(**base)  # type: ignore[arg-type]
 
 
-def _prompts(setting: Setting, cluster: LocalCluster, low: int, high: int, num: int = NUM_REQUESTS) -> list[list[int]]:
+def make_prompts(
+    setting: Setting, cluster: LocalCluster, low: int, high: int, num: int = NUM_REQUESTS
+) -> list[list[int]]:
+    """Random prompts of ``low`` to ``high`` tokens, from the setting's seed."""
     rng = setting.rng()
     vocab = min(256, cluster.assembly.shape.vocab_size)
     return [[rng.randrange(vocab) for _ in range(rng.randint(low, high))] for _ in range(num)]
 
 
-def _submit(cluster: LocalCluster, prompts: list[list[int]], num_tokens: int, first: int = 0) -> None:
+def submit(cluster: LocalCluster, prompts: list[list[int]], num_tokens: int, first: int = 0) -> None:
+    """Greedy requests ``request-<first>`` and on, of exactly ``num_tokens`` tokens each."""
     for i, prompt in enumerate(prompts, start=first):
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         cluster.submit(f"request-{i}", prompt, params)
 
 
-def _observed(cluster: LocalCluster, prompts: list[list[int]]) -> list[Observed]:
+def observed(cluster: LocalCluster, prompts: list[list[int]]) -> list[Observed]:
+    """What ``request-0`` and on have produced."""
     return [Observed(p, cluster.completions[f"request-{i}"].token_ids) for i, p in enumerate(prompts)]
 
 
-def _overwrite_tail(cluster: LocalCluster) -> None:
+def overwrite_tail(cluster: LocalCluster) -> None:
     """Requests that fill what a drop has freed, and end: a restore now has to pull, mapping alone is not enough."""
     names: list[str] = []
     rng = random.Random(7)
@@ -113,13 +120,13 @@ def _overwrite_tail(cluster: LocalCluster) -> None:
     cluster.run(lambda: all(cluster.completions[name].finish_reason for name in names))
 
 
-def _produced(cluster: LocalCluster, num_tokens: int) -> Callable[[], bool]:
+def produced(cluster: LocalCluster, num_tokens: int) -> Callable[[], bool]:
     """Until the requests have produced this many tokens together."""
     goal = sum(len(c.tokens) for c in cluster.completions.values()) + num_tokens
     return lambda: sum(len(c.tokens) for c in cluster.completions.values()) >= goal
 
 
-def _blocks_for_all(setting: Setting, prompt: int) -> int:
+def blocks_for_all(setting: Setting, prompt: int) -> int:
     """Blocks that hold all requests at their full length, with some room, on one instance."""
     return -(-NUM_REQUESTS * (prompt + setting.num_output_tokens) // BLOCK_SIZE) + 16
 
@@ -127,121 +134,121 @@ def _blocks_for_all(setting: Setting, prompt: int) -> int:
 def chunked_prefill(setting: Setting) -> Outcome:
     """Prompts longer than the token budget, mixed with decodes."""
     flags = {"max_num_batched_tokens": 13, "max_num_seqs": 13}
-    with _cluster(setting, num_blocks=_blocks_for_all(setting, 60), **flags) as cluster:
-        prompts = _prompts(setting, cluster, 30, 60)
-        _submit(cluster, prompts, setting.num_output_tokens)
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 60), **flags) as cluster:
+        prompts = make_prompts(setting, cluster, 30, 60)
+        submit(cluster, prompts, setting.num_output_tokens)
         cluster.run()
         steps = sum(g.counters.num_steps for g in cluster.core.groups.values())
-        return Outcome(_observed(cluster, prompts), True, f"prompts of 30 to 60 tokens in chunks of 13, {steps} steps")
+        return Outcome(observed(cluster, prompts), True, f"prompts of 30 to 60 tokens in chunks of 13, {steps} steps")
 
 
 def prefix_hit(setting: Setting) -> Outcome:
     """Prompts that share their first tokens, one after the other."""
-    with _cluster(setting, num_blocks=_blocks_for_all(setting, 60), instances=1) as cluster:
-        prefix = _prompts(setting, cluster, 41, 41, 1)[0]
-        prompts = [prefix + tail for tail in _prompts(setting, cluster, 1, 12)]
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 60), instances=1) as cluster:
+        prefix = make_prompts(setting, cluster, 41, 41, 1)[0]
+        prompts = [prefix + tail for tail in make_prompts(setting, cluster, 1, 12)]
         for i, prompt in enumerate(prompts):
-            _submit(cluster, [prompt], setting.num_output_tokens, i)
-            cluster.run(_produced(cluster, 3))
+            submit(cluster, [prompt], setting.num_output_tokens, i)
+            cluster.run(produced(cluster, 3))
         cluster.run()
         hits = counters(cluster.core)["prefix_cache_hits"]
-        return Outcome(_observed(cluster, prompts), hits > 0, f"{hits:.0f} prompt tokens from the cache")
+        return Outcome(observed(cluster, prompts), hits > 0, f"{hits:.0f} prompt tokens from the cache")
 
 
 def preempt_and_recompute(setting: Setting) -> Outcome:
     """Too little memory for all: the youngest are preempted and start again."""
     need = -(-(40 + setting.num_output_tokens) // BLOCK_SIZE)
-    with _cluster(setting, num_blocks=2 * need, overload="recompute") as cluster:
-        prompts = _prompts(setting, cluster, 10, 40)
-        _submit(cluster, prompts, setting.num_output_tokens)
+    with make_cluster(setting, num_blocks=2 * need, overload="recompute") as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
         cluster.run()
         count = counters(cluster.core)["num_preemptions"]
-        return Outcome(_observed(cluster, prompts), count > 0, f"{count:.0f} preemptions")
+        return Outcome(observed(cluster, prompts), count > 0, f"{count:.0f} preemptions")
 
 
 def swap_out_and_in(setting: Setting) -> Outcome:
     """The same shortage with the swap baseline: KV goes to the host in small pieces and comes back."""
     need = -(-(40 + setting.num_output_tokens) // BLOCK_SIZE)
-    with _cluster(setting, num_blocks=2 * need, overload="swap", swap_budget_blocks=3) as cluster:
-        prompts = _prompts(setting, cluster, 10, 40)
-        _submit(cluster, prompts, setting.num_output_tokens)
+    with make_cluster(setting, num_blocks=2 * need, overload="swap", swap_budget_blocks=3) as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
         cluster.run()
         totals = counters(cluster.core)
         out, back = totals["swapped_out_blocks"], totals["swapped_in_blocks"]
-        return Outcome(_observed(cluster, prompts), out == back > 0, f"{out:.0f} blocks to the host, {back:.0f} back")
+        return Outcome(observed(cluster, prompts), out == back > 0, f"{out:.0f} blocks to the host, {back:.0f} back")
 
 
 def migrate_while_decoding(setting: Setting) -> Outcome:
     """Clients of one instance leave; running requests of the other move over (the migrate baseline)."""
     blocks = -(-NUM_REQUESTS * (40 + setting.num_output_tokens) // (2 * BLOCK_SIZE)) + 8
-    with _cluster(setting, num_blocks=blocks, overload="migrate", migrate_threshold=12) as cluster:
-        prompts = _prompts(setting, cluster, 20, 40)
-        _submit(cluster, prompts, setting.num_output_tokens)
-        cluster.run(_produced(cluster, 4 * setting.num_output_tokens))
+    with make_cluster(setting, num_blocks=blocks, overload="migrate", migrate_threshold=12) as cluster:
+        prompts = make_prompts(setting, cluster, 20, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(produced(cluster, 4 * setting.num_output_tokens))
         for request_id in list(cluster.core.groups[1].running)[1:]:
             cluster.cancel(request_id)
         cluster.run()
         cluster.core.check()
         totals = counters(cluster.core)
         evidence = f"{totals['migrations']:.0f} requests moved, {totals['migrated_bytes']:.0f} bytes"
-        return Outcome(_observed(cluster, prompts), totals["migrations"] > 0, evidence)
+        return Outcome(observed(cluster, prompts), totals["migrations"] > 0, evidence)
 
 
 def static_pipeline(setting: Setting) -> Outcome:
     """Two instances that each load half of the layers (the pipeline baseline), with too little memory for all."""
     need = -(-(40 + setting.num_output_tokens) // BLOCK_SIZE)
-    with _cluster(setting, num_blocks=need, overload="pipeline") as cluster:
-        prompts = _prompts(setting, cluster, 10, 40)
-        _submit(cluster, prompts, setting.num_output_tokens)
+    with make_cluster(setting, num_blocks=need, overload="pipeline") as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
         cluster.run()
         (group,) = cluster.core.groups.values()
         happened = len(group.stages) == 2 and group.capacity_blocks > 2 * need
-        return Outcome(_observed(cluster, prompts), happened, f"{group.capacity_blocks} blocks where {need} each were")
+        return Outcome(observed(cluster, prompts), happened, f"{group.capacity_blocks} blocks where {need} each were")
 
 
 def drop_and_exchange(setting: Setting) -> Outcome:
     """Layers are dropped under running requests; their KV changes hands."""
-    with _cluster(setting, num_blocks=_blocks_for_all(setting, 40)) as cluster:
-        prompts = _prompts(setting, cluster, 10, 40)
-        _submit(cluster, prompts, setting.num_output_tokens)
-        cluster.run(_produced(cluster, 60))
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40)) as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(produced(cluster, 60))
         cluster.request_drop()
         cluster.run()
         moved = counters(cluster.core)["exchanged_bytes"]
-        return Outcome(_observed(cluster, prompts), moved > 0, f"{moved:.0f} bytes exchanged")
+        return Outcome(observed(cluster, prompts), moved > 0, f"{moved:.0f} bytes exchanged")
 
 
 def restore_and_split(setting: Setting) -> Outcome:
     """A pipeline becomes two instances again under running requests."""
-    with _cluster(setting, num_blocks=_blocks_for_all(setting, 40)) as cluster:
-        prompts = _prompts(setting, cluster, 10, 40)
-        _submit(cluster, prompts, setting.num_output_tokens)
-        cluster.run(_produced(cluster, 60))
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40)) as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(produced(cluster, 60))
         cluster.request_drop()
         cluster.run(lambda: not cluster.core.in_transition)
-        _overwrite_tail(cluster)
-        cluster.run(_produced(cluster, 20))
+        overwrite_tail(cluster)
+        cluster.run(produced(cluster, 20))
         cluster.request_restore()
         cluster.run()
         totals = counters(cluster.core)
         pulled, returned = totals["pulled_bytes"], totals["returned_bytes"]
         happened = totals["restores"] == 1 and pulled > 0 and returned > 0
         evidence = f"{pulled:.0f} bytes of parameters pulled, {returned:.0f} of KV returned"
-        return Outcome(_observed(cluster, prompts), happened, evidence)
+        return Outcome(observed(cluster, prompts), happened, evidence)
 
 
 def drop_again_during_restore(setting: Setting) -> Outcome:
     """A second burst turns a restore round: once while shards are pulled, once while requests go home."""
-    with _cluster(setting, num_blocks=_blocks_for_all(setting, 40)) as cluster:
-        prompts = _prompts(setting, cluster, 10, 40)
-        _submit(cluster, prompts, setting.num_output_tokens)
-        cluster.run(_produced(cluster, 30))
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40)) as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(produced(cluster, 30))
         cluster.request_drop()
         phases = []
         for phase in (RestorePhase.PULL, RestorePhase.RETURN):
             cluster.run(lambda: not cluster.core.in_transition)
-            _overwrite_tail(cluster)
-            cluster.run(_produced(cluster, 20))
+            overwrite_tail(cluster)
+            cluster.run(produced(cluster, 20))
             cluster.request_restore()
             cluster.run(_reaches(cluster, phase))
             phases.append(_restore_phase(cluster))
@@ -249,15 +256,15 @@ def drop_again_during_restore(setting: Setting) -> Outcome:
         cluster.run()
         turned = counters(cluster.core)["restores_turned"]
         happened = turned == 2 and phases == [RestorePhase.PULL, RestorePhase.RETURN]
-        return Outcome(_observed(cluster, prompts), happened, f"{turned:.0f} restores turned round")
+        return Outcome(observed(cluster, prompts), happened, f"{turned:.0f} restores turned round")
 
 
 def cancel_in_mid_exchange(setting: Setting) -> Outcome:
     """Two clients leave while their KV is on a link; the others must not notice."""
-    with _cluster(setting, num_blocks=_blocks_for_all(setting, 40)) as cluster:
-        prompts = _prompts(setting, cluster, 10, 40, NUM_REQUESTS + 2)
-        _submit(cluster, prompts, setting.num_output_tokens)
-        cluster.run(_produced(cluster, 60))
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40)) as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40, NUM_REQUESTS + 2)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(produced(cluster, 60))
         cluster.request_drop()
         cluster.run(lambda: _is_exchanging(cluster))
         moving = [s for g in cluster.core.groups.values() for s in g.moving.values() if s.moves][:2]
@@ -266,7 +273,7 @@ def cancel_in_mid_exchange(setting: Setting) -> Outcome:
         cluster.run()
         cluster.core.check()
         evidence = f"{len(moving)} requests cancelled with their KV on a link"
-        return Outcome(_observed(cluster, prompts), len(moving) > 0, evidence)
+        return Outcome(observed(cluster, prompts), len(moving) > 0, evidence)
 
 
 def _reaches(cluster: LocalCluster, phase: RestorePhase) -> Callable[[], bool]:

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jettison.policy.merge import StagePlan
-from jettison.policy.overload import CLEARLY
 from jettison.types import LayerRange, RequestId
+
+
+BETTER = 1.05
+"""Factor between the compute loads of two arrangements from which one counts as better."""
 
 
 class MergedLoad(NamedTuple):
@@ -29,6 +32,8 @@ class MergedLoad(NamedTuple):
     """Compute that the present traffic needs of the group; None = not known."""
     separate_compute_load: float | None = None
     """What it would need of its members as instances."""
+    drowning_s: float = 0.0
+    """How long ``is_drowning`` has held without a break."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,8 @@ class RestoreParams:
     """How long the present growth must not lead above the threshold."""
     max_compute_load: float = 1.0
     """Above, requests arrive faster than the pipeline can serve them."""
-    yield_usage: float = 0.8
-    """Share of the undropped capacity down to which a group that yields has to empty before it is restored."""
+    yield_after_s: float = 10.0
+    """How long that has to last: a burst also brings more than can be served, but it ends."""
 
 
 def should_restore(load: MergedLoad, params: RestoreParams) -> bool:
@@ -55,20 +60,25 @@ def should_restore(load: MergedLoad, params: RestoreParams) -> bool:
     )
 
 
-def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
-    """Compute binds the pipeline, and its members would do better apart: stop filling the memory, restore when it fits.
-
-    The opposite test to ``policy.overload``: requests wait, and more memory does not help them.
-    """
+def is_drowning(load: MergedLoad, params: RestoreParams) -> bool:
+    """Requests wait, compute binds the pipeline, and its members would do better apart."""
     merged, separate = load.merged_compute_load, load.separate_compute_load
     return (
         load.num_waiting > 0
-        and load.settled_s >= params.min_settled_s
         and merged is not None
         and separate is not None
         and merged > params.max_compute_load
-        and separate < CLEARLY * merged
+        and BETTER * separate < merged
     )
+
+
+def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
+    """Stop filling the memory, and restore when it fits: the opposite test to ``policy.overload``.
+
+    Emptying the memory costs those that wait, so it has to be worth it: not for a burst, and not for a tie.
+    """
+    is_patient = load.settled_s >= params.min_settled_s and load.drowning_s >= params.yield_after_s
+    return is_patient and is_drowning(load, params)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,85 @@
+"""Scenarios of ``jettison verify`` with more than two instances: merges of merged groups, splits by halves.
+
+As in ``live.scenarios``, each says whether what it is about really happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jettison.live.local_cluster import LocalCluster
+from jettison.live.scenarios import (
+    Outcome,
+    Setting,
+    blocks_for_all,
+    make_cluster,
+    make_prompts,
+    observed,
+    overwrite_tail,
+    produced,
+    submit,
+)
+from jettison.live.snapshot import counters
+
+
+def _merge_all(cluster: LocalCluster) -> int:
+    """Drop until one group is left, with a few tokens between; returns the number of drops."""
+    before = counters(cluster.core)["drops"]
+    while len(cluster.core.groups) > 1:
+        cluster.request_drop()
+        cluster.run(lambda: not cluster.core.in_transition)
+        cluster.run(produced(cluster, 10))
+    return round(counters(cluster.core)["drops"] - before)
+
+
+def drops_until_one_group(num_instances: int) -> Callable[[Setting], Outcome]:
+    """Instances merge one after the other under running requests: uneven groups, repeated drops."""
+
+    def scenario(setting: Setting) -> Outcome:
+        with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), instances=num_instances) as cluster:
+            prompts = make_prompts(setting, cluster, 10, 40)
+            submit(cluster, prompts, setting.num_output_tokens)
+            cluster.run(produced(cluster, 40))
+            num_drops = _merge_all(cluster)
+            (group,) = cluster.core.groups.values()
+            num_stages = len(group.stages)
+            cluster.run()
+            moved = counters(cluster.core)["exchanged_bytes"]
+            evidence = f"{num_drops} drops to {num_stages} stages, {moved:.0f} bytes exchanged"
+            return Outcome(observed(cluster, prompts), num_stages == num_instances and moved > 0, evidence)
+
+    return scenario
+
+
+def splits_until_instances(num_instances: int) -> Callable[[Setting], Outcome]:
+    """One pipeline of all becomes instances again under running requests, through halves where it has to."""
+
+    def scenario(setting: Setting) -> Outcome:
+        with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), instances=num_instances) as cluster:
+            prompts = make_prompts(setting, cluster, 10, 40)
+            submit(cluster, prompts, setting.num_output_tokens)
+            cluster.run(produced(cluster, 30))
+            _merge_all(cluster)
+            overwrite_tail(cluster)
+            cluster.run(produced(cluster, 20))
+            for _ in range(num_instances):
+                if all(len(g.stages) == 1 for g in cluster.core.groups.values()):
+                    break
+                cluster.request_restore()
+                cluster.run(lambda: not cluster.core.in_transition)
+            apart = len(cluster.core.groups) == num_instances
+            cluster.run()
+            totals = counters(cluster.core)
+            pulled, returned = totals["pulled_bytes"], totals["returned_bytes"]
+            evidence = f"{totals['restores']:.0f} restores, {pulled:.0f} bytes pulled, {returned:.0f} of KV returned"
+            return Outcome(observed(cluster, prompts), apart and pulled > 0 and returned > 0, evidence)
+
+    return scenario
+
+
+MANY: dict[str, Callable[[Setting], Outcome]] = {
+    f"{name}, {num} instances": make(num)
+    for num in (3, 4)
+    for name, make in (("drop + exchange", drops_until_one_group), ("restore + split", splits_until_instances))
+}
+"""Event -> scenario."""
