@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jettison.policy.lookahead import (
+    ChunkCost,
     LookaheadView,
     QueuedChunk,
     auto_floor,
@@ -97,13 +98,13 @@ requests = st.lists(st.tuples(st.integers(1, 60), st.sampled_from([0, 0, 0, 30, 
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
-@given(requests, st.integers(2, 4), st.integers(4, 64), st.integers(1, 32), st.floats(0.0, 0.2))
+@given(requests, st.integers(2, 4), st.integers(4, 64), st.floats(0.0, 0.2))
 def test_all_tokens_in_order_within_the_budget_and_of_equal_cost(
-    drawn: list[tuple[int, int]], num_stages: int, budget: int, floor: int, alpha: float
+    drawn: list[tuple[int, int]], num_stages: int, budget: int, alpha: float
 ) -> None:
     cost = Cost(alpha)
     chunks = [QueuedChunk(f"r{i}", n, p) for i, (n, p) in enumerate(drawn)]
-    pieces = balance(chunks, num_stages, budget, floor, cost)
+    pieces = balance(chunks, num_stages, budget, 1, cost)
     assert rejoined(pieces) == chunks
     assert all(0 < sum(c.num_tokens for c in piece) <= budget for piece in pieces)
     costs = [cost.of(piece) for piece in pieces]
@@ -121,12 +122,12 @@ class Lumpy:
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
-@given(requests, st.integers(2, 4), st.integers(1, 64))
+@given(requests, st.integers(2, 4), st.integers(1, 64), st.integers(1, 64), st.sampled_from([Lumpy(), Cost(0.5)]))
 def test_costs_that_cannot_be_balanced_still_give_microbatches_within_the_budget(
-    drawn: list[tuple[int, int]], num_stages: int, budget: int
+    drawn: list[tuple[int, int]], num_stages: int, budget: int, floor: int, cost: ChunkCost
 ) -> None:
     chunks = [QueuedChunk(f"r{i}", n, p) for i, (n, p) in enumerate(drawn)]
-    pieces = balance(chunks, num_stages, budget, 1, Lumpy())
+    pieces = balance(chunks, num_stages, budget, floor, cost)
     assert rejoined(pieces) == chunks
     assert all(0 < sum(c.num_tokens for c in piece) <= budget for piece in pieces)
 

@@ -19,7 +19,7 @@ from jettison.core.ports import (
     SendShard,
     ShardLoaded,
 )
-from jettison.core.relayout import Leftovers, Relayout, RelayoutPhase
+from jettison.core.relayout import Leftovers, Relayout
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.ranges import Pull
@@ -126,8 +126,3 @@ class Pulling:
     def abandon(self) -> Leftovers:
         """A member is dead: what is still under way."""
         return Leftovers([r for r in self._relayouts if not r.is_over], dict(self._loads), set(self._moves))
-
-    @property
-    def has_failed_relayout(self) -> bool:
-        """Some member refused its last layout."""
-        return any(r.phase is RelayoutPhase.FAILED for r in self._relayouts)

@@ -102,7 +102,11 @@ def assemble(config: EngineConfig) -> Assembly:
         watermark=config.scheduler.admission_watermark,
         eos_token_ids=frozenset(model.eos_token_ids),
         enable_prefix_caching=config.memory.enable_prefix_caching,
-        lookahead=LookaheadParams(config.scheduler.lookahead == "on", config.scheduler.lookahead_min_tokens),
+        # Baselines form microbatches as their authors do: by token counts.
+        lookahead=LookaheadParams(
+            config.scheduler.lookahead == "on" and config.overload.policy == "drop",
+            config.scheduler.lookahead_min_tokens,
+        ),
     )
     _check_step_size(limits)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)

@@ -37,10 +37,6 @@ LEAST_FLOOR = 16
 """The automatic floor is not below this many tokens."""
 
 
-_MAX_TRIES = 32
-"""Numbers of microbatches that are tried until all are within the step's budget."""
-
-
 class ChunkCost(Protocol):
     """Predicted cost of chunks, in any unit; a profile or a fit made while serving."""
 
@@ -152,14 +148,15 @@ def balance(
     if total == 0:
         return []
     count = max(1, -(-total // max_num_tokens), min(num_stages, total // max(1, floor)))
-    for _ in range(_MAX_TRIES):
+    most = max(count, total // max(1, floor))
+    while count <= most:
         pieces = _divide(tuple(chunks), count, cost)
         largest = max(sum(c.num_tokens for c in piece) for piece in pieces)
         if largest <= max_num_tokens:
             return pieces
         # Equal cost is not equal tokens: those at the start of prompts are cheap, and more of them make a share.
-        count = min(total, max(count + 1, count * largest // max_num_tokens))
-    # Costs under which a few tokens weigh more than all others cannot be balanced: equal tokens, within the budget.
+        count = max(count + 1, count * 9 // 8, count * largest // max_num_tokens)
+    # Balance would take microbatches below the floor, for a few tokens weigh more than all others: equal tokens then.
     return _divide(tuple(chunks), min(total, -(-2 * total // max_num_tokens)), _TokenCount())
 
 
