@@ -12,7 +12,6 @@ from typing import NamedTuple
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange, RequestId
 
-
 BETTER = 1.05
 """Factor between the compute loads of two arrangements from which one counts as better."""
 
