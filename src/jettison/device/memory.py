@@ -259,8 +259,9 @@ class DeviceMemory:
         needed = (parameters + workspace + blocks) * sizes.page_bytes
         if self._pool.num_pages * sizes.page_bytes < needed:
             raise BudgetError(
-                f"a memory budget of {self._budget_bytes} bytes is too small: {needed} bytes are needed "
-                f"(parameters {parameters * sizes.page_bytes}, workspace {workspace * sizes.page_bytes}, "
+                f"a memory budget of {self._budget_bytes} bytes is too small: {needed} bytes are needed, so give at "
+                f"least --memory {-(-needed // (1 << 20))}MiB (parameters {parameters * sizes.page_bytes}, "
+                f"workspace {workspace * sizes.page_bytes}, "
                 f"{MIN_BLOCKS} KV blocks of {self._block_size} tokens {blocks * sizes.page_bytes})"
             )
 

@@ -151,6 +151,8 @@ def _print(console: Console, rows: list[Row], dtype: str, reference_name: str) -
     console.print(table)
     total = sum(r.tokens_compared for r in rows)
     console.print(f"{total:,} tokens compared, {sum(r.mismatches for r in rows)} mismatches")
+    if missed := sum(not r.happened for r in rows):
+        console.print(f"[red]{missed} of {len(rows)} events did not happen[/red]: their rows prove nothing")
 
 
 def _document(rows: list[Row], dtype: str, reference_name: str) -> dict[str, object]:

@@ -99,8 +99,11 @@ async def run_server(
         try:
             while not server.started and not serving.done():
                 await asyncio.sleep(0.005)
-            if on_started is not None and server.started:
-                on_started(listener.getsockname()[1])
+            if server.started:
+                bound_port = listener.getsockname()[1]
+                logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, bound_port)
+                if on_started is not None:
+                    on_started(bound_port)
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
             await _drain(state, shutdown_timeout_s, on_drain, second)
             return 1 if second.is_set() else 0
