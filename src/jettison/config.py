@@ -301,7 +301,7 @@ class FaultsConfig:
     """What counts as a dead worker, and what is done about one."""
 
     worker_heartbeat_timeout_s: float = _key(
-        10.0, _float(0.0), "A worker silent for so long counts as hung and is replaced (0: never).",
+        1.5, _float(0.0), "A worker silent for so long counts as hung and is replaced (0: never).",
         name="worker_heartbeat_timeout", metavar="SECONDS")
     worker_step_timeout_s: float = _key(
         300.0, _float(0.0), "A worker in one step, layout or load for so long counts as hung (0: never).",

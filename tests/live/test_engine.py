@@ -17,6 +17,7 @@ from jettison.core.cluster import ClusterCore
 from jettison.core.group import GroupCore
 from jettison.device.model.create import create_model
 from jettison.errors import NotReadyError, OverCapacityError, RequestError, TooLongError
+from jettison.live import messages as m
 from jettison.live.assembly import assemble
 from jettison.live.engine import Engine
 from jettison.memory.prefix import PrefixHasher
@@ -229,10 +230,71 @@ async def test_a_step_that_was_lost_with_the_arrival_fails_the_engine(
     model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(model_dir, 100) as engine:
-        monkeypatch.setattr(engine.core.relief, "after_steps", None)  # met after the step has been planned
+        num_steps = engine.core.state.next_step_id
+
+        def broken(now_ns: int) -> None:
+            assert engine.core.state.next_step_id == num_steps + 1, "the step has been planned, and is lost here"
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(engine.core.relief, "after_steps", broken)
         [event] = [e async for e in engine.submit(request("bad", [1, 2, 3], 5))]
         assert event.finish_reason is FinishReason.ERROR
-        assert engine.state == "failed"
+        assert engine.core.state.next_step_id == num_steps + 1 and engine.state == "failed"
+
+
+async def test_a_late_report_of_a_lost_link_harms_no_later_life(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A survivor that was busy tells of a step of the dead pipeline while, or after, the worker is started again."""
+    monkeypatch.setattr("jettison.live.engine.LINK_GRACE_S", 0.0)
+    given_up: list[int] = []
+    async with running(model_dir, 100) as engine:
+        launcher = engine._launcher
+        assert launcher is not None
+        monkeypatch.setattr(launcher, "declare_lost", lambda worker, why: given_up.append(worker))
+
+        async def late_report(step_id: int) -> None:
+            engine._on_worker_event(1, m.StepFailed(1, step_id, "the link is down", 0))
+            await asyncio.sleep(0.01)
+
+        await collect(engine, request("a", [1, 2, 3], 5))
+        worker, old_step = engine.core.state.workers[0], engine.core.state.next_step_id - 1
+        os.kill(launcher.pids[0], signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while worker.alive:
+                await asyncio.sleep(0.001)
+            snapshot = engine.snapshot()
+            assert snapshot.counters["worker_losses"] == 1 and not snapshot.workers[0].alive
+            await late_report(old_step)
+            while launcher.life(0) == 0:
+                await asyncio.sleep(0.001)
+            await late_report(old_step)
+            while not worker.alive:
+                await asyncio.sleep(0.001)
+        await late_report(old_step)
+        assert given_up == []
+        await late_report(engine.core.state.next_step_id)
+        assert given_up == [0], "a step of the present life"
+        counters = engine.snapshot().counters
+        assert counters["worker_joins"] == 1 and counters["worker_losses"] == 1
+
+
+async def test_requests_that_no_worker_can_take_are_waiting_ones(model_dir: Path) -> None:
+    async with running(model_dir, 100) as engine:
+        launcher = engine._launcher
+        assert launcher is not None
+        for pid in launcher.pids.values():
+            os.kill(pid, signal.SIGKILL)
+        async with asyncio.timeout(60):
+            while any(w.alive for w in engine.core.state.workers.values()):
+                await asyncio.sleep(0.001)
+            streams = [asyncio.create_task(collect(engine, request(f"h{i}", [i, 2, 3], 4))) for i in range(3)]
+            await asyncio.sleep(0)
+            snapshot = engine.snapshot()
+            assert (snapshot.num_homeless, snapshot.num_waiting, snapshot.groups) == (3, 3, [])
+            assert [reason for _, reason in await asyncio.gather(*streams)] == [FinishReason.LENGTH] * 3
+        snapshot = engine.snapshot()
+        assert snapshot.num_homeless == 0 and snapshot.counters["worker_losses"] == 2
 
 
 async def test_what_would_break_further_in_is_refused(model_dir: Path) -> None:

@@ -8,9 +8,11 @@ import signal
 
 import pytest
 
+from jettison.config import FaultsConfig
 from jettison.errors import WorkerLostError
 from jettison.live import messages as m
 from jettison.live.heartbeat import Heart, Listener
+from jettison.live.launcher import beat_interval_s
 from jettison.live.restart import MAX_PAUSE_S, RestartBudget, Restarter
 from jettison.live.safepoints import NAMES, Rule, from_environment, nowhere, parse
 
@@ -53,6 +55,43 @@ async def test_workers_come_back_one_at_a_time_and_failed_starts_are_tried_again
     assert sorted(joined) == [0, 1] and gone == [2] and most == 1
     assert attempts.count(0) == 2 and attempts.count(2) == 2
     await restarter.close()
+
+
+async def test_whatever_a_start_raises_is_a_failed_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jettison.live.restart.MAX_PAUSE_S", 0.1)
+    joined: list[int] = []
+    gone: list[int] = []
+    errors: list[Exception] = [OSError(12, "Cannot allocate memory"), AssertionError("a bug"), OSError(24, "files")]
+
+    async def start(worker_id: int) -> m.WorkerReady:
+        if errors:
+            raise errors.pop(0)
+        return m.WorkerReady(worker_id, 1, 1, 0, "", {})
+
+    async def until_told(num: int) -> None:
+        async with asyncio.timeout(10):
+            while len(joined) + len(gone) < num:
+                await asyncio.sleep(0.01)
+
+    restarter = Restarter(start, lambda r: joined.append(r.worker_id), gone.append, max_restarts=3, window_s=60.0)
+    restarter.worker_lost(0)
+    await until_told(1)
+    assert (joined, gone, errors) == ([], [0], []), "three attempts failed: it stays down, and that is told"
+    restarter.worker_lost(1)
+    await until_told(2)
+    restarter.worker_lost(1)
+    await until_told(3)
+    assert joined == [1, 1], "a later death of a worker that came back is a death again"
+    await restarter.close()
+
+
+def test_by_default_a_hung_worker_is_found_within_two_seconds() -> None:
+    """Its last beat may be read one interval late, and its silence be noticed one more interval late."""
+    faults = FaultsConfig()
+    silence_s, stuck_s = faults.worker_heartbeat_timeout_s, faults.worker_step_timeout_s
+    interval_s = beat_interval_s(silence_s, stuck_s)
+    assert silence_s + 2 * interval_s <= 1.9
+    assert silence_s >= 5 * interval_s, "a few late beats are no silence"
 
 
 def test_silence_and_one_endless_unit_are_told_from_long_work() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shutil
 import signal
@@ -297,3 +298,48 @@ async def test_one_endless_step_counts_as_hung():
         cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
         await cluster.until(lambda: cluster.exits)
         assert cluster.exits[0][0] == 0
+
+
+async def lose(cluster, worker):
+    """Give a worker up, and have the other one fence it."""
+    life = cluster.launcher.life(worker)
+    cluster.launcher.declare_lost(worker, "injected")
+    cluster.launcher.send(1 - worker, m.FenceWorker(life, worker, life))
+    await cluster.until(lambda: m.Fenced(1 - worker, life) in cluster.events)
+
+
+async def test_a_worker_given_up_while_it_starts_again_is_a_failed_start():
+    async with Cluster() as cluster:
+        await lose(cluster, 0)
+        restart = asyncio.create_task(cluster.launcher.restart(0))
+        while cluster.launcher.life(0) == 0:
+            await asyncio.sleep(0)
+        cluster.launcher.declare_lost(0, "injected")
+        with pytest.raises(WorkerLostError, match="given up while it was starting"):
+            await asyncio.wait_for(restart, 20)
+        assert len(cluster.exits) == 1, "whoever waits for the start was told, and nobody else"
+        cluster.launcher.send(1, m.FenceWorker(10, 0, 1))
+        await cluster.launcher.restart(0)
+        assert cluster.launcher.life(0) == 2
+        assert isinstance(await run_step(cluster, 1, [5]), m.StepDone)
+
+
+@pytest.mark.parametrize("broken", ["subprocess.Popen", "os.pidfd_open", "os.pipe"])
+async def test_a_start_that_the_machine_refuses_leaves_nothing_and_can_be_tried_again(broken, monkeypatch):
+    async with Cluster() as cluster:
+        await lose(cluster, 0)
+        await cluster.launcher._processes[0].ended
+        num_files = len(os.listdir("/proc/self/fd"))
+
+        def refuse(*arguments, **options):
+            raise OSError(12, "Cannot allocate memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(broken, refuse)
+            for _ in range(2):
+                with pytest.raises(OSError, match="Cannot allocate"):
+                    await cluster.launcher.restart(0)
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == num_files
+        await cluster.launcher.restart(0)
+        assert isinstance(await run_step(cluster, 1, [5]), m.StepDone)

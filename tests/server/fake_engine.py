@@ -55,6 +55,8 @@ class FakeEngine:
         self.delay_s = delay_s
         self.tokens_per_event = tokens_per_event
         self.engine_state: EngineState = "ready"
+        self.dead_workers: set[int] = set()
+        self.num_homeless = 0
         self.max_running: int | None = None
         self.retry_after_ms = 1500
         self.fail_after: int | None = None
@@ -103,9 +105,11 @@ class FakeEngine:
     def snapshot(self) -> EngineSnapshot:
         num_running = len(self.running)
         group = GroupSnapshot(0, (0, 1), ((0, 2), (2, 4)), num_running, 0, 0, 100, min(100, num_running), 5)
-        workers = [WorkerSnapshot(at, 10 + at, True, 1000, 300, 100, 500, 50, 150) for at in range(2)]
+        alive = [at not in self.dead_workers for at in range(2)]
+        workers = [WorkerSnapshot(at, 10 + at, alive[at], 1000, 300, 100, 500, 50, 150) for at in range(2)]
         counters = {"num_preemptions": 3.0, "drops": 1.0, "drop_seconds": 0.25, "returned_bytes": 7.0}
-        return EngineSnapshot(self.engine_state, 16, [group], workers, counters)
+        counters |= {"worker_losses": 2.0, "recovery_seconds": 0.5}
+        return EngineSnapshot(self.engine_state, 16, [group], workers, counters, num_homeless=self.num_homeless)
 
     def _end(self, request_id: RequestId, reason: FinishReason) -> None:
         running = self.running[request_id]

@@ -43,6 +43,26 @@ async def test_health_tells_what_it_is_given(serve):
     }
 
 
+async def test_health_with_workers_that_are_down(app_client, app_engine):
+    app_engine.dead_workers = {1}
+    answer = await app_client.get("/health")
+    health = answer.json()
+    assert (answer.status_code, health["status"], health["degraded"]) == (200, "ready", True)
+    app_engine.dead_workers = {0, 1}
+    answer = await app_client.get("/health")
+    assert (answer.status_code, answer.json()["status"]) == (503, "recovering")
+    assert answer.json()["workers"] == {"alive": 0, "total": 2}
+    assert (await app_client.get("/ping")).status_code == 200, "nobody should end a server whose workers come back"
+    app_engine.engine_state = "failed"
+    assert (await app_client.get("/health")).json()["status"] == "failed"
+
+
+async def test_requests_without_a_group_are_waiting_ones(app_client, app_engine):
+    app_engine.num_homeless = 3
+    assert (await app_client.get("/load")).json()["num_requests_waiting"] == 3
+    assert 'vllm:num_requests_waiting{model_name="fake"} 3.0' in (await app_client.get("/metrics")).text
+
+
 async def test_tokenizer_over_http(app_client):
     answer = (await app_client.post("/tokenize", json={"prompt": "é</s>", "return_token_strs": True})).json()
     assert answer == {"count": 3, "max_model_len": 400, "tokens": [195, 169, 257], "token_strs": ["Ã", "©", "</s>"]}
@@ -130,6 +150,10 @@ async def test_metrics(serve):
     assert values["jettison:drop_seconds_total",] == 0.25
     assert values["jettison:returned_bytes_total",] == 7
     assert values["jettison:restores_total",] == 0
+    assert values["jettison:worker_losses_total",] == 2
+    assert values["jettison:recovery_seconds_total",] == 0.5
+    assert values["jettison:worker_joins_total",] == values["jettison:recoveries_total",] == 0
+    assert values["jettison:rebalanced_total",] == 0
     assert values["jettison:kv_blocks_total", "0"] == 100
     assert values["jettison:group_size", "0"] == 2
     assert values["jettison:dropped_parameter_bytes", "1"] == 100

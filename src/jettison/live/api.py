@@ -87,7 +87,15 @@ class EngineSnapshot:
     workers: list[WorkerSnapshot] = field(default_factory=list)
     counters: dict[str, float] = field(default_factory=dict)
     """Monotone totals: num_preemptions, prefix_cache_queries, prefix_cache_hits (tokens), drops, restores,
-    drop_seconds, restore_seconds, exchanged_bytes, pulled_bytes, recomputed_tokens, cancelled."""
+    drop_seconds, restore_seconds, exchanged_bytes, pulled_bytes, recomputed_tokens, cancelled,
+    worker_losses, worker_joins, recoveries, recovery_seconds, rebalanced, and what else the engine counts."""
+    num_homeless: int = 0
+    """Accepted requests that wait outside all groups, because no living worker can take them now."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait, in the groups' queues and outside them."""
+        return sum(group.num_waiting for group in self.groups) + self.num_homeless
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,8 @@ class Engine:
         self._warm_up: WarmUp | None = None
         self._idle = asyncio.Event()
         self._idle.set()
+        self._first_step: dict[WorkerId, int] = {}
+        """The first step that the present life of a worker that came back can have been in."""
         self.event_log: deque[ports.Record] = deque(maxlen=MAX_EVENT_LOG)
         self.started_ns = time.monotonic_ns()
         self.failure: str | None = None
@@ -304,7 +306,7 @@ class Engine:
             self._warm_up.on_event(worker_id, event)
         elif self._driver is not None and self._state != "failed":
             if isinstance(event, m.StepFailed) and event.lost_worker is not None:
-                self._suspect(event.lost_worker)
+                self._suspect(event.lost_worker, event.step_id)
             try:
                 self._driver.on_worker_event(event, time.monotonic_ns())
             except Exception:
@@ -312,11 +314,6 @@ class Engine:
                 self._fail("internal error in the scheduler")
 
     # --- workers that die -------------------------------------------------------------------------------------
-
-    @property
-    def is_degraded(self) -> bool:
-        """Some worker is dead, being started again, or down for good; the others serve."""
-        return self._driver is not None and any(not w.alive for w in self._driver.core.state.workers.values())
 
     def _on_worker_exit(self, worker_id: WorkerId, returncode: int) -> None:
         if self._launcher is None or self._state == "failed":
@@ -335,6 +332,7 @@ class Engine:
         life = self._launcher.life(ready.worker_id)
         logger.warning("worker %d is back (life %d)", ready.worker_id, life)
         self._driver.on_worker_event(ready, time.monotonic_ns())
+        self._first_step[ready.worker_id] = self.core.state.next_step_id
         self._handle(ports.WorkerJoined(ready.worker_id, ready.capacity_blocks, life))
 
     def _on_worker_gone(self, worker_id: WorkerId) -> None:
@@ -343,9 +341,15 @@ class Engine:
         if all(w.is_gone for w in self.core.state.workers.values()):
             self._fail("all workers are gone")
 
-    def _suspect(self, worker_id: WorkerId) -> None:
-        """A stage lost its link to this worker. Usually it is dead; if it is not, a broken link makes it useless."""
+    def _suspect(self, worker_id: WorkerId, step_id: int) -> None:
+        """A stage lost its link to this worker. Usually it is dead; if it is not, a broken link makes it useless.
+
+        The report may come late, from a survivor that was busy when the worker died: while the worker is dead or being
+        started again, and for steps older than its present life, it is about a life that is over.
+        """
         assert self._launcher is not None
+        if not self.core.state.workers[worker_id].alive or step_id < self._first_step.get(worker_id, 0):
+            return
         life = self._launcher.life(worker_id)
 
         def check() -> None:

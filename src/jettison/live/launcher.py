@@ -90,7 +90,7 @@ class LocalLauncher:
         link_kind: LinkKind = "shm",
         worker_command: Sequence[str] = WORKER_COMMAND,
         start_timeout_s: float = 600.0,
-        heartbeat_timeout_s: float = 10.0,
+        heartbeat_timeout_s: float = 1.5,
         step_timeout_s: float = 300.0,
         kill_hung: bool = True,
     ) -> None:
@@ -157,6 +157,7 @@ class LocalLauncher:
     async def restart(self, worker: WorkerId) -> m.WorkerReady:
         """Start a lost worker again, linked to all that live. Raises as ``start`` does; then nothing of it is left.
 
+        Raises OSError where the machine has no process, descriptor or address for it; it may be tried again.
         One at a time. When this returns, the new life has not ended, and ``on_exit`` will tell if it does.
         """
         before = self._processes[worker]
@@ -169,10 +170,10 @@ class LocalLauncher:
         peers = {peer: self._addresses[peer] for peer, p in self._processes.items() if p is not before and p.is_up}
         self._addresses[worker] = address
         try:
-            self._old.append(before)
             process = self._spawn(worker, self._config(worker, life, sock, peers, []), loop)
         finally:
             sock.close()
+        self._old.append(before)
         try:
             async with asyncio.timeout(RESTART_TIMEOUT_S):
                 ready = await self._starting[worker]
@@ -188,7 +189,10 @@ class LocalLauncher:
                 _kill(process)
 
     def declare_lost(self, worker: WorkerId, why: str) -> None:
-        """Give a worker up: hear nothing of it any more, kill it, and tell ``on_exit``. Idempotent."""
+        """Give a worker up: hear nothing of it any more, kill it, and tell ``on_exit``. Idempotent.
+
+        Of one that is still starting, whoever waits for its start is told instead.
+        """
         process = self._processes[worker]
         if process.reported or self._closing:
             return
@@ -197,7 +201,11 @@ class LocalLauncher:
         self._server.hang_up(worker)
         if self._kill_hung:
             _kill(process)
-        self._on_exit(worker, -signal.SIGKILL)
+        starting = self._starting[worker]
+        if starting.done():
+            self._on_exit(worker, -signal.SIGKILL)
+        else:
+            starting.set_exception(WorkerLostError(f"worker {worker} was given up while it was starting: {why}"))
 
     def send(self, worker_id: WorkerId, command: m.Command) -> None:
         """Queue a command; never blocks. To a worker that is gone it is dropped: ``on_exit`` tells."""
@@ -260,7 +268,7 @@ class LocalLauncher:
             accept_from=accept_from,
             start_timeout_s=self._start_timeout_s if life == 0 else RESTART_TIMEOUT_S,
             beat_fd=-1,
-            beat_interval_s=_beat_interval_s(*self._hung_after_s),
+            beat_interval_s=beat_interval_s(*self._hung_after_s),
             log_level=logging.getLevelName(log.getEffectiveLevel()),
         )
 
@@ -269,6 +277,8 @@ class LocalLauncher:
             sock = listening_socket("tcp:127.0.0.1:0")
             return sock, f"tcp:127.0.0.1:{sock.getsockname()[1]}"
         address = f"unix:{self._folder}/link-{worker}.{life}"
+        # An attempt at this life that never became a process has left its name behind.
+        Path(address.removeprefix("unix:")).unlink(missing_ok=True)
         return listening_socket(address, seqpacket=True), address
 
     def _spawn(self, worker: WorkerId, config: WorkerConfig, loop: asyncio.AbstractEventLoop) -> _Process:
@@ -281,9 +291,12 @@ class LocalLauncher:
                 pass_fds=(config.listen_fd, beat_fd),
                 env=worker_environment(config.spec.num_threads),
             )
+            process = _Process(popen, _watchable(popen), loop.create_future(), config.epoch)
+        except BaseException:
+            os.close(listen_fd)
+            raise
         finally:
             os.close(beat_fd)
-        process = _Process(popen, os.pidfd_open(popen.pid), loop.create_future(), config.epoch)
         process.listener = Listener(listen_fd, time.monotonic())
         self._processes[worker] = process
         loop.add_reader(process.pidfd, self._on_process_end, worker, process, loop)
@@ -351,7 +364,7 @@ class LocalLauncher:
     async def _listen_to_hearts(self) -> None:
         """Declare lost who is silent or stuck. The listener's own absences are nobody's fault."""
         silence_s, stuck_s = self._hung_after_s
-        pause_s = _beat_interval_s(silence_s, stuck_s)
+        pause_s = beat_interval_s(silence_s, stuck_s)
         looked_s = time.monotonic()
         while silence_s or stuck_s:
             await asyncio.sleep(pause_s)
@@ -370,9 +383,22 @@ class LocalLauncher:
                     self.declare_lost(worker, why)
 
 
-def _beat_interval_s(silence_s: float, stuck_s: float) -> float:
-    """Several beats before silence means something."""
-    return max(0.02, min(1.0, (silence_s or stuck_s or 1.0) / 5))
+def beat_interval_s(silence_s: float, stuck_s: float) -> float:
+    """Several beats before silence means something; and little is added to the time that finding it takes.
+
+    A beat may be read one interval after it was sent, and silence seen one interval after it is too long.
+    """
+    return max(0.02, min(1.0, (silence_s or stuck_s or 1.0) / 10))
+
+
+def _watchable(popen: subprocess.Popen[bytes]) -> int:
+    """A pidfd of a new process. Raises OSError; then the process, which nobody would watch, has ended."""
+    try:
+        return os.pidfd_open(popen.pid)
+    except BaseException:
+        popen.kill()
+        popen.wait()
+        raise
 
 
 def _kill(process: _Process) -> None:

@@ -45,7 +45,8 @@ class RestartBudget:
 class Restarter:
     """Brings dead workers back. All calls on one asyncio loop.
 
-    ``start`` runs one new life to its WorkerReady (or raises JettisonError); ``on_joined`` is called in the same
+    ``start`` runs one new life to its WorkerReady, or raises: whatever it raises (a worker's own error, or OSError of
+    a machine that is out of memory or descriptors just now) is a failed attempt. ``on_joined`` is called in the same
     moment, so that no end of the new life can overtake it; ``on_gone`` when a worker stays down.
     """
 
@@ -79,18 +80,26 @@ class Restarter:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _bring_back(self, worker_id: WorkerId) -> None:
+        try:
+            ready = await self._started_again(worker_id)
+        finally:
+            del self._tasks[worker_id]
+        if ready is not None:
+            self._on_joined(ready)
+            return
+        log.error("worker %d was started %d times in %.0f s and stays down", worker_id, *self._limits)
+        self._on_gone(worker_id)
+
+    async def _started_again(self, worker_id: WorkerId) -> m.WorkerReady | None:
+        """The new life that came up, after as many attempts as the budget has; None when it has no more."""
         budget = self._budgets.setdefault(worker_id, RestartBudget(*self._limits))
         while (pause_s := budget.next_pause_s(time.monotonic())) is not None:
             await asyncio.sleep(pause_s)
             try:
                 async with self._turn:
-                    ready = await self._start(worker_id)
+                    return await self._start(worker_id)
             except JettisonError as error:
                 log.error("worker %d could not be started again: %s", worker_id, error)
-                continue
-            del self._tasks[worker_id]
-            self._on_joined(ready)
-            return
-        del self._tasks[worker_id]
-        log.error("worker %d was started %d times in %.0f s and stays down", worker_id, *self._limits)
-        self._on_gone(worker_id)
+            except Exception:
+                log.exception("worker %d could not be started again", worker_id)
+        return None

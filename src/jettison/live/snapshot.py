@@ -50,7 +50,9 @@ def take_snapshot(
                 stage_bubble_seconds=times.bubble_ns / NANOSECONDS,
             )
         )
-    return EngineSnapshot(state, config.memory.block_size, groups, workers, counters(core))
+    return EngineSnapshot(
+        state, config.memory.block_size, groups, workers, counters(core), num_homeless=len(core.state.homeless)
+    )
 
 
 def counters(core: ClusterCore) -> dict[str, float]:
@@ -71,6 +73,7 @@ def counters(core: ClusterCore) -> dict[str, float]:
         "exchanged_bytes": total.exchanged_bytes,
         "returned_bytes": total.returned_bytes,
         "pulled_bytes": total.pulled_bytes,
+        "rebalanced": total.num_rebalanced,
         "migrations": total.num_migrations,
         "migrations_failed": total.num_failed_migrations,
         "migrated_bytes": total.migrated_bytes,
@@ -78,4 +81,8 @@ def counters(core: ClusterCore) -> dict[str, float]:
         "swapped_in_blocks": total.swapped_in_blocks,
         "scale_out_requests": core.scale_out.num_requests,
         "cancelled": total.num_cancelled,
+        "worker_losses": total.num_worker_losses,
+        "worker_joins": total.num_worker_joins,
+        "recoveries": total.num_recoveries,
+        "recovery_seconds": total.recovery_ns / 1e9,
     }

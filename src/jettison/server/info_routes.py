@@ -52,13 +52,18 @@ class InfoRoutes:
         return routes
 
     async def health(self, request: Request) -> Response:
-        """Readiness: 200 only when requests are taken."""
-        status = self._state.status
+        """Readiness: 200 only when requests are taken and someone lives to serve them.
+
+        ``recovering``: no worker lives. Requests are still accepted, and wait for one that is being started again.
+        """
+        status: str = self._state.status
         document = {**self._state.settings.health_details, "status": status, "model": self._state.settings.model_name}
         if workers := self._state.engine.snapshot().workers:
             num_alive = sum(worker.alive for worker in workers)
             document["workers"] = {"alive": num_alive, "total": len(workers)}
             document["degraded"] = num_alive < len(workers)
+            if status == "ready" and num_alive == 0:
+                status = document["status"] = "recovering"
         return json_response(document, 200 if status == "ready" else 503)
 
     async def ping(self, request: Request) -> Response:
@@ -71,12 +76,12 @@ class InfoRoutes:
 
     async def load(self, request: Request) -> Response:
         """Requests in the house."""
-        groups = self._state.engine.snapshot().groups
+        snapshot = self._state.engine.snapshot()
         return json_response(
             {
                 "server_load": self._state.admission.num_active,
-                "num_requests_running": sum(group.num_running + group.num_moving for group in groups),
-                "num_requests_waiting": sum(group.num_waiting for group in groups),
+                "num_requests_running": sum(g.num_running + g.num_moving for g in snapshot.groups),
+                "num_requests_waiting": snapshot.num_waiting,
             }
         )
 

@@ -51,6 +51,11 @@ _OWN_COUNTERS = {
     "swapped_in_blocks": "KV blocks copied back from host memory.",
     "scale_out_requests": "Times that no drop could free enough memory, or demand went on rising after one.",
     "cancelled": "Requests cancelled by their client.",
+    "rebalanced": "Waiting requests sent from one group's queue to another's.",
+    "worker_losses": "Deaths of workers, hung ones that were given up included.",
+    "worker_joins": "Workers that came back after a death.",
+    "recoveries": "Survivors brought back to all layers, or cleared of what a dead pipeline had left.",
+    "recovery_seconds": "Time that those recoveries took, summed.",
 }
 """Always exported, from zero on; totals of other names are exported when the engine reports them."""
 
@@ -175,8 +180,8 @@ class ServerMetrics(Collector):
         used = sum(group.kv_blocks_used for group in groups)
         running = sum(group.num_running + group.num_moving for group in groups)
         yield self._gauge("vllm:num_requests_running", "Requests in the running batch.", running)
-        waiting = sum(group.num_waiting for group in groups)
-        yield self._gauge("vllm:num_requests_waiting", "Requests waiting for memory or a step.", waiting)
+        yield self._gauge("vllm:num_requests_waiting", "Requests waiting for memory, a step or a worker.",
+                          snapshot.num_waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all.", used / total if total else 0.0)
         rows = [((str(snapshot.block_size), str(total)), 1.0)]
         yield self._labelled("vllm:cache_config_info", "KV cache now.", ("block_size", "num_gpu_blocks"), rows)

@@ -21,8 +21,6 @@ from torch import Tensor
 Int32Array: TypeAlias = Tensor | npt.NDArray[np.int32]
 """Host int32 array, torch or numpy. Not to be resized in place between calls."""
 
-SUPPORTED_DTYPES = (torch.float64, torch.float32, torch.bfloat16)
-
 
 class Kernels(Protocol):
     """The compute of one device. Methods are thread-safe, and write only what they name.
