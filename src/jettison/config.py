@@ -273,7 +273,7 @@ class OverloadConfig:
         100, _int(1), "How often the monitor looks besides at each admission.",
         name="overload_check_interval_ms", metavar="MS")
     horizon_ms: int = _key(
-        1000, _int(0), "How far ahead memory is foreseen to run out; 0 looks only at what already waits.",
+        0, _int(0), "How far ahead memory is foreseen to run out (1000 is the paper's); 0: only what waits counts.",
         name="overload_horizon_ms", metavar="MS")
     rebalance: bool = _key(
         True, _bool, "Requests that a full batch keeps waiting go to groups with a place for them.", metavar="BOOL")

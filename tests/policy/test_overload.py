@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jettison.policy.overload import GroupLoad, OverloadParams, assess_overload, foreseen_missing_blocks
 
-PARAMS = OverloadParams(min_blocked_s=0.1, min_gain_s=0.2, min_gain_ratio=1.5)
+PARAMS = OverloadParams(min_blocked_s=0.1, min_gain_s=0.2, min_gain_ratio=1.5, horizon_s=1.0)
 
 BINDING = GroupLoad(
     group_id=0,
@@ -114,7 +114,7 @@ RATES = st.one_of(st.none(), st.floats(-10, 1000))
     st.builds(
         GroupLoad, st.just(0), st.integers(0, 100), st.integers(0, 100), st.integers(0, 50), st.integers(0, 500),
         st.integers(0, 50), st.booleans(), st.floats(0, 10), RATES, st.integers(0, 10_000), RATES, RATES, RATES,
-        st.floats(0, 1), RATES, RATES,
+        RATES, st.floats(0, 1), RATES, RATES,
     )
 )
 def test_any_load_has_a_verdict_and_only_memory_that_binds_is_overload(load: GroupLoad) -> None:
@@ -128,7 +128,9 @@ def test_any_load_has_a_verdict_and_only_memory_that_binds_is_overload(load: Gro
     else:
         assert load.num_waiting and load.head_blocked_by_memory and verdict.load > 1.0
         assert load.head_blocked_s >= PARAMS.min_blocked_s
-    if verdict.reason != "the head of the queue fits into no group as it is":
+        # The waits in the verdict are those of now.
+        if verdict.reason == "the head of the queue fits into no group as it is":
+            return
         assert verdict.memory_wait_s >= verdict.compute_wait_s + PARAMS.min_gain_s
         assert verdict.memory_wait_s >= PARAMS.min_gain_ratio * verdict.compute_wait_s
 
@@ -157,7 +159,8 @@ def test_a_burst_is_foreseen_before_anything_waits() -> None:
         {"used_blocks": 50},  # rising, but there is room
         {"foreseen_s": 0.1},
         {"merged_compute_load": 0.9, "separate_compute_load": 0.8},
-        {"queued_prefill_tokens": 1800},
+        {"queued_prefill_tokens": 3800},
+        {"arriving_tokens_per_s": 3800.0},  # what arrives until then takes two seconds to compute
     ],
 )
 def test_high_usage_alone_is_never_a_reason(changes: dict[str, float | None]) -> None:

@@ -91,6 +91,7 @@ class GroupMonitor:
     """Blocks of ended requests less those that running ones took beyond their admission."""
     released: RateMeter = field(default_factory=RateMeter)
     demanded: RateMeter = field(default_factory=RateMeter)
+    arrived: RateMeter = field(default_factory=RateMeter)
     num_arrived_blocks: int = 0
     """Of the prompts that were dispatched to this group."""
     foreseen_since_ns: int | None = None
@@ -127,6 +128,7 @@ class GroupMonitor:
         self.freed.add(now_ns, group.counters.num_freed_blocks - group.counters.num_grown_blocks)
         self.used.add(now_ns, group.used_blocks)
         self.released.add(now_ns, group.counters.num_freed_blocks)
+        self.arrived.add(now_ns, self.num_arrived_blocks)
         self.demanded.add(now_ns, self.num_arrived_blocks + group.counters.num_grown_blocks)
 
     def note_foreseen(self, missing_blocks: float, now_ns: int) -> float:
@@ -168,4 +170,5 @@ class GroupMonitor:
             steptime.prefill_tokens_per_s(group.limits.max_num_batched_tokens, len(group.running), kv_tokens),
             self.demanded.per_s(),
             self.released.per_s(),
+            None if (arrived := self.arrived.per_s()) is None else arrived * group.limits.block_size,
         )

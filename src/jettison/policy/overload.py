@@ -44,6 +44,8 @@ class GroupLoad(NamedTuple):
     """Blocks that arriving prompts and growing requests ask for, each counted once; None = not known yet."""
     released_blocks_per_s: float | None = None
     """Blocks that ending requests give back; None = not known yet."""
+    arriving_tokens_per_s: float | None = None
+    """Prompt tokens that arrive at this group; None = not known yet."""
     foreseen_s: float = 0.0
     """How long ``foreseen_missing_blocks`` has been above 0 without a break."""
     merged_compute_load: float | None = None
@@ -58,7 +60,7 @@ class OverloadParams:
 
     min_blocked_s: float = 0.05
     """Grace: a head blocked for less may be served by the next ending request."""
-    horizon_s: float = 1.0
+    horizon_s: float = 0.0
     """How far ahead memory is foreseen to run out (KunServe v1 section 4.3); 0 = only what is there counts."""
     min_foreseen_s: float = 0.15
     """How long that has to be foreseen before it counts."""
@@ -128,9 +130,11 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         # Long before the queue is there: what would have to wait for memory a second from now, and how long.
         assert load.released_blocks_per_s
         memory_wait_s = missing_soon / load.released_blocks_per_s
+        # What arrives until then has to be computed, too: a burst of long prompts binds both.
+        compute_soon_s = max(0.0, compute_wait_s + arriving_compute_s(load, params) - params.horizon_s)
         if (
-            memory_wait_s - compute_wait_s >= params.min_gain_s
-            and memory_wait_s >= params.min_gain_ratio * compute_wait_s
+            memory_wait_s - compute_soon_s >= params.min_gain_s
+            and memory_wait_s >= params.min_gain_ratio * compute_soon_s
             and not cannot_keep_up(load.merged_compute_load, load.separate_compute_load, params.max_compute_load)
         ):
             return verdict(True, "memory will bind")
@@ -161,6 +165,13 @@ def foreseen_missing_blocks(load: GroupLoad, params: OverloadParams) -> float:
         return 0.0
     wanted = load.used_blocks + load.queue_need_blocks + (demand - released) * params.horizon_s
     return max(0.0, wanted - load.capacity_blocks)
+
+
+def arriving_compute_s(load: GroupLoad, params: OverloadParams) -> float:
+    """Seconds of prefill that arrive within the horizon; 0 while the rate is unknown."""
+    if not load.prefill_tokens_per_s or load.arriving_tokens_per_s is None:
+        return 0.0
+    return load.arriving_tokens_per_s * params.horizon_s / load.prefill_tokens_per_s
 
 
 def cannot_keep_up(merged: float | None, separate: float | None, max_load: float) -> bool:
