@@ -27,6 +27,7 @@ Kernels = Literal["auto", "native", "torch"]
 OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
 Lookahead = Literal["on", "off"]
 Planner = Literal["throughput", "memory"]
+Exchange = Literal["auto", "transfer", "recompute", "live"]
 Launcher = Literal["local"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -291,9 +292,17 @@ class OverloadConfig:
         3.0, _float(0.0), "migrate: free blocks a request below which an instance gives, above which it takes.",
         metavar="BLOCKS")
     migrate_period_ms: int = _key(50, _int(1), "migrate: how often instances are compared.", metavar="MS")
-    exchange_piece_bytes: int = _key(
-        1 << 20, _bytes(4096), "Bulk transfers are cut into pieces of this size; activations go in between.",
-        metavar="SIZE")
+    exchange: Exchange = _key(
+        "auto", _Choice(Exchange),
+        "Running requests after a drop: send their KV, compute it again, attend to it remotely while it moves (live), "
+        "or (auto) what is predicted to cost each of them least.")
+    exchange_piece_bytes: int | None = _key(
+        None, _bytes(4096),
+        "Bulk transfers are cut into pieces of this size; activations go in between (auto: what the link carries in "
+        "one stage's time).", metavar="SIZE", unset="auto")
+    coordinate_links: bool = _key(
+        True, _bool, "Bulk transfers are cut up and yield to activations; no: for experiments only.", metavar="BOOL",
+        name="coordination")
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,5 +89,16 @@ class WorkerLostError(JettisonError):
     """A worker process died or hung."""
 
 
+class RemoteAttentionError(JettisonError):
+    """A peer did not compute attention that a step needs: the step's rows are to be computed again.
+
+    ``lost_worker``: the peer, if the link to it is gone (and so, presumably, is it).
+    """
+
+    def __init__(self, message: str, lost_worker: int | None = None) -> None:
+        super().__init__(message)
+        self.lost_worker = lost_worker
+
+
 class LinkDownError(WorkerLostError):
     """A link to a peer worker is closed, was cut, or carried something that is not a frame."""

@@ -12,6 +12,7 @@ from jettison.core import ports
 from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
 from jettison.core.group import SchedulerLimits
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
+from jettison.policy.exchange import ExchangeMode
 from jettison.policy.migration import MigrationParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
@@ -56,6 +57,8 @@ class Faults:
     step: float = 0.0
     swap: float = 0.0
     """A piece of a swap cannot be copied."""
+    remote: float = 0.0
+    """A peer does not answer a step that needs its attention."""
     budget: int = 12
 
 
@@ -150,7 +153,7 @@ class FakeCluster:
         policy: str = "drop", auto_restore: bool = True, max_seqs: int = 16, max_tokens: int = 32,
         prefix_caching: bool = True, shard_bytes: int = SHARD_BYTES, max_model_len: int = 10_000,
         faults: Faults | None = None, eager: bool = False, host_slots: int = 64, swap_budget: int | None = 4,
-        migrate_threshold: float = 3.0,
+        migrate_threshold: float = 3.0, exchange: str = "auto",
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -163,6 +166,7 @@ class FakeCluster:
         params = ClusterParams(
             overload_policy=policy, auto_restore=auto_restore,  # type: ignore[arg-type]
             swap=SwapParams(host_slots, swap_budget), migration=MigrationParams(migrate_threshold, 0.01),
+            exchange=ExchangeMode(exchange),
         )
         if eager:  # moves follow each other closely: more of them in a short run
             params = replace(
@@ -196,6 +200,8 @@ class FakeCluster:
         self.log: list[tuple[int, str]] = []
         self.check_every_event = True
         self.num_steps = 0
+        self.num_remote_rows = 0
+        """Rows of steps that attended to KV elsewhere."""
         self.num_faults = 0
         self.num_deaths = 0
         self.num_stale_layouts = 0
@@ -425,6 +431,10 @@ class FakeCluster:
         ]
         tokens = [list(r.state.tokens[: r.context_len + r.num_tokens]) for r in step.rows]
         num_tokens = sum(r.num_tokens for r in step.rows)
+        sources = [self._remote_tables(r) for r in step.rows]
+        far_lives = {part.src: self.workers[part.src].life for r in step.rows for part in r.remote}
+        unanswered = any(r.remote for r in step.rows) and self._strikes(self.faults.remote)
+        self.num_remote_rows += sum(bool(r.remote) for r in step.rows)
         lost: list[int] = []
         """Workers that died before their part was done: later parts find no input."""
         fails = self._strikes(self.faults.step)
@@ -442,11 +452,20 @@ class FakeCluster:
                     lost.append(stage.worker_id)
                 if lost:
                     return
+                if any(far for far in sources) and step.group_id not in self.core.groups:
+                    return  # a member has died: nobody waits for this step, and what it asks for may be gone
+                gone = [w for w, life in far_lives.items() if self.workers[w].life != life or not self.workers[w].alive]
+                if gone:
+                    lost.append(gone[0])
+                    return
                 assert self.shape.shards_for(stage.layers) <= worker.filled, "stage runs without its parameters"
-                for row, ids, history in zip(step.rows, stage_tables, tokens, strict=True):
-                    self._attend(worker, stage.layers, ids, history, row.context_len)
+                for row, ids, history, far in zip(step.rows, stage_tables, tokens, sources, strict=True):
+                    self._attend(worker, stage.layers, ids, history, row.context_len, far)
 
             self.at(when, compute)
+        if unanswered:
+            self.at(when, ports.StepFailed(step.step_id, "injected", recompute=True))
+            return
         last = step.stages[-1].worker_id
         if fails:
             self.at(when, self._while_alive(last, ports.StepFailed(step.step_id, "injected")))
@@ -461,15 +480,31 @@ class FakeCluster:
 
         self.at(when, self._while_alive(last, end))
 
-    def _attend(self, worker: FakeWorker, layers: object, ids: list[int], history: list[int], context: int) -> None:
+    def _remote_tables(self, row: ports.StepRow) -> dict[int, tuple[int, int, list[int]]]:
+        """Layer -> (who attends to it instead, leading positions that are meant, their blocks there)."""
+        tables: dict[int, tuple[int, int, list[int]]] = {}
+        for part in row.remote:
+            ids = self.core.state.workers[part.src].ledger.table(row.state.request_id).ids[: part.num_blocks]
+            for layer in part.layers.layers():
+                assert layer not in tables, "a layer of a row lies at two places"
+                tables[layer] = (part.src, part.num_blocks * BLOCK_SIZE, list(ids))
+        return tables
+
+    def _attend(
+        self, worker: FakeWorker, layers: object, ids: list[int], history: list[int], context: int,
+        far: dict[int, tuple[int, int, list[int]]],
+    ) -> None:
         for layer in layers.layers():  # type: ignore[attr-defined]
+            src, num_far, far_ids = far.get(layer, (worker.worker_id, 0, ids))
+            assert num_far <= context
             for position in range(context, len(history)):
                 block = ids[position // BLOCK_SIZE]
                 assert block < worker.capacity
                 worker.kv.setdefault((layer, block), {})[position % BLOCK_SIZE] = (history[position], position)
             for position, token in enumerate(history):
-                block = ids[position // BLOCK_SIZE]
-                have = worker.kv.get((layer, block), {}).get(position % BLOCK_SIZE)
+                where, table = (self.workers[src], far_ids) if position < num_far else (worker, ids)
+                block = table[position // BLOCK_SIZE]
+                have = where.kv.get((layer, block), {}).get(position % BLOCK_SIZE)
                 assert have == (token, position), f"layer {layer} block {block} position {position}: {have} != {token}"
 
     # --- moves
@@ -491,7 +526,8 @@ class FakeCluster:
                 for (layer, block), value in content.items():
                     assert worker.spec.kv_layers.lo <= layer < worker.spec.kv_layers.hi and block < worker.capacity
                     worker.kv[layer, block] = value
-            return ports.MoveEnded(move.move_id, complete, 100, 1)
+            num_bytes = len(content) * self.shape.block_bytes_per_layer(BLOCK_SIZE)
+            return ports.MoveEnded(move.move_id, complete, num_bytes, took_ns)
 
         def arrive_in_part() -> None:
             worker = self.workers[move.dst]
@@ -501,7 +537,8 @@ class FakeCluster:
                     worker.kv[layer, block] = value
 
         arrives = self._transfer(move.src, move.dst, move.move_id, arrive, arrive_in_part)
-        self.at(self.now + self.delay(0.5, 15), arrives)
+        took_ns = self.delay(0.5, 15)
+        self.at(self.now + took_ns, arrives)
 
     def _transfer(
         self, src: int, dst: int, move_id: int, arrive: Callable[[], ports.Event],

@@ -49,6 +49,7 @@ class Cluster:
     auto_restore: bool
     eager: bool
     prefix_caching: bool
+    exchange: str
 
 
 ASKED = st.builds(
@@ -77,11 +78,14 @@ CLUSTER = st.builds(
     auto_restore=st.sampled_from([True, True, False]),
     eager=st.booleans(),
     prefix_caching=st.sampled_from([True, True, False]),
+    exchange=st.sampled_from(["live", "live", "auto", "transfer", "recompute"]),
 )
 RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
 FAULTS = st.one_of(
     st.builds(Faults),
-    st.builds(Faults, apply=RATE, offer=RATE, load=RATE, move=RATE, swap=RATE, step=st.sampled_from([0.0, 0.02])),
+    st.builds(
+        Faults, apply=RATE, offer=RATE, load=RATE, move=RATE, swap=RATE, remote=RATE, step=st.sampled_from([0.0, 0.02])
+    ),
 )
 
 
@@ -92,6 +96,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
         max_tokens=cluster.max_tokens, prefix_caching=cluster.prefix_caching, shard_bytes=cluster.shard_bytes,
         faults=faults, eager=cluster.eager, host_slots=(0, 8, 64, 500)[cluster.seed % 4],
         swap_budget=(1, 4, None)[cluster.seed % 3], migrate_threshold=(1.0, 3.0, 8.0)[cluster.seed % 3],
+        exchange=cluster.exchange,
     )
     rng = random.Random(cluster.seed)
     shared = [rng.randrange(1, 60) for _ in range(16)]

@@ -162,7 +162,7 @@ def test_many_members_merge_and_split_again(num_workers: int) -> None:
 
 
 def test_four_members_split_into_pairs_where_one_could_not_hold_everything() -> None:
-    cluster = FakeCluster(num_workers=4, num_layers=8, full_blocks=60, auto_restore=False)
+    cluster = FakeCluster(num_workers=4, num_layers=8, full_blocks=60, auto_restore=False, exchange="transfer")
     burst(cluster, 5, prompt=20, output=150)  # about 17 blocks each when the pipeline is split
     cluster.run(until_ms=30)
     merge_all(cluster, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from jettison.device.model.weights import WeightFolder
 from jettison.device.runner import Runner
 from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput, StepOutput
 from jettison.types import TokenLogprobs
+
+sys.path.insert(0, str(Path(__file__).parent))  # importlib mode puts no test folder on the path
 
 BLOCK_SIZE = 4
 

@@ -360,3 +360,31 @@ async def test_the_baselines_serve_over_real_processes(model_dir: Path, policy: 
         assert all(ledger.num_free == ledger.capacity for ledger in ledgers)
     for mine, theirs in zip(got, expected, strict=True):
         assert mine == theirs[: len(mine)] and (len(mine) == len(theirs) or policy == "migrate")
+
+
+@pytest.mark.live
+async def test_requests_that_run_while_their_kv_moves_produce_the_same_tokens(model_dir: Path) -> None:
+    """Two real processes, float64: tokens of an undisturbed engine, though attention is remote for a while."""
+    rng = random.Random(11)
+    prompts = [[rng.randrange(256) for _ in range(150 + 7 * i)] for i in range(10)]
+    flags = {"dtype": "float64", "enable_prefix_caching": False}
+
+    async def outputs(engine: Engine, *, drop: bool) -> list[list[int]]:
+        tasks = [asyncio.create_task(collect(engine, request(f"r{i}", p, 80))) for i, p in enumerate(prompts)]
+        if drop:
+            states = engine.core.state.requests
+            async with asyncio.timeout(60):
+                while not states or any(s.num_output < 4 for s in states.values()):
+                    await asyncio.sleep(0.005)
+            engine.request_drop()
+        results = await asyncio.gather(*tasks)
+        assert all(reason is FinishReason.LENGTH for _, reason in results)
+        return [tokens for tokens, _ in results]
+
+    async with running(model_dir, 900, **flags) as engine:
+        expected = await outputs(engine, drop=False)
+    async with running(model_dir, 900, **flags, exchange="live", exchange_piece_bytes=4096) as engine:
+        assert await outputs(engine, drop=True) == expected
+        await rest(engine)
+        counters = engine.core.state.counters
+        assert counters.num_drops == 1 and counters.num_live_rows > 0 and counters.num_recomputed_tokens == 0

@@ -49,7 +49,7 @@ class FakeDevice:
     def close(self):
         self.running = False
 
-    def run_step(self, step: StepInput, hidden):
+    def run_step(self, step: StepInput, hidden, port=None):
         self.log.append(("step", step.step_id))
         if step.step_id in self.poisoned:
             raise RuntimeError(f"poisoned step {step.step_id}")

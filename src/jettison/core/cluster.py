@@ -53,6 +53,7 @@ from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.computeload import Arrangement, compute_load
 from jettison.policy.dispatch import GroupFreeness, choose_group
+from jettison.policy.exchange import ExchangeCosts, ExchangeMode
 from jettison.policy.merge import (
     DropPlan,
     MergeStrategy,
@@ -103,6 +104,8 @@ class ClusterParams:
     """How far to merge: as little as suffices (KunServe v3), or until the added KV exceeds the first (v1)."""
     link_bytes_per_s: float = 1e9
     """Expected rate of a pull where there is no profile, for the choice between pulling and not merging."""
+    exchange: ExchangeMode = ExchangeMode.AUTO
+    """How stalled requests get to run again after a merge."""
     auto_restore: bool = True
     """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
     profile: HardwareProfile | None = None
@@ -133,6 +136,8 @@ class ClusterCore:
         }
         self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers)
         self.state.profiled_cost = None if params.profile is None else params.profile.cost
+        self.state.exchange_mode = params.exchange
+        self.state.exchange_costs = self._exchange_costs
         self.merges: list[Merging] = []
         self.restores: list[Restoring] = []
         self.rehousing = Rehousing(self.state, params.faults, self._place)
@@ -185,6 +190,7 @@ class ClusterCore:
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """Everything that follows from one event at one time."""
         actions = self._on(event, now_ns)
+        self.state.recompute_distrusted()
         actions += self._advance_moves(now_ns)
         actions += self.rehousing.advance(now_ns)
         actions += self.relief.before_steps(self._moving_workers(), now_ns)
@@ -326,6 +332,7 @@ class ClusterCore:
                 )
                 actions += self._stop_moves_of(result.state)
         for row in flight.step.rows:
+            self.state.counters.num_live_rows += bool(row.remote)
             self.state.reap(row.state)
         return actions
 
@@ -334,6 +341,8 @@ class ClusterCore:
         if group is None:
             return []
         actions: list[Action] = [Record("step_failed", now_ns, {"step": event.step_id, "message": event.message})]
+        if event.recompute and event.lost_worker is None:
+            return actions + self._compute_again(group, event.step_id)
         for state in group.fail(event.step_id):
             if event.lost_worker is not None:
                 # The step is not to blame, and the group cannot go on: whoever is lost will be declared dead.
@@ -342,6 +351,18 @@ class ClusterCore:
                 continue
             actions += self.state.end(state, FinishReason.ERROR, now_ns, error="the model step failed")
             actions += self._stop_moves_of(state)
+            self.state.reap(state)
+        return actions
+
+    def _compute_again(self, group: GroupCore, step_id: int) -> list[Action]:
+        """A peer did not compute attention: rows that need none run again; others start again from their tokens."""
+        remote = {r.state.request_id for r in group.in_flight[step_id].step.rows if r.remote}
+        actions: list[Action] = []
+        for state in group.fail(step_id):
+            # Chunks that were planned to follow this one have run on KV that is not there.
+            if state.ending is None and (state.request_id in remote or state.num_pending):
+                actions += self._stop_moves_of(state)
+                self.state.distrust(state)
             self.state.reap(state)
         return actions
 
@@ -614,6 +635,20 @@ class ClusterCore:
         sizes = [len(m.stages) for m in plan.merges]
         sizes += [len(g.stages) for g in self.groups.values() if g.group_id not in merged]
         return throughput_cost(sizes, profile.group_tokens_per_s)
+
+    def _exchange_costs(self, group: GroupCore) -> ExchangeCosts:
+        """Prices as they were met so far: links by the transfers that have ended (before: as profiled), compute by the
+        steps."""
+        fit = self.steptimes.get(len(group.stages)) or self.steptimes.get(1) or StepTimeModel()
+        size = self.state.limits.block_size
+        rate = fit.prefill_tokens_per_s(self.state.limits.max_num_batched_tokens, 0, 0)
+        profile = self.params.profile
+        assumed = None if profile is None else profile.link_bytes_per_s
+        return ExchangeCosts(
+            lambda link: self.state.link_rate(link).bytes_per_s or assumed,
+            lambda num_tokens: None if rate is None else num_tokens / rate,
+            fit.predict_s(len(group.running) + len(group.moving), group.used_blocks * size),
+        )
 
     def _dwelled(self, group: GroupCore, now_ns: int) -> bool:
         monitor = self._monitor(group)

@@ -1,7 +1,8 @@
 """The exchange after a merge: running requests' KV goes to where the new stages want it (KunServe v3 section 4.2).
 
 Owns the transfers of one merge and the pages under KV that a member no longer runs. Nothing here changes queues of
-other groups or drops parameters: that is ``core.merging``, which drives it.
+other groups or drops parameters: that is ``core.merging``, which drives it. What happens to each stalled request
+(transfer, recompute, live) is decided in ``policy.exchange``.
 
     plan(states)    before the drop: which requests will have to move, so that their KV is kept (``spec``)
     begin(group)    the merged group exists; its requests are resumed, stalled or recomputed
@@ -10,22 +11,39 @@ other groups or drops parameters: that is ``core.merging``, which drives it.
 Ownership: until its last move has ended, a request's blocks stay reserved at both ends. Landing space comes first:
 admission leaves free what the exchange still needs, so two members cannot fill each other's room and wait forever;
 should no landing be possible at all, the youngest stalled request is recomputed instead.
+
+Live (KunServe v1 section 4.2): the block that is not full goes first; as soon as it is there the request runs, and its
+steps attend to the full blocks at the old home, for the layers that have not arrived. New KV is written by the new
+stage only, so nothing that is still on its way can become stale. Layers arrive one after the other for *all* live
+requests, because a layer that is local for everybody costs no round trip. A member keeps foreign pages until no step
+in flight can ask for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
+from jettison.core.arriving import Arriving, ArrivingSet
 from jettison.core.group import GroupCore
 from jettison.core.landed import Landed, LandedBlocks
 from jettison.core.ports import Action, CallFailed, CancelMove, LayoutApplied, LayoutOffered, MoveEnded, SendKV
 from jettison.core.relayout import Relayout, RelayoutPhase
-from jettison.core.request import Phase, RequestState
+from jettison.core.request import Phase, RemotePart, RequestState
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec, RetainedKV
+from jettison.policy.exchange import (
+    ExchangeMode,
+    ExchangeQueue,
+    LinkId,
+    StalledRequest,
+    by_layers,
+    choose_exchange,
+    split_layers,
+)
 from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
 from jettison.policy.merge import StagePlan
-from jettison.types import NANOSECONDS, LayerRange, MoveId, RequestId, WorkerId
+from jettison.types import NANOSECONDS, LayerRange, MoveId, WorkerId
 
 RETRY_NS = NANOSECONDS // 10
 """Between attempts of a member to give pages back."""
@@ -46,10 +64,11 @@ class Exchange:
         self._moves: dict[MoveId, SendKV] = {}
         self._landed = LandedBlocks(cluster)
         """Shared prefixes move once."""
-        self._waits_for: dict[RequestId, set[MoveId]] = {}
-        """Request -> moves of other requests that carry its shared prefix."""
-        self._broken: set[RequestId] = set()
-        """Requests of which a transfer failed: recomputed as soon as nothing of them is on its way."""
+        self._arriving = ArrivingSet()
+        self._queued_bytes: dict[LinkId, int] = {}
+        """Of transfers that have not ended."""
+        self.num_by_choice: Counter[ExchangeMode] = Counter()
+        self._started_ns = 0
         self._num_foreign: dict[WorkerId, int] | None = None
         """Blocks of layers that left a worker and must still be sent, by worker; None = has to be counted again."""
         self._retry_ns = 0
@@ -63,7 +82,9 @@ class Exchange:
     def is_over(self) -> bool:
         """Every request is in place and no member keeps KV of layers that it no longer runs."""
         assert self.group is not None
-        return not (self._landing or self._moves or self._relayouts or self.group.moving or self._kept())
+        return not (
+            self._landing or self._moves or self._arriving or self._relayouts or self.group.moving or self._kept()
+        )
 
     # --- before the drop --------------------------------------------------------------------------------------
 
@@ -80,35 +101,49 @@ class Exchange:
         """The drop did not happen: nothing will be sent."""
         self._landing = []
 
-    def _foreign_blocks(self, worker_id: WorkerId) -> dict[LayerRange, set[int]]:
-        """Blocks at a worker whose KV of layers outside its new range must still be sent, by layer range."""
-        foreign: dict[LayerRange, set[int]] = {}
+    def _foreign_blocks(self, worker_id: WorkerId) -> tuple[RetainedKV, ...]:
+        """KV at a worker of layers outside its new range that must still be sent, or may still be attended to."""
+        foreign: list[tuple[LayerRange, frozenset[int]]] = []
         ledger = self._cluster.workers[worker_id].ledger
         for state, moves in self._landing:
             for move in moves:
                 if move.src == worker_id:
                     ids = ledger.table(state.request_id).ids[: -(-state.num_computed // ledger.block_size)]
-                    foreign.setdefault(move.layers, set()).update(ids)
+                    foreign.append((move.layers, frozenset(ids)))
         for sent in self._moves.values():
             if sent.src == worker_id:
-                foreign.setdefault(sent.layers, set()).update(sent.src_blocks)
-        return foreign
+                foreign.append((sent.layers, frozenset(sent.src_blocks)))
+        for state, part in self._attended():
+            if part.src == worker_id:
+                ids = ledger.table(state.request_id).ids[: part.num_blocks]
+                foreign.append((part.layers, frozenset(ids)))
+        return tuple(RetainedKV(layers, blocks) for layers, blocks in by_layers(foreign))
+
+    def _attended(self) -> Iterator[tuple[RequestState, RemotePart]]:
+        """KV that steps attend to, or will, where it lies."""
+        for entry in self._arriving.entries.values():
+            yield from ((entry.state, part) for part in entry.remote)
+        if self.group is not None:
+            yield from self._in_flight()
+
+    def _in_flight(self) -> Iterator[tuple[RequestState, RemotePart]]:
+        """What steps that have been issued may still ask for."""
+        assert self.group is not None
+        for flight in self.group.in_flight.values():
+            for row in flight.step.rows:
+                yield from ((row.state, part) for part in row.remote)
 
     def spec(self, worker_id: WorkerId) -> LayoutSpec:
         """A member's layout: its stage, and KV of other layers for as long as it must still be sent."""
         layers = self._stages[worker_id]
-        retained = tuple(
-            RetainedKV(where, tuple(sorted(blocks)))
-            for where, blocks in sorted(self._foreign_blocks(worker_id).items())
-            if blocks
-        )
-        return LayoutSpec(self._cluster.shape.shards_for(layers), layers, retained)
+        return LayoutSpec(self._cluster.shape.shards_for(layers), layers, self._foreign_blocks(worker_id))
 
     # --- the merged group -------------------------------------------------------------------------------------
 
-    def begin(self, group: GroupCore, states: Iterable[RequestState]) -> None:
+    def begin(self, group: GroupCore, states: Iterable[RequestState], now_ns: int) -> None:
         """Put the requests of the old groups into the merged one; those that lack KV stall."""
         self.group = group
+        self._started_ns = now_ns
         self._landing = []
         self._num_foreign = None
         for state in sorted(states, key=lambda s: s.order):
@@ -134,9 +169,10 @@ class Exchange:
         """Start what can be started, and tell admission what is still to land."""
         assert self.group is not None
         actions = self._start_transfers(now_ns)
-        while self._landing and not self._moves and not self._relayouts:
-            # Neither a transfer nor a layout change is under way that could make room: recompute the youngest.
+        while self._landing and not (self._moves or self._relayouts or any(self._in_flight())):
+            # Nothing is under way that could make room: recompute the youngest.
             state, _ = self._landing.pop()
+            self.num_by_choice[ExchangeMode.RECOMPUTE] += 1
             self._recompute(state)
             actions += self._start_transfers(now_ns)
         self._reserve_landing(self.group)
@@ -156,42 +192,48 @@ class Exchange:
                 return actions
         return None
 
-    def on_move(self, event: MoveEnded) -> bool:
-        """Take the end of a transfer; whether it was one of this exchange."""
+    def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
+        """Take the end of a transfer; None if it is not one of this exchange."""
         move = self._moves.pop(event.move_id, None)
         if move is None:
-            return False
+            return None
         state = self._cluster.move_owner.pop(event.move_id)
         state.moves.discard(event.move_id)
-        self.num_moved_bytes += event.num_bytes
-        self._cluster.counters.exchanged_bytes += event.num_bytes
-        dependents = [r for r, moves in self._waits_for.items() if event.move_id in moves]
-        for request_id in dependents:
-            self._waits_for[request_id].discard(event.move_id)
-        self._num_foreign = None
+        self._account(move, event)
+        entries = self._arriving.ended(event.move_id)
+        actions: list[Action] = []
         if not event.complete:
             self._landed.forget(state, move)
             # Whoever counted on the prefix that this transfer carried has to start again, too.
-            self._broken.update(dependents)
-            if state.ending is None:
-                self._broken.add(state.request_id)
+            for entry in entries:
+                actions += self.cancel(entry.state)
+                self._cluster.distrust(entry.state)
         if state.ending is not None:
             self._cluster.reap(state)
-        for request_id in (state.request_id, *dependents):
-            self._try_resume(request_id)
-        return True
+        for entry in entries:
+            self._try_resume(entry, now_ns)
+        return actions
+
+    def _account(self, move: SendKV, event: MoveEnded) -> None:
+        """Book what a move has carried."""
+        self.num_moved_bytes += event.num_bytes
+        self._cluster.counters.exchanged_bytes += event.num_bytes
+        link = (move.src, move.dst)
+        self._queued_bytes[link] -= self._num_bytes(move)
+        self._cluster.link_rate(link).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
+        self._num_foreign = None
 
     def cancel(self, state: RequestState) -> list[Action]:
-        """The request is ending: stop its transfers unless another request needs the prefix they carry."""
+        """The request is ending or starts again: stop its transfers unless another request needs what they carry."""
         if any(s is state for s, _ in self._landing):
             self._landing = [entry for entry in self._landing if entry[0] is not state]
             self._num_foreign = None
-        self._waits_for.pop(state.request_id, None)
-        self._broken.discard(state.request_id)
-        if not state.moves:
-            return []
-        needed = set().union(*self._waits_for.values())
-        cancelled = [self._moves[m] for m in sorted(state.moves) if m in self._moves and m not in needed]
+        self._arriving.forget(state.request_id)
+        cancelled = [
+            self._moves[m]
+            for m in sorted(state.moves)
+            if m in self._moves and not self._arriving.others_need(m, state.request_id)
+        ]
         for move in cancelled:
             # Nobody may count on blocks of which perhaps nothing has arrived.
             self._landed.forget(state, move)
@@ -206,27 +248,93 @@ class Exchange:
     def _start_transfers(self, now_ns: int) -> list[Action]:
         """Start the transfers of stalled requests, in service order, until one has no room to land."""
         assert self.group is not None
-        actions: list[Action] = []
-        num_started = 0
+        urgent: list[Action] = []
+        bulk: list[tuple[int, Action]] = []
+        begun: list[Arriving] = []
+        given_up: list[RequestState] = []
         for state, moves in self._landing:
-            started = self._start_transfer(state, moves)
-            if started is None:
+            choice = self._choose(state, moves, given_up)
+            if choice is ExchangeMode.RECOMPUTE:
+                given_up.append(state)
+                self.num_by_choice[choice] += 1
+                continue
+            entry = None if choice is None else self._start(state, moves, choice is ExchangeMode.LIVE, urgent, bulk)
+            if choice is None or entry is None:
                 break
-            num_started += 1
-            actions += started
-        if num_started:
-            begun, self._landing = self._landing[:num_started], self._landing[num_started:]
+            begun.append(entry)
+            self.num_by_choice[choice] += 1
+        done = {e.state.request_id for e in begun} | {s.request_id for s in given_up}
+        if done:
+            self._landing = [entry for entry in self._landing if entry[0].request_id not in done]
             self._num_foreign = None
-            for state, _ in begun:
-                self._try_resume(state.request_id)
+        for state in given_up:
+            self._recompute(state)
+        for entry in begun:
+            self._try_resume(entry, now_ns)
+        # Layer by layer over all live requests; what stalls somebody goes before (part -1).
+        actions = urgent + [action for _, action in sorted(bulk, key=lambda item: item[0])]
         return actions + self._give_back_foreign(bool(self._landing or self.group.waiting), now_ns)
 
-    def _start_transfer(self, state: RequestState, moves: tuple[KVMovePlan, ...]) -> list[Action] | None:
+    def _choose(
+        self, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState]
+    ) -> ExchangeMode | None:
+        """What to do with a stalled request, given all that goes before it."""
+        group, cluster = self.group, self._cluster
+        assert group is not None
+        size = cluster.limits.block_size
+        num_full, num_blocks = state.num_computed // size, group.blocks_for(state.num_computed)
+        layer_bytes = cluster.shape.block_bytes_per_layer(size)
+        load: dict[LinkId, int] = {}
+        remote: dict[WorkerId, int] = {}
+        for move in moves:
+            link = (move.src, move.dst)
+            load[link] = load.get(link, 0) + len(move.layers) * num_blocks * layer_bytes
+            remote[move.dst] = remote.get(move.dst, 0) + len(move.layers)
+        request = StalledRequest(
+            state.num_computed, load, {k: v * (num_blocks - num_full) // num_blocks for k, v in load.items()},
+            max(remote.values()), num_full > 0,
+        )
+        before = sum(len(s.tokens) for s in group.waiting if s.order < state.order)
+        queue = ExchangeQueue(self._queued_bytes, before + sum(s.num_computed for s in given_up))
+        return choose_exchange(request, queue, cluster.exchange_costs(group), cluster.exchange_mode)
+
+    def _start(
+        self, state: RequestState, moves: tuple[KVMovePlan, ...], live: bool,
+        urgent: list[Action], bulk: list[tuple[int, Action]],
+    ) -> Arriving | None:
         """Reserve landing blocks and start all transfers of a request; None if a destination lacks room."""
+        prefixes = self._reserve(state, moves)
+        if prefixes is None:
+            return None
+        num_full, num_sent = self._num_full(state), -(-state.num_computed // self._cluster.limits.block_size)
+        entry = Arriving(state)
+        for move in moves:
+            prefix = prefixes.get(move.dst, [])
+            if not live:
+                entry.first |= self._carriers(prefix, move)
+                action = self._send(state, move, len(prefix), num_sent)
+                entry.first.add(action.move_id)
+                bulk.append((-1, action))
+                continue
+            if num_sent > num_full:
+                action = self._send(state, move, num_full, num_sent, urgent=True)
+                entry.first.add(action.move_id)
+                urgent.append(action)
+            for index, layers in enumerate(split_layers(move.layers)):
+                part = move._replace(layers=layers)
+                waits = self._carriers(prefix, part)
+                if num_full > len(prefix):
+                    action = self._send(state, part, len(prefix), num_full)
+                    waits.add(action.move_id)
+                    bulk.append((index, action))
+                entry.parts[RemotePart(move.src, move.dst, layers, num_full)] = waits
+        self._arriving.add(entry)
+        return entry
+
+    def _reserve(self, state: RequestState, moves: tuple[KVMovePlan, ...]) -> dict[WorkerId, list[Landed]] | None:
+        """Take landing blocks at every destination; what of them is shared, or None if one lacks room."""
         workers = self._cluster.workers
-        assert self.group is not None
         table_len = max(workers[m.src].ledger.num_blocks_of(state.request_id) for m in moves)
-        num_sent = self.group.blocks_for(state.num_computed)
         new_here = [dst for dst in sorted({m.dst for m in moves}) if not workers[dst].ledger.has(state.request_id)]
         shared = {dst: self._shared_prefix(state, moves, dst) for dst in new_here}
         if any(not workers[dst].ledger.can_allocate(table_len - len(shared[dst])) for dst in new_here):
@@ -235,18 +343,27 @@ class Exchange:
             ledger = workers[dst].ledger
             ledger.adopt_prefix(state.request_id, [landed.block for landed in shared[dst]])
             ledger.allocate(state.request_id, table_len - len(shared[dst]))
-        actions: list[Action] = []
-        for move in moves:
-            prefix = shared.get(move.dst, [])
-            self._landed.note(state, move.src, move.dst)
-            if prefix:
-                self._waits_for.setdefault(state.request_id, set()).update(self._carriers(prefix, move))
-            there = workers[move.src].ledger.table(state.request_id).ids[len(prefix) : num_sent]
-            here = workers[move.dst].ledger.table(state.request_id).ids[len(prefix) : num_sent]
-            action = self._cluster.send_kv(state, move.src, move.dst, move.layers, there, here)
-            self._moves[action.move_id] = action
-            actions.append(action)
-        return actions
+        for src, dst in sorted({(m.src, m.dst) for m in moves}):
+            self._landed.note(state, src, dst)
+        return shared
+
+    def _num_full(self, state: RequestState) -> int:
+        return state.num_computed // self._cluster.limits.block_size
+
+    def _send(self, state: RequestState, move: KVMovePlan, first: int, end: int, *, urgent: bool = False) -> SendKV:
+        """Send blocks ``first`` to ``end`` of a request's table."""
+        workers = self._cluster.workers
+        there = workers[move.src].ledger.table(state.request_id).ids[first:end]
+        here = workers[move.dst].ledger.table(state.request_id).ids[first:end]
+        action = self._cluster.send_kv(state, move.src, move.dst, move.layers, there, here, urgent=urgent)
+        self._moves[action.move_id] = action
+        link = (move.src, move.dst)
+        self._queued_bytes[link] = self._queued_bytes.get(link, 0) + self._num_bytes(action)
+        return action
+
+    def _num_bytes(self, move: SendKV) -> int:
+        block_bytes = self._cluster.shape.block_bytes_per_layer(self._cluster.limits.block_size)
+        return len(move.layers) * len(move.src_blocks) * block_bytes
 
     def _shared_prefix(self, state: RequestState, moves: tuple[KVMovePlan, ...], dst: WorkerId) -> list[Landed]:
         """Blocks at ``dst`` that already hold (or will hold) this request's leading blocks."""
@@ -254,36 +371,38 @@ class Exchange:
         return self._landed.prefix(state, sources.pop(), dst) if len(sources) == 1 else []
 
     def _carriers(self, prefix: list[Landed], move: KVMovePlan) -> set[MoveId]:
-        """Unfinished moves that carry blocks of a shared prefix between the ends of ``move``."""
-        theirs = (m for owner in {p.owner for p in prefix} for m in self._cluster.requests[owner].moves)
-        return {m for m in theirs if (sent := self._moves[m]).src == move.src and sent.dst == move.dst}
+        """Unfinished moves that carry blocks of a shared prefix between the ends of ``move``, in its layers."""
+        theirs = {m for owner in {p.owner for p in prefix} for m in self._cluster.requests[owner].moves}
+        blocks = {p.block for p in prefix}
+        return {
+            m
+            for m in theirs
+            if (sent := self._moves[m]).src == move.src and sent.dst == move.dst
+            and sent.layers.lo < move.layers.hi and move.layers.lo < sent.layers.hi
+            and not blocks.isdisjoint(sent.dst_blocks)
+        }
 
-    def _try_resume(self, request_id: RequestId) -> None:
-        """Back to running once nothing of the request is on its way (or to the queue, if something got lost)."""
-        group = self.group
-        state = self._cluster.requests.get(request_id)
-        if group is None or state is None or state.phase is not Phase.MOVING or state.ending is not None:
+    def _try_resume(self, entry: Arriving, now_ns: int) -> None:
+        """Run the request if what it cannot do without is there; note what is still elsewhere."""
+        group, state = self.group, entry.state
+        if group is None or state.ending is not None or state.recompute or entry.first:
             return
-        if state.moves:
+        if state.phase is Phase.MOVING:
+            group.resume(state)
+            self._cluster.counters.note_stall(now_ns - self._started_ns)
+        state.remote = entry.remote
+        if not entry.is_complete:
             return
-        if request_id in self._broken:
-            self._recompute(state)
-            return
-        if self._waits_for.get(request_id):
-            return
-        self._waits_for.pop(request_id, None)
-        group.resume(state)
+        self._arriving.forget(state.request_id)
         if group.seals:
             for ledger in group.ledgers:
                 for index in range(state.num_sealed):
-                    ledger.seal(request_id, index, state.hashes[index])
+                    ledger.seal(state.request_id, index, state.hashes[index])
 
     def _recompute(self, state: RequestState) -> None:
-        """Give up on moving this request's KV: it starts again from its tokens."""
+        """Do not move this request's KV: it starts again from its tokens."""
         assert self.group is not None
         self._num_foreign = None
-        self._broken.discard(state.request_id)
-        self._waits_for.pop(state.request_id, None)
         self.group.preempt(state)
 
     def _reserve_landing(self, group: GroupCore) -> None:
@@ -304,8 +423,9 @@ class Exchange:
         """Free pages of foreign layers: all at once when a member has sent everything, earlier under pressure."""
         if now_ns < self._retry_ns or not self._kept():
             return []
-        if self._num_foreign is None:
-            self._num_foreign = {w: sum(map(len, self._foreign_blocks(w).values())) for w in self._stages}
+        if self._num_foreign is None or not self._moves:
+            # Without a move the last steps that ask for foreign KV are what it still waits for.
+            self._num_foreign = {w: sum(len(kept.block_ids) for kept in self._foreign_blocks(w)) for w in self._stages}
         actions: list[Action] = []
         for worker_id, needed in self._num_foreign.items():
             worker = self._cluster.workers[worker_id]

@@ -268,6 +268,8 @@ class GroupCore:
         state.num_computed = 0
         state.num_sealed = 0
         state.kv_at = {}
+        state.remote = ()
+        state.paused = state.recompute = False
         self.enqueue(state)
 
     # --- plan -------------------------------------------------------------------------------------------------
@@ -367,7 +369,7 @@ class GroupCore:
     def _schedule(self, state: RequestState, num_tokens: int) -> StepRow:
         context = state.num_computed + state.num_pending
         state.num_pending += num_tokens
-        return StepRow(state, context, num_tokens, context + num_tokens == len(state.tokens))
+        return StepRow(state, context, num_tokens, context + num_tokens == len(state.tokens), state.remote)
 
     # --- commit -----------------------------------------------------------------------------------------------
 
@@ -380,11 +382,14 @@ class GroupCore:
         for index, row in enumerate(flight.step.rows):
             state = row.state
             state.num_pending -= row.num_tokens
+            token = next(tokens) if row.samples else None
+            if state.recompute:
+                continue
             state.num_computed += row.num_tokens
             if state.prompt_logprobs is not None and index in done.prompt_logprobs:
                 self._add_prompt_logprobs(state, row, done.prompt_logprobs[index])
-            token = next(tokens) if row.samples else None
-            if self.seals and state.ending is None:
+            # Blocks that lie elsewhere are not in the prefix cache of the stage that lacks them.
+            if self.seals and state.ending is None and not state.remote:
                 self._seal(state)
             if token is None or state.ending is not None:
                 continue

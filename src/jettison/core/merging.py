@@ -147,9 +147,9 @@ class Merging:
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of one of this merge's transfers; None if it is not one."""
         actions = self._pulling.on_move(event)
-        if actions is not None:
-            return actions + self.advance(now_ns)
-        return self.advance(now_ns) if self._exchange.on_move(event) else None
+        if actions is None:
+            actions = self._exchange.on_move(event, now_ns)
+        return None if actions is None else actions + self.advance(now_ns)
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop its transfers unless another request needs the prefix they carry."""
@@ -317,7 +317,7 @@ class Merging:
         for source in self._sources:
             states += source.take_queues()
             self._cluster.dissolve(source)
-        self._exchange.begin(group, states)
+        self._exchange.begin(group, states, now_ns)
         counters = self._cluster.counters
         counters.num_drops += 1
         counters.drop_ns += now_ns - self._started_ns
@@ -349,6 +349,7 @@ class Merging:
             done = {
                 "group": self.group.group_id,
                 "bytes": self._exchange.num_moved_bytes,
+                "requests": {str(k): n for k, n in sorted(self._exchange.num_by_choice.items())},
                 "ms": (now_ns - self._started_ns) / 1e6,
                 "capacity_blocks": self.group.capacity_blocks,
             }

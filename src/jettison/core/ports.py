@@ -26,7 +26,7 @@ from jettison.types import (
 )
 
 if TYPE_CHECKING:
-    from jettison.core.request import RequestState
+    from jettison.core.request import RemotePart, RequestState
     from jettison.policy.merge import StagePlan
 
 
@@ -69,6 +69,8 @@ class StepFailed(NamedTuple):
     message: str
     lost_worker: WorkerId | None = None
     """The worker whose part never came. The step is not to blame: its requests go on, here or elsewhere."""
+    recompute: bool = False
+    """Nothing is wrong with its rows: a peer did not compute attention that it needed."""
 
 
 class LayoutOffered(NamedTuple):
@@ -161,6 +163,8 @@ class StepRow(NamedTuple):
     num_tokens: int
     samples: bool
     """The chunk ends at the request's last known token: a new one is drawn."""
+    remote: tuple[RemotePart, ...] = ()
+    """What of its KV the stages attend to elsewhere, as it was when the step was planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +211,8 @@ class SendKV(NamedTuple):
     layers: LayerRange
     src_blocks: tuple[int, ...]
     dst_blocks: tuple[int, ...]
+    urgent: bool = False
+    """Goes before other KV: somebody can run as soon as it is there."""
 
 
 class SendShard(NamedTuple):

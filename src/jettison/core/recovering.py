@@ -341,7 +341,8 @@ class Recoveries:
         state.num_preemptions += state.num_computed > 0
         state.num_computed = state.num_pending = state.num_sealed = 0
         state.kv_at = {}
-        state.paused = False
+        state.remote = ()
+        state.paused = state.recompute = False
         state.phase = Phase.WAITING
         state.group_id = -1
 

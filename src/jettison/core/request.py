@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 from jettison.types import FinishReason, GroupId, LayerRange, Request, RequestId, TokenLogprobs, WorkerId
 
@@ -22,17 +23,28 @@ class Phase(StrEnum):
     FINISHED = "finished"
 
 
+class RemotePart(NamedTuple):
+    """Layers of a running request's KV that are still on their way: the old home attends to them."""
+
+    src: WorkerId
+    dst: WorkerId
+    layers: LayerRange
+    num_blocks: int
+    """Leading blocks of the request's tables that are meant: full ones, computed before the merge."""
+
+
 class RequestState:
     """Progress of one request.
 
     Invariant: ``num_computed <= num_computed + num_pending <= len(tokens)``. KV of tokens before ``num_computed`` is
-    valid at every worker in ``kv_at``, for the layers named there.
+    valid at every worker in ``kv_at``, for the layers named there; except that what ``remote`` names is at its source.
     """
 
     __slots__ = (
         "request", "request_id", "num_prompt", "tokens", "num_computed", "num_pending", "phase", "group_id", "kv_at",
         "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns", "first_token_ns",
         "finished_ns", "num_preemptions", "num_worker_deaths", "order", "prompt_logprobs", "moves", "paused",
+        "remote", "recompute",
     )
 
     def __init__(self, request: Request, order: int) -> None:
@@ -71,6 +83,11 @@ class RequestState:
         """Moves of its KV that have not ended: until then its blocks stay reserved on both sides."""
         self.paused = False
         """Not scheduled: the last blocks of its KV are on their way to its new home."""
+        self.remote: tuple[RemotePart, ...] = ()
+        """KV that its steps attend to elsewhere (live exchange)."""
+        self.recompute = False
+        """Its KV cannot be completed or trusted: not scheduled, and computed again from its tokens as soon as no step
+        and no move touches it."""
 
     @property
     def num_output(self) -> int:

@@ -5,16 +5,19 @@ Data and lookups only; decisions are in ``policy``, sequences in ``core.merging`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jettison.core.group import GroupCore, SchedulerLimits
 from jettison.core.ports import Action, Emit, SendKV, SendShard, Transfer
 from jettison.core.request import Phase, RequestState
+from jettison.cost.linkrate import LinkRate
 from jettison.cost.model import CostModel
 from jettison.cost.online import OnlineChunkCost
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
+from jettison.policy.exchange import ExchangeCosts, ExchangeMode, LinkId
 from jettison.policy.merge import StagePlan
 from jettison.types import (
     FinishReason,
@@ -70,6 +73,12 @@ class ClusterCounters:
     remap_ns: int = 0
     restore_ns: int = 0
     exchanged_bytes: int = 0
+    num_live_rows: int = 0
+    """Rows of steps that attended to KV at its old home."""
+    num_stalls: int = 0
+    """Requests that stood still in an exchange until they could run again."""
+    stall_ns: int = 0
+    max_stall_ns: int = 0
     returned_bytes: int = 0
     pulled_bytes: int = 0
     num_rebalanced: int = 0
@@ -89,6 +98,12 @@ class ClusterCounters:
     num_recoveries: int = 0
     """Survivors brought back to a full layout (or cleared of what a dead pipeline had left)."""
     recovery_ns: int = 0
+
+    def note_stall(self, stall_ns: int) -> None:
+        """A request runs again."""
+        self.num_stalls += 1
+        self.stall_ns += stall_ns
+        self.max_stall_ns = max(self.max_stall_ns, stall_ns)
 
 
 @dataclass(slots=True)
@@ -111,6 +126,12 @@ class ClusterState:
     profiled_cost: CostModel | None = None
     chunk_costs: dict[int, OnlineChunkCost] = field(default_factory=dict)
     """Fit of a microbatch's time by number of stages: the layers of one stage, and its last stage's sampling."""
+    exchange_mode: ExchangeMode = ExchangeMode.AUTO
+    exchange_costs: Callable[[GroupCore], ExchangeCosts] = lambda group: ExchangeCosts()
+    """What is known of prices for a merged group."""
+    link_rates: dict[LinkId, LinkRate] = field(default_factory=dict)
+    distrusted: dict[RequestId, RequestState] = field(default_factory=dict)
+    """Requests with ``recompute`` set."""
     next_group_id: GroupId = 0
     next_epoch: int = 0
     next_step_id: int = 1
@@ -172,14 +193,18 @@ class ClusterState:
         self.next_move_id += 1
         return self.next_move_id - 1
 
+    def link_rate(self, link: LinkId) -> LinkRate:
+        """What is known of one direction of a link."""
+        return self.link_rates.setdefault(link, LinkRate())
+
     # --- requests ---------------------------------------------------------------------------------------------
 
     def send_kv(
         self, state: RequestState, src: WorkerId, dst: WorkerId, layers: LayerRange,
-        src_blocks: list[int], dst_blocks: list[int],
+        src_blocks: list[int], dst_blocks: list[int], *, urgent: bool = False,
     ) -> SendKV:
         """A KV move owned by a request: its blocks stay reserved until the move has ended."""
-        move = SendKV(self.new_move(), src, dst, layers, tuple(src_blocks), tuple(dst_blocks))
+        move = SendKV(self.new_move(), src, dst, layers, tuple(src_blocks), tuple(dst_blocks), urgent)
         state.moves.add(move.move_id)
         self.move_owner[move.move_id] = state
         self.open_moves[move.move_id] = move
@@ -190,6 +215,22 @@ class ClusterState:
         move = SendShard(self.new_move(), src, dst, shard)
         self.open_moves[move.move_id] = move
         return move
+
+    def distrust(self, state: RequestState) -> None:
+        """Something of the request's KV got lost: it starts again from its tokens, as soon as it may."""
+        state.recompute = True
+        self.distrusted[state.request_id] = state
+
+    def recompute_distrusted(self) -> None:
+        """Queue distrusted requests again that nothing touches any more."""
+        for request_id, state in list(self.distrusted.items()):
+            # Those of a dead worker's group have started again elsewhere.
+            if state.ending is None and state.recompute:
+                group = self.groups[state.group_id]
+                if state.num_pending or state.moves or any(self.workers[w].ledger_locked for w in group.worker_ids):
+                    continue
+                group.preempt(state)
+            del self.distrusted[request_id]
 
     def end(
         self, state: RequestState, reason: FinishReason, now_ns: int, *,

@@ -96,7 +96,7 @@ class StepPlanner:
         for request_id, state in group.running.items():
             scheduled = state.num_computed + state.num_pending
             ready = len(state.tokens) - scheduled
-            if ready <= 0 or state.paused or state.ending is not None:
+            if ready <= 0 or state.paused or state.recompute or state.ending is not None:
                 continue
             room = len(table_of(request_id).ids) * block_size - scheduled
             rows.append(RunningRow(request_id, ready, room, state.num_pending > 0))
@@ -118,7 +118,7 @@ class StepPlanner:
         return [
             VictimRow(s.request_id, min(ledger.num_exclusive_blocks(s.request_id) for ledger in ledgers))
             for s in reversed(self._group.running.values())
-            if s.num_pending == 0 and not s.paused and s.ending is None and not s.moves
+            if s.num_pending == 0 and not (s.paused or s.recompute or s.ending or s.moves or s.remote)
         ]
 
     def _lookahead_view(self) -> LookaheadView:
@@ -129,7 +129,7 @@ class StepPlanner:
         for request_id, state in group.running.items():
             scheduled = state.num_computed + state.num_pending
             ready = len(state.tokens) - scheduled
-            if state.ending is not None or state.paused:
+            if state.ending is not None or state.paused or state.recompute:
                 continue
             if ready <= 0:
                 # All its tokens are in flight: it decodes next.

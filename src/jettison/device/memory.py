@@ -232,6 +232,10 @@ class DeviceMemory:
                 torch.index_select(self._kv_bytes[layer], 0, ids, out=row)
         return num_bytes
 
+    def check_readable(self, layer: int, block_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        """Raise IndexError unless all the blocks are mapped in a layer, KV of the stage or retained."""
+        self._block_ids(LayerRange(layer, layer + 1), block_ids)
+
     def kv_scatter(self, layers: LayerRange, block_ids: Sequence[int], data: Any) -> None:
         """Copy blocks in: the inverse of ``kv_gather``. ``data`` may be read-only. Raises like it."""
         ids = self._block_ids(layers, block_ids)
@@ -355,7 +359,9 @@ class DeviceMemory:
                 raise
         copier.finish()
 
-    def _block_ids(self, layers: LayerRange, block_ids: Sequence[int]) -> torch.Tensor:
+    def _block_ids(
+        self, layers: LayerRange, block_ids: Sequence[int] | npt.NDArray[np.int32]
+    ) -> torch.Tensor:
         """int64 ids, every one of them mapped in all the layers: a wrong id must not end the process."""
         self._check_open()
         ids = np.asarray(block_ids, dtype=np.int64).reshape(-1)

@@ -17,6 +17,7 @@ from jettison.device.model.decoder import Batch, Decoder, Int32s, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace
+from jettison.device.remote import AttentionPort, Bytes, RemoteParts, attend_for_peer
 from jettison.device.sampler import Sampler
 from jettison.device.step import SamplingRow, StepInput, StepOutput
 from jettison.types import FAILED_TOKEN_ID, LayerRange, ModelShape, SampledToken, TokenLogprobs
@@ -47,6 +48,8 @@ class Runner:
         self.max_num_tokens = max_num_tokens
         self.max_num_seqs = max_num_seqs
         self._workspace = Workspace(memory.workspace(), config, dtype, max_num_tokens, max_num_seqs)
+        self._memory = memory
+        self._kernels = kernels
         self._decoder = Decoder(config, memory, kernels, dtype, self._workspace)
         self._sampler = Sampler(config.vocab_size)
         fill_rotary_tables(config, self._workspace.cos, self._workspace.sin)
@@ -61,8 +64,10 @@ class Runner:
         """[hidden_size], a view of the workspace."""
         return self._workspace.final_norm
 
-    def run(self, step: StepInput, hidden: Tensor | None) -> Tensor | StepOutput:
-        """Run the step's layers.
+    def run(
+        self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None
+    ) -> Tensor | StepOutput:
+        """Run the step's layers. ``port``: for steps with remote KV, and to answer peers between layers.
 
         ``hidden``: [T, hidden_size] from the previous stage, None on the first one; it is copied, not kept.
         Returns the residual stream [T, hidden_size] for the next stage, in memory of its own so that it may be
@@ -71,14 +76,21 @@ class Runner:
         step's own rows may have been written by then, nothing else has changed.
         """
         layers = LayerRange(step.layer_lo, step.layer_hi)
-        batch = self._batch(step, layers)
+        batch = self._batch(step, layers, port)
         buffers = StepBuffers(self._workspace, self.config, len(batch.positions))
         self._enter(step, hidden, buffers, is_first=layers.lo == 0)
         is_last = layers.hi == self.config.num_layers
-        self._decoder.run_layers(layers, batch, buffers, is_last)
+        self._decoder.run_layers(layers, batch, buffers, is_last, None if port is None else port.poll)
         return self._leave(step, buffers.x) if is_last else buffers.residual.clone()
 
-    def _batch(self, step: StepInput, layers: LayerRange) -> Batch:
+    def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
+        """A peer's queries over blocks of ``layer`` that are mapped here; see ``remote.attend_for_peer``."""
+        config = self.config
+        return attend_for_peer(
+            self._kernels, self._memory.kv_arena(layer), block_ids, rows, q, config.num_heads, config.head_dim**-0.5
+        )
+
+    def _batch(self, step: StepInput, layers: LayerRange, port: AttentionPort | None) -> Batch:
         if not 0 <= layers.lo < layers.hi <= self.config.num_layers:
             raise ValueError(f"step {step.step_id}: layers {layers.lo} to {layers.hi} of {self.config.num_layers}")
         num_tokens, num_samples = step.num_tokens, len(step.sample_rows)
@@ -89,7 +101,19 @@ class Runner:
         query_lens = step.query_lens
         first_positions = step.context_lens - (np.cumsum(query_lens, dtype=np.int32) - query_lens)
         positions = np.arange(num_tokens, dtype=np.int32) + np.repeat(first_positions, query_lens)
-        return Batch(query_lens, step.context_lens, step.block_tables, positions)
+        return Batch(query_lens, step.context_lens, step.block_tables, positions, self._remote(step, port))
+
+    def _remote(self, step: StepInput, port: AttentionPort | None) -> RemoteParts | None:
+        if not step.remote:
+            return None
+        if port is None:
+            raise ValueError(f"step {step.step_id}: some KV lies elsewhere, and there is nobody to ask")
+        block_size = self._memory.kv_arena(step.layer_lo).shape[3]
+        parts = RemoteParts(
+            step, port, self._kernels, self.config.num_heads, block_size, self.config.head_dim**-0.5
+        )
+        port.begin(step)
+        return parts
 
     def _enter(self, step: StepInput, hidden: Tensor | None, buffers: StepBuffers, is_first: bool) -> None:
         """Fill the residual."""

@@ -69,6 +69,20 @@ class PromptLogprobsRow(msgspec.Struct, array_like=True):
     (so one fewer on the prompt's last chunk)."""
 
 
+class RemoteKV(msgspec.Struct, array_like=True):
+    """Leading KV of one row that is not (or not yet) at this stage: who attends to it (KunServe v1 section 4.2)."""
+
+    row: int
+    worker: int
+    """Who holds it, retained."""
+    layer_lo: int
+    layer_hi: int
+    num_tokens: int
+    """Positions 0..num_tokens-1, in whole blocks."""
+    block_ids: list[int]
+    """Their blocks in that worker's arenas."""
+
+
 class StepInput:
     """One microbatch for one stage. R rows (one chunk of one request each), T tokens in all.
 
@@ -79,6 +93,7 @@ class StepInput:
     __slots__ = (
         "step_id", "epoch", "group_id", "layer_lo", "layer_hi", "prev_worker", "next_worker",
         "token_ids", "query_lens", "context_lens", "block_tables", "sample_rows", "sampling", "prompt_logprobs",
+        "remote",
     )
 
     def __init__(
@@ -98,6 +113,7 @@ class StepInput:
         next_worker: int | None = None,
         group_id: int = 0,
         epoch: int = 0,
+        remote: list[RemoteKV] | None = None,
     ) -> None:
         self.step_id = step_id
         """Unique in the cluster; also tags the activations of this microbatch."""
@@ -123,6 +139,8 @@ class StepInput:
         self.sampling = sampling or []
         """Rows of ``sample_rows`` that are not plain greedy; all others are argmax."""
         self.prompt_logprobs = prompt_logprobs or []
+        self.remote = remote or []
+        """What this stage's rows attend to elsewhere; for one row and layer at most one entry."""
 
     @property
     def num_tokens(self) -> int:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import WeightFolder
+from jettison.device.remote import AttentionPort, Bytes, Int32s
 from jettison.device.runner import Runner
 from jettison.device.step import StepInput, StepOutput
 from jettison.errors import ConfigError, NotReadyError
@@ -171,7 +173,9 @@ class DeviceWorker:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def run_step(self, step: StepInput, hidden: Tensor | None) -> Tensor | StepOutput:
+    def run_step(
+        self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None
+    ) -> Tensor | StepOutput:
         """Run one microbatch; see ``Runner.run``.
 
         Raises NotReadyError when a shard is missing, IndexError when a block lies outside the arenas, ValueError for
@@ -187,10 +191,24 @@ class DeviceWorker:
         # Before the step: one that fails half-way has written blocks too.
         memory.note_written(num_blocks)
         start_ns = time.perf_counter_ns()
-        result = runner.run(step, hidden)
+        result = runner.run(step, hidden, port)
         if isinstance(result, StepOutput):
             result.compute_ns = time.perf_counter_ns() - start_ns
         return result
+
+    def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
+        """Attention of a peer's queries over KV of ``layer`` that is here, retained or not; changes nothing.
+
+        ``block_ids``: blocks of each row; ``rows``: each query's row. Raises IndexError for a block that is not mapped
+        (a stale request), ValueError for what does not fit.
+        """
+        if self._runner is None:
+            raise NotReadyError("the device is not started")
+        known = len(rows) > 0 and rows.min() >= 0 and rows.max() < len(block_ids)
+        if not known or not 0 <= layer < self.shape.num_layers:
+            raise ValueError(f"attention in layer {layer} for rows that do not exist")
+        self._open_memory.check_readable(layer, np.concatenate([block_ids[r] for r in np.unique(rows)]))
+        return self._runner.attend(layer, block_ids, rows, q)
 
     def hidden_from_bytes(self, data: Any, num_tokens: int) -> Tensor:
         """Hidden states [num_tokens, hidden_size] from the bytes that a peer sent (memoryview, array or tensor).

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
@@ -17,9 +18,19 @@ from jettison.errors import LinkDownError
 from jettison.transport.link import EMPTY, Bytes, Frame, FrameKind, Link
 from jettison.types import WorkerId
 
-_CHUNK = struct.Struct("<QQ?i")
-"""Offset of this chunk, total bytes of the activation, whether it is a failure (the bytes are then a message), and
-which worker was lost if that is the failure (-1: none was)."""
+_CHUNK = struct.Struct("<QQBiq")
+"""Offset of this chunk, total bytes of the activation, a ``Failed`` (if not 0 the bytes are a message), which worker
+was lost if that is the failure (-1: none was), and when it was handed on, on the sender's clock."""
+
+
+class Failed(IntEnum):
+    """Whether and how the stage before has failed."""
+
+    NO = 0
+    YES = 1
+    RECOMPUTE = 2
+    """Only a peer's attention was missing."""
+
 
 MAX_FAILURE_BYTES = 512
 MAX_ACTIVATION_BYTES = 1 << 30
@@ -35,26 +46,34 @@ class Arrived:
     failure: str | None = None
     lost_worker: WorkerId | None = None
     """The worker whose part never came, if that is the failure."""
+    recompute: bool = False
+    transit_ns: int = 0
+    """From being handed on to having arrived, by the two workers' own clocks: only differences mean anything."""
 
 
 class OutgoingActivation:
     """One activation on its way out, resumed where back-pressure stopped it."""
 
     def __init__(
-        self, step_id: int, data: Bytes, failure: bool = False, lost_worker: WorkerId | None = None
+        self, step_id: int, data: Bytes, now_ns: int = 0, failed: Failed = Failed.NO,
+        lost_worker: WorkerId | None = None,
     ) -> None:
         self.step_id = step_id
         self._lost_worker = -1 if lost_worker is None else lost_worker
         self._data = data
-        self._failure = failure
+        self._now_ns = now_ns
+        self._failed = failed
         self._offset = 0
         self._sent_any = False
 
     @classmethod
-    def of_failure(cls, step_id: int, message: str, lost_worker: WorkerId | None = None) -> OutgoingActivation:
+    def of_failure(
+        cls, step_id: int, message: str, lost_worker: WorkerId | None = None, *, recompute: bool = False
+    ) -> OutgoingActivation:
         """Tell the later stages that this step has failed."""
         data = np.frombuffer(message.encode()[:MAX_FAILURE_BYTES], dtype=np.uint8)
-        return cls(step_id, data, True, lost_worker)
+        failed = Failed.RECOMPUTE if recompute else Failed.YES
+        return cls(step_id, data, failed=failed, lost_worker=lost_worker)
 
     def send(self, link: Link) -> bool:
         """Send as many chunks as the link takes now; whether all are sent. Raises LinkDownError."""
@@ -62,7 +81,7 @@ class OutgoingActivation:
         total = len(self._data)
         while not self._sent_any or self._offset < total:
             chunk = self._data[self._offset : self._offset + limit]
-            aux = _CHUNK.pack(self._offset, total, self._failure, self._lost_worker)
+            aux = _CHUNK.pack(self._offset, total, self._failed, self._lost_worker, self._now_ns)
 
             def fill(out: Bytes, chunk: Bytes = chunk) -> None:
                 out[:] = chunk
@@ -79,8 +98,9 @@ class _Partial:
     peer: WorkerId
     data: Bytes
     num_bytes: int
-    failure: bool
+    failed: Failed
     lost_worker: int
+    sent_ns: int
 
 
 class ActivationInbox:
@@ -102,11 +122,12 @@ class ActivationInbox:
         """The step's command is here: its activation is no longer early."""
         self._expected.add(step_id)
 
-    def accept(self, peer: WorkerId, frame: Frame) -> None:
+    def accept(self, peer: WorkerId, frame: Frame, now_ns: int = 0) -> None:
         """Take one ACTIVATION frame (copied; the frame may be released). Raises LinkDownError on nonsense."""
         try:
-            offset, total, failure, lost_worker = _CHUNK.unpack(frame.aux)
-        except struct.error as error:
+            offset, total, failed, lost_worker, sent_ns = _CHUNK.unpack(frame.aux)
+            failed = Failed(failed)
+        except (struct.error, ValueError) as error:
             raise LinkDownError(f"activation of step {frame.tag}: {error}") from None
         step_id = frame.tag
         if step_id in self._dropped:
@@ -115,7 +136,7 @@ class ActivationInbox:
         if partial is None:
             if offset != 0 or total > MAX_ACTIVATION_BYTES or step_id in self._whole:
                 raise LinkDownError(f"activation of step {step_id} starts at {offset} of {total} bytes")
-            partial = _Partial(peer, np.empty(total, dtype=np.uint8), 0, failure, lost_worker)
+            partial = _Partial(peer, np.empty(total, dtype=np.uint8), 0, failed, lost_worker, sent_ns)
             self._partial[step_id] = partial
         end = offset + len(frame.payload)
         if (peer, offset, total) != (partial.peer, partial.num_bytes, len(partial.data)) or end > total:
@@ -124,7 +145,7 @@ class ActivationInbox:
         partial.num_bytes = end
         if end == total:
             del self._partial[step_id]
-            self._whole[step_id] = _arrived(partial)
+            self._whole[step_id] = _arrived(partial, now_ns)
         self._drop_oldest_early()
 
     def ready(self, step_id: int) -> bool:
@@ -158,8 +179,9 @@ class ActivationInbox:
             self._dropped.append(step_id)
 
 
-def _arrived(partial: _Partial) -> Arrived:
-    if partial.failure:
+def _arrived(partial: _Partial, now_ns: int) -> Arrived:
+    if partial.failed:
+        message = partial.data.tobytes().decode(errors="replace")
         lost = partial.lost_worker if partial.lost_worker >= 0 else None
-        return Arrived(EMPTY, partial.data.tobytes().decode(errors="replace"), lost)
-    return Arrived(partial.data)
+        return Arrived(EMPTY, message, lost, partial.failed is Failed.RECOMPUTE)
+    return Arrived(partial.data, transit_ns=now_ns - partial.sent_ns)

@@ -21,12 +21,16 @@ from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
 from jettison.live.profile_file import fingerprint, load_profile
 from jettison.memory.hostpool import num_host_slots
+from jettison.policy.exchange import ExchangeMode
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.types import ModelShape, WorkerId
+
+MAX_PIECE_BYTES = 1 << 20
+"""Of bulk transfers whose pieces are sized while serving."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Assembly:
             drop_dwell_s=overload.drop_dwell_ms / 1e3,
             profile=profile,
             faults=FaultParams(max_outage_s=self.config.faults.outage_timeout_s),
+            exchange=ExchangeMode(overload.exchange),
         )
         return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
 
@@ -126,7 +131,9 @@ def assemble(config: EngineConfig) -> Assembly:
             max_num_seqs=config.scheduler.max_num_seqs,
             kernels=str(config.model.kernels),
             num_threads=num_threads,
-            piece_bytes=config.overload.exchange_piece_bytes,
+            piece_bytes=config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
+            coordinate=config.overload.coordinate_links,
+            adapt_pieces=config.overload.exchange_piece_bytes is None,
             max_model_len=config.model.max_model_len,
             host_bytes=host_bytes,
             layers=(layers_of[worker_id].lo, layers_of[worker_id].hi),

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput, StepOutput
+from jettison.device.step import PromptLogprobsRow, RemoteKV, SamplingRow, StepInput, StepOutput
 from jettison.live import messages as m
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec, RetainedKV
 from jettison.types import LayerRange, TokenLogprobs, WorkerId
@@ -67,6 +67,7 @@ _INT32 = np.dtype("<i4")
 class _StepExtras(msgspec.Struct, array_like=True):
     sampling: list[SamplingRow]
     prompt_logprobs: list[PromptLogprobsRow]
+    remote: list[RemoteKV] = []
 
 
 _extras_decoder = msgspec.msgpack.Decoder(_StepExtras)
@@ -96,8 +97,8 @@ def encode_step(step: StepInput) -> bytes:
     parts = [header]
     for array in (step.token_ids, step.query_lens, step.context_lens, step.sample_rows, tables):
         parts.append(array.astype(_INT32, order="C", copy=False).tobytes())
-    if step.sampling or step.prompt_logprobs:
-        parts.append(_command_encoder.encode(_StepExtras(step.sampling, step.prompt_logprobs)))
+    if step.sampling or step.prompt_logprobs or step.remote:
+        parts.append(_command_encoder.encode(_StepExtras(step.sampling, step.prompt_logprobs, step.remote)))
     return b"".join(parts)
 
 
@@ -137,6 +138,7 @@ def decode_step(payload: bytes | bytearray | memoryview) -> StepInput:
         block_tables=ints[tables_at:].reshape(num_rows, width),
         sampling=extras.sampling,
         prompt_logprobs=extras.prompt_logprobs,
+        remote=extras.remote,
     )
 
 
@@ -164,7 +166,8 @@ def logprobs_from_record(record: m.SampledRecord) -> TokenLogprobs:
 
 
 def step_done(
-    worker_id: WorkerId, output: StepOutput, compute_ns: int, span: tuple[int, int] = (0, 0)
+    worker_id: WorkerId, output: StepOutput, compute_ns: int, span: tuple[int, int] = (0, 0), input_delay_ns: int = 0,
+    remote_wait_ns: int = 0,
 ) -> m.StepDone:
     """The event that tells ``output``; ``span`` is when the stage began and ended it, on the worker's clock."""
     return m.StepDone(
@@ -175,6 +178,8 @@ def step_done(
         {i: _logprobs_record(token.logprobs) for i, token in enumerate(output.tokens) if token.logprobs is not None},
         {row: [_logprobs_record(entry) for entry in entries] for row, entries in output.prompt_logprobs.items()},
         *span,
+        input_delay_ns,
+        remote_wait_ns,
     )
 
 

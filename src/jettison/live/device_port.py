@@ -6,13 +6,15 @@ and its tests need no torch. All calls come from one thread, one at a time.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from jettison.device.step import StepInput
+from jettison.device.step import Int32s, StepInput
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.transport.link import Bytes
 from jettison.types import LayerRange, ShardId
 
+if TYPE_CHECKING:
+    from jettison.device.remote import AttentionPort
 
 class Device(Protocol):
     """One device's memory, layers and KV cache. Any call may raise; what failed has changed nothing."""
@@ -41,11 +43,16 @@ class Device(Protocol):
 
     def close(self) -> None: ...
 
-    def run_step(self, step: StepInput, hidden: Any) -> Any:
-        """Run one stage. ``hidden`` is None on the first stage. Returns a StepOutput on the last stage, else hidden.
+    def run_step(self, step: StepInput, hidden: Any, port: AttentionPort | None = None) -> Any:
+        """Run one stage. ``port`` asks peers for attention over KV that they hold, and answers them meanwhile.
+        ``hidden`` is None on the first stage. Returns a StepOutput on the last stage, else hidden.
 
         The hidden states returned are the caller's: their memory is not used again by the device.
         """
+        ...
+
+    def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:
+        """Attention of a peer's queries over blocks that lie here. Called between steps and between layers of one."""
         ...
 
     def hidden_from_bytes(self, data: Bytes, num_tokens: int) -> Any:

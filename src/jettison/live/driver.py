@@ -6,7 +6,9 @@ differ only in ``send`` and in who calls ``on_worker_event``.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
@@ -16,7 +18,36 @@ from jettison.live.bubbles import BubbleMeter
 from jettison.live.encoder import StepEncoder
 from jettison.types import FAILED_TOKEN_ID, SampledToken, WorkerId
 
+MAX_RECENT_DELAYS = 65_536
+
 SendCommand = Callable[[WorkerId, m.Command], None]
+
+
+@dataclass(slots=True)
+class Delays:
+    """What stages waited for: their input on the link, and attention at peers."""
+
+    num_activations: int = 0
+    activation_ns: int = 0
+    remote_attention_ns: int = 0
+    recent_activation_ns: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_DELAYS))
+    """Delays of the newest activations, for quantiles."""
+
+    def note(self, event: m.StepDone | m.StageDone) -> None:
+        """Take a stage's account. Without a delay there was no input."""
+        self.remote_attention_ns += event.remote_wait_ns
+        if event.input_delay_ns > 0:
+            self.num_activations += 1
+            self.activation_ns += event.input_delay_ns
+            self.recent_activation_ns.append(event.input_delay_ns)
+
+    def totals(self) -> dict[str, float]:
+        """For /metrics."""
+        return {
+            "activations": self.num_activations,
+            "activation_delay_seconds": self.activation_ns / 1e9,
+            "remote_attention_seconds": self.remote_attention_ns / 1e9,
+        }
 
 
 class CoreDriver:
@@ -41,6 +72,7 @@ class CoreDriver:
         self.memory: dict[WorkerId, dict[str, int]] = {}
         """Latest memory report of each worker."""
         self.bubbles = BubbleMeter()
+        self.delays = Delays()
 
     def handle(self, event: ports.Event, now_ns: int) -> None:
         """Let the core handle an event and carry out what follows."""
@@ -80,14 +112,16 @@ class CoreDriver:
             case m.StepDone():
                 self.bubbles.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
                 self.bubbles.ended(event.step_id)
+                self.delays.note(event)
                 return _step_completed(event, self._encoder.take_refused(event.step_id))
             case m.StageDone():
                 self.bubbles.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
+                self.delays.note(event)
                 return None
             case m.StepFailed():
                 self._encoder.take_refused(event.step_id)
                 self.bubbles.ended(event.step_id)
-                return ports.StepFailed(event.step_id, event.message, event.lost_worker)
+                return ports.StepFailed(event.step_id, event.message, event.lost_worker, event.recompute)
             case m.Fenced():
                 return ports.WorkerFenced(event.worker_id, event.call_id)
             case m.LayoutOffered():
@@ -124,7 +158,7 @@ def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:
         case ports.SendKV():
             return action.src, m.SendKV(
                 action.move_id, action.dst, action.layers.lo, action.layers.hi,
-                list(action.src_blocks), list(action.dst_blocks),
+                list(action.src_blocks), list(action.dst_blocks), action.urgent,
             )
         case ports.SendShard():
             return action.src, m.SendShard(action.move_id, action.dst, action.shard)

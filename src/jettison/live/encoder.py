@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jettison.core.ports import RunStep, StepRow
-from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput, pack_ints
+from jettison.device.step import PromptLogprobsRow, RemoteKV, SamplingRow, StepInput, pack_ints
 from jettison.memory.blocks import BlockLedger
 from jettison.types import RequestId, SamplingParams, WorkerId
 
@@ -146,9 +146,25 @@ class StepEncoder:
                 next_worker=None if last else workers[index + 1],
                 group_id=step.group_id,
                 epoch=step.epoch,
+                remote=self._remote(stage.worker_id, rows),
             )
             inputs.append((stage.worker_id, stage_input))
         return inputs
+
+    def _remote(self, worker_id: WorkerId, rows: tuple[StepRow, ...]) -> list[RemoteKV]:
+        """What this stage's rows attend to elsewhere; adjacent layers at one place are one entry."""
+        entries: list[RemoteKV] = []
+        for index, row in enumerate(rows):
+            for part in row.remote:
+                if part.dst != worker_id:
+                    continue
+                num_tokens, last = part.num_blocks * self._block_size, entries[-1] if entries else None
+                if last and (last.row, last.worker, last.layer_hi) == (index, part.src, part.layers.lo):
+                    last.layer_hi = part.layers.hi
+                    continue
+                ids = self._ledgers[part.src].table(row.state.request_id).ids[: part.num_blocks]
+                entries.append(RemoteKV(index, part.src, *part.layers, num_tokens, list(ids)))
+        return entries
 
     def _block_tables(self, worker_id: WorkerId, rows: tuple[StepRow, ...], num_blocks: int) -> npt.NDArray[np.int32]:
         ledger, cached = self._ledgers[worker_id], self._tables[worker_id]

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -27,9 +27,10 @@ from jettison.live.api import (
     TokenEvent,
 )
 from jettison.live.assembly import Assembly, assemble
-from jettison.live.driver import CoreDriver
+from jettison.live.driver import CoreDriver, Delays
 from jettison.live.encoder import StepEncoder
 from jettison.live.launcher import LocalLauncher
+from jettison.live.netns import Placement
 from jettison.live.restart import Restarter
 from jettison.live.snapshot import take_snapshot
 from jettison.live.warmup import WarmUp
@@ -62,8 +63,10 @@ class _Stream:
 class Engine:
     """Jettison, running. ``start`` loads workers, ``submit`` streams tokens, ``drain`` and ``close`` end it."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, placements: Mapping[WorkerId, Placement] | None = None) -> None:
+        """``placements``: see ``LocalLauncher``."""
         self._config = config
+        self._placements = placements
         self._state: EngineState = "loading"
         self._streams: dict[RequestId, _Stream] = {}
         self._assembly: Assembly | None = None
@@ -102,6 +105,7 @@ class Engine:
         self._launcher = LocalLauncher(
             assembly.worker_specs, self._on_worker_event, self._on_worker_exit,
             heartbeat_timeout_s=faults.worker_heartbeat_timeout_s, step_timeout_s=faults.worker_step_timeout_s,
+            placements=self._placements,
         )
         self._restarter = Restarter(
             self._launcher.restart, self._on_worker_joined, self._on_worker_gone,
@@ -258,6 +262,13 @@ class Engine:
         start = self.started_ns
         events = [{"t": (r.time_ns - start) / 1e9, "kind": r.kind, **r.fields} for r in self.event_log]
         return {"now_s": (time.monotonic_ns() - start) / 1e9, "events": events}
+
+    @property
+    def delays(self) -> Delays:
+        """What stages have waited for so far. Raises NotReadyError before ``start``."""
+        if self._driver is None:
+            raise NotReadyError("the engine is not started")
+        return self._driver.delays
 
     def request_drop(self) -> None:
         """Merge groups now, whatever the load (administration and experiments)."""

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 
+from jettison.errors import RemoteAttentionError
 from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.device_port import Device
@@ -112,8 +113,18 @@ class InProcessCluster:
         for worker in workers:
             self._loops[worker] = WorkerLoop(
                 worker, self._devices[worker], self._links[worker], self._emitter(worker), self._piece_bytes,
-                self._clock_ns,
+                clock_ns=self._clock_ns, wait=self._waiter(worker),
             )
+
+    def _waiter(self, worker: WorkerId) -> Callable[[], None]:
+        """What a step does that waits for attention: the others answer now, or nobody ever will."""
+
+        def wait() -> None:
+            served = [loop.serve() for other, loop in self._loops.items() if other != worker]
+            if not any(served):
+                raise RemoteAttentionError("nobody answers")
+
+        return wait
 
     def _emitter(self, worker: WorkerId) -> Callable[[m.Event], None]:
         def emit(event: m.Event) -> None:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from jettison.errors import JettisonError, UserError, WorkerLostError
 from jettison.live import messages as m
 from jettison.live.channel import ControlServer
 from jettison.live.heartbeat import Listener
+from jettison.live.netns import Placement, entered
 from jettison.live.worker_config import LinkKind, WorkerConfig, WorkerSpec
 from jettison.transport.sockets import listening_socket
 from jettison.types import WorkerId
@@ -78,7 +79,8 @@ class LocalLauncher:
     """Worker processes on this machine, all pairs linked through shared memory (or TCP on loopback).
 
     ``on_event`` gets every event but the start's; ``on_exit`` is called once for a worker that ends before
-    ``close``, after its last event. ``worker_command`` replaces the program that is run (tests).
+    ``close``, after its last event. ``worker_command`` replaces the program that is run (tests). ``placements`` put
+    workers into network namespaces of this machine, with TCP between them (experiments on a real, slow network).
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class LocalLauncher:
         on_exit: OnExit,
         *,
         link_kind: LinkKind = "shm",
+        placements: Mapping[WorkerId, Placement] | None = None,
         worker_command: Sequence[str] = WORKER_COMMAND,
         start_timeout_s: float = 600.0,
         heartbeat_timeout_s: float = 1.5,
@@ -99,7 +102,8 @@ class LocalLauncher:
             raise ValueError("two workers of one id")
         self._on_event = on_event
         self._on_exit = on_exit
-        self._link_kind = link_kind
+        self._placements = dict(placements or {})
+        self._link_kind: LinkKind = "tcp" if placements else link_kind
         self._worker_command = tuple(worker_command)
         self._start_timeout_s = start_timeout_s
         self._secret = secrets.token_bytes(32)
@@ -274,19 +278,22 @@ class LocalLauncher:
 
     def _listen(self, worker: WorkerId, life: int) -> tuple[socket.socket, str]:
         if self._link_kind == "tcp":
-            sock = listening_socket("tcp:127.0.0.1:0")
-            return sock, f"tcp:127.0.0.1:{sock.getsockname()[1]}"
+            host, netns = self._placements.get(worker, Placement())
+            with entered(netns):
+                sock = listening_socket(f"tcp:{host}:0")
+            return sock, f"tcp:{host}:{sock.getsockname()[1]}"
         address = f"unix:{self._folder}/link-{worker}.{life}"
         # An attempt at this life that never became a process has left its name behind.
         Path(address.removeprefix("unix:")).unlink(missing_ok=True)
         return listening_socket(address, seqpacket=True), address
 
     def _spawn(self, worker: WorkerId, config: WorkerConfig, loop: asyncio.AbstractEventLoop) -> _Process:
+        netns = self._placements.get(worker, Placement()).netns
         listen_fd, beat_fd = os.pipe()
         config = msgspec.structs.replace(config, beat_fd=beat_fd)
         try:
             popen = subprocess.Popen(
-                self._worker_command,
+                (*(("ip", "netns", "exec", netns) if netns else ()), *self._worker_command),
                 stdin=subprocess.PIPE,
                 pass_fds=(config.listen_fd, beat_fd),
                 env=worker_environment(config.spec.num_threads),

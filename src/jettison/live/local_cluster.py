@@ -13,7 +13,7 @@ from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.live import messages as m
-from jettison.live.assembly import Assembly, assemble
+from jettison.live.assembly import MAX_PIECE_BYTES, Assembly, assemble
 from jettison.live.driver import CoreDriver
 from jettison.live.encoder import StepEncoder
 from jettison.live.inprocess import InProcessCluster
@@ -64,7 +64,8 @@ class LocalCluster:
             return
         devices = {s.worker_id: make_device_worker(s) for s in self.assembly.worker_specs}
         cluster = InProcessCluster(
-            devices, self._on_event, piece_bytes=self._config.overload.exchange_piece_bytes, seed=self._seed
+            devices, self._on_event, piece_bytes=self._config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
+            seed=self._seed,
         )
         ready = cluster.start()
         self._cluster = cluster

@@ -68,6 +68,8 @@ class SendKV(msgspec.Struct, tag="send_kv", array_like=True):
     layer_hi: int
     src_blocks: list[int]
     dst_blocks: list[int]
+    urgent: bool = False
+    """Before other KV."""
 
 
 class SendShard(msgspec.Struct, tag="send_shard", array_like=True):
@@ -172,6 +174,11 @@ class StepDone(msgspec.Struct, tag="step_done", array_like=True):
     started_ns: int = 0
     ended_ns: int = 0
     """When the stage began and ended its part, on the worker's clock (for bubble accounts)."""
+    input_delay_ns: int = 0
+    """How long this stage's input was on its way (between machines: beyond the fastest one on that link); 0 on a first
+    stage."""
+    remote_wait_ns: int = 0
+    """Time this stage waited for attention at peers."""
 
 
 class StageDone(msgspec.Struct, tag="stage_done", array_like=True):
@@ -182,6 +189,9 @@ class StageDone(msgspec.Struct, tag="stage_done", array_like=True):
     compute_ns: int
     started_ns: int = 0
     ended_ns: int = 0
+    input_delay_ns: int = 0
+    remote_wait_ns: int = 0
+    """Both as in StepDone."""
 
 
 class StepFailed(msgspec.Struct, tag="step_failed", array_like=True):
@@ -192,6 +202,8 @@ class StepFailed(msgspec.Struct, tag="step_failed", array_like=True):
     message: str
     lost_worker: WorkerId | None = None
     """The stage whose part never came, if that is why: then nothing is wrong with the step's requests."""
+    recompute: bool = False
+    """Only a peer's attention was missing: the rows are fine and are to be computed again."""
 
 
 class Fenced(msgspec.Struct, tag="fenced", array_like=True):

@@ -52,10 +52,14 @@ class OutgoingMove(ABC):
 
     def __init__(self, move_id: MoveId, total_bytes: int, shard: ShardId = "") -> None:
         self.move_id = move_id
+        self.urgent = False
+        """Goes before moves of its kind that are not."""
         self.begun = False
         """MOVE_BEGIN was accepted by the link: from then on the destination owns the move's end."""
         self.cancelled = False
         """Send no more pieces: the controller withdrew it, or reading failed here."""
+        self.last_bytes = 0
+        """Payload of the newest turn's piece."""
         self._broken = False
         """Must not end complete, whatever the byte count says."""
         self._total_bytes = total_bytes
@@ -83,6 +87,7 @@ class OutgoingMove(ABC):
         Returns whether anything was sent and whether the move is over here. Raises LinkDownError.
         """
         sent = False
+        self.last_bytes = 0
         if not self.begun:
             aux = _BEGIN.pack(self._total_bytes) + self._shard.encode()
             if not link.send_frame(FrameKind.MOVE_BEGIN, self.move_id, aux, 0, _nothing):
@@ -118,6 +123,7 @@ class OutgoingKV(OutgoingMove):
         self._layer = self._layers.lo
         self._block = 0
         super().__init__(command.move_id, len(self._layers) * len(self._src) * kv_block_bytes)
+        self.urgent = command.urgent
         if len(self._src) != len(self._dst) or self._layers.hi < self._layers.lo:
             log.error("move %d: %d source blocks for %d destination blocks of layers %s",
                       command.move_id, len(self._src), len(self._dst), tuple(self._layers))
@@ -140,6 +146,7 @@ class OutgoingKV(OutgoingMove):
         aux = _KV_PIECE.pack(*layers, num_blocks)
         if not link.send_frame(self.kind, self.move_id, aux, data_bytes + _ID_BYTES * num_blocks, fill):
             return False
+        self.last_bytes = data_bytes
         self._block += num_blocks
         if self._block == len(self._src):
             self._layer, self._block = layers.hi, 0
@@ -183,6 +190,7 @@ class OutgoingShard(OutgoingMove):
         if not link.send_frame(self.kind, self.move_id, _SHARD_PIECE.pack(self._offset), limit, fill):
             return False
         self._offset += limit
+        self.last_bytes = limit
         return True
 
 

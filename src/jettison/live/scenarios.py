@@ -1,4 +1,4 @@
-"""The memory events that ``jettison verify`` puts requests through, each on a real two-instance cluster.
+"""The memory events that ``jettison verify`` puts requests through, each on a real cluster of two or three instances.
 
 A scenario returns what the requests produced and whether the event really happened: a table of zero
 mismatches proves nothing about an exchange that did not take place.
@@ -208,7 +208,7 @@ def static_pipeline(setting: Setting) -> Outcome:
 
 def drop_and_exchange(setting: Setting) -> Outcome:
     """Layers are dropped under running requests; their KV changes hands."""
-    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40)) as cluster:
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), exchange="transfer") as cluster:
         prompts = make_prompts(setting, cluster, 10, 40)
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(produced(cluster, 60))
@@ -216,6 +216,22 @@ def drop_and_exchange(setting: Setting) -> Outcome:
         cluster.run()
         moved = counters(cluster.core)["exchanged_bytes"]
         return Outcome(observed(cluster, prompts), moved > 0, f"{moved:.0f} bytes exchanged")
+
+
+def live_exchange(setting: Setting) -> Outcome:
+    """The same on three instances, and nobody waits: attention goes to where the KV still lies."""
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), instances=3, exchange="live") as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        for _ in range(2):  # two merges of two groups: the second one moves KV of a pipeline
+            cluster.run(produced(cluster, 60))
+            cluster.request_drop()
+            cluster.run(lambda: not cluster.core.in_transition)
+        cluster.run()
+        rows = counters(cluster.core)["live_rows"]
+        stages = max(len(g.stages) for g in cluster.core.groups.values())
+        evidence = f"{rows:.0f} rows attended to KV elsewhere, {stages} stages at the end"
+        return Outcome(observed(cluster, prompts), rows > 0 and stages == 3, evidence)
 
 
 def restore_and_split(setting: Setting) -> Outcome:
@@ -261,7 +277,7 @@ def drop_again_during_restore(setting: Setting) -> Outcome:
 
 def cancel_in_mid_exchange(setting: Setting) -> Outcome:
     """Two clients leave while their KV is on a link; the others must not notice."""
-    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40)) as cluster:
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), exchange="transfer") as cluster:
         prompts = make_prompts(setting, cluster, 10, 40, NUM_REQUESTS + 2)
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(produced(cluster, 60))
@@ -298,6 +314,7 @@ SCENARIOS: dict[str, Callable[[Setting], Outcome]] = {
     "migrate while decoding": migrate_while_decoding,
     "static pipeline": static_pipeline,
     "drop + exchange": drop_and_exchange,
+    "live exchange": live_exchange,
     "restore + split": restore_and_split,
     "drop again during restore": drop_again_during_restore,
     "cancel in mid-exchange": cancel_in_mid_exchange,

@@ -50,8 +50,9 @@ def take_snapshot(
                 stage_bubble_seconds=times.bubble_ns / NANOSECONDS,
             )
         )
+    totals = counters(core) | driver.delays.totals()
     return EngineSnapshot(
-        state, config.memory.block_size, groups, workers, counters(core), num_homeless=len(core.state.homeless)
+        state, config.memory.block_size, groups, workers, totals, num_homeless=len(core.state.homeless)
     )
 
 
@@ -80,6 +81,9 @@ def counters(core: ClusterCore) -> dict[str, float]:
         "swapped_out_blocks": total.swapped_out_blocks,
         "swapped_in_blocks": total.swapped_in_blocks,
         "scale_out_requests": core.scale_out.num_requests,
+        "live_rows": total.num_live_rows,
+        "stalls": total.num_stalls,
+        "stall_seconds": total.stall_ns / 1e9,
         "cancelled": total.num_cancelled,
         "worker_losses": total.num_worker_losses,
         "worker_joins": total.num_worker_joins,

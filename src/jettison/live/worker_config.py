@@ -29,6 +29,11 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kernels: str = "auto"
     num_threads: int = 1
     piece_bytes: int = 1 << 20
+    """The most a bulk piece has (one block of one layer is always allowed)."""
+    adapt_pieces: bool = False
+    """Make pieces smaller where the link would take longer for one than a stage takes."""
+    coordinate: bool = True
+    """False for comparison only: bulk is neither cut to size nor does it yield to activations."""
     max_model_len: int | None = None
     """None = the model's own context; see ``device.model.hf_config.read_config``."""
     host_bytes: int = 0
@@ -59,6 +64,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """An inherited pipe for heartbeats (``live.heartbeat``)."""
     beat_interval_s: float
     log_level: str = "WARNING"
+    shares_clock: bool = True
+    """All workers run on one machine: times of one may be compared with another's."""
 
     @property
     def secret(self) -> bytes:

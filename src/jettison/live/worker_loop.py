@@ -11,7 +11,9 @@ Rule 2. Layouts, moves, swaps, LoadShard and ReportMemory begin only when every 
 Rule 3. No step received after an ApplyLayout runs before it. Steps do not wait for anything else.
 Rule 4. Between two steps, and whenever no step is ready, each link gets one bulk turn: at most one received
         frame is written and at most one piece is sent. KV goes before shards, cancellations before both.
-Rule 5. Memory is written by received pieces only in those turns: never while a step runs.
+        While this worker takes part in a live exchange, links get such turns between two layers of a step, too, and
+        while a step waits for a peer's attention: what arrives is then never what the step reads (the core's care).
+Rule 5. Memory is written by received pieces only in those turns: never while a kernel runs.
 Rule 6. A step ends with exactly one StepDone or StepFailed, and its *last stage* tells. A stage that fails,
         refuses a step, or has lost the stage before it, hands a failure flag on in place of hidden states.
         Only a dead worker breaks this, and of that the controller hears from the operating system.
@@ -24,22 +26,26 @@ Rule 8. A move ends with exactly one MoveEnded, and its *destination* tells. Onl
 from __future__ import annotations
 
 import logging
+import select
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.step import StepInput, StepOutput
-from jettison.errors import JettisonError, LinkDownError, WorkerLostError
+from jettison.errors import JettisonError, LinkDownError, RemoteAttentionError, WorkerLostError
 from jettison.live import codec
 from jettison.live import messages as m
-from jettison.live.activations import ActivationInbox, Arrived, OutgoingActivation
+from jettison.live.activations import ActivationInbox, OutgoingActivation
 from jettison.live.device_port import Device
 from jettison.live.moves import IncomingMoves, OutgoingKV, OutgoingMove, OutgoingShard, shard_num_bytes
+from jettison.live.pieces import PieceSizer
+from jettison.live.remote_attention import OutgoingFrame, PeerAttention
 from jettison.live.safepoints import Safepoint, nowhere
 from jettison.memory.layout import LayoutSpec
-from jettison.transport.link import EMPTY, Frame, FrameKind, Link
+from jettison.transport.link import Frame, FrameKind, Link
 from jettison.types import LayerRange, MoveId, WorkerId
 
 log = logging.getLogger(__name__)
@@ -48,6 +54,12 @@ Emit = Callable[[m.Event], None]
 
 MAX_GROUPS_KNOWN = 256
 """Groups whose epoch is remembered: far more than exist at one time."""
+
+ATTENTION_TIMEOUT_S = 10.0
+"""For how long a step waits for a peer's attention before it fails and is repeated without."""
+
+IDLE_WAIT_S = 0.05
+"""A step that waits for a peer looks again after this long at the latest."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,17 +77,30 @@ _Command = (
 _Entry = _PendingStep | _Command
 
 
+class _Failure(NamedTuple):
+    """Why a stage's part of a step did not happen."""
+
+    message: str
+    lost_worker: WorkerId | None = None
+    """The worker whose part never came."""
+    recompute: bool = False
+    """Only a peer's attention was missing."""
+
+
 @dataclass(slots=True)
 class _Peer:
     """Everything that goes on with one peer."""
 
     link: Link
     incoming: IncomingMoves
+    sizer: PieceSizer
     life: int = 0
     bulk_frames: deque[Frame] = field(default_factory=deque)
     """Received and not yet written; they hold the sender's room, so there are only a few."""
-    activations: deque[OutgoingActivation] = field(default_factory=deque)
+    activations: deque[OutgoingActivation | OutgoingFrame] = field(default_factory=deque)
     moves: list[OutgoingMove] = field(default_factory=list)
+    least_transit_ns: int | None = None
+    """Of activations: what tells the two clocks apart, and the fastest way."""
 
 
 class WorkerLoop:
@@ -88,14 +113,28 @@ class WorkerLoop:
         links: Mapping[WorkerId, Link],
         emit: Emit,
         piece_bytes: int = 1 << 20,
+        adapt_pieces: bool = False,
+        coordinate: bool = True,
+        shares_clock: bool = False,
         clock_ns: Callable[[], int] = time.monotonic_ns,
         safepoint: Safepoint = nowhere,
+        wait: Callable[[], None] | None = None,
     ) -> None:
+        """``piece_bytes``: the most a bulk piece has; ``adapt_pieces``: less where the link is slow (``live.pieces``).
+        ``shares_clock``: peers' times can be compared with this one's. ``coordinate=False``: a bulk turn sends all that
+        the link takes (for comparison only). ``wait``: returns when a link may have something new (None: watch their
+        descriptors).
+        """
         self.worker_id = worker_id
         self.stopped = False
         self._device = device
         self._emit = emit
         self._piece_bytes = piece_bytes
+        self._adapt_pieces = adapt_pieces and coordinate
+        self._coordinate = coordinate
+        self._shares_clock = shares_clock
+        self._stage_ns = 0
+        """What a stage takes here, waiting apart; between its layers where attention is remote."""
         self._clock_ns = clock_ns
         self._reach = safepoint
         self._spec: LayoutSpec | None = None
@@ -107,6 +146,11 @@ class WorkerLoop:
         self._epochs: dict[int, int] = {}
         """Group -> newest epoch seen; the ``MAX_GROUPS_KNOWN`` used last, as every move makes a new group."""
         self._bulk_turn = False
+        self._keeps_foreign_kv = False
+        """Peers may ask for attention over layers that are not run here any more."""
+        self._attention = PeerAttention(
+            device, self._link_of, self._post, self.serve, wait or self._wait_for_links, clock_ns, ATTENTION_TIMEOUT_S
+        )
         for peer, link in links.items():
             self.attach_link(peer, link)
 
@@ -139,10 +183,7 @@ class WorkerLoop:
         """
         if self.stopped:
             return False
-        progressed = False
-        for peer in self._peers.values():
-            progressed |= self._receive(peer)
-            progressed |= self._send_activations(peer)
+        progressed = self._serve_urgent()
         if self._bulk_turn:
             self._bulk_turn = False
             if self._run_bulk():
@@ -158,13 +199,25 @@ class WorkerLoop:
             self._run_command(entry)
         return True
 
+    def serve(self, sends_bulk: bool = True) -> bool:
+        """All that links ask for, steps and commands apart; whether there was anything. Also called inside a step."""
+        progressed = self._serve_urgent()
+        for peer in list(self._peers.values()):
+            # A question may lie behind bulk that has arrived: take that in at once.
+            while peer.bulk_frames:
+                self._write_bulk(peer)
+                self._receive(peer)
+                progressed = True
+        return self._run_bulk(sends_bulk) or progressed
+
     def attach_link(self, peer: WorkerId, link: Link, life: int = 0) -> None:
         """Use ``link`` for this peer from now on (a restarted worker); an older one is closed and given up."""
         old = self._peers.get(peer)
         if old is not None:
             old.link.close()
             self._give_up(peer, old, "replaced by a new link")
-        self._peers[peer] = _Peer(link, IncomingMoves(self.worker_id), life)
+        sizer = PieceSizer(self._piece_bytes, self._adapt_pieces)
+        self._peers[peer] = _Peer(link, IncomingMoves(self.worker_id), sizer, life)
 
     @property
     def links(self) -> dict[WorkerId, Link]:
@@ -263,6 +316,7 @@ class WorkerLoop:
                 self._reach("before_remap")
                 self._reach(f"before_{change}")
                 result = device.apply_layout(spec, command.live_blocks, command.version, copies)
+                self._keeps_foreign_kv = bool(spec.retained)
                 self._spec = spec
                 self._reach("after_remap")
                 self._reach(f"after_{change}")
@@ -288,68 +342,109 @@ class WorkerLoop:
 
     def _run_step(self, pending: _PendingStep) -> None:
         step = pending.step
-        failure = pending.refused
-        lost_worker: WorkerId | None = None
+        failure = None if pending.refused is None else _Failure(pending.refused)
         started_ns = self._clock_ns()
         result: object = None
+        delay_ns = 0
         try:
-            arrived = self._take_input(step)
-            failure, lost_worker = arrived.failure or failure, arrived.lost_worker
+            hidden, upstream_failure, delay_ns = self._take_input(step)
+            failure = upstream_failure or failure
             if failure is None:
-                hidden = None if step.prev_worker is None else self._device.hidden_from_bytes(
-                    arrived.data, step.num_tokens)
                 what = "sample" if step.next_worker is None else "stage"
                 self._reach(f"before_{what}")
-                result = self._device.run_step(step, hidden)
+                if step.remote or self._keeps_foreign_kv:
+                    result = self._device.run_step(step, hidden, self._attention)
+                else:
+                    result = self._device.run_step(step, hidden)
                 self._reach(f"after_{what}")
+        except RemoteAttentionError as error:
+            log.warning("step %d: %s", step.step_id, error)
+            failure = _Failure(str(error), error.lost_worker, True)
         except Exception as error:
             log.exception("step %d failed", step.step_id)
-            failure = f"{type(error).__name__}: {error}"
+            failure = _Failure(f"{type(error).__name__}: {error}")
         span = started_ns, self._clock_ns()
-        if step.next_worker is None:
-            self._end_step(step, result, failure, lost_worker, span)
-        else:
-            self._hand_on(step, step.next_worker, result, failure, lost_worker, span)
+        compute_ns = span[1] - span[0]
+        waited_ns, self._attention.waited_ns = self._attention.waited_ns, 0
+        # What waits behind a piece is the next stage; with remote attention each layer waits twice, there and back.
+        num_waits = 2 * (step.layer_hi - step.layer_lo) if step.remote or self._keeps_foreign_kv else 1
+        self._stage_ns = (3 * self._stage_ns + (compute_ns - waited_ns) // num_waits) // 4
+        if step.next_worker is not None:
+            if failure is None:
+                self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns, *span, delay_ns, waited_ns))
+            self._hand_on(step, step.next_worker, result, failure)
+            return
+        if failure is None and not isinstance(result, StepOutput):
+            failure = _Failure(f"the last stage returned {type(result).__name__}")
+        if failure is not None:
+            self._emit(m.StepFailed(self.worker_id, step.step_id, *failure))
+        elif isinstance(result, StepOutput):
+            self._reach("before_flush")
+            computed_ns = result.compute_ns or compute_ns
+            self._emit(codec.step_done(self.worker_id, result, computed_ns, span, delay_ns, waited_ns))
+            self._reach("after_flush")
 
-    def _take_input(self, step: StepInput) -> Arrived:
-        """The stage's input, or why there is none."""
+    def _take_input(self, step: StepInput) -> tuple[object, _Failure | None, int]:
+        """The stage's input, or why there is none; and how long it was on its way."""
         if step.prev_worker is None:
-            return Arrived(EMPTY)
+            return None, None, 0
         if not self._inbox.ready(step.step_id):
             self._inbox.forget(step.step_id)
             message = f"worker {step.prev_worker} went away before this step's input was complete"
-            return Arrived(EMPTY, message, step.prev_worker)
-        return self._inbox.take(step.step_id)
+            return None, _Failure(message, step.prev_worker), 0
+        arrived = self._inbox.take(step.step_id)
+        if arrived.failure is not None:
+            return None, _Failure(arrived.failure, arrived.lost_worker, arrived.recompute), 0
+        delay_ns = self._delay_ns(step.prev_worker, arrived.transit_ns)
+        return self._device.hidden_from_bytes(arrived.data, step.num_tokens), None, delay_ns
 
-    def _end_step(
-        self, step: StepInput, result: object, failure: str | None, lost_worker: WorkerId | None,
-        span: tuple[int, int],
-    ) -> None:
-        if failure is None and not isinstance(result, StepOutput):
-            failure = f"the last stage returned {type(result).__name__}"
-        if failure is not None:
-            self._emit(m.StepFailed(self.worker_id, step.step_id, failure, lost_worker))
-        elif isinstance(result, StepOutput):
-            self._reach("before_flush")
-            self._emit(codec.step_done(self.worker_id, result, result.compute_ns or span[1] - span[0], span))
-            self._reach("after_flush")
+    def _delay_ns(self, worker: WorkerId, transit_ns: int) -> int:
+        """How long an activation was on its way; with clocks of two machines, beyond the fastest one on the link."""
+        peer = self._peers.get(worker)
+        if self._shares_clock or peer is None:
+            return transit_ns
+        least_ns = transit_ns if peer.least_transit_ns is None else min(transit_ns, peer.least_transit_ns)
+        peer.least_transit_ns = least_ns
+        return transit_ns - least_ns
 
-    def _hand_on(
-        self, step: StepInput, next_worker: WorkerId, hidden: object, failure: str | None,
-        lost_worker: WorkerId | None, span: tuple[int, int],
-    ) -> None:
+    def _hand_on(self, step: StepInput, next_worker: WorkerId, hidden: object, failure: _Failure | None) -> None:
         if failure is None:
-            self._emit(m.StageDone(self.worker_id, step.step_id, span[1] - span[0], *span))
-            activation = OutgoingActivation(step.step_id, as_numpy_uint8(hidden))
+            activation = OutgoingActivation(step.step_id, as_numpy_uint8(hidden), self._clock_ns())
         else:
-            activation = OutgoingActivation.of_failure(step.step_id, failure, lost_worker)
-        peer = self._peers.get(next_worker)
-        if peer is None:
+            activation = OutgoingActivation.of_failure(
+                step.step_id, failure.message, failure.lost_worker, recompute=failure.recompute
+            )
+        if next_worker not in self._peers:
             # The next stage has lost the same link and ends the step there (rule 6), or is dead.
             log.warning("step %d: no link to worker %d", step.step_id, next_worker)
             return
-        peer.activations.append(activation)
-        self._send_activations(peer)
+        self._post(next_worker, activation)
+
+    # --- urgent frames
+
+    def _link_of(self, worker: WorkerId) -> Link | None:
+        peer = self._peers.get(worker)
+        return None if peer is None else peer.link
+
+    def _post(self, worker: WorkerId, frame: OutgoingActivation | OutgoingFrame) -> None:
+        """Queue for a peer, and send if the link takes it; for one that is gone it is dropped."""
+        peer = self._peers.get(worker)
+        if peer is not None:
+            peer.activations.append(frame)
+            self._send_activations(peer)
+
+    def _serve_urgent(self) -> bool:
+        """Receive what there is (questions are answered at once), send what waits; whether there was anything."""
+        progressed = False
+        for peer in list(self._peers.values()):
+            progressed |= self._receive(peer)
+            progressed |= self._send_activations(peer)
+        return progressed
+
+    def _wait_for_links(self) -> None:
+        """Until a link has something new, or a moment has passed."""
+        links = [peer.link for peer in self._peers.values() if peer.link.fileno() >= 0]
+        select.select(links, [link for link in links if link.wants_write], [], IDLE_WAIT_S)
 
     def _send_activations(self, peer: _Peer) -> bool:
         """Push waiting activations into the link; whether any was sent whole."""
@@ -369,17 +464,20 @@ class WorkerLoop:
         progressed = False
         for frame in peer.link.poll_frames():
             progressed = True
-            if frame.kind is not FrameKind.ACTIVATION:
+            if frame.kind.is_bulk:
                 peer.bulk_frames.append(frame)
                 continue
             with frame:
                 try:
-                    self._inbox.accept(peer.link.peer, frame)
+                    if frame.kind is FrameKind.ACTIVATION:
+                        self._inbox.accept(peer.link.peer, frame, self._clock_ns())
+                    else:
+                        self._attention.accept(peer.link.peer, frame)
                 except LinkDownError as error:
                     self._distrust(peer, error)
         return progressed
 
-    def _run_bulk(self) -> bool:
+    def _run_bulk(self, sends: bool = True) -> bool:
         """One bulk turn of every link (rule 4); whether anything happened."""
         progressed = False
         for worker, peer in list(self._peers.items()):
@@ -391,8 +489,11 @@ class WorkerLoop:
                 self._give_up(worker, peer, peer.link.failure or "closed")
                 progressed = True
                 continue
-            if peer.moves and peer.link.is_open:
-                progressed |= self._send_bulk(peer)
+            if sends and peer.moves and peer.link.is_open:
+                sent = self._send_bulk(peer)
+                progressed |= sent
+                while sent and not self._coordinate and peer.moves:
+                    sent = self._send_bulk(peer)
         return progressed
 
     def _write_bulk(self, peer: _Peer) -> None:
@@ -408,13 +509,19 @@ class WorkerLoop:
             self._emit(ended)
 
     def _send_bulk(self, peer: _Peer) -> bool:
-        move = min(peer.moves, key=lambda move: (not move.cancelled, move.kind))  # the first of the most urgent
+        move = min(peer.moves, key=lambda move: (not move.cancelled, move.kind, not move.urgent))  # the first of them
         self._reach("before_piece_sent")
         try:
-            sent, over = move.send_turn(peer.link, self._device, self._piece_bytes)
+            sent, over = move.send_turn(peer.link, self._device, peer.sizer.piece_bytes)
         except LinkDownError:
             return True  # the next bulk turn gives the link up
         self._reach("after_piece_sent")
+        if sent:
+            peer.sizer.sent(move.last_bytes, self._clock_ns(), self._stage_ns)
+            if self._adapt_pieces:
+                peer.link.limit_unsent(peer.sizer.piece_bytes)
+        else:
+            peer.sizer.refused(self._clock_ns())
         if over:
             peer.moves.remove(move)
         return sent
@@ -468,6 +575,7 @@ class WorkerLoop:
             if not move.begun:
                 self._emit(m.MoveEnded(self.worker_id, move.move_id, False, 0, 0))
         self._inbox.forget_partial(worker)
+        self._attention.lost(worker)
         self._mark_orphans(worker)
 
     def _mark_orphans(self, worker: WorkerId) -> None:

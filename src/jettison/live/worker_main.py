@@ -88,12 +88,13 @@ class WorkerProcess:
         """Serve until told to stop or left alone; returns the exit code."""
         channel = WorkerChannel.connect(self._config.control_address, self._config.secret, self._me)
         device: Device | None = None
+        spec = self._config.spec
         try:
             device = self._make_device(self._config.spec)
             device.start()
             loop = WorkerLoop(
-                self._me.worker_id, device, {}, channel.emit, self._config.spec.piece_bytes,
-                safepoint=from_environment(*self._me),
+                self._me.worker_id, device, {}, channel.emit, spec.piece_bytes, spec.adapt_pieces, spec.coordinate,
+                shares_clock=self._config.shares_clock, safepoint=from_environment(*self._me),
             )
             for link, life in self._link_peers(device):
                 loop.attach_link(link.peer, link, life)
@@ -169,7 +170,7 @@ class WorkerProcess:
     def _make_link(self, sock: socket.socket, handshake: Handshake, device: Device) -> ShmLink | TcpLink:
         bulk_bytes = bulk_frame_bytes(self._config.spec.piece_bytes, device.kv_block_bytes)
         if self._config.link_kind == "tcp":
-            return TcpLink(sock, handshake, bulk_bytes=bulk_bytes)
+            return TcpLink(sock, handshake, bulk_bytes=bulk_bytes, coordinate=self._config.spec.coordinate)
         return ShmLink(sock, handshake, SlotGeometry(bulk_bytes=-(-bulk_bytes // _PAGE) * _PAGE))
 
     def _seconds_left(self) -> float:

@@ -4,8 +4,8 @@ A link carries bulk bytes (activations, KV pieces, pieces of parameter shards) a
 events go over the control channel. Nothing here knows what the bytes mean, which device they come from, or
 what a step is: no torch, no ``device``.
 
-Two classes of frames never block each other: activations have room of their own, and everything that belongs
-to a move (pieces, its begin and its end) shares the bulk room, where order is kept.
+Two classes of frames never block each other: activations and remote attention have room of their own, and everything
+that belongs to a move (pieces, its begin and its end) shares the bulk room, where order is kept.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ class FrameKind(IntEnum):
     SHARD_PIECE = 2
     MOVE_BEGIN = 3
     MOVE_END = 4
+    ATTEND = 5
+    ATTENDED = 6
+    """Remote attention, both ways: as urgent as activations, and in their room."""
 
     @property
     def is_bulk(self) -> bool:
         """Whether the frame belongs to a move and so lives in the bulk room, in order."""
-        return self is not FrameKind.ACTIVATION
+        return FrameKind.KV_PIECE <= self <= FrameKind.MOVE_END
 
 
 class Frame:
@@ -126,6 +129,10 @@ class Link(ABC):
     @abstractmethod
     def failure(self) -> str | None:
         """Why the link is down; None while it is open or after ``close()``."""
+
+    def limit_unsent(self, num_bytes: int) -> None:
+        """Keep about this much, or less, in buffers that activations cannot overtake. Where there are none: nothing."""
+        del num_bytes
 
     @property
     def wants_write(self) -> bool:

@@ -123,7 +123,7 @@ class ShmLink(Link):
     # --- sending
 
     def send_frame(self, kind: FrameKind, tag: int, aux: bytes, nbytes: int, fill: Fill) -> bool:
-        room = self._outgoing[kind is not FrameKind.ACTIVATION]
+        room = self._outgoing[kind.is_bulk]
         if len(aux) > MAX_AUX_BYTES or not 0 <= nbytes <= room.slot_bytes or not _MIN_TAG <= tag <= _MAX_TAG:
             check_send(self, kind, tag, aux, nbytes)
         if not self._open:
@@ -269,7 +269,7 @@ class ShmLink(Link):
 
     def _open_slot(self, kind: FrameKind, tag: int, aux: bytes, slot: int, nbytes: int) -> Frame | None:
         assert self._incoming is not None
-        room = self._incoming[kind is not FrameKind.ACTIVATION]
+        room = self._incoming[kind.is_bulk]
         if slot >= room.num_slots or not room.free >> slot & 1 or not 0 < nbytes <= room.slot_bytes:
             self._fail(f"{nbytes} bytes in slot {slot} of {room.num_slots}, which is not the sender's to use")
             return None

@@ -6,7 +6,8 @@ Payload bytes are covered by TCP's checksum only: a network on which others can 
 tunnel, which it needs for confidentiality anyway.
 
 Accepted frames wait in two queues of their own; whenever the socket takes bytes and no frame is half out,
-activations go first. The kernel is told to keep little unsent data, so bulk does not pile up before them.
+activations go first. What the kernel holds, sent or not, nobody overtakes any more, and on a slow link it would hold
+seconds' worth: its send buffer is bounded (``limit_unsent``), so that an activation waits for about a piece.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ _BULK_FRAMES = 2
 _HELD_FRAMES = 8
 """Bulk frames that the receiver may hold unreleased before this end stops reading."""
 _NOTSENT_LOWAT_BYTES = 256 << 10
+_UNCOORDINATED_FRAMES = 64
+_RECEIVE_BUFFER_BYTES = 128 << 10
+_MIN_SEND_BUFFER_BYTES = 16 << 10
 
 
 class _Part(Enum):
@@ -61,7 +65,9 @@ class TcpLink(Link):
         activation_bytes: int = 1 << 20,
         bulk_bytes: int = (1 << 20) + (1 << 16),
         epoch: int = 0,
+        coordinate: bool = True,
     ) -> None:
+        """``coordinate=False``: one queue for all classes, first come, first served (for comparison only)."""
         self.peer: WorkerId = handshake.peer.worker_id
         self._sock = sock
         self._epoch = epoch
@@ -71,7 +77,11 @@ class TcpLink(Link):
         self._failure: str | None = None
         self._open = True
         self._attached = False
-        self._queues: tuple[deque[tuple[FrameKind, int, bytes, Bytes]], ...] = (deque(), deque())
+        self._coordinate = coordinate
+        queue: deque[tuple[FrameKind, int, bytes, Bytes]] = deque()
+        self._queues = (queue, deque[tuple[FrameKind, int, bytes, Bytes]]() if coordinate else queue)
+        self._max_frames = (_ACTIVATION_FRAMES, _BULK_FRAMES) if coordinate else (1 << 16, _UNCOORDINATED_FRAMES)
+        self._send_buffer_bytes = 0
         self._half_out: deque[memoryview] = deque()
         """What is left of the frame that is being sent."""
         self._num_sent = self._num_received = 0
@@ -84,7 +94,10 @@ class TcpLink(Link):
         self._expect(_Part.PREFIX, memoryview(self._prefix))
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT_BYTES)
+        if coordinate:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT_BYTES)
+            # What has arrived and was not read stands before an activation, too.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         self._half_out.append(memoryview(self._sign(_ATTACH, 0, b"", 0)))
         self._pump()
 
@@ -96,7 +109,7 @@ class TcpLink(Link):
             raise LinkDownError(f"link to worker {self.peer} is down: {self._failure or 'closed'}")
         queue = self._queues[kind.is_bulk]
         self._pump()
-        if len(queue) >= (_BULK_FRAMES if kind.is_bulk else _ACTIVATION_FRAMES):
+        if len(queue) >= self._max_frames[kind.is_bulk]:
             return False
         payload = np.empty(nbytes, dtype=np.uint8) if nbytes else EMPTY
         if nbytes:
@@ -195,7 +208,7 @@ class TcpLink(Link):
             raise ValueError("bytes that are no frame header")
         if sequence != self._num_received & 0xFFFFFFFF:
             raise ValueError(f"frame {sequence} where {self._num_received} was due")
-        if (kind != _ATTACH and kind > FrameKind.MOVE_END) or nbytes > _MAX_PAYLOAD_BYTES:
+        if (kind != _ATTACH and kind >= len(FrameKind)) or nbytes > _MAX_PAYLOAD_BYTES:
             raise ValueError(f"a frame of kind {kind} with {nbytes} bytes")
         self._head = (kind, tag, nbytes)
         self._aux = bytearray(aux_len)
@@ -239,6 +252,13 @@ class TcpLink(Link):
     @property
     def failure(self) -> str | None:
         return self._failure
+
+    def limit_unsent(self, num_bytes: int) -> None:
+        """Bound the kernel's send buffer, where that changes it by much (it doubles what it is told)."""
+        wanted = max(_MIN_SEND_BUFFER_BYTES, num_bytes)
+        if self._coordinate and self._open and not wanted / 2 < self._send_buffer_bytes < wanted * 2:
+            self._send_buffer_bytes = wanted
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
 
     @property
     def wants_write(self) -> bool:

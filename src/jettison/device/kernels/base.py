@@ -59,12 +59,19 @@ class Kernels(Protocol):
         context_lens: Int32Array,
         out: Tensor,
         scale: float,
+        lse: Tensor | None = None,
+        only_context: bool = False,
     ) -> None:
         """Causal grouped-query attention over the paged cache, for prefill, chunked prefill and decode rows alike.
 
         ``q``, ``out``: [T, num_heads, head_dim]; ``num_heads`` is a multiple of the arena's ``num_kv_heads``. A token
         at position p attends to positions 0..p; nothing beyond is read, whatever bytes lie there. ``write_kv``
         must have stored this chunk first. Raises IndexError as ``write_kv`` does.
+
+        For attention in parts (KunServe v1 section 4.2, remote attention): ``lse`` [T, num_heads], contiguous, of
+        ``sum_dtype``, gets the log of each token's and head's sum of exponentials; ``only_context`` lets every token
+        see exactly positions 0..context_len-1 of its row, its own chunk not (every row with tokens needs a context).
+        Parts over disjoint positions are put together by ``merge_parts``.
         """
         ...
 
@@ -103,6 +110,28 @@ class Kernels(Protocol):
         ``x``: [T, K]; ``weight``: plain row-major [N, K]; ``bias``: [N]; ``out``: [T, N], not overlapping ``x``.
         """
         ...
+
+
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In what sums over ``dtype`` are kept, and log-sum-exps handed out."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def merge_parts(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> Tensor:
+    """Attention over the union of two disjoint sets of positions from attention over each.
+
+    ``out``, ``other``: [n, num_heads, head_dim]; ``lse``, ``other_lse``: [n, num_heads] of ``sum_dtype``. Exact up to
+    rounding: softmax weights of the parts relative to their common maximum, as in online softmax. New memory.
+    """
+    weight = torch.sigmoid(lse - other_lse).unsqueeze(-1)
+    wide, wide_other = out.to(lse.dtype), other.to(lse.dtype)
+    return (wide * weight + wide_other * torch.sigmoid(other_lse - lse).unsqueeze(-1)).to(out.dtype)
+
+
+def check_lse(lse: Tensor, q: Tensor) -> None:
+    """Raise ValueError unless ``lse`` can take one sum for each token and head of ``q``."""
+    if lse.shape != q.shape[:2] or lse.dtype != sum_dtype(q.dtype) or not lse.is_contiguous():
+        fail(f"lse: expected contiguous {sum_dtype(q.dtype)} {tuple(q.shape[:2])}, got {lse.dtype} {tuple(lse.shape)}")
 
 
 def fail(message: str) -> NoReturn:

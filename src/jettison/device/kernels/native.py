@@ -23,6 +23,7 @@ from jettison.device.kernels.base import (
     check_arena,
     check_heads,
     check_linear,
+    check_lse,
     check_matrix,
     check_norm,
     check_rotary,
@@ -42,7 +43,7 @@ _ROWS = (_P, _L, _L, _P, _P, _L, _L)  # tables, row stride, max blocks, query le
 _ARENA = (_P, _L, _L, _L, _L)  # pointer, blocks, KV heads, block size, head dim
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (_I, _P, _L, _P, _L, *_ARENA, *_ROWS),
-    "attention": (_I, _P, _L, _L, *_ARENA, *_ROWS, _P, _L, _D, _I),
+    "attention": (_I, _P, _L, _L, *_ARENA, *_ROWS, _P, _L, _P, _I, _D, _I),
     "linear": (_I, _P, _L, _P, _L, _P, _P, _L, _L, _L, _L, _I),
     "rms_norm": (_I, _P, _L, _P, _D, _P, _L, _L, _L),
     "add_rms_norm": (_I, _P, _L, _P, _L, _P, _D, _P, _L, _L, _L),
@@ -214,6 +215,8 @@ class NativeKernels:
         context_lens: Int32Array,
         out: Tensor,
         scale: float,
+        lse: Tensor | None = None,
+        only_context: bool = False,
     ) -> None:
         """See ``Kernels.attention``."""
         dtype = q.dtype
@@ -224,11 +227,14 @@ class NativeKernels:
         tokens, num_heads, query_dim = q.shape
         if out.shape != q.shape or query_dim != head_dim or num_heads % num_kv_heads:
             fail(f"q {tuple(q.shape)}, out {tuple(out.shape)} do not go with arena {tuple(arena.shape)}")
+        if lse is not None:
+            check_lse(lse, q)
         code = self._attention(
             _DTYPE_CODES[dtype], q.data_ptr(), q.stride()[0], num_heads,
             arena.data_ptr(), num_blocks, num_kv_heads, block_size, head_dim,
             *self._rows(block_tables, query_lens, context_lens), tokens,
-            out.data_ptr(), out.stride()[0], scale, torch.get_num_threads(),
+            out.data_ptr(), out.stride()[0], None if lse is None else lse.data_ptr(), only_context, scale,
+            torch.get_num_threads(),
         )  # fmt: skip
         if code:
             _raise(code)

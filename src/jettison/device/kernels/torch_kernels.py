@@ -17,21 +17,19 @@ from jettison.device.kernels.base import (
     check_arena,
     check_heads,
     check_linear,
+    check_lse,
     check_matrix,
     check_norm,
     check_rotary,
     check_rotary_tables,
     check_vector,
     fail,
+    sum_dtype,
 )
 
 
 def _host(array: Int32Array | Tensor) -> npt.NDArray[np.integer]:
     return array.numpy() if isinstance(array, Tensor) else array
-
-
-def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class TorchKernels:
@@ -73,6 +71,8 @@ class TorchKernels:
         context_lens: Int32Array,
         out: Tensor,
         scale: float,
+        lse: Tensor | None = None,
+        only_context: bool = False,
     ) -> None:
         """See ``Kernels.attention``."""
         check_arena(arena, q.dtype)
@@ -81,23 +81,30 @@ class TorchKernels:
         num_kv_heads, block_size, head_dim = arena.shape[2:]
         if q.shape != out.shape or q.shape[2] != head_dim or q.shape[1] % num_kv_heads:
             fail(f"q {tuple(q.shape)}, out {tuple(out.shape)} do not go with arena {tuple(arena.shape)}")
-        tables, queries, contexts = _check_rows(arena, block_tables, query_lens, context_lens, q.shape[0])
+        tables, queries, contexts = _check_rows(
+            arena, block_tables, query_lens, context_lens, q.shape[0], only_context
+        )
+        if lse is not None:
+            check_lse(lse, q)
         start = 0
         for table, num_queries, context in zip(tables, queries.tolist(), contexts.tolist(), strict=True):
-            end, num_keys = start + num_queries, context + num_queries
+            end, num_keys = start + num_queries, context + (0 if only_context else num_queries)
             if num_queries == 0:
                 continue
             ids = torch.from_numpy(table[: -(-num_keys // block_size)].astype(np.int64))
             cache = arena[ids]  # [blocks, 2, kv_heads, block_size, head_dim]
             kv = cache.permute(1, 2, 0, 3, 4).reshape(2, num_kv_heads, -1, head_dim)[:, :, :num_keys]
             mask = None
-            if num_queries > 1:
+            if num_queries > 1 and not only_context:
                 mask = torch.ones(num_queries, num_keys, dtype=torch.bool).tril_(context)
             query = q[start:end].transpose(0, 1).unsqueeze(0)
             result = F.scaled_dot_product_attention(
                 query, kv[0:1], kv[1:2], attn_mask=mask, scale=scale, enable_gqa=q.shape[1] != num_kv_heads
             )
             out[start:end] = result[0].transpose(0, 1)
+            if lse is not None:
+                scores = _scores(query[0], kv[0], mask, scale)
+                lse[start:end] = scores.logsumexp(-1).transpose(0, 1)
             start = end
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
@@ -136,7 +143,7 @@ class TorchKernels:
         rows, cols = out.shape
         check_matrix("out", out, rows, cols, gate_up.dtype)
         check_matrix("gate_up", gate_up, rows, 2 * cols, gate_up.dtype)
-        gate, up = gate_up.to(_accumulator(out.dtype)).chunk(2, dim=-1)
+        gate, up = gate_up.to(sum_dtype(out.dtype)).chunk(2, dim=-1)
         out.copy_(F.silu(gate) * up)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -148,14 +155,23 @@ class TorchKernels:
             torch.addmm(bias, x, weight.t(), out=out)
 
 
+def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Scaled scores [heads, queries, keys] in the sums' precision; hidden positions are -inf."""
+    wide = sum_dtype(query.dtype)
+    group = query.shape[0] // keys.shape[0]
+    scores = query.to(wide) @ keys.to(wide).repeat_interleave(group, dim=0).transpose(1, 2) * scale
+    return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+
+
 def _normalize(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    wide = x.to(_accumulator(x.dtype))
+    wide = x.to(sum_dtype(x.dtype))
     scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return weight * scaled.to(x.dtype)
 
 
 def _check_rows(
-    arena: Tensor, block_tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array, num_tokens: int
+    arena: Tensor, block_tables: Int32Array, query_lens: Int32Array, context_lens: Int32Array, num_tokens: int,
+    only_context: bool = False,
 ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer], npt.NDArray[np.integer]]:
     tables, queries, contexts = _host(block_tables), _host(query_lens), _host(context_lens)
     if tables.ndim != 2 or queries.shape != (tables.shape[0],) or contexts.shape != queries.shape:
@@ -164,7 +180,9 @@ def _check_rows(
         fail("block_tables, query_lens and context_lens must be int32")
     if len(queries) == 0 or int(queries.sum()) != num_tokens or queries.min() < 0 or contexts.min() < 0:
         fail(f"query_lens must be >= 0 and add up to {num_tokens} tokens, context_lens must be >= 0")
-    num_blocks = -(-(queries + contexts) // arena.shape[3])
+    if only_context and bool((contexts[queries > 0] == 0).any()):
+        fail("rows that see only their context need one")
+    num_blocks = -(-(contexts if only_context else queries + contexts) // arena.shape[3])
     if num_blocks.max() > tables.shape[1]:
         raise IndexError(f"a row needs {num_blocks.max()} blocks, its table has {tables.shape[1]}")
     used = tables[np.arange(tables.shape[1]) < num_blocks[:, None]]

@@ -9,6 +9,7 @@ Not here: which step it is, sampling, and whether a shard may be dropped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from jettison.device.kernels import Kernels
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.shards import shard_layouts
 from jettison.device.model.workspace import StepBuffers, Workspace
+from jettison.device.remote import RemoteParts
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ShardId, layer_shard
 
 Int32s = npt.NDArray[np.int32]
@@ -52,6 +54,8 @@ class Batch(NamedTuple):
     """[R, max_blocks]"""
     positions: Int32s
     """[T]"""
+    remote: RemoteParts | None = None
+    """Rows whose KV lies elsewhere in some layers."""
 
 
 class LayerWeights:
@@ -102,7 +106,10 @@ class Decoder:
         """Rows of the embedding: ``token_ids`` [T], ``out`` [T, hidden]. Raises IndexError for an unknown token."""
         torch.index_select(self._table(EMBED_SHARD), 0, token_ids, out=out)
 
-    def run_layers(self, layers: LayerRange, batch: Batch, buffers: StepBuffers, is_last: bool) -> None:
+    def run_layers(
+        self, layers: LayerRange, batch: Batch, buffers: StepBuffers, is_last: bool,
+        between_layers: Callable[[], None] | None = None,
+    ) -> None:
         """Run a contiguous, non-empty range over ``buffers.residual``, storing KV on the way.
 
         Afterwards the residual holds every addition, and where ``is_last``, ``buffers.x`` the final norm of it.
@@ -115,7 +122,9 @@ class Decoder:
             if layer > layers.lo:
                 weights = self._layer(layer)
                 kernels.add_rms_norm(x, residual, weights.input_norm, eps, x)
-            self._attend(weights, batch, buffers)
+            self._attend(layer, weights, batch, buffers)
+            if between_layers is not None:
+                between_layers()
             kernels.add_rms_norm(x, residual, weights.post_norm, eps, x)
             kernels.linear(x, weights.gate_up_weight, weights.gate_up_bias, buffers.gate_up)
             kernels.silu_mul(buffers.gate_up, buffers.activated)
@@ -131,7 +140,7 @@ class Decoder:
         self._kernels.linear(x, self._table(EMBED_SHARD if self.config.tied_embeddings else HEAD_SHARD), None, out)
         return out
 
-    def _attend(self, weights: LayerWeights, batch: Batch, buffers: StepBuffers) -> None:
+    def _attend(self, layer: int, weights: LayerWeights, batch: Batch, buffers: StepBuffers) -> None:
         """Attention of one layer: from the norm in ``buffers.x`` to the output projection in ``buffers.x``."""
         kernels = self._kernels
         kernels.linear(buffers.x, weights.qkv_weight, weights.qkv_bias, buffers.qkv)
@@ -141,8 +150,15 @@ class Decoder:
             kernels.head_rms_norm(k, weights.k_norm, self.config.rms_norm_eps)
         kernels.rotary(q, k, self._workspace.cos, self._workspace.sin, batch.positions)
         rows = (batch.block_tables, batch.query_lens, batch.context_lens)
-        kernels.write_kv(k, buffers.v, weights.arena, *rows)
-        kernels.attention(q, weights.arena, *rows, buffers.attention, self._scale)
+        remote = None if batch.remote is None else batch.remote.at(layer)
+        if batch.remote is None or remote is None:
+            kernels.write_kv(k, buffers.v, weights.arena, *rows)
+            kernels.attention(q, weights.arena, *rows, buffers.attention, self._scale)
+        else:
+            batch.remote.ask(layer, remote, q)
+            kernels.write_kv(k, buffers.v, weights.arena, *rows)
+            lse = batch.remote.attend_here(remote, q, weights.arena, buffers.attention)
+            batch.remote.merge(remote, buffers.attention, lse)
         kernels.linear(buffers.attention_flat, weights.o_weight, weights.o_bias, buffers.x)
 
     def _layer(self, layer: int) -> LayerWeights:

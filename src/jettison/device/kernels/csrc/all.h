@@ -18,4 +18,5 @@
 #undef FROM_ACC
 #undef SQRT
 #undef EXP
+#undef LOG
 #undef BF16_DOT

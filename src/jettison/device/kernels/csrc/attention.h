@@ -97,9 +97,12 @@ static size_t NAME(space)(char *base, long width, NAME(Space) *s) {
     return 2 * q + 2 * tile + MAX_QUERIES * KEY_TILE * sizeof(ACC);
 }
 
-/* Tokens of one row from `first` on: q and out point at the first of them, at the KV head's first query head. */
-static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_head, long first, long num_tokens,
-                         long group, const T *q, long q_stride, T *out, long out_stride, ACC scale, NAME(Space) *s) {
+/* Tokens of one row: q and out point at the first of them, at the KV head's first query head. The first one sees
+ * `num_visible` keys and, where `grows`, each next one sees one more; all see the same keys otherwise. `lse`, if not
+ * NULL, gets the log of each row's sum of exponentials, so that parts over disjoint keys can be merged. */
+static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_head, long num_visible, int grows,
+                         long num_tokens, long group, const T *q, long q_stride, T *out, long out_stride, ACC *lse,
+                         long lse_stride, ACC scale, NAME(Space) *s) {
     const long dim = c->head_dim, width = ROUND_UP(dim, CHUNK), rows = num_tokens * group;
     const int pack = width != dim || (STORAGE_IS_NARROW && rows >= PACK_FROM);
     ACC maximum[MAX_QUERIES], total[MAX_QUERIES];
@@ -109,7 +112,7 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
         total[m] = 0;
     }
     memset(s->out, 0, (size_t)(rows * width) * sizeof(ACC));
-    const long num_keys = first + num_tokens, value_offset = c->kv_heads * c->block_size * dim;
+    const long num_keys = num_visible + (grows ? num_tokens - 1 : 0), value_offset = c->kv_heads * c->block_size * dim;
     for (long tile = 0; tile < num_keys; tile += KEY_TILE) {
         const long count = num_keys - tile < KEY_TILE ? num_keys - tile : KEY_TILE;
         const T *keys[KEY_TILE], *values[KEY_TILE];
@@ -131,7 +134,7 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
         else
             NAME(all_scores_stored)(rows, s->q, width, keys, count, s->scores);
         for (long m = 0; m < rows; m++) {
-            long valid = first + m / group - tile + 1;
+            long valid = num_visible + (grows ? m / group : 0) - tile;
             valid = valid < 0 ? 0 : valid > count ? count : valid;
             NAME(online_softmax)(s->scores + m * KEY_TILE, valid, ROUND_UP(count, 16), scale, maximum + m, total + m,
                                  s->out + m * width, width);
@@ -143,12 +146,13 @@ static void NAME(attend)(const NAME(Cache) *c, const int32_t *table, long kv_hea
     }
     for (long m = 0; m < rows; m++)
         NAME(narrow_scaled)(s->out + m * width, 1 / total[m], dim, out + m / group * out_stride + m % group * dim);
+    for (long m = 0; lse && m < rows; m++) lse[m / group * lse_stride + m % group] = maximum[m] + LOG(total[m]);
 }
 
 static int NAME(attention)(const T *q, long q_stride, const T *arena, long num_kv_heads, long block_size, long head_dim,
                           long num_heads, const int32_t *tables, long table_stride, const int32_t *query_lens,
-                          const int32_t *context_lens, long num_rows, T *out, long out_stride, double scale,
-                          int num_threads) {
+                          const int32_t *context_lens, long num_rows, T *out, long out_stride, ACC *lse,
+                          int only_context, double scale, int num_threads) {
     const NAME(Cache) cache = {arena, num_kv_heads, block_size, head_dim};
     const long group = num_heads / num_kv_heads;
     const long step = group > MAX_QUERIES ? 1 : MAX_QUERIES / group;
@@ -173,9 +177,12 @@ static int NAME(attention)(const T *q, long q_stride, const T *arena, long num_k
                     for (long g = 0; g < group; g += MAX_QUERIES) {
                         const long heads = group - g < MAX_QUERIES ? group - g : MAX_QUERIES;
                         const long column = (h * group + g) * head_dim;
-                        NAME(attend)(&cache, tables + r * table_stride, h, context_lens[r] + t, n, heads,
+                        const long visible = only_context ? context_lens[r] : context_lens[r] + t + 1;
+                        ACC *const row_lse = lse ? lse + (start + t) * num_heads + h * group + g : NULL;
+                        NAME(attend)(&cache, tables + r * table_stride, h, visible, !only_context, n, heads,
                                      q + (start + t) * q_stride + column, q_stride,
-                                     out + (start + t) * out_stride + column, out_stride, (ACC)scale, &space);
+                                     out + (start + t) * out_stride + column, out_stride, row_lse, num_heads,
+                                     (ACC)scale, &space);
                     }
                     mine = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
                 }

@@ -60,6 +60,7 @@
 #define FROM_ACC(x) (x)
 #define SQRT sqrt
 #define EXP exp_f64
+#define LOG log
 #include "all.h"
 
 /* ---- float32 ---- */
@@ -78,6 +79,7 @@
 #define FROM_ACC(x) (x)
 #define SQRT sqrtf
 #define EXP exp_f32
+#define LOG logf
 #include "all.h"
 
 /* ---- bfloat16, summed in float32 ---- */
@@ -96,6 +98,7 @@
 #define FROM_ACC(x) f32_to_bf16(x)
 #define SQRT sqrtf
 #define EXP exp_f32
+#define LOG logf
 #if defined(__AVX512BF16__)
 #define BF16_DOT
 #endif
@@ -111,14 +114,18 @@
     default: return ERROR_DTYPE;                                                                                     \
     }
 
+/* Rows that read (and perhaps write) positions up to their last query, or, where `only_context`, of their context. */
 static int check_rows(long num_blocks, long block_size, const int32_t *tables, long table_stride, long max_blocks,
-                      const int32_t *query_lens, const int32_t *context_lens, long num_rows, long num_tokens) {
+                      const int32_t *query_lens, const int32_t *context_lens, long num_rows, long num_tokens,
+                      int only_context) {
     int error = 0;
     long tokens = 0;
     for (long r = 0; r < num_rows; r++) {
         if (query_lens[r] < 0 || context_lens[r] < 0) return ERROR_LENGTHS;
         tokens += query_lens[r];
-        const long used = ((long)query_lens[r] + context_lens[r] + block_size - 1) / block_size;
+        if (only_context && query_lens[r] > 0 && context_lens[r] == 0) return ERROR_LENGTHS;
+        const long end = (long)context_lens[r] + (only_context ? 0 : query_lens[r]);
+        const long used = (end + block_size - 1) / block_size;
         if (used > max_blocks) return ERROR_TABLE;
         for (long b = 0; b < used; b++) {
             const long id = tables[r * table_stride + b];
@@ -132,7 +139,7 @@ API(write_kv)(int dtype, const void *k, long k_stride, const void *v, long v_str
               long num_kv_heads, long block_size, long head_dim, const int32_t *tables, long table_stride,
               long max_blocks, const int32_t *query_lens, const int32_t *context_lens, long num_rows, long num_tokens) {
     const int error = check_rows(num_blocks, block_size, tables, table_stride, max_blocks, query_lens, context_lens,
-                                 num_rows, num_tokens);
+                                 num_rows, num_tokens, 0);
     if (error) return error;
 #define CALL(S, T)                                                                                                   \
     write_kv_##S((const T *)k, k_stride, (const T *)v, v_stride, (T *)arena, num_kv_heads, block_size, head_dim,     \
@@ -145,15 +152,15 @@ API(write_kv)(int dtype, const void *k, long k_stride, const void *v, long v_str
 API(attention)(int dtype, const void *q, long q_stride, long num_heads, const void *arena, long num_blocks,
                long num_kv_heads, long block_size, long head_dim, const int32_t *tables, long table_stride,
                long max_blocks, const int32_t *query_lens, const int32_t *context_lens, long num_rows, long num_tokens,
-               void *out, long out_stride, double scale, int num_threads) {
+               void *out, long out_stride, void *lse, int only_context, double scale, int num_threads) {
     const int error = check_rows(num_blocks, block_size, tables, table_stride, max_blocks, query_lens, context_lens,
-                                 num_rows, num_tokens);
+                                 num_rows, num_tokens, only_context);
     if (error) return error;
-#define CALL(S, T)                                                                                                   \
+#define CALL(S, T, A)                                                                                                \
     return attention_##S((const T *)q, q_stride, (const T *)arena, num_kv_heads, block_size, head_dim, num_heads,    \
-                         tables, table_stride, query_lens, context_lens, num_rows, (T *)out, out_stride, scale,      \
-                         num_threads)
-    BY_DTYPE(dtype, CALL(f64, double), CALL(f32, float), CALL(bf16, bf16))
+                         tables, table_stride, query_lens, context_lens, num_rows, (T *)out, out_stride, (A *)lse,   \
+                         only_context, scale, num_threads)
+    BY_DTYPE(dtype, CALL(f64, double, double), CALL(f32, float, float), CALL(bf16, bf16, float))
 #undef CALL
     return 0;
 }

@@ -1,0 +1,178 @@
+"""Remote attention of a step: which rows' KV lies elsewhere, in which layers, and how two partial results become one.
+
+KunServe v1 section 4.2: attention needs KV and no parameters, so while a request's KV is still on its way, the old
+home can compute it. Other than there, keys and values of *new* tokens stay with the new stage, which attends to them
+itself; only queries travel, and the old home appends nothing. Each side attends to its own positions and returns the
+log of its sum of exponentials, with which the new stage merges the parts: exact up to rounding.
+
+Not here: links, waiting, and who answers (``live.remote_attention`` is behind ``AttentionPort``).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8
+from jettison.device.kernels import Kernels
+from jettison.device.kernels.base import merge_parts, sum_dtype
+from jettison.device.step import StepInput
+
+Int32s = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
+
+
+class AttentionPort(Protocol):
+    """How a step asks other workers for attention over KV that they hold, and lets them ask meanwhile.
+
+    Every method may raise RemoteAttentionError: then the step fails, and its rows are to be computed again.
+    """
+
+    def begin(self, step: StepInput) -> None:
+        """A step with ``step.remote`` starts: tell the holders which blocks will be meant."""
+        ...
+
+    def ask(self, layer: int, worker: int, entries: Int32s, q: Bytes) -> None:
+        """Send queries: ``entries`` [n] says for each query which of ``step.remote`` it attends to; does not wait."""
+        ...
+
+    def collect(self) -> list[list[tuple[int, Bytes]]]:
+        """Wait for all answers: for each ``ask``, in order, pieces of (number of queries, ``pack_answer`` of them)."""
+        ...
+
+    def poll(self) -> None:
+        """Between two layers: answer whoever has asked. Cheap where nobody does."""
+        ...
+
+
+class _Part(NamedTuple):
+    """Tokens of a step that attend at one worker in one layer."""
+
+    worker: int
+    tokens: Tensor
+    """int64 [n]: their places in the step."""
+    entries: Int32s
+    """[n]: which of ``step.remote`` each attends to."""
+
+
+class LayerParts(NamedTuple):
+    """What is particular about one layer of a step: tokens that attend elsewhere too, and what is left to do here."""
+
+    parts: list[_Part]
+    block_tables: Int32s
+    """[R, max_blocks], without the leading blocks that lie elsewhere."""
+    context_lens: Int32s
+    """[R], likewise."""
+
+
+class RemoteParts:
+    """The remote parts of one step, layer by layer."""
+
+    def __init__(
+        self, step: StepInput, port: AttentionPort, kernels: Kernels, num_heads: int, block_size: int, scale: float
+    ) -> None:
+        """Raises ValueError for parts that do not consist of whole blocks before the rows' chunks."""
+        self._step = step
+        self._port = port
+        self._kernels = kernels
+        self._num_heads = num_heads
+        self._block_size = block_size
+        self._scale = scale
+        self._cache: dict[tuple[int, ...], LayerParts] = {}
+        for entry in step.remote:
+            if not 0 < entry.num_tokens <= step.context_lens[entry.row] or entry.num_tokens % block_size:
+                raise ValueError(f"step {step.step_id}: {entry.num_tokens} remote tokens of row {entry.row}")
+
+    def at(self, layer: int) -> LayerParts | None:
+        """What is remote in a layer; None if nothing is."""
+        chosen = tuple(i for i, e in enumerate(self._step.remote) if e.layer_lo <= layer < e.layer_hi)
+        if not chosen:
+            return None
+        parts = self._cache.get(chosen)
+        if parts is None:
+            parts = self._cache[chosen] = self._parts(chosen)
+        return parts
+
+    def _parts(self, chosen: tuple[int, ...]) -> LayerParts:
+        step = self._step
+        starts = np.cumsum(step.query_lens) - step.query_lens
+        tables, contexts = step.block_tables.copy(), step.context_lens.copy()
+        by_worker: dict[int, list[int]] = {}
+        for index in chosen:
+            entry = step.remote[index]
+            by_worker.setdefault(entry.worker, []).append(index)
+            num_blocks = entry.num_tokens // self._block_size
+            tables[entry.row, : tables.shape[1] - num_blocks] = step.block_tables[entry.row, num_blocks:]
+            contexts[entry.row] -= entry.num_tokens
+        parts = []
+        for worker, indices in sorted(by_worker.items()):
+            rows = [step.remote[i].row for i in indices]
+            tokens = np.concatenate([np.arange(starts[r], starts[r] + step.query_lens[r]) for r in rows])
+            entries = np.repeat(np.array(indices, dtype=np.int32), [step.query_lens[r] for r in rows])
+            parts.append(_Part(worker, torch.from_numpy(tokens.astype(np.int64)), entries))
+        return LayerParts(parts, tables, contexts)
+
+    def ask(self, layer: int, parts: LayerParts, q: Tensor) -> None:
+        """Send the queries of a layer (``q``: [T, num_heads, head_dim], rotated) to whoever holds the keys."""
+        for part in parts.parts:
+            self._port.ask(layer, part.worker, part.entries, as_numpy_uint8(q[part.tokens]))
+
+    def attend_here(self, parts: LayerParts, q: Tensor, arena: Tensor, out: Tensor) -> Tensor:
+        """Attend to what lies here, in all rows; returns the log-sum-exps [T, num_heads]."""
+        lse = torch.empty(q.shape[:2], dtype=sum_dtype(q.dtype))
+        self._kernels.attention(
+            q, arena, parts.block_tables, self._step.query_lens, parts.context_lens, out, self._scale, lse
+        )
+        return lse
+
+    def merge(self, parts: LayerParts, out: Tensor, lse: Tensor) -> None:
+        """Wait for the answers and put them together with what was computed here, in ``out``."""
+        for part, pieces in zip(parts.parts, self._port.collect(), strict=True):
+            start = 0
+            for num_queries, answer in pieces:
+                there, there_lse = unpack_answer(answer, num_queries, self._num_heads, out.dtype)
+                tokens = part.tokens[start : start + num_queries]
+                out[tokens] = merge_parts(out[tokens], lse[tokens], there, there_lse)
+                start += num_queries
+
+
+def pack_answer(out: Tensor, lse: Tensor) -> Bytes:
+    """``out`` [n, heads, head_dim] and ``lse`` [n, heads] as bytes, sums first (they need the wider alignment)."""
+    return np.concatenate((as_numpy_uint8(lse), as_numpy_uint8(out)))
+
+
+def unpack_answer(data: Bytes, num_tokens: int, num_heads: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Inverse of ``pack_answer``. Raises ValueError for bytes that cannot be that."""
+    flat = as_tensor_uint8(data)
+    num_lse = num_tokens * num_heads * sum_dtype(dtype).itemsize
+    if flat.numel() <= num_lse or (flat.numel() - num_lse) % (num_tokens * num_heads * dtype.itemsize):
+        raise ValueError(f"{flat.numel()} bytes are no attention of {num_tokens} tokens and {num_heads} heads")
+    lse = flat[:num_lse].clone().view(sum_dtype(dtype)).view(num_tokens, num_heads)
+    return flat[num_lse:].clone().view(dtype).view(num_tokens, num_heads, -1), lse
+
+
+def attend_for_peer(
+    kernels: Kernels, arena: Tensor, block_ids: list[Int32s], rows: Int32s, q: Bytes, num_heads: int, scale: float
+) -> Bytes:
+    """Answer a peer: attention of its queries over whole blocks that lie here, and nothing else.
+
+    ``block_ids``: each row's blocks, every one of them mapped in this layer; ``rows`` [n]: each query's row, equal
+    ones together. Raises ValueError or IndexError for what does not fit.
+    """
+    _, _, _, block_size, head_dim = arena.shape
+    queries = as_tensor_uint8(q).clone().view(arena.dtype).view(len(rows), num_heads, head_dim)
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    listed = [block_ids[r] for r in rows[starts]]
+    tables = np.zeros((len(listed), max(len(ids) for ids in listed)), dtype=np.int32)
+    for table, ids in zip(tables, listed, strict=True):
+        table[: len(ids)] = ids
+    query_lens = np.diff(starts, append=len(rows)).astype(np.int32)
+    context_lens = np.array([len(ids) * block_size for ids in listed], dtype=np.int32)
+    out = torch.empty_like(queries)
+    lse = torch.empty(queries.shape[:2], dtype=sum_dtype(arena.dtype))
+    kernels.attention(queries, arena, tables, query_lens, context_lens, out, scale, lse, only_context=True)
+    return pack_answer(out, lse)

@@ -1,0 +1,125 @@
+"""How a stalled request gets to run again after a merge: its KV is sent, computed again, or attended to where it lies.
+
+Pure. KunServe v3 sends (section 4.2), v1 attends remotely meanwhile; choosing for each request by predicted cost is
+our own: a short request on a slow link is cheaper to prefill again, and on a fast one it is not worth the round trips
+of remote attention. Costs are in seconds of progress that the request loses.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from jettison.types import LayerRange, WorkerId
+
+LIVE_FROM_STEPS = 4.0
+"""Transfers that take fewer steps than this are waited for: remote attention slows every row of the batch."""
+
+MAX_PARTS = 8
+"""Into how many layer ranges the KV of a live request is cut: each becomes local as it arrives."""
+
+LinkId = tuple[WorkerId, WorkerId]
+"""Source and destination."""
+
+
+class ExchangeMode(StrEnum):
+    """What is done; ``AUTO`` only as a setting."""
+
+    AUTO = "auto"
+    TRANSFER = "transfer"
+    RECOMPUTE = "recompute"
+    LIVE = "live"
+
+
+class ExchangeCosts(NamedTuple):
+    """What is known of prices. None = not known (yet)."""
+
+    link_bytes_per_s: Callable[[LinkId], float | None] = lambda link: None
+    recompute_s: Callable[[int], float | None] = lambda num_tokens: None
+    """Seconds until so many tokens have been prefilled."""
+    step_s: float | None = None
+    """Of a decode step of the merged group."""
+    round_trip_s: float = 1e-3
+    """Of one layer's remote attention, beyond the attention itself."""
+
+
+class StalledRequest(NamedTuple):
+    """A request that cannot run until something has happened to its KV."""
+
+    num_tokens: int
+    """With KV: to be computed again if it is given up."""
+    link_bytes: Mapping[LinkId, int]
+    """What would have to be sent, by link."""
+    tail_bytes: Mapping[LinkId, int]
+    """The part that has to be there before it can run live."""
+    num_remote_layers: int
+    """Most layers whose attention one stage would have done elsewhere."""
+    can_run_live: bool
+    """It has a full block."""
+
+
+class ExchangeQueue(NamedTuple):
+    """What goes before."""
+
+    link_bytes: Mapping[LinkId, int]
+    num_recompute_tokens: int
+
+
+def choose_exchange(
+    request: StalledRequest, queue: ExchangeQueue, costs: ExchangeCosts, mode: ExchangeMode
+) -> ExchangeMode | None:
+    """What to do with a request; never ``AUTO``. None: not known before a first transfer has measured the links.
+
+    A fixed mode is obeyed, except that a request without a full block cannot run live: it is transferred.
+    """
+    if mode is not ExchangeMode.AUTO:
+        return ExchangeMode.TRANSFER if mode is ExchangeMode.LIVE and not request.can_run_live else mode
+    transfer_s = _sending_s(request.link_bytes, queue.link_bytes, costs)
+    if transfer_s is None:
+        return None if any(queue.link_bytes.values()) else ExchangeMode.TRANSFER
+    lost = {ExchangeMode.TRANSFER: transfer_s}
+    recompute_s = costs.recompute_s(queue.num_recompute_tokens + request.num_tokens)
+    if recompute_s is not None:
+        lost[ExchangeMode.RECOMPUTE] = recompute_s
+    if request.can_run_live and costs.step_s is not None and transfer_s > LIVE_FROM_STEPS * costs.step_s:
+        live_step_s = costs.step_s + request.num_remote_layers * costs.round_trip_s
+        # Urgent: tails wait for no other KV, but for each other, which is little.
+        tail_s = _sending_s(request.tail_bytes, {}, costs) or 0.0
+        lost[ExchangeMode.LIVE] = tail_s + transfer_s * (1.0 - costs.step_s / live_step_s)
+    return min(lost, key=lambda choice: (lost[choice], choice is not ExchangeMode.TRANSFER))
+
+
+def _sending_s(num_bytes: Mapping[LinkId, int], before: Mapping[LinkId, int], costs: ExchangeCosts) -> float | None:
+    """Until everything has arrived, behind what goes before; links work at the same time."""
+    longest = 0.0
+    for link, amount in num_bytes.items():
+        rate = costs.link_bytes_per_s(link)
+        if rate is None:
+            return None
+        longest = max(longest, (before.get(link, 0) + amount) / rate)
+    return longest
+
+
+def split_layers(layers: LayerRange, max_parts: int = MAX_PARTS) -> tuple[LayerRange, ...]:
+    """At most ``max_parts`` contiguous ranges of almost equal length that make up ``layers``, in order."""
+    num_parts = min(max_parts, len(layers))
+    bounds = [layers.lo + len(layers) * i // num_parts for i in range(num_parts + 1)] if num_parts else []
+    return tuple(LayerRange(lo, hi) for lo, hi in itertools.pairwise(bounds))
+
+
+def by_layers(sets: Sequence[tuple[LayerRange, frozenset[int]]]) -> tuple[tuple[LayerRange, tuple[int, ...]], ...]:
+    """Blocks of overlapping layer ranges as disjoint ranges, ascending, with all blocks that any of them names."""
+    blocks: dict[int, set[int]] = {}
+    for layers, ids in sets:
+        for layer in layers.layers():
+            blocks.setdefault(layer, set()).update(ids)
+    merged: list[tuple[LayerRange, set[int]]] = []
+    for layer in sorted(layer for layer, ids in blocks.items() if ids):
+        last = merged[-1] if merged else None
+        if last is not None and last[0].hi == layer and last[1] == blocks[layer]:
+            merged[-1] = (LayerRange(last[0].lo, layer + 1), last[1])
+        else:
+            merged.append((LayerRange(layer, layer + 1), blocks[layer]))
+    return tuple((layers, tuple(sorted(ids))) for layers, ids in merged)

@@ -1,0 +1,159 @@
+"""Attention in parts: two disjoint sets of positions give what one gives; a stage may leave its context elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from attention_batch import VARIANTS, Batch, batches
+from hypothesis import given, settings
+
+from jettison.device.kernels import load_kernels
+from jettison.device.kernels.base import merge_parts, sum_dtype
+from jettison.device.remote import attend_for_peer, unpack_answer
+from jettison.device.step import RemoteKV, StepInput
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 3e-2}
+
+
+def in_parts(kernels, batch: Batch) -> torch.Tensor:
+    """Attention with the first half of each row's whole context blocks at somebody else's."""
+    remote_blocks = batch.context_lens // batch.block_size // 2
+    tables = batch.block_tables.copy()
+    for row, count in enumerate(remote_blocks):
+        tables[row, : tables.shape[1] - count] = batch.block_tables[row, count:]
+    contexts = (batch.context_lens - remote_blocks * batch.block_size).astype(np.int32)
+    out = torch.full_like(batch.q, torch.nan)
+    lse = torch.full(batch.q.shape[:2], torch.nan, dtype=sum_dtype(batch.dtype))
+    kernels.attention(batch.q, batch.arena, tables, batch.query_lens, contexts, out, batch.scale, lse)
+    rows = np.repeat(np.arange(len(batch.lens), dtype=np.int32), batch.query_lens)
+    chosen = np.flatnonzero(remote_blocks[rows] > 0)
+    if len(chosen):
+        ids = [table[:count] for table, count in zip(batch.block_tables, remote_blocks, strict=True)]
+        q = batch.q[torch.from_numpy(chosen)].contiguous()
+        answer = attend_for_peer(
+            kernels, batch.arena, ids, rows[chosen], q.view(-1).view(torch.uint8).numpy(), q.shape[1], batch.scale
+        )
+        there, there_lse = unpack_answer(answer, len(chosen), q.shape[1], batch.dtype)
+        index = torch.from_numpy(chosen)
+        out[index] = merge_parts(out[index], lse[index], there, there_lse)
+    return out
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("name", VARIANTS)
+def test_two_parts_merge_into_the_whole(name: str, dtype: torch.dtype) -> None:
+    kernels = load_kernels(name)
+
+    @settings(max_examples=12, deadline=None)
+    @given(batches())
+    def check(options: dict[str, object]) -> None:
+        batch = Batch(**options, dtype=dtype)  # type: ignore[arg-type]
+        batch.write(kernels)
+        torch.testing.assert_close(
+            in_parts(kernels, batch).double(), batch.expected(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+        )
+
+    check()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_sum_is_the_log_of_all_weights(name: str) -> None:
+    kernels = load_kernels(name)
+    batch = Batch([(70, 3), (0, 5)], seed=4)
+    batch.write(kernels)
+    out, lse = torch.empty_like(batch.q), torch.empty(batch.q.shape[:2], dtype=torch.float64)
+    rows = (batch.block_tables, batch.query_lens, batch.context_lens)
+    kernels.attention(batch.q, batch.arena, *rows, out, batch.scale, lse)
+    keys = torch.cat((batch.past[0, 0, :70], batch.k[:3]))
+    for head in range(4):
+        scores = keys[:72, head // 2] @ batch.q[1, head] * batch.scale
+        assert lse[1, head] == pytest.approx(float(scores.logsumexp(0)), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_far_apart_parts_stay_finite(name: str) -> None:
+    """A part whose weights vanish beside the other's must vanish, not become NaN."""
+    del name
+    one, other = torch.ones(1, 2, 4, dtype=torch.float64), torch.full((1, 2, 4), 3.0, dtype=torch.float64)
+    low, high = torch.full((1, 2), -900.0, dtype=torch.float64), torch.full((1, 2), 900.0, dtype=torch.float64)
+    assert torch.equal(merge_parts(one, low, other, high), other)
+    assert torch.equal(merge_parts(one, high, other, low), one)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_row_that_sees_only_its_context_needs_one(name: str) -> None:
+    kernels = load_kernels(name)
+    batch = Batch([(0, 2)])
+    with pytest.raises(ValueError, match=r"lengths|context"):
+        kernels.attention(
+            batch.q, batch.arena, batch.block_tables, batch.query_lens, batch.context_lens, batch.q.clone(), 1.0,
+            None, True,
+        )
+
+
+class OldHome:
+    """An ``AttentionPort`` that answers at once from another runner."""
+
+    def __init__(self, runner) -> None:
+        self.runner = runner
+        self.num_asked = 0
+        self.answers: list[list[tuple[int, np.ndarray]]] = []
+
+    def begin(self, step: StepInput) -> None:
+        self.ids = [np.array(entry.block_ids, dtype=np.int32) for entry in step.remote]
+
+    def ask(self, layer: int, worker: int, entries, q) -> None:
+        assert worker == 9
+        self.num_asked += 1
+        half = len(q) // len(entries) // 8 * 8 * (len(entries) // 2)
+        pieces = [(entries[: len(entries) // 2], q[:half]), (entries[len(entries) // 2 :], q[half:])]
+        self.answers.append([(len(e), self.runner.attend(layer, self.ids, e, part)) for e, part in pieces if len(e)])
+
+    def collect(self):
+        answers, self.answers = self.answers, []
+        return answers
+
+    def poll(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("model", ["llama", "qwen3"])
+def test_tokens_are_the_same_while_kv_lies_elsewhere(tiny_models, new_runner, model: str) -> None:
+    """Two requests decode at a new stage; the context of one lies at the old home, fewer layers at each step."""
+    kernels = load_kernels("auto")
+    old = new_runner(tiny_models[model], kernels=kernels)
+    new = new_runner(tiny_models[model], kernels=kernels)
+    layers = old.config.num_layers
+    random = np.random.default_rng(3)
+    prompts = [random.integers(1, 200, 23), random.integers(1, 200, 9)]
+    tables = np.array([list(range(20, 30)), list(range(40, 50))], dtype=np.int32)
+
+    def run(runner, step_id, tokens, contexts, remote=None, port=None):
+        lens = np.array([len(t) for t in tokens], dtype=np.int32)
+        step = StepInput(
+            step_id=step_id, layer_lo=0, layer_hi=layers, token_ids=np.concatenate(tokens).astype(np.int32),
+            query_lens=lens, context_lens=np.array(contexts, dtype=np.int32), block_tables=tables,
+            sample_rows=np.arange(2, dtype=np.int32), remote=remote,
+        )
+        return [t.token_id for t in runner.run(step, None, port).tokens]
+
+    first = run(old, 1, prompts, [0, 0])
+    # The second request is wholly at the new stage; of the first one only the block that was not full (and nothing
+    # of the rest) is.
+    for layer in range(layers):
+        there, here = old._memory.kv_arena(layer), new._memory.kv_arena(layer)
+        here[40:50] = there[40:50]
+        here[25] = there[25]
+    port = OldHome(old)
+    expected, got = first, first
+    for i in range(6):
+        tokens = [np.array([t]) for t in expected]
+        contexts = [23 + i, 9 + i]
+        remote = [RemoteKV(0, 9, min(i // 2, layers), layers, 20, tables[0, :5].tolist())] if i // 2 < layers else []
+        for layer in range(min(i // 2, layers)):
+            new._memory.kv_arena(layer)[20:25] = old._memory.kv_arena(layer)[20:25]
+        got = run(new, 10 + i, tokens, contexts, remote, port)
+        expected = run(old, 20 + i, tokens, contexts)
+        assert got == expected
+    assert port.num_asked == sum(layers - min(i // 2, layers) for i in range(6))
