@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
 from jettison.core.group import SchedulerLimits
+from jettison.core.monitor import MAX_DOUBLINGS
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.policy.exchange import ExchangeMode
 from jettison.policy.migration import MigrationParams
@@ -246,9 +247,10 @@ class FakeCluster:
             busy = len(self.heap) > 1 or not isinstance(self.heap[0][2], ports.Tick)
             if not busy and self.core.state.is_idle() and not self.core.in_transition and self._settled():
                 return
-            # A request that waits or a move that hangs while nothing but ticks come: give it 10 s.
+            # A request that waits or a move that hangs while nothing but ticks come: give it 10 s, beside the longest
+            # pause that a restore takes after failures.
             num_idle_ticks = 0 if busy else num_idle_ticks + 1
-            assert num_idle_ticks < 100, f"stuck: {self._describe()}"
+            assert num_idle_ticks < 100 + 10 * self.core.params.restore.dwell_s * 2**MAX_DOUBLINGS, f"stuck: {self._describe()}"
             self.now, _, event = heapq.heappop(self.heap)
             self._process(event)
         raise AssertionError(f"did not come to rest: {self._describe()}")
