@@ -247,13 +247,17 @@ class FakeCluster:
             busy = len(self.heap) > 1 or not isinstance(self.heap[0][2], ports.Tick)
             if not busy and self.core.state.is_idle() and not self.core.in_transition and self._settled():
                 return
-            # A request that waits or a move that hangs while nothing but ticks come: give it 10 s, beside the longest
-            # pause that a restore takes after failures.
             num_idle_ticks = 0 if busy else num_idle_ticks + 1
-            assert num_idle_ticks < 100 + 10 * self.core.params.restore.dwell_s * 2**MAX_DOUBLINGS, f"stuck: {self._describe()}"
+            assert num_idle_ticks < self._patience(), f"stuck: {self._describe()}"
             self.now, _, event = heapq.heappop(self.heap)
             self._process(event)
         raise AssertionError(f"did not come to rest: {self._describe()}")
+
+    def _patience(self) -> float:
+        """Ticks: a request that waits or a move that hangs while nothing but ticks come has 10 s, beside the pause that
+        a restore takes after as many failures as there were."""
+        doublings = min(self.num_faults + self.num_deaths, MAX_DOUBLINGS)
+        return 100 + 10 * self.core.params.restore.min_settled_s * 2**doublings
 
     def _describe(self) -> str:
         core = self.core
