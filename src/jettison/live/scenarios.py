@@ -1,4 +1,4 @@
-"""The memory events that ``jettison verify`` puts requests through, each on a real cluster of two or three instances.
+"""The memory events that ``jettison verify`` puts requests through, each on a real cluster of one or two instances.
 
 A scenario returns what the requests produced and whether the event really happened: a table of zero
 mismatches proves nothing about an exchange that did not take place.
@@ -7,6 +7,7 @@ mismatches proves nothing about an exchange that did not take place.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from pathlib import Path
 
 from jettison.config import EngineConfig
 from jettison.core.merging import MergePhase
+from jettison.core.request import RequestState
 from jettison.core.restoring import RestorePhase
 from jettison.live.assembly import assemble
 from jettison.live.local_cluster import LocalCluster
 from jettison.live.snapshot import counters
+from jettison.policy.exchange import ExchangeMode
 from jettison.types import SamplingParams
 
 BLOCK_SIZE = 4
@@ -56,6 +59,9 @@ class Setting:
     def rng(self) -> random.Random:
         """Prompts depend on the seed only."""
         return random.Random(self.seed)
+
+
+Scenario = Callable[[Setting], Outcome]
 
 
 @contextmanager
@@ -206,32 +212,37 @@ def static_pipeline(setting: Setting) -> Outcome:
         return Outcome(observed(cluster, prompts), happened, f"{group.capacity_blocks} blocks where {need} each were")
 
 
-def drop_and_exchange(setting: Setting) -> Outcome:
-    """Layers are dropped under running requests; their KV changes hands."""
-    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), exchange="transfer") as cluster:
-        prompts = make_prompts(setting, cluster, 10, 40)
-        submit(cluster, prompts, setting.num_output_tokens)
-        cluster.run(produced(cluster, 60))
-        cluster.request_drop()
-        cluster.run()
-        moved = counters(cluster.core)["exchanged_bytes"]
-        return Outcome(observed(cluster, prompts), moved > 0, f"{moved:.0f} bytes exchanged")
+def drop_and_exchange(mode: ExchangeMode) -> Scenario:
+    """Layers are dropped under running requests; their KV changes hands, is computed again, or is attended to."""
 
-
-def live_exchange(setting: Setting) -> Outcome:
-    """The same on three instances, and nobody waits: attention goes to where the KV still lies."""
-    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), instances=3, exchange="live") as cluster:
-        prompts = make_prompts(setting, cluster, 10, 40)
-        submit(cluster, prompts, setting.num_output_tokens)
-        for _ in range(2):  # two merges of two groups: the second one moves KV of a pipeline
+    def scenario(setting: Setting) -> Outcome:
+        with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), exchange=str(mode)) as cluster:
+            prompts = make_prompts(setting, cluster, 10, 40)
+            submit(cluster, prompts, setting.num_output_tokens)
             cluster.run(produced(cluster, 60))
             cluster.request_drop()
-            cluster.run(lambda: not cluster.core.in_transition)
-        cluster.run()
-        rows = counters(cluster.core)["live_rows"]
-        stages = max(len(g.stages) for g in cluster.core.groups.values())
-        evidence = f"{rows:.0f} rows attended to KV elsewhere, {stages} stages at the end"
-        return Outcome(observed(cluster, prompts), rows > 0 and stages == 3, evidence)
+            cluster.run()
+            happened, evidence = exchange_evidence(cluster, mode)
+            return Outcome(observed(cluster, prompts), happened, evidence)
+
+    return scenario
+
+
+def exchange_evidence(cluster: LocalCluster, mode: ExchangeMode) -> tuple[bool, str]:
+    """Whether the exchanges of a cluster did what their mode says, and by what one can tell."""
+    chosen: Counter[str] = Counter()
+    for record in cluster.records:
+        if record.kind == "exchange_done":
+            chosen.update(record.fields["requests"])
+    totals = counters(cluster.core)
+    moved, rows = totals["exchanged_bytes"], totals["live_rows"]
+    happened = chosen.total() > 0 if mode is ExchangeMode.AUTO else chosen[str(mode)] > 0
+    if mode is ExchangeMode.RECOMPUTE:
+        happened &= moved == 0
+    elif mode is not ExchangeMode.AUTO:
+        happened &= moved > 0 and (rows > 0) == (mode is ExchangeMode.LIVE)
+    what = ", ".join(f"{num} {choice}" for choice, num in sorted(chosen.items()))
+    return happened, f"{what}; {moved:.0f} bytes exchanged, {rows:.0f} rows attended to KV elsewhere"
 
 
 def restore_and_split(setting: Setting) -> Outcome:
@@ -275,21 +286,25 @@ def drop_again_during_restore(setting: Setting) -> Outcome:
         return Outcome(observed(cluster, prompts), happened, f"{turned:.0f} restores turned round")
 
 
-def cancel_in_mid_exchange(setting: Setting) -> Outcome:
+def cancel_in_mid_exchange(mode: ExchangeMode) -> Scenario:
     """Two clients leave while their KV is on a link; the others must not notice."""
-    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), exchange="transfer") as cluster:
-        prompts = make_prompts(setting, cluster, 10, 40, NUM_REQUESTS + 2)
-        submit(cluster, prompts, setting.num_output_tokens)
-        cluster.run(produced(cluster, 60))
-        cluster.request_drop()
-        cluster.run(lambda: _is_exchanging(cluster))
-        moving = [s for g in cluster.core.groups.values() for s in g.moving.values() if s.moves][:2]
-        for state in moving:
-            cluster.cancel(state.request_id)
-        cluster.run()
-        cluster.core.check()
-        evidence = f"{len(moving)} requests cancelled with their KV on a link"
-        return Outcome(observed(cluster, prompts), len(moving) > 0, evidence)
+
+    def scenario(setting: Setting) -> Outcome:
+        with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), exchange=str(mode)) as cluster:
+            prompts = make_prompts(setting, cluster, 10, 40, NUM_REQUESTS + 2)
+            submit(cluster, prompts, setting.num_output_tokens)
+            cluster.run(produced(cluster, 60))
+            cluster.request_drop()
+            cluster.run(lambda: _is_exchanging(cluster, mode))
+            moving = _on_a_link(cluster, mode)[:2]
+            for state in moving:
+                cluster.cancel(state.request_id)
+            cluster.run()
+            cluster.core.check()
+            evidence = f"{len(moving)} requests cancelled with their KV on a link"
+            return Outcome(observed(cluster, prompts), len(moving) > 0, evidence)
+
+    return scenario
 
 
 def _reaches(cluster: LocalCluster, phase: RestorePhase) -> Callable[[], bool]:
@@ -301,22 +316,31 @@ def _restore_phase(cluster: LocalCluster) -> RestorePhase | None:
     return cluster.core.restores[0].phase if cluster.core.restores else None
 
 
-def _is_exchanging(cluster: LocalCluster) -> bool:
+def _is_exchanging(cluster: LocalCluster, mode: ExchangeMode) -> bool:
     exchanging = any(m.phase is MergePhase.EXCHANGE for m in cluster.core.merges)
-    return exchanging and any(s.moves for g in cluster.core.groups.values() for s in g.moving.values())
+    return exchanging and bool(_on_a_link(cluster, mode))
 
 
-SCENARIOS: dict[str, Callable[[Setting], Outcome]] = {
+def _on_a_link(cluster: LocalCluster, mode: ExchangeMode) -> list[RequestState]:
+    """Requests that stand still for their KV, or run meanwhile, by the mode."""
+    groups = cluster.core.groups.values()
+    states = [s for g in groups for s in (g.running if mode is ExchangeMode.LIVE else g.moving).values()]
+    return [s for s in states if s.moves]
+
+
+SENDING_MODES = (ExchangeMode.TRANSFER, ExchangeMode.LIVE)
+"""Modes in which KV is on its way."""
+
+SCENARIOS: dict[str, Scenario] = {
     "chunked prefill": chunked_prefill,
     "prefix hit": prefix_hit,
     "preempt and recompute": preempt_and_recompute,
     "swap out + in": swap_out_and_in,
     "migrate while decoding": migrate_while_decoding,
     "static pipeline": static_pipeline,
-    "drop + exchange": drop_and_exchange,
-    "live exchange": live_exchange,
+    **{f"drop + exchange ({mode})": drop_and_exchange(mode) for mode in ExchangeMode},
     "restore + split": restore_and_split,
     "drop again during restore": drop_again_during_restore,
-    "cancel in mid-exchange": cancel_in_mid_exchange,
+    **{f"cancel in mid-exchange ({mode})": cancel_in_mid_exchange(mode) for mode in SENDING_MODES},
 }
 """Event -> scenario, in the order of the table."""

@@ -5,13 +5,13 @@ As in ``live.scenarios``, each says whether what it is about really happened.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from jettison.live.local_cluster import LocalCluster
 from jettison.live.scenarios import (
     Outcome,
+    Scenario,
     Setting,
     blocks_for_all,
+    exchange_evidence,
     make_cluster,
     make_prompts,
     observed,
@@ -20,6 +20,7 @@ from jettison.live.scenarios import (
     submit,
 )
 from jettison.live.snapshot import counters
+from jettison.policy.exchange import ExchangeMode
 
 
 def _merge_all(cluster: LocalCluster) -> int:
@@ -32,11 +33,12 @@ def _merge_all(cluster: LocalCluster) -> int:
     return round(counters(cluster.core)["drops"] - before)
 
 
-def drops_until_one_group(num_instances: int) -> Callable[[Setting], Outcome]:
+def drops_until_one_group(num_instances: int, mode: ExchangeMode) -> Scenario:
     """Instances merge one after the other under running requests: uneven groups, repeated drops."""
 
     def scenario(setting: Setting) -> Outcome:
-        with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), instances=num_instances) as cluster:
+        blocks = blocks_for_all(setting, 40)
+        with make_cluster(setting, num_blocks=blocks, instances=num_instances, exchange=str(mode)) as cluster:
             prompts = make_prompts(setting, cluster, 10, 40)
             submit(cluster, prompts, setting.num_output_tokens)
             cluster.run(produced(cluster, 40))
@@ -44,14 +46,14 @@ def drops_until_one_group(num_instances: int) -> Callable[[Setting], Outcome]:
             (group,) = cluster.core.groups.values()
             num_stages = len(group.stages)
             cluster.run()
-            moved = counters(cluster.core)["exchanged_bytes"]
-            evidence = f"{num_drops} drops to {num_stages} stages, {moved:.0f} bytes exchanged"
-            return Outcome(observed(cluster, prompts), num_stages == num_instances and moved > 0, evidence)
+            happened, evidence = exchange_evidence(cluster, mode)
+            evidence = f"{num_drops} drops to {num_stages} stages; {evidence}"
+            return Outcome(observed(cluster, prompts), happened and num_stages == num_instances, evidence)
 
     return scenario
 
 
-def splits_until_instances(num_instances: int) -> Callable[[Setting], Outcome]:
+def splits_until_instances(num_instances: int) -> Scenario:
     """One pipeline of all becomes instances again under running requests, through halves where it has to."""
 
     def scenario(setting: Setting) -> Outcome:
@@ -77,9 +79,10 @@ def splits_until_instances(num_instances: int) -> Callable[[Setting], Outcome]:
     return scenario
 
 
-MANY: dict[str, Callable[[Setting], Outcome]] = {
-    f"{name}, {num} instances": make(num)
-    for num in (3, 4)
-    for name, make in (("drop + exchange", drops_until_one_group), ("restore + split", splits_until_instances))
-}
+def _scenarios(num: int) -> dict[str, Scenario]:
+    drops = {f"drop + exchange ({mode}), {num} instances": drops_until_one_group(num, mode) for mode in ExchangeMode}
+    return drops | {f"restore + split, {num} instances": splits_until_instances(num)}
+
+
+MANY: dict[str, Scenario] = _scenarios(3) | _scenarios(4)
 """Event -> scenario."""
