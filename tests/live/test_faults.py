@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from jettison.device.model.create import create_model
-from jettison.live.fault_schedules import FaultRounds, Schedule
-from jettison.live.safepoints import NAMES
+from jettison.live.fault_schedules import FaultRounds, Schedule, kills
+from jettison.live.safepoints import LIVE_ONLY, NAMES
+from jettison.live.scenarios import Setting
+from jettison.live.verify import death_plan
+from jettison.policy.exchange import ExchangeMode
 
 pytestmark = pytest.mark.live
 
@@ -35,3 +38,26 @@ async def test_seeded_deaths_lose_nothing(model_dir: Path) -> None:
             report = await rounds.run(Schedule.draw(index * step if len(NAMES) > N_SCHEDULES else index))
             assert not report.problems, report
             assert report.num_tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "instances", "where"), [("live", 2, "after_attention"), ("transfer", 3, "before_piece_written")]
+)
+def test_deaths_for_the_table_reach_their_place(mode: str, instances: int, where: str, model_dir: Path) -> None:
+    setting = Setting(model_dir, "float64", 96, seed=0)
+    ((name, outcome),) = kills(setting, [where], exchange=mode, instances=instances)
+    assert name == where
+    assert outcome.happened, outcome.evidence
+    assert sum(len(r.output) for r in outcome.requests) > 1000
+
+
+def test_the_full_table_has_every_death_in_every_mode() -> None:
+    planned = [
+        (mode, num, where) for index in range(5) for mode, num, places in death_plan(index, 5) for where in places
+    ]
+    assert len(planned) == len(set(planned))
+    for mode in ExchangeMode:
+        missing = {n for n in NAMES if (mode, 2, n) not in planned}
+        assert missing == (set() if mode is ExchangeMode.LIVE else set(LIVE_ONLY))
+    for instances in (3, 4):
+        assert {n for _, num, n in planned if num == instances} == set(NAMES)

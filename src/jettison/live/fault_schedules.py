@@ -15,10 +15,11 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from jettison.config import EngineConfig
 from jettison.live.assembly import assemble
@@ -30,7 +31,7 @@ from jettison.types import FinishReason, Request, SamplingParams, WorkerId
 
 BLOCK_SIZE = 4
 NUM_REQUESTS = 8
-NUM_TOKENS = 90
+MAX_PROMPT = 40
 ROUND_TIMEOUT_S = 120.0
 HEARTBEAT_TIMEOUT_S = 3.0
 
@@ -56,6 +57,20 @@ class Schedule:
         return cls(seed, rng.randrange(2), NAMES[seed % len(NAMES)], count, how)
 
 
+class RoundLoad(NamedTuple):
+    """What a round's requests and moves are like."""
+
+    num_tokens: int = 90
+    """Of each answer."""
+    pauses_s: tuple[float, float] = (0.02, 0.25)
+    """Between two moves, by lot."""
+
+
+DEFAULT_LOAD = RoundLoad()
+TABLE_LOAD = RoundLoad(200, (0.01, 0.05))
+"""For ``kills``: its rows have to reach the place that they name, so moves follow closely and answers last."""
+
+
 @dataclass(slots=True)
 class RoundReport:
     """What a round showed. ``problems`` is empty if all is well."""
@@ -69,8 +84,10 @@ class RoundReport:
     requests: list[Observed] = field(default_factory=list)
 
 
-def make_config(model_dir: Path, num_blocks: int = 260, flags: Mapping[str, object] | None = None) -> EngineConfig:
-    """Two instances that hold all requests of a round, with short timeouts."""
+def make_config(
+    model_dir: Path, load: RoundLoad = DEFAULT_LOAD, flags: Mapping[str, object] | None = None
+) -> EngineConfig:
+    """Instances (two, where ``flags`` say nothing) that hold all requests of a round, with short timeouts."""
     base: dict[str, object] = {
         "model": str(model_dir), "instances": 2, "memory": "1GiB", "page_size": 4096, "block_size": BLOCK_SIZE,
         "max_num_seqs": 32, "max_num_batched_tokens": 64, "num_threads": 1, "dtype": "float64",
@@ -78,31 +95,48 @@ def make_config(model_dir: Path, num_blocks: int = 260, flags: Mapping[str, obje
         "worker_heartbeat_timeout": HEARTBEAT_TIMEOUT_S, "max_worker_restarts": 1_000_000,
     } | dict(flags or {})  # fmt: skip
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
+    num_blocks = NUM_REQUESTS * (MAX_PROMPT + load.num_tokens) // BLOCK_SIZE
     return EngineConfig.resolve(**base | {"memory": sized.memory_for_blocks(num_blocks)})  # type: ignore[arg-type]
 
 
-def expected_tokens(config: EngineConfig, prompts: list[list[int]]) -> list[list[int]]:
+def expected_tokens(config: EngineConfig, prompts: list[list[int]], num_tokens: int) -> list[list[int]]:
     """The undisturbed run, in this process."""
     with LocalCluster(config) as cluster:
         for i, prompt in enumerate(prompts):
-            cluster.submit(f"r{i}", prompt, _params())
+            cluster.submit(f"r{i}", prompt, _params(num_tokens))
         cluster.run()
         return [cluster.completions[f"r{i}"].token_ids for i in range(len(prompts))]
 
 
-def _params() -> SamplingParams:
-    return SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
+def _params(num_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
 
 
-def kill_at(setting: Setting, safepoint: str, victim: WorkerId = 0, how: signal.Signals = signal.SIGKILL) -> Outcome:
-    """A scenario for a table like ``jettison verify``'s: one worker process dies at this place of a move."""
+def kills(setting: Setting, safepoints: Sequence[str], **flags: object) -> list[tuple[str, Outcome]]:
+    """Rows for a table like ``jettison verify``'s: a worker process dies at each of these places of a move.
 
-    async def run() -> RoundReport:
-        async with FaultRounds.running(setting.model_dir, dtype=setting.dtype) as rounds:
-            return await rounds.run(Schedule(setting.seed, victim, safepoint, 1, how))
+    Each place is tried with one worker after the other, because not every move passes every place at all of them.
+    ``flags`` of the engine: its number of instances, its mode of exchange.
+    """
 
-    report = asyncio.run(run())
-    evidence = f"worker {victim} {how.name} {safepoint}, longest pause {report.longest_pause_ms:.0f} ms"
+    async def run() -> list[tuple[str, Outcome]]:
+        rows = []
+        async with FaultRounds.running(setting.model_dir, TABLE_LOAD, dtype=setting.dtype, **flags) as rounds:
+            for name in safepoints:
+                for victim in range(len(rounds.engine.core.state.workers)):
+                    report = await rounds.run(Schedule(setting.seed, victim, name, 1, signal.SIGKILL))
+                    if report.reached or report.problems:
+                        break
+                rows.append((name, _outcome(report)))
+                if report.problems:
+                    break  # what comes after it on this engine proves nothing
+        return rows
+
+    return asyncio.run(run())
+
+
+def _outcome(report: RoundReport) -> Outcome:
+    evidence = f"worker {report.schedule.victim} killed, longest pause {report.longest_pause_ms:.0f} ms"
     if report.problems:
         evidence = "; ".join(report.problems)
     return Outcome(report.requests, report.reached and not report.problems, evidence)
@@ -111,22 +145,25 @@ def kill_at(setting: Setting, safepoint: str, victim: WorkerId = 0, how: signal.
 class FaultRounds:
     """One engine and the rounds it goes through. Use as ``async with FaultRounds.running(...)``."""
 
-    def __init__(self, engine: Engine, config: EngineConfig, num_prompts: int = NUM_REQUESTS) -> None:
+    def __init__(self, engine: Engine, config: EngineConfig, load: RoundLoad) -> None:
         self.engine = engine
+        self._load = load
         rng = random.Random(11)
-        self._prompts = [[rng.randrange(256) for _ in range(rng.randint(6, 40))] for _ in range(num_prompts)]
-        self._expected = expected_tokens(config, self._prompts)
+        self._prompts = [[rng.randrange(256) for _ in range(rng.randint(6, MAX_PROMPT))] for _ in range(NUM_REQUESTS)]
+        self._expected = expected_tokens(config, self._prompts, load.num_tokens)
         self._num_rounds = 0
 
     @staticmethod
     @asynccontextmanager
-    async def running(model_dir: Path, **flags: object) -> AsyncIterator[FaultRounds]:
+    async def running(
+        model_dir: Path, load: RoundLoad = DEFAULT_LOAD, **flags: object
+    ) -> AsyncIterator[FaultRounds]:
         """Start an engine, and close it and disarm everything at the end."""
-        config = make_config(model_dir, flags=flags)
+        config = make_config(model_dir, load, flags)
         engine = Engine(config)
         try:
             await engine.start()
-            yield FaultRounds(engine, config)
+            yield FaultRounds(engine, config, load)
         finally:
             os.environ.pop(VARIABLE, None)
             await engine.close()
@@ -173,8 +210,9 @@ class FaultRounds:
         def over() -> bool:
             return is_dead() or all(s.done() for s in streams)
 
-        for order in (self.engine.request_drop, self.engine.request_restore) * 2:
-            await asyncio.sleep(rng.uniform(0.02, 0.25))
+        drops = [self.engine.request_drop] * (len(self.engine.core.state.workers) - 1)
+        for order in [*drops, self.engine.request_restore] * 2:
+            await asyncio.sleep(rng.uniform(*self._load.pauses_s))
             if over():
                 return
             order()
@@ -186,7 +224,7 @@ class FaultRounds:
         got: list[int] = []
         last_s = asyncio.get_running_loop().time()
         reason: FinishReason | None = None
-        async for event in self.engine.submit(Request(name, tuple(prompt), _params(), 0)):
+        async for event in self.engine.submit(Request(name, tuple(prompt), _params(self._load.num_tokens), 0)):
             now_s = asyncio.get_running_loop().time()
             report.longest_pause_ms = max(report.longest_pause_ms, 1e3 * (now_s - last_s))
             last_s = now_s

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from jettison.device.step import Int32s, StepInput
 from jettison.errors import LinkDownError, RemoteAttentionError
 from jettison.live.device_port import Device
+from jettison.live.safepoints import Safepoint, nowhere
 from jettison.transport.link import Bytes, Frame, FrameKind, Link
 from jettison.types import WorkerId
 
@@ -92,6 +93,7 @@ class PeerAttention:
         wait: Callable[[], None],
         clock_ns: Callable[[], int],
         timeout_s: float,
+        safepoint: Safepoint = nowhere,
     ) -> None:
         """``post`` queues a frame; ``serve`` does what the links ask for now (sending bulk only if told so) and says
         whether that was anything; ``wait`` returns when there may be more."""
@@ -102,6 +104,7 @@ class PeerAttention:
         self._wait = wait
         self._clock_ns = clock_ns
         self._timeout_ns = int(timeout_s * 1e9)
+        self._reach = safepoint
         self._tables: dict[WorkerId, _Tables] = {}
         """As holder, by peer."""
         self._next_tag = 0
@@ -253,7 +256,9 @@ class PeerAttention:
             if tables.step_id != step_id:
                 raise ValueError(f"tables of step {tables.step_id}, not {step_id}, were sent")
             rows = payload[rows_at:].copy().view(np.int32)
+            self._reach("before_attention")
             answer = self._device.attend(layer, tables.rows, rows, payload[:rows_at])
+            self._reach("after_attention")
         except Exception as error:  # noqa: BLE001 - whatever it is, the asker's step fails with it and is repeated
             log.warning("attention for worker %d refused: %s", peer, error)
             message = np.frombuffer(f"{error}".encode()[:MAX_MESSAGE_BYTES], dtype=np.uint8)

@@ -24,10 +24,14 @@ NAMES = (
     "before_split", "after_split",  # a layout that gives pages to layers without KV is applied
     "before_piece_sent", "after_piece_sent",
     "before_piece_written", "after_piece_written",
+    "before_attention", "after_attention",  # a peer's queries over KV that is still here are answered (live exchange)
     "before_stage", "after_stage",  # a stage that is not the last computes; its hidden states are sent after that
     "before_sample", "after_sample",  # the last stage computes and samples
     "before_flush", "after_flush",  # the step's tokens go to the controller, which sends them to clients
 )  # fmt: skip
+
+LIVE_ONLY = ("before_attention", "after_attention")
+"""Reached only where requests run while their KV moves."""
 
 Safepoint = Callable[[str], None]
 

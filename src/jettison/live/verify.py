@@ -11,7 +11,6 @@ import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -21,17 +20,18 @@ from rich.table import Table
 from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.reference import Reference, TransformersReference, transformers_available
-from jettison.live.fault_schedules import kill_at
-from jettison.live.safepoints import NAMES
+from jettison.live.fault_schedules import kills
+from jettison.live.safepoints import LIVE_ONLY, NAMES
 from jettison.live.scenarios import SCENARIOS, Outcome, Setting
 from jettison.live.scenarios_many import MANY
 from jettison.live.solo_reference import SoloReference
+from jettison.policy.exchange import ExchangeMode
 
 NUM_OUTPUT_TOKENS = 96
-"""Of a request: 8 requests x 10 events x 5 architectures come to 38,400 tokens."""
+"""Of a request: 8 requests of it an event and architecture."""
 
 FULL_OUTPUT_TOKENS = 160
-"""The same with ``full``: 8 requests x 14 events x 5 architectures, and the deaths of workers beside them."""
+"""The same with ``full``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def run_verify(
     """Run the table, print it, write it; 0 if every event happened and nothing differs, else 1.
 
     ``full``: longer answers, three and four instances, and real worker processes that are killed at every named place
-    of a move (each on one of the architectures in turn).
+    of a move in every mode of exchange (each of these on one of the architectures in turn).
 
     Raises ModelError or ConfigError for a folder or precision that cannot be served.
     """
@@ -85,18 +85,24 @@ def run_verify(
         models = list(_models(model_dir, Path(scratch), seed))
         with Progress(console=console, transient=True) as progress:
             events = SCENARIOS | MANY if full else SCENARIOS
-            deaths = NAMES if full else ()
-            task = progress.add_task("verifying", total=len(models) * len(events) + len(deaths))
+            deaths = [death_plan(i, len(models)) if full else [] for i in range(len(models))]
+            num_deaths = sum(len(names) for plan in deaths for _, _, names in plan)
+            task = progress.add_task("verifying", total=len(models) * len(events) + num_deaths)
             for index, (name, folder) in enumerate(models):
                 reference: Reference = (
                     TransformersReference(folder, dtype) if transformers_available() else SoloReference(folder, dtype)
                 )
                 setting = Setting(folder, dtype, FULL_OUTPUT_TOKENS if full else NUM_OUTPUT_TOKENS, seed)
-                here = events | {f"kill -9 {where}": partial(_killed, where) for where in deaths[index :: len(models)]}
-                for event, scenario in here.items():
+                for event, scenario in events.items():
                     progress.update(task, description=f"{name}: {event}")
                     rows.append(compare(name, event, scenario(setting), reference))
                     progress.advance(task)
+                for mode, instances, places in deaths[index]:
+                    progress.update(task, description=f"{name}: kill -9 ({mode}, {instances} instances)")
+                    for where, outcome in kills(setting, places, exchange=str(mode), instances=instances):
+                        event = f"kill -9 {where} ({mode}), {instances} instances"
+                        rows.append(compare(name, event, outcome, reference))
+                        progress.advance(task)
     _print(console, rows, dtype, reference_name)
     if json_out is not None:
         json_out.write_text(json.dumps(_document(rows, dtype, reference_name), indent=2, sort_keys=True) + "\n")
@@ -104,10 +110,18 @@ def run_verify(
     return 1 if failed else 0
 
 
-def _killed(where: str, setting: Setting) -> Outcome:
-    """A worker dies at a named place; tried with each worker, because not every move passes every place at both."""
-    outcome = kill_at(setting, where, 0)
-    return outcome if outcome.happened else kill_at(setting, where, 1)
+def death_plan(index: int, num_models: int) -> list[tuple[ExchangeMode, int, list[str]]]:
+    """Deaths that one of the architectures goes through: (mode, instances, safepoints), each on an engine of its own.
+
+    All together: every safepoint in every mode with two instances, and every safepoint once with three and with four.
+    """
+    plan = []
+    for shift, mode in enumerate(ExchangeMode):
+        places = [n for n in NAMES if n not in LIVE_ONLY or mode is ExchangeMode.LIVE]
+        plan.append((mode, 2, places[(index + shift) % num_models :: num_models]))
+    for instances in (3, 4):
+        plan.append((ExchangeMode.LIVE, instances, list(NAMES[(index + instances) % num_models :: num_models])))
+    return [entry for entry in plan if entry[2]]
 
 
 def _models(model_dir: Path | None, scratch: Path, seed: int) -> Iterator[tuple[str, Path]]:

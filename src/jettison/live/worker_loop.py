@@ -149,7 +149,8 @@ class WorkerLoop:
         self._keeps_foreign_kv = False
         """Peers may ask for attention over layers that are not run here any more."""
         self._attention = PeerAttention(
-            device, self._link_of, self._post, self.serve, wait or self._wait_for_links, clock_ns, ATTENTION_TIMEOUT_S
+            device, self._link_of, self._post, self.serve, wait or self._wait_for_links, clock_ns, ATTENTION_TIMEOUT_S,
+            safepoint,
         )
         for peer, link in links.items():
             self.attach_link(peer, link)
