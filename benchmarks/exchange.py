@@ -11,12 +11,13 @@ short requests arrive, which the pipeline serves while the KV moves. Cases, inte
     recompute, auto
     ... + "blind"   transfer and live without coordination: bulk is not cut to size and does not yield
 
-Columns, over the time from the drop to the end of that case's exchange: its length; mean and P99 decode gap of the
-requests that ran at the drop (every gap that overlaps with it, in full), and the gap that a client is in at a random
-moment of it (mean of gaps weighted by their length: one stall of a second is not made good by fifty quick tokens after
-it); then over an equal time for all cases, the
-longest exchange's: tokens that these requests produced and the time that one took them; mean and longest stall;
-time that activations were on their way, mean and P99; mean gap of the new requests. Needs root, `ip` and `tc`.
+Columns, over the time from the drop to the end of that case's exchange: its length; of the requests that ran at the
+drop the mean decode gap (every gap that overlaps with the exchange, in full), the mean over requests of the exchange's
+time over the tokens each produced in it (at least one), the P99 gap, and the gap that a client is in at a random
+moment of it (mean of gaps weighted by their length: one stall of a second is not made good by fifty quick tokens
+after it); then over an equal time for all cases, the longest exchange's: tokens that these requests produced and the
+time that one took them; mean and longest stall; time that activations were on their way, mean and P99; mean gap of the
+new requests. Needs root, `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Outcome:
     case: str
     exchange_ms: float
     mean_gap_ms: float
+    per_request_ms: float
+    """Mean over requests of the exchange's time over the tokens that the request produced in it."""
     p99_gap_ms: float
     felt_gap_ms: float
     """Mean gap, each weighted by its length."""
@@ -96,8 +99,12 @@ def network(mbit: float) -> Iterator[dict[int, Placement]]:
             run(*inside, "ip", "addr", "add", f"{host}/24", "dev", f"v{i}")
             run(*inside, "ip", "link", "set", f"v{i}", "up")
             run(*inside, "ip", "link", "set", "lo", "up")
-            run(*inside, "tc", "qdisc", "add", "dev", f"v{i}", "root", "tbf", "rate", f"{mbit}mbit", "burst", "64kb",
-                "latency", "100ms")  # fmt: skip
+            device = ("dev", f"v{i}")
+            # Buckets of a few packets: the link is never idle for longer and never faster. Below them the queue that
+            # Linux gives an interface by itself.
+            run(*inside, "tc", "qdisc", "add", *device, "root", "handle", "1:", "tbf", "rate", f"{mbit}mbit",
+                "burst", "16kb", "latency", "50ms")  # fmt: skip
+            run(*inside, "tc", "qdisc", "add", *device, "parent", "1:", "handle", "2:", "pfifo_fast")
         yield {i: Placement(host, name) for i, (name, host) in enumerate(zip(NAMES, HOSTS, strict=True))}
     finally:
         remove_network()
@@ -182,11 +189,14 @@ async def measure(case: str, model: Path, placements: dict[int, Placement], args
         await until(lambda: all(len(c.times) > n for c, n in zip(running, seen, strict=True)))
         await asyncio.sleep(args.tail)
         gaps = sorted(g for c in running for g in c.gaps_ms(dropped, ended))
+        num_tokens = [sum(dropped < t <= ended for t in c.times) for c in running]
+        per_request = [(ended - dropped) / 1e6 / max(1, num) for num in num_tokens]
         counters = engine.core.state.counters
         record = next(r for r in engine.event_log if r.kind == "exchange_done")
         new_gaps = [g for c in new for g in c.gaps_ms(dropped, ended)]
         return Outcome(
-            case, (ended - dropped) / 1e6, statistics.fmean(gaps), gaps[int(0.99 * (len(gaps) - 1))],
+            case, (ended - dropped) / 1e6, statistics.fmean(gaps), statistics.fmean(per_request),
+            gaps[int(0.99 * (len(gaps) - 1))],
             sum(g * g for g in gaps) / sum(gaps), statistics.fmean(steady),
             sorted((t - dropped) / 1e6 for c in running for t in c.times if t > dropped),
             counters.stall_ns / 1e6 / max(1, counters.num_stalls), counters.max_stall_ns / 1e6,
@@ -201,10 +211,11 @@ async def measure(case: str, model: Path, placements: dict[int, Placement], args
 def table(outcomes: list[Outcome], num_requests: int) -> str:
     common_ms = max(o.exchange_ms for o in outcomes)
     lines = [
-        "| case | exchange ms | gap mean ms | gap P99 ms | gap felt ms | steady gap ms | "
+        "| case | exchange ms | gap mean ms | time over tokens, mean of requests, ms | gap P99 ms | gap felt ms | "
+        "steady gap ms | "
         "equal time: tokens, ms a token | stall mean / max ms | activation delay mean / P99 ms | "
         "gap of new requests ms | choices |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case in dict.fromkeys(o.case for o in outcomes):
         mine = [o for o in outcomes if o.case == case]
@@ -216,7 +227,8 @@ def table(outcomes: list[Outcome], num_requests: int) -> str:
 
         tokens = statistics.fmean(sum(t <= common_ms for t in o.token_times_ms) for o in mine)
         lines.append(
-            f"| {case} | {mean('exchange_ms')} | {mean('mean_gap_ms')} | {mean('p99_gap_ms')} | "
+            f"| {case} | {mean('exchange_ms')} | {mean('mean_gap_ms')} | {mean('per_request_ms')} | "
+            f"{mean('p99_gap_ms')} | "
             f"{mean('felt_gap_ms')} | "
             f"{mean('steady_gap_ms')} | {tokens:.0f}, {num_requests * common_ms / tokens:.1f} | "
             f"{mean('mean_stall_ms')} / {mean('max_stall_ms')} | "

@@ -7,7 +7,7 @@ import socket
 from jettison.transport.handshake import Handshake, Identity, Purpose
 from jettison.transport.inproc import InProcessLink
 from jettison.transport.shm import ShmLink, SlotGeometry
-from jettison.transport.tcp import TcpLink
+from jettison.transport.tcp import Connection, TcpLink
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 SMALL = SlotGeometry(activation_slots=3, bulk_slots=2, activation_bytes=4096, bulk_bytes=8192)
@@ -30,21 +30,33 @@ def shm_pair(geometry=SMALL):
     return a, b
 
 
-def tcp_pair(activation_bytes=4096, bulk_bytes=8192):
+def connected():
+    """Two TCP sockets, one at each end."""
     listener = socket.create_server(("127.0.0.1", 0))
     left = socket.create_connection(listener.getsockname())
     right, _ = listener.accept()
     listener.close()
-    ours, theirs = proven()
+    return left, right
+
+
+def tcp_pair(activation_bytes=4096, bulk_bytes=8192, num_connections=1):
+    ends = [[], []]
+    for _ in range(num_connections):
+        for end, *connection in zip(ends, connected(), proven(), strict=True):
+            end.append(Connection(*connection))
     sizes = {"activation_bytes": activation_bytes, "bulk_bytes": bulk_bytes}
-    a, b = TcpLink(left, ours, **sizes), TcpLink(right, theirs, **sizes)
+    a, b = (TcpLink(*end[0], *end[1:], **sizes) for end in ends)
     a.wait_attached(1.0)
     b.wait_attached(1.0)
     return a, b
+
+
+def tcp_pair_of_two():
+    return tcp_pair(num_connections=2)
 
 
 def inproc_pair():
     return InProcessLink.pair(1, 2, activation_slots=3, bulk_slots=3, activation_bytes=4096, bulk_bytes=8192)
 
 
-PAIRS = {"shm": shm_pair, "tcp": tcp_pair, "inproc": inproc_pair}
+PAIRS = {"shm": shm_pair, "tcp": tcp_pair, "tcp, two connections": tcp_pair_of_two, "inproc": inproc_pair}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import socket
 import struct
 
@@ -11,12 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from link_helpers import PAIRS, SMALL, proven, shm_pair, tcp_pair
+from link_helpers import PAIRS, SMALL, connected, proven, shm_pair, tcp_pair, tcp_pair_of_two
 
 from jettison.errors import LinkDownError
 from jettison.transport import shm
 from jettison.transport.link import FrameKind
 from jettison.transport.shm import ShmLink, SlotGeometry
+from jettison.transport.tcp import Connection, TcpLink
 
 KINDS = list(FrameKind)
 
@@ -306,7 +308,7 @@ def test_no_descriptor_is_leaked():
 def captured_frame(kind, tag, data, **change):
     """The raw bytes of one frame as the sender would put them on the wire, with the header tampered with."""
     a, b = tcp_pair()
-    raw = a._sign(kind, tag, b"aux", len(data)) + data
+    raw = a._urgent.sign(kind, tag, b"aux", len(data)) + data
     offset, code, value = change.get("at", (0, "<I", struct.unpack_from("<I", raw)[0]))
     tampered = bytearray(raw)
     struct.pack_into(code, tampered, offset, value)
@@ -320,8 +322,8 @@ def captured_frame(kind, tag, data, **change):
 )
 def test_a_changed_header_is_refused(at):
     a, b, raw = captured_frame(FrameKind.ACTIVATION, 5, b"payload", at=at)
-    a._sock.sendall(raw)
-    a._sock.shutdown(socket.SHUT_WR)
+    a._urgent.sock.sendall(raw)
+    a._urgent.sock.shutdown(socket.SHUT_WR)
     wait_down(b)
     assert "closed" not in b.failure
     a.close()
@@ -329,10 +331,60 @@ def test_a_changed_header_is_refused(at):
 
 def test_a_frame_cannot_be_replayed():
     a, b, raw = captured_frame(FrameKind.ACTIVATION, 5, b"payload")
-    a._sock.sendall(raw)
+    a._urgent.sock.sendall(raw)
     (frame,) = poll_until(b, 1)
     assert (frame.tag, frame.aux, frame.payload.tobytes()) == (5, b"aux", b"payload")
-    a._sock.sendall(raw)
+    a._urgent.sock.sendall(raw)
     wait_down(b)
     assert "due" in b.failure
     a.close()
+
+
+def test_two_connections_must_lead_to_one_peer():
+    (a, b), (c, d) = connected(), connected()
+    with pytest.raises(ValueError, match="two peers"):
+        TcpLink(a, proven(1, 2)[0], Connection(c, proven(1, 3)[0]))
+    for sock in (a, b, c, d):
+        sock.close()
+
+
+@pytest.mark.parametrize("which", ["_urgent", "_bulk"])
+def test_one_lost_connection_of_two_is_a_lost_link(which):
+    a, b = tcp_pair_of_two()
+    getattr(a, which).sock.close()
+    wait_down(b)
+    assert b.failure and b.fileno() == -1
+    a.close()
+
+
+def test_an_urgent_frame_overtakes_bulk_that_the_sockets_have_taken():
+    a, b = tcp_pair_of_two()
+    num_sent = 0
+    while send(a, FrameKind.KV_PIECE, num_sent, bytes(8192)):
+        num_sent += 1
+    assert send(a, FrameKind.ACTIVATION, -1, b"urgent")
+    select.select([b._urgent.sock], [], [], 5.0)
+    first, *_ = b.poll_frames()
+    assert num_sent > 8 and first.tag == -1
+    a.close()
+    b.close()
+
+
+def test_a_receiver_that_holds_all_it_may_is_not_woken_for_more():
+    a, b = tcp_pair_of_two()
+    held = []
+    tag = 0
+    while len(held) < 8:
+        tag += send(a, FrameKind.KV_PIECE, tag, bytes(8192))
+        held += b.poll_frames()
+    while send(a, FrameKind.KV_PIECE, tag, bytes(8192)):
+        tag += 1
+    assert list(b.poll_frames()) == []
+    assert select.select([b], [], [], 0.02)[0] == []
+    assert send(a, FrameKind.ACTIVATION, -1, b"urgent")
+    assert select.select([b], [], [], 5.0)[0] == [b]
+    assert [frame.tag for frame in b.poll_frames()] == [-1]
+    held.pop().release()
+    assert select.select([b], [], [], 5.0)[0] == [b]
+    a.close()
+    b.close()

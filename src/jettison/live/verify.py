@@ -30,9 +30,6 @@ from jettison.policy.exchange import ExchangeMode
 NUM_OUTPUT_TOKENS = 96
 """Of a request: 8 requests of it an event and architecture."""
 
-FULL_OUTPUT_TOKENS = 160
-"""The same with ``full``."""
-
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -73,7 +70,7 @@ def run_verify(
 ) -> int:
     """Run the table, print it, write it; 0 if every event happened and nothing differs, else 1.
 
-    ``full``: longer answers, three and four instances, and real worker processes that are killed at every named place
+    ``full``: also three and four instances, and real worker processes that are killed at every named place
     of a move in every mode of exchange (each of these on one of the architectures in turn).
 
     Raises ModelError or ConfigError for a folder or precision that cannot be served.
@@ -92,7 +89,7 @@ def run_verify(
                 reference: Reference = (
                     TransformersReference(folder, dtype) if transformers_available() else SoloReference(folder, dtype)
                 )
-                setting = Setting(folder, dtype, FULL_OUTPUT_TOKENS if full else NUM_OUTPUT_TOKENS, seed)
+                setting = Setting(folder, dtype, NUM_OUTPUT_TOKENS, seed)
                 for event, scenario in events.items():
                     progress.update(task, description=f"{name}: {event}")
                     rows.append(compare(name, event, scenario(setting), reference))

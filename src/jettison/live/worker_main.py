@@ -34,11 +34,11 @@ from jettison.live.moves import bulk_frame_bytes
 from jettison.live.safepoints import from_environment
 from jettison.live.worker_config import WorkerConfig, WorkerSpec
 from jettison.live.worker_loop import WorkerLoop
-from jettison.transport.handshake import Handshake, Identity, Purpose
+from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.link import Link
 from jettison.transport.shm import ShmLink, SlotGeometry
 from jettison.transport.sockets import Acceptor, connect
-from jettison.transport.tcp import TcpLink
+from jettison.transport.tcp import Connection, TcpLink
 from jettison.types import LayerRange, WorkerId
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,14 @@ class WorkerProcess:
         self._me = Identity(config.spec.worker_id, config.epoch)
         self._make_device = make_device
         self._deadline = time.monotonic() + config.start_timeout_s
-        self._acceptor = Acceptor(socket.socket(fileno=config.listen_fd), config.secret, self._me, Purpose.LINK)
+        self._has_two = config.link_kind == "tcp" and config.spec.coordinate
+        """Links have a second connection for what is urgent."""
+        self._halves: dict[tuple[Identity, Purpose], Connection] = {}
+        """Accepted connections whose other half has not come."""
+        self._acceptor = Acceptor(
+            socket.socket(fileno=config.listen_fd), config.secret, self._me, Purpose.LINK,
+            frozenset({Purpose.URGENT}) if self._has_two else frozenset(),
+        )
         self._heart = Heart(config.beat_fd, config.beat_interval_s)
         self._epoll = select.epoll()
         self._watched: dict[int, int] = {}
@@ -120,6 +127,8 @@ class WorkerProcess:
             device.close()
             channel.close()
             self._acceptor.close()
+            for half in self._halves.values():
+                half.sock.close()
 
     # --- start
 
@@ -142,36 +151,56 @@ class WorkerProcess:
         """
         links: dict[WorkerId, tuple[Link, int]] = {}
         for peer, address in self._config.connect_to.items():
-            sock, handshake = connect(
-                address, self._config.secret, self._me, Purpose.LINK,
-                seqpacket=self._config.link_kind == "shm",
-                timeout_s=min(self._seconds_left(), _REJOIN_CONNECT_S if self._me.epoch else math.inf),
-            )
-            if handshake.peer.worker_id != peer:
-                raise LinkDownError(f"worker {handshake.peer.worker_id} answers at the address of worker {peer}")
-            link = self._make_link(sock, handshake, device)
+            bulk = self._connect(peer, address, Purpose.LINK)
+            urgent = self._connect(peer, address, Purpose.URGENT) if self._has_two else None
+            link = self._make_link(bulk, urgent, device)
             # The peer has taken the link into use before it sends this: no command can meet it without the link.
             link.wait_attached(self._seconds_left())
-            links[peer] = (link, handshake.peer.epoch)
+            links[peer] = (link, bulk.handshake.peer.epoch)
         while not links.keys() >= set(self._config.accept_from):
             select.select(self._acceptor.filenos(), [], [], min(1.0, self._seconds_left()))
             links.update((link.peer, (link, life)) for link, life in self._accept(device))
         return list(links.values())
 
+    def _connect(self, peer: WorkerId, address: str, purpose: Purpose) -> Connection:
+        sock, handshake = connect(
+            address, self._config.secret, self._me, purpose, seqpacket=self._config.link_kind == "shm",
+            timeout_s=min(self._seconds_left(), _REJOIN_CONNECT_S if self._me.epoch else math.inf),
+        )
+        if handshake.peer.worker_id != peer:
+            raise LinkDownError(f"worker {handshake.peer.worker_id} answers at the address of worker {peer}")
+        return Connection(sock, handshake)
+
     def _accept(self, device: Device) -> list[tuple[Link, int]]:
+        """Links that are complete now, with the life of each peer."""
         links: list[tuple[Link, int]] = []
         for sock, handshake in self._acceptor.poll():
+            peer, bulk = handshake.peer, Connection(sock, handshake)
+            urgent: Connection | None = None
+            if self._has_two:
+                self._keep_half(bulk)
+                if not all((peer, purpose) in self._halves for purpose in (Purpose.LINK, Purpose.URGENT)):
+                    continue
+                bulk, urgent = (self._halves.pop((peer, purpose)) for purpose in (Purpose.LINK, Purpose.URGENT))
             try:
-                links.append((self._make_link(sock, handshake, device), handshake.peer.epoch))
+                links.append((self._make_link(bulk, urgent, device), peer.epoch))
             except LinkDownError as error:
                 log.warning("a peer hung up while it was being accepted: %s", error)
         return links
 
-    def _make_link(self, sock: socket.socket, handshake: Handshake, device: Device) -> ShmLink | TcpLink:
+    def _keep_half(self, half: Connection) -> None:
+        """Until the other half comes; what an older life has left is closed."""
+        peer = half.handshake.peer
+        stale = [key for key in self._halves if key[0].worker_id == peer.worker_id and key[0] != peer]
+        for key in stale:
+            self._halves.pop(key).sock.close()
+        self._halves[peer, half.handshake.purpose] = half
+
+    def _make_link(self, bulk: Connection, urgent: Connection | None, device: Device) -> ShmLink | TcpLink:
         bulk_bytes = bulk_frame_bytes(self._config.spec.piece_bytes, device.kv_block_bytes)
         if self._config.link_kind == "tcp":
-            return TcpLink(sock, handshake, bulk_bytes=bulk_bytes, coordinate=self._config.spec.coordinate)
-        return ShmLink(sock, handshake, SlotGeometry(bulk_bytes=-(-bulk_bytes // _PAGE) * _PAGE))
+            return TcpLink(*bulk, urgent, bulk_bytes=bulk_bytes, coordinate=self._config.spec.coordinate)
+        return ShmLink(*bulk, SlotGeometry(bulk_bytes=-(-bulk_bytes // _PAGE) * _PAGE))
 
     def _seconds_left(self) -> float:
         left = self._deadline - time.monotonic()

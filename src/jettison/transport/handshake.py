@@ -36,6 +36,8 @@ class Purpose(IntEnum):
 
     CONTROL = 1
     LINK = 2
+    URGENT = 3
+    """The second connection of a link: what must not wait behind bulk."""
 
 
 class Identity(NamedTuple):
@@ -56,18 +58,27 @@ class HandshakeError(LinkDownError):
 class Handshake:
     """One end's progress. Send ``first()`` (initiator), then ``feed`` each message and send what it returns."""
 
-    def __init__(self, secret: bytes, me: Identity, purpose: Purpose, *, initiator: bool) -> None:
+    def __init__(
+        self, secret: bytes, me: Identity, purpose: Purpose, *, initiator: bool, also: frozenset[Purpose] = frozenset()
+    ) -> None:
+        """``also``: further purposes that an acceptor agrees to; which it was stands in ``purpose`` when ``done``."""
         if len(secret) < MIN_SECRET_BYTES:
             raise ValueError(f"a secret of {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed")
         self._secret = secret
-        self._purpose = purpose
+        self.purpose = purpose
+        self._also = also
+        self._me = me
+        self._nonce = os.urandom(32)
         self.is_initiator = initiator
-        self._hello = _HELLO.pack(_MAGIC, purpose, me.worker_id, me.epoch, os.urandom(32))
         self._transcript: bytes | None = None
         self._peer: Identity | None = None
         self.done = False
         self.needed = _HELLO.size + (_MAC_BYTES if initiator else 0)
         """Bytes of the next message to feed; 0 when done."""
+
+    @property
+    def _hello(self) -> bytes:
+        return _HELLO.pack(_MAGIC, self.purpose, *self._me, self._nonce)
 
     @property
     def peer(self) -> Identity:
@@ -92,25 +103,27 @@ class Handshake:
         if self.done or len(message) != self.needed:
             raise HandshakeError(f"a handshake message of {len(message)} bytes where {self.needed} were due")
         if self.is_initiator:
-            self._read_hello(message[: _HELLO.size], self._hello + message[: _HELLO.size])
+            self._read_hello(message[: _HELLO.size])
+            self._transcript = self._hello + message[: _HELLO.size]
             self._verify(message[_HELLO.size :], b"accept")
             self._finish()
             return self._mac(b"initiate")
         if self._transcript is None:
-            self._read_hello(message, message + self._hello)
+            self._read_hello(message)
+            self._transcript = message + self._hello
             self.needed = _MAC_BYTES
             return self._hello + self._mac(b"accept")
         self._verify(message, b"initiate")
         self._finish()
         return b""
 
-    def _read_hello(self, hello: bytes, transcript: bytes) -> None:
+    def _read_hello(self, hello: bytes) -> None:
         magic, purpose, worker_id, epoch, _ = _HELLO.unpack(hello)
         if magic != _MAGIC:
             raise HandshakeError("the peer speaks another protocol or version")
-        if purpose != self._purpose:
-            raise HandshakeError(f"the peer wants purpose {purpose}, this is {self._purpose.name}")
-        self._transcript = transcript
+        if purpose != self.purpose and purpose not in self._also:
+            raise HandshakeError(f"the peer wants purpose {purpose}, this is {self.purpose.name}")
+        self.purpose = Purpose(purpose)
         self._peer = Identity(worker_id, epoch)
 
     def _finish(self) -> None:

@@ -128,7 +128,12 @@ class Acceptor:
     so a worker that was declared dead cannot come back in the place of its successor.
     """
 
-    def __init__(self, sock: socket.socket, secret: bytes, me: Identity, purpose: Purpose) -> None:
+    def __init__(
+        self, sock: socket.socket, secret: bytes, me: Identity, purpose: Purpose,
+        also: frozenset[Purpose] = frozenset(),
+    ) -> None:
+        """``also``: further purposes of connections that are taken."""
+        self._also = also
         self._sock = sock
         self._secret = secret
         self._me = me
@@ -180,7 +185,7 @@ class Acceptor:
                 continue
             if len(self._pending) == _MAX_PENDING:
                 self._pending.pop(0).sock.close()
-            handshake = Handshake(self._secret, self._me, self._purpose, initiator=False)
+            handshake = Handshake(self._secret, self._me, self._purpose, initiator=False, also=self._also)
             self._pending.append(_Pending(sock, handshake, time.monotonic() + HANDSHAKE_TIMEOUT_S))
 
     def _advance(self, pending: _Pending) -> bool:

@@ -1,40 +1,31 @@
-"""Link between workers of different machines: header and bytes over one TCP connection.
+"""Link between workers of different machines, over two TCP connections: one for what is urgent, one for bulk.
 
-Each frame is a fixed header, aux, payload. The header carries a sequence number and the epoch and is signed,
-together with aux, with the connection's session key, so a frame cannot be injected, repeated or redirected.
-Payload bytes are covered by TCP's checksum only: a network on which others can rewrite packets needs a
-tunnel, which it needs for confidentiality anyway.
+Nobody overtakes bytes that a socket has taken. On a slow link that is seconds' worth, so activations and remote
+attention have a connection of their own, marked so that this host's queue puts its packets first (every queue that
+Linux gives an interface by itself honours that, or gives small flows their share). What waits in other queues on the
+way cannot be overtaken even so: therefore the send buffer of bulk is bounded, too (``limit_unsent``).
 
-Accepted frames wait in two queues of their own; whenever the socket takes bytes and no frame is half out,
-activations go first. What the kernel holds, sent or not, nobody overtakes any more, and on a slow link it would hold
-seconds' worth: its send buffer is bounded (``limit_unsent``), so that an activation waits for about a piece.
+With one connection (``urgent=None``) both classes share it: urgent frames go first whenever no frame is half out.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
+import contextlib
 import select
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Iterator
-from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
 from jettison.errors import LinkDownError
+from jettison.transport.frames import FrameStream, WireFrame
 from jettison.transport.handshake import Handshake
-from jettison.transport.link import EMPTY, MAX_AUX_BYTES, Bytes, Fill, Frame, FrameKind, Link, check_send
+from jettison.transport.link import EMPTY, Fill, Frame, FrameKind, Link, check_send
 from jettison.types import WorkerId
 
-_HEADER = struct.Struct("<I B x H I I q Q")
-"""Magic, kind, length of aux, sequence number, epoch, tag, payload bytes; then MAC, aux, payload."""
-_MAGIC = 0x4A545443
-_ATTACH = 254
-_MAC_BYTES = 16
-_MAX_PAYLOAD_BYTES = 1 << 30
 _ACTIVATION_FRAMES = 8
 _BULK_FRAMES = 2
 """Frames of each class that may wait here unsent: enough to keep the socket busy."""
@@ -44,62 +35,65 @@ _NOTSENT_LOWAT_BYTES = 256 << 10
 _UNCOORDINATED_FRAMES = 64
 _RECEIVE_BUFFER_BYTES = 128 << 10
 _MIN_SEND_BUFFER_BYTES = 16 << 10
+_PRIORITY_INTERACTIVE, _PRIORITY_BULK = 6, 2
+"""TC_PRIO_INTERACTIVE and TC_PRIO_BULK of linux/pkt_sched.h."""
 
 
-class _Part(Enum):
-    """What of a frame is being received; the lengths of the later parts stand in the first."""
+class Connection(NamedTuple):
+    """A socket whose other end has proven itself."""
 
-    PREFIX = "header and MAC"
-    AUX = "aux"
-    PAYLOAD = "payload"
+    sock: socket.socket
+    handshake: Handshake
 
 
 class TcpLink(Link):
-    """One end, over a connected socket whose peer has proven itself (``sockets``)."""
+    """One end, over connected sockets whose peer has proven itself (``sockets``)."""
 
     def __init__(
         self,
         sock: socket.socket,
         handshake: Handshake,
+        urgent: Connection | None = None,
         *,
         activation_bytes: int = 1 << 20,
         bulk_bytes: int = (1 << 20) + (1 << 16),
         epoch: int = 0,
         coordinate: bool = True,
     ) -> None:
-        """``coordinate=False``: one queue for all classes, first come, first served (for comparison only)."""
+        """``coordinate=False``: one queue for all classes, first come, first served (for comparison only).
+
+        Raises ValueError when the two connections do not lead to the same life of the same peer.
+        """
+        if urgent is not None and (not coordinate or urgent.handshake.peer != handshake.peer):
+            raise ValueError("two connections to two peers, or for one queue")
         self.peer: WorkerId = handshake.peer.worker_id
-        self._sock = sock
-        self._epoch = epoch
-        self._key = handshake.session_key
-        self._role, self._their_role = (b"i", b"a") if handshake.is_initiator else (b"a", b"i")
         self._max_payload = (activation_bytes, bulk_bytes)
         self._failure: str | None = None
         self._open = True
-        self._attached = False
         self._coordinate = coordinate
-        queue: deque[tuple[FrameKind, int, bytes, Bytes]] = deque()
-        self._queues = (queue, deque[tuple[FrameKind, int, bytes, Bytes]]() if coordinate else queue)
+        shared: deque[WireFrame] = deque()
+        self._queues = (shared, deque[WireFrame]() if coordinate else shared)
+        """By ``FrameKind.is_bulk``."""
         self._max_frames = (_ACTIVATION_FRAMES, _BULK_FRAMES) if coordinate else (1 << 16, _UNCOORDINATED_FRAMES)
         self._send_buffer_bytes = 0
-        self._half_out: deque[memoryview] = deque()
-        """What is left of the frame that is being sent."""
-        self._num_sent = self._num_received = 0
         self._held = 0
-        self._prefix = bytearray(_HEADER.size + _MAC_BYTES)
-        self._head = (0, 0, 0)
-        """Kind, tag and payload bytes of the frame being received."""
-        self._aux = bytearray()
-        self._payload: Bytes = EMPTY
-        self._expect(_Part.PREFIX, memoryview(self._prefix))
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._epoll: select.epoll | None = None
+        self._watched: dict[int, int] = {}
         if coordinate:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT_BYTES)
             # What has arrived and was not read stands before an activation, too.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-        self._half_out.append(memoryview(self._sign(_ATTACH, 0, b"", 0)))
-        self._pump()
+        if urgent is None:
+            self._bulk = self._urgent = FrameStream(sock, handshake, epoch, self._queues)
+            self._streams = [self._bulk]
+            return
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY_BULK)
+        urgent.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _PRIORITY_INTERACTIVE)
+        self._urgent = FrameStream(*urgent, epoch, self._queues[:1])
+        self._bulk = FrameStream(sock, handshake, epoch, self._queues[1:])
+        self._streams = [self._urgent, self._bulk]
+        self._epoll = select.epoll()
+        self._watch()
 
     # --- sending
 
@@ -114,131 +108,79 @@ class TcpLink(Link):
         payload = np.empty(nbytes, dtype=np.uint8) if nbytes else EMPTY
         if nbytes:
             fill(payload)
-        queue.append((kind, tag, bytes(aux), payload))
+        queue.append(WireFrame(kind, tag, bytes(aux), payload))
         self._pump()
         return True
 
     def _pump(self) -> None:
-        """Give the kernel what it takes, activations first at each frame boundary."""
-        while self._open:
-            if not self._half_out:
-                queue = self._queues[0] or self._queues[1]
-                if not queue:
-                    return
-                kind, tag, aux, payload = queue.popleft()
-                self._half_out.append(memoryview(self._sign(kind, tag, aux, len(payload))))
-                if len(payload):
-                    self._half_out.append(payload.data)
-            try:
-                num_sent = self._sock.sendmsg(list(self._half_out))
-            except BlockingIOError:
-                return
-            except OSError as error:
-                self._fail(f"send: {error}")
-                return
-            while self._half_out and num_sent >= len(self._half_out[0]):
-                num_sent -= len(self._half_out.popleft())
-            if self._half_out:
-                self._half_out[0] = self._half_out[0][num_sent:]
+        if self._open:
+            for stream in self._streams:
+                stream.pump()
+            self._check()
 
-    def _sign(self, kind: int, tag: int, aux: bytes, nbytes: int) -> bytes:
-        header = _HEADER.pack(_MAGIC, kind, len(aux), self._num_sent & 0xFFFFFFFF, self._epoch, tag, nbytes)
-        self._num_sent += 1
-        return header + self._mac(self._role, header, aux) + aux
+    def _check(self) -> None:
+        """Close when a connection has failed; else have the kernel tell of what is waited for."""
+        failure = next((s.failure for s in self._streams if s.failure is not None), None)
+        if failure is not None:
+            self._failure = self._failure or failure
+            self.close()
+        self._watch()
 
-    def _mac(self, role: bytes, header: bytes, aux: bytes) -> bytes:
-        return hashlib.blake2b(header + aux, key=self._key, digest_size=_MAC_BYTES, person=role).digest()
+    def _watch(self) -> None:
+        """Bring the epoll set up to date."""
+        if self._epoll is None or not self._open:
+            return
+        for stream in self._streams:
+            fd = stream.sock.fileno()
+            reads = stream is not self._bulk or self._held < _HELD_FRAMES
+            mask = (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if stream.wants_write else 0)
+            if fd not in self._watched:
+                self._epoll.register(fd, mask)
+            elif self._watched[fd] != mask:
+                self._epoll.modify(fd, mask)
+            self._watched[fd] = mask
 
     # --- receiving
 
     def poll_frames(self) -> Iterator[Frame]:
         self._pump()
-        while self._open and self._held < _HELD_FRAMES and self._fill_target():
-            frame = self._advance()
-            if frame is not None:
-                yield frame
+        if not self._open:
+            return
+        if self._urgent is not self._bulk:
+            yield from self._received(self._urgent)
+        yield from self._received(self._bulk)
+        if self._open:
+            self._check()
+
+    def _received(self, stream: FrameStream) -> Iterator[Frame]:
+        while self._open and (stream is not self._bulk or self._held < _HELD_FRAMES):
+            frame = stream.next_frame()
+            if frame is None:
+                return
+            if frame.kind.is_bulk:
+                self._held += 1
+                yield Frame(*frame, self._give_back)
+            else:
+                yield Frame(*frame)
+
+    def _give_back(self) -> None:
+        self._held -= 1
+        if self._held == _HELD_FRAMES - 1:
+            self._watch()
 
     def wait_attached(self, timeout_s: float) -> None:
         """Block until the peer uses this link. Raises LinkDownError."""
         deadline = time.monotonic() + timeout_s
-        while not self._attached:
-            self._pump()
-            while self._open and not self._attached and self._fill_target():
-                self._advance()
-            if not self._attached:
-                if not self._open or time.monotonic() > deadline:
-                    raise LinkDownError(f"link to worker {self.peer}: {self._failure or 'the peer is silent'}")
-                select.select([self._sock], [], [], max(0.0, deadline - time.monotonic()))
-
-    def _fill_target(self) -> bool:
-        """Read until the target is full; whether it is."""
-        while self._filled < len(self._target):
-            try:
-                num_bytes = self._sock.recv_into(self._target[self._filled :])
-            except BlockingIOError:
-                return False
-            except OSError as error:
-                self._fail(f"receive: {error}")
-                return False
-            if num_bytes == 0:
-                self._fail("the peer closed the link")
-                return False
-            self._filled += num_bytes
-        return True
-
-    def _advance(self) -> Frame | None:
-        """The target is full: go on to the next part; the frame, if that was its last one."""
-        try:
-            if self._part is _Part.PREFIX:
-                self._begin_frame()
-            elif self._part is _Part.AUX:
-                self._begin_payload()
-            else:
-                return self._end_frame()
-        except ValueError as error:
-            self._fail(str(error))
-        return None
-
-    def _expect(self, part: _Part, target: memoryview) -> None:
-        self._part, self._target, self._filled = part, target, 0
-
-    def _begin_frame(self) -> None:
-        magic, kind, aux_len, sequence, epoch, tag, nbytes = _HEADER.unpack_from(self._prefix)
-        if magic != _MAGIC or epoch != self._epoch or aux_len > MAX_AUX_BYTES:
-            raise ValueError("bytes that are no frame header")
-        if sequence != self._num_received & 0xFFFFFFFF:
-            raise ValueError(f"frame {sequence} where {self._num_received} was due")
-        if (kind != _ATTACH and kind >= len(FrameKind)) or nbytes > _MAX_PAYLOAD_BYTES:
-            raise ValueError(f"a frame of kind {kind} with {nbytes} bytes")
-        self._head = (kind, tag, nbytes)
-        self._aux = bytearray(aux_len)
-        self._expect(_Part.AUX, memoryview(self._aux))
-
-    def _begin_payload(self) -> None:
-        header, proof = bytes(self._prefix[: _HEADER.size]), bytes(self._prefix[_HEADER.size :])
-        if not hmac.compare_digest(proof, self._mac(self._their_role, header, bytes(self._aux))):
-            raise ValueError("a frame that the peer did not sign")
-        self._num_received += 1
-        # Only now is the length believed.
-        self._payload = np.empty(self._head[2], dtype=np.uint8)
-        self._expect(_Part.PAYLOAD, memoryview(self._payload.data))
-
-    def _end_frame(self) -> Frame | None:
-        kind, tag, _ = self._head
-        payload = self._payload
-        self._expect(_Part.PREFIX, memoryview(self._prefix))
-        if kind == _ATTACH:
-            self._attached = True
-            return None
-        payload.flags.writeable = False
-        frame_kind = FrameKind(kind)
-        if not frame_kind.is_bulk:
-            return Frame(frame_kind, tag, bytes(self._aux), payload)
-        self._held += 1
-        return Frame(frame_kind, tag, bytes(self._aux), payload, self._give_back)
-
-    def _give_back(self) -> None:
-        self._held -= 1
+        for stream in self._streams:
+            while not stream.attached:
+                self._pump()
+                if self._open:
+                    stream.await_attach()
+                    self._check()
+                if not stream.attached:
+                    if not self._open or time.monotonic() > deadline:
+                        raise LinkDownError(f"link to worker {self.peer}: {self._failure or 'the peer is silent'}")
+                    select.select([stream.sock], [], [], max(0.0, deadline - time.monotonic()))
 
     # --- life
 
@@ -258,21 +200,23 @@ class TcpLink(Link):
         wanted = max(_MIN_SEND_BUFFER_BYTES, num_bytes)
         if self._coordinate and self._open and not wanted / 2 < self._send_buffer_bytes < wanted * 2:
             self._send_buffer_bytes = wanted
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
+            self._bulk.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, wanted)
 
     @property
     def wants_write(self) -> bool:
-        return self._open and bool(self._half_out or self._queues[0] or self._queues[1])
+        # With two connections the epoll set says so itself.
+        return self._open and self._epoll is None and self._bulk.wants_write
 
     def fileno(self) -> int:
-        return self._sock.fileno()
+        if not self._open:
+            return -1
+        return self._bulk.sock.fileno() if self._epoll is None else self._epoll.fileno()
 
     def close(self) -> None:
         """Frames accepted and not yet sent are lost."""
         self._open = False
-        self._sock.close()
-
-    def _fail(self, why: str) -> None:
-        if self._open:
-            self._failure = why
-        self.close()
+        with contextlib.ExitStack() as stack:
+            for stream in self._streams:
+                stack.callback(stream.sock.close)
+            if self._epoll is not None:
+                stack.callback(self._epoll.close)
