@@ -112,6 +112,7 @@ class Decoder:
     ) -> None:
         """Run a contiguous, non-empty range over ``buffers.residual``, storing KV on the way.
 
+        ``between_layers`` is called after attention and after the MLP of a layer: nothing is half written then.
         Afterwards the residual holds every addition, and where ``is_last``, ``buffers.x`` the final norm of it.
         """
         kernels, eps = self._kernels, self.config.rms_norm_eps
@@ -120,6 +121,8 @@ class Decoder:
         kernels.rms_norm(x=residual, weight=weights.input_norm, eps=eps, out=x)
         for layer in layers.layers():
             if layer > layers.lo:
+                if between_layers is not None:
+                    between_layers()
                 weights = self._layer(layer)
                 kernels.add_rms_norm(x, residual, weights.input_norm, eps, x)
             self._attend(layer, weights, batch, buffers)
