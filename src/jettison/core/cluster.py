@@ -326,6 +326,7 @@ class ClusterCore:
                 actions += self._stop_moves_of(result.state)
             else:
                 self.traffic.note_end(result.state.num_output)
+                self._note_stay(group, result.state, now_ns)
                 actions += self.state.end(
                     result.state, result.finish_reason, now_ns,
                     tokens=(result.token,), stop_token_id=result.stop_token_id,
@@ -335,6 +336,11 @@ class ClusterCore:
             self.state.counters.num_live_rows += bool(row.remote)
             self.state.reap(row.state)
         return actions
+
+    def _note_stay(self, group: GroupCore, state: RequestState, now_ns: int) -> None:
+        if state.first_scheduled_ns is not None:
+            stay_s = (now_ns - state.first_scheduled_ns) / NANOSECONDS
+            self.traffic.note_stay(group.blocks_for(len(state.tokens)), stay_s)
 
     def _on_step_failed(self, event: StepFailed, now_ns: int) -> list[Action]:
         group = self._group_of_step(event.step_id)
@@ -532,7 +538,7 @@ class ClusterCore:
 
     def _assess(self, group: GroupCore, now_ns: int) -> Assessment:
         steptime = self.steptime(len(group.stages))
-        load = self._monitor(group).load(group, steptime, now_ns)
+        load = self._monitor(group).load(group, steptime, now_ns, self.traffic.mean_stay_s)
         num_stages = len(group.stages)
         merged, separate = (num_stages, 1) if self._is_restoring(group) else (num_stages + 1, num_stages)
         missing = foreseen_missing_blocks(load, self.params.overload)

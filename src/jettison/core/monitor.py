@@ -18,6 +18,9 @@ WINDOW_NS = 2 * NANOSECONDS
 MAX_DOUBLINGS = 7
 """Of the dwell time of a group whose moves fail."""
 
+NUM_STAYS = 50
+"""How many ended requests the mean stay remembers: it has to follow the load's own step times."""
+
 NEWS_INTERVAL_NS = 5 * NANOSECONDS
 """Between two entries of the event log that say that nothing was done."""
 
@@ -57,6 +60,11 @@ class TrafficMonitor:
     num_ended: int = 0
     mean_output_tokens: float = 0.0
     """Of the last few hundred answers."""
+    num_stays: int = 0
+    mean_stay_s: float | None = None
+    """How long a block stays with a request, over the last ended ones; None until one has ended."""
+    _mean_blocks: float = 0.0
+    _mean_block_s: float = 0.0
     _arrived: RateMeter = field(default_factory=lambda: RateMeter(window_ns=TRAFFIC_WINDOW_NS))
     _prompt: RateMeter = field(default_factory=lambda: RateMeter(window_ns=TRAFFIC_WINDOW_NS))
 
@@ -69,6 +77,14 @@ class TrafficMonitor:
         """A request has produced all that it will."""
         self.num_ended += 1
         self.mean_output_tokens += (num_output_tokens - self.mean_output_tokens) / min(self.num_ended, 200)
+
+    def note_stay(self, num_blocks: int, stay_s: float) -> None:
+        """A request has given its blocks back, so long after it was first scheduled."""
+        self.num_stays += 1
+        weight = 1.0 / min(self.num_stays, NUM_STAYS)
+        self._mean_blocks += (num_blocks - self._mean_blocks) * weight
+        self._mean_block_s += (num_blocks * stay_s - self._mean_block_s) * weight
+        self.mean_stay_s = self._mean_block_s / self._mean_blocks
 
     def look(self, now_ns: int) -> None:
         """Take a sample (every tick)."""
@@ -147,7 +163,23 @@ class GroupMonitor:
         else:
             self.blocked_since_ns = None
 
-    def load(self, group: GroupCore, steptime: StepTimeModel, now_ns: int) -> GroupLoad:
+    def _freed_per_s(self, group: GroupCore, mean_stay_s: float | None) -> float | None:
+        """Blocks that come free in the near future, net of growth: as measured, or as the present load will give back.
+
+        The measured rate is a mean over seconds. At the start of a burst it still knows the calm before it, and would
+        call a wait of a few steps a long one; what is held now comes free within about one mean stay (Little's law).
+        """
+        measured = self.freed.per_s()
+        if not mean_stay_s:
+            return measured
+        demanded, arrived = self.demanded.per_s(), self.arrived.per_s()
+        grown = 0.0 if demanded is None or arrived is None else demanded - arrived
+        expected = group.used_blocks / mean_stay_s - grown
+        return expected if measured is None else max(measured, expected)
+
+    def load(
+        self, group: GroupCore, steptime: StepTimeModel, now_ns: int, mean_stay_s: float | None = None
+    ) -> GroupLoad:
         """The group as the overload policy sees it."""
         head_blocks = group.blocks_for(len(group.waiting[0].tokens)) if group.waiting else 0
         unfinished = sum(
@@ -165,7 +197,7 @@ class GroupMonitor:
             len(group.waiting),
             since is not None,
             0.0 if since is None else (now_ns - since) / NANOSECONDS,
-            self.freed.per_s(),
+            self._freed_per_s(group, mean_stay_s),
             queued,
             steptime.prefill_tokens_per_s(group.limits.max_num_batched_tokens, len(group.running), kv_tokens),
             self.demanded.per_s(),
