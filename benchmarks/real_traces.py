@@ -5,16 +5,19 @@
 Traces: Azure 2023 conv and code (CC-BY 4.0, Patel et al., ISCA 2024), whole. Three loads: conv with its own lengths,
 code with its own lengths, code arrivals with conv lengths (in conv's order). Rules, the same for every load:
 
-* lengths are multiplied by ``--length-scale`` (both prompt and output) so that they fit a laptop's model;
+* lengths are multiplied by ``--length-scale`` (both prompt and output) so that they fit a laptop's model, and what is
+  longer than three quarters of an instance's KV is cut to it;
 * time is divided by ``--compress``: the hour is replayed in minutes, gaps and bursts squeezed alike;
 * arrivals are thinned by one seeded draw with one probability per load, chosen so that the mean KV demand of the whole
   trace (predicted with memory to spare, from this machine's measured speed) is ``--mean-load`` of the capacity:
   the papers keep it under 60 %.
 
 The whole trace is replayed ``--rounds`` times per policy, in alternating order; figures are given for each slice of
-``--slice`` trace seconds, over all rounds. What binds in a slice is told from the arrivals and the measured speed,
-before anything has run: compute where the slice alone would take more than 80 % of its seconds to serve at full
-batches, else memory where the KV that the arrivals would hold with memory to spare passes the capacity, else nothing.
+``--slice`` trace seconds, over all rounds. What binds in a slice is told before anything has run, by the step
+simulation of ``workload.probe`` at this machine's measured speed: *memory* where the undropped KV raises the predicted
+P99 TTFT to at least ``--memory-binds-above`` times what unlimited KV would give; else *compute* where the slice would
+take more than 80 % of its seconds to serve at full batches or its requests would hold more than the capacity (they
+pile up, and memory would not help); else nothing.
 """
 
 from __future__ import annotations
@@ -38,10 +41,14 @@ from jettison.workload import shaping
 from jettison.workload.probe import MachineSpeed, predict
 from jettison.workload.traces import Workload, read_trace
 
-MODEL = DemoModel(kv_heads=2, kv_tokens_per_instance=1008)
-"""The demo's model with KV of twice the size: the capacity binds before compute does, parameter share as published."""
+MODEL = DemoModel(kv_heads=4, kv_tokens_per_instance=656)
+"""The demo's model with KV of four times the size: conversations meet the capacity before they meet the compute limit
+(about half of it at the mean), parameter share as published."""
 
 COMPUTE_BINDS_ABOVE = 0.8
+
+PIPELINE_EFFICIENCY = 0.7
+"""Of a merged group in the predictions (0.62 to 0.72 seen with this model on two cores)."""
 
 
 def data_dir(given: Path | None) -> Path:
@@ -57,7 +64,7 @@ def shape(
 ) -> tuple[Workload, float]:
     """Scaled, compressed and thinned by the stated rules; also the probability that an arrival is kept."""
     load = shaping.scale_lengths(load, args.length_scale, floor_tokens=2)
-    load = shaping.cap_lengths(load, min(MODEL.context, setup.kv_tokens_per_instance // 2))
+    load = shaping.cap_lengths(load, min(MODEL.context, setup.kv_tokens_per_instance * 3 // 4))
     load = shaping.scale_time(load, args.compress)
     low, high = 0.0, 1.0
     for _ in range(12):
@@ -70,9 +77,9 @@ def shape(
 
 
 def what_binds(
-    load: Workload, span: tuple[float, float], speed: MachineSpeed, setup: ExperimentSetup
+    load: Workload, span: tuple[float, float], speed: MachineSpeed, setup: ExperimentSetup, memory_binds_above: float
 ) -> dict[str, Any]:
-    """Compute load and peak KV demand of the arrivals in a span, were memory to spare; what follows from them."""
+    """Predictions for the arrivals of a span on their own, and what follows from them."""
     rows = [r for r in load.rows if span[0] <= r.arrival_s < span[1]]
     seconds = span[1] - span[0]
     if not rows:
@@ -82,15 +89,30 @@ def what_binds(
     token_s = speed.decode_per_request_s + speed.decode_base_s / batch
     busy_s = sum(r.input_tokens / speed.prefill_tokens_per_s + r.output_tokens * token_s for r in rows)
     compute_load = busy_s / setup.instances / seconds
-    demand = predict(replace(load, rows=tuple(rows)), speed, setup.overload_setting().unlimited)
-    over = demand.peak_demand_tokens / setup.capacity_tokens()
-    binds = "compute" if compute_load > COMPUTE_BINDS_ABOVE else "memory" if over > 1.0 else "nothing"
-    return {"compute_load": compute_load, "demand_over_capacity": over, "binds": binds}
+    alone = replace(load, rows=tuple(rows))
+    deployments = setup.overload_setting()
+    spared = predict(alone, speed, deployments.unlimited)
+    limited = predict(alone, speed, deployments.separate)
+    merged = predict(alone, speed, replace(deployments.merged, pipeline_efficiency=PIPELINE_EFFICIENCY))
+    over = spared.peak_demand_tokens / setup.capacity_tokens()
+    binds = "nothing"
+    if limited.p99_ttft_s >= memory_binds_above * spared.p99_ttft_s:
+        binds = "memory"
+    elif compute_load > COMPUTE_BINDS_ABOVE or over > 1.0:
+        binds = "compute"
+    return {
+        "compute_load": compute_load,
+        "demand_over_capacity": over,
+        "predicted_p99_ttft_s": {
+            "undropped": limited.p99_ttft_s, "unlimited": spared.p99_ttft_s, "merged": merged.p99_ttft_s
+        },
+        "binds": binds,
+    }
 
 
 def slice_rows(
     name: str, load: Workload, runs: dict[str, list[RunResult]], width_s: float, setup: ExperimentSetup,
-    speed: MachineSpeed,
+    speed: MachineSpeed, memory_binds_above: float,
 ) -> list[dict[str, Any]]:
     """One row per slice, over all rounds."""
     details = {policy: [row for run in rounds for row in run.requests_detail or []] for policy, rounds in runs.items()}
@@ -98,12 +120,14 @@ def slice_rows(
     rows = []
     for index in range(int(end // width_s) + 1):
         span = (index * width_s, (index + 1) * width_s)
-        row: dict[str, Any] = {"load": name, "slice": index} | what_binds(load, span, speed, setup)
+        row: dict[str, Any] = {"load": name, "slice": index}
+        row |= what_binds(load, span, speed, setup, memory_binds_above)
         for policy, requests in details.items():
             chosen = [r for r in requests if span[0] <= r["scheduled_s"] < span[1]]
             ttft = [r["ttft_s"] for r in chosen if r["ttft_s"] is not None]
             tokens = sum(r["output_tokens"] for r in chosen)
             row["requests"] = len(chosen) // len(runs[policy])
+            row[f"{policy}_ttft_s"] = ttft
             row[f"{policy}_p50_ttft_s"] = float(np.percentile(ttft, 50)) if ttft else None
             row[f"{policy}_p99_ttft_s"] = float(np.percentile(ttft, 99)) if ttft else None
             row[f"{policy}_mean_e2e_s"] = float(np.mean([r["e2e_s"] for r in chosen if r["e2e_s"]])) if ttft else None
@@ -118,22 +142,52 @@ def slice_rows(
     return rows
 
 
+def by_what_binds(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The slices of a load that the same thing binds, pooled: the verdict on each load."""
+    pooled = []
+    for key in sorted({(row["load"], row["binds"]) for row in rows}):
+        members = [row for row in rows if (row["load"], row["binds"]) == key]
+        requests = sum(row["requests"] for row in members)
+        ttft = {p: [t for row in members for t in row[f"{p}_ttft_s"]] for p in ("recompute", "drop")}
+        e2e = {
+            p: sum(row[f"{p}_mean_e2e_s"] * row["requests"] for row in members if row["requests"]) / max(1, requests)
+            for p in ttft
+        }
+        if not ttft["drop"] or not ttft["recompute"]:
+            continue
+        pooled.append({
+            "load": key[0], "binds": key[1], "slices": len(members), "requests": requests,
+            "drops": sum(row["drops"] for row in members),
+            "p50_ratio": float(np.percentile(ttft["recompute"], 50) / np.percentile(ttft["drop"], 50)),
+            "p99_ratio": float(np.percentile(ttft["recompute"], 99) / np.percentile(ttft["drop"], 99)),
+            "e2e_ratio": e2e["recompute"] / e2e["drop"],
+        })
+    return pooled
+
+
 def markdown(rows: list[dict[str, Any]], header: list[str]) -> str:
     """The report."""
-    lines = [*header, ""]
-    keys = [
+    lines = [*header, "", "Recompute over drop (above 1: dropping is better), slices pooled by what binds:", ""]
+    lines += _table(by_what_binds(rows), [
+        ("load", "load"), ("binds", "binds"), ("slices", "slices"), ("requests", "requests"),
+        ("drops", "drops a round"),
+        ("p50_ratio", "P50 TTFT"), ("p99_ratio", "P99 TTFT"), ("e2e_ratio", "mean e2e"),
+    ])
+    return "\n".join([*lines, "", *_table(rows, [
         ("load", "load"), ("slice", "slice"), ("requests", "requests"),
         ("binds", "binds"), ("compute_load", "compute load"), ("demand_over_capacity", "KV demand / capacity"),
         ("recompute_p50_ttft_s", "P50 TTFT recompute, s"), ("drop_p50_ttft_s", "P50 TTFT drop, s"),
         ("recompute_p99_ttft_s", "P99 TTFT recompute, s"), ("drop_p99_ttft_s", "P99 TTFT drop, s"),
         ("p99_ratio", "P99 ratio"), ("e2e_ratio", "mean e2e ratio"), ("drops", "drops"),
-    ]
-    lines.append("| " + " | ".join(title for _, title in keys) + " |")
-    lines.append("|" + "---|" * len(keys))
+    ])]) + "\n"
+
+
+def _table(rows: list[dict[str, Any]], keys: list[tuple[str, str]]) -> list[str]:
+    lines = ["| " + " | ".join(title for _, title in keys) + " |", "|" + "---|" * len(keys)]
     for row in rows:
         cells = [row.get(key) for key, _ in keys]
         lines.append("| " + " | ".join(f"{c:.3g}" if isinstance(c, float) else str(c) for c in cells) + " |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _summary(rounds: list[RunResult]) -> str:
@@ -161,6 +215,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--length-scale", type=float, default=0.125)
     parser.add_argument("--mean-load", type=float, default=0.55)
+    parser.add_argument("--memory-binds-above", type=float, default=1.5, help="factor of predicted P99 TTFT")
     parser.add_argument("--slice", type=float, default=600.0, help="trace seconds")
     parser.add_argument("--duration", type=float, help="only the first so many trace seconds (a quick look)")
     parser.add_argument("--json", type=Path)
@@ -193,7 +248,7 @@ def main() -> None:
             order = ("recompute", "drop") if (index + turn) % 2 == 0 else ("drop", "recompute")
             for policy in order:
                 rounds[policy].append(run_policy(setup, policy, shaped, name=f"{name}: {policy}, round {turn}"))
-        rows += slice_rows(name, shaped, rounds, args.slice / args.compress, setup, speed)
+        rows += slice_rows(name, shaped, rounds, args.slice / args.compress, setup, speed, args.memory_binds_above)
         for policy, done in rounds.items():
             header.append(f"  * {policy}: {_summary(done)}")
             runs += [replace(run, requests_detail=None) for run in done]
@@ -203,6 +258,8 @@ def main() -> None:
     print_fairness(runs[0], Console())
     if args.markdown:
         args.markdown.write_text(text)
+    for row in rows:
+        del row["recompute_ttft_s"], row["drop_ttft_s"]
     if args.json:
         write_results(args.json, runs)
         args.json.with_suffix(".slices.json").write_text(json.dumps({"rows": rows}, indent=2, sort_keys=True) + "\n")

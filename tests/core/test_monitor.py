@@ -1,0 +1,48 @@
+"""What the overload policy is told of a group: how soon blocks come free."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import FakeCluster
+
+from jettison.core.monitor import TrafficMonitor
+
+
+def burst_after_calm(num_output: int) -> FakeCluster:
+    """Four calm seconds, then more requests at once than the memory holds; all with so many output tokens."""
+    cluster = FakeCluster(full_blocks=24, seed=1, max_tokens=256)
+    for i in range(10):
+        cluster.submit(f"calm{i}", [3] * 8, num_output, at_ms=400.0 * i)
+    for i in range(24):
+        cluster.submit(f"burst{i}", [3] * 40, num_output, at_ms=4_200.0 + i, ignore_eos=True)
+    cluster.run()
+    return cluster
+
+
+def drops(cluster: FakeCluster) -> int:
+    return sum(record.kind == "drop" for record in cluster.records)
+
+
+def test_a_burst_of_requests_that_stay_for_a_few_steps_is_no_reason_to_drop() -> None:
+    assert drops(burst_after_calm(2)) == 0
+
+
+def test_a_burst_of_requests_that_stay_is_one() -> None:
+    assert drops(burst_after_calm(60)) > 0
+
+
+def test_the_mean_stay_counts_blocks() -> None:
+    traffic = TrafficMonitor()
+    assert traffic.mean_stay_s is None
+    traffic.note_stay(num_blocks=1, stay_s=1.0)
+    traffic.note_stay(num_blocks=3, stay_s=5.0)
+    assert traffic.mean_stay_s == pytest.approx((1 * 1.0 + 3 * 5.0) / 4)
+
+
+def test_the_mean_stay_follows_the_load() -> None:
+    traffic = TrafficMonitor()
+    for _ in range(500):
+        traffic.note_stay(2, 10.0)
+    for _ in range(200):
+        traffic.note_stay(2, 1.0)
+    assert traffic.mean_stay_s is not None and traffic.mean_stay_s < 1.5
