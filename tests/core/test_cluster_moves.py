@@ -187,7 +187,7 @@ def drown(cluster: FakeCluster, num: int, at_ms: float, every_ms: float = 15.0) 
 
 
 def compute_binds_pipelines(cluster: FakeCluster) -> None:
-    cluster.core._compute_load = lambda num_stages: 1.5 if num_stages >= 2 else 1.0  # type: ignore[method-assign]
+    cluster.core.loads.compute_load = lambda num_stages: 1.5 if num_stages >= 2 else 1.0  # type: ignore[method-assign]
     params = cluster.core.params
     cluster.core.params = replace(params, restore=replace(params.restore, yield_after_s=0.3, min_settled_s=0.3))
 

@@ -1,0 +1,158 @@
+"""What is known of load: monitors of groups and traffic, step times, and the views that policies decide by.
+
+Nothing is decided here and nothing is started; ``core.watching`` reads these views, ``core.cluster`` feeds them.
+"""
+
+from __future__ import annotations
+
+from jettison.core.group import GroupCore
+from jettison.core.monitor import GroupMonitor, TrafficMonitor
+from jettison.core.params import ClusterParams
+from jettison.core.request import RequestState
+from jettison.core.state import ClusterState
+from jettison.cost.steptime import StepTimeModel, StepTimePrior
+from jettison.policy.computeload import Arrangement, compute_load
+from jettison.policy.exchange import ExchangeCosts
+from jettison.policy.overload import Assessment, assess_overload, foreseen_missing_blocks
+from jettison.policy.restore import MergedLoad, is_drowning
+from jettison.types import NANOSECONDS, GroupId, WorkerId
+
+
+class Loads:
+    """Everything that is measured of a cluster's load."""
+
+    def __init__(self, state: ClusterState, params: ClusterParams) -> None:
+        self.params = params
+        self.traffic = TrafficMonitor()
+        self.steptimes: dict[int, StepTimeModel] = {}
+        """Step-time fit by number of stages: a deeper pipeline steps faster and more often."""
+        self._state = state
+        self._monitors: dict[GroupId, GroupMonitor] = {}
+
+    # --- feeding ----------------------------------------------------------------------------------------------
+
+    def look(self, now_ns: int) -> None:
+        """Take samples (every tick)."""
+        self.traffic.look(now_ns)
+        for group in self._state.groups.values():
+            self.monitor(group).look(group, now_ns)
+
+    def note_blocked(self, now_ns: int) -> None:
+        """Follow which queues memory keeps out (after every event)."""
+        for group in self._state.groups.values():
+            self.monitor(group).note_blocked(group, now_ns)
+
+    def note_arrival(self, group: GroupCore, state: RequestState) -> None:
+        """A new request was dispatched to a group. One that changes its queue later is no new demand."""
+        fresh = group.blocks_for(state.num_prompt) * (1.0 - self.prefix_hit_share())
+        self.monitor(group).num_arrived_blocks += round(fresh)
+
+    def note_end(self, group: GroupCore, state: RequestState, now_ns: int) -> None:
+        """A request of the group has produced all that it will."""
+        self.traffic.note_end(state.num_output)
+        if state.first_scheduled_ns is not None:
+            stay_s = (now_ns - state.first_scheduled_ns) / NANOSECONDS
+            self.traffic.note_stay(group.blocks_for(len(state.tokens)), stay_s)
+
+    def note_settled(self, worker_ids: tuple[WorkerId, ...], now_ns: int, *, failed: bool = False) -> None:
+        """A move that touched these workers has ended: their groups' dwell times begin."""
+        for group in self._state.groups.values():
+            if set(group.worker_ids) & set(worker_ids):
+                monitor = self.monitor(group)
+                monitor.settled_since_ns = now_ns
+                monitor.num_failures = monitor.num_failures + 1 if failed else 0
+
+    def forget_dissolved(self) -> None:
+        """Drop the monitors of groups that are no more."""
+        for group_id in [g for g in self._monitors if g not in self._state.groups]:
+            del self._monitors[group_id]
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def monitor(self, group: GroupCore) -> GroupMonitor:
+        """What is remembered of a group."""
+        return self._monitors.setdefault(group.group_id, GroupMonitor())
+
+    def steptime(self, num_stages: int) -> StepTimeModel:
+        """The step-time fit of groups of so many stages; until it has data, the profile answers."""
+        profile = self.params.profile
+        if num_stages not in self.steptimes:
+            prior = None if profile is None else StepTimePrior(profile.cost, num_stages)
+            self.steptimes[num_stages] = StepTimeModel(prior=prior)
+        return self.steptimes[num_stages]
+
+    def has_dwelled(self, group: GroupCore, now_ns: int) -> bool:
+        """Its last move ended long enough ago for the next drop."""
+        monitor = self.monitor(group)
+        since = monitor.settled_since_ns
+        return since is None or now_ns - since >= monitor.patience(self.params.drop_dwell_s) * NANOSECONDS
+
+    def prefix_hit_share(self) -> float:
+        """Share of prompt tokens that the prefix cache has spared."""
+        counters = self._state.counters
+        queries = counters.prefix_queries + sum(g.counters.prefix_queries for g in self._state.groups.values())
+        hits = counters.prefix_hits + sum(g.counters.prefix_hits for g in self._state.groups.values())
+        return hits / queries if queries else 0.0
+
+    def compute_load(self, num_stages: int) -> float | None:
+        """Of the whole cluster, were it made of groups of so many members; None while too little is known."""
+        traffic = self.traffic.traffic(self.prefix_hit_share())
+        if traffic is None:
+            return None
+        shape, limits = self._state.shape, self._state.limits
+        token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
+        workers = [w for w in self._state.workers.values() if w.alive]
+        if not workers:
+            return None
+        full_tokens = min(w.full_blocks for w in workers) * limits.block_size
+        spare_copies = (num_stages - 1) / num_stages
+        arrangement = Arrangement(
+            len(workers),
+            full_tokens + spare_copies * shape.parameter_bytes / token_bytes,
+            limits.max_num_seqs / num_stages,
+            1.0 if num_stages == 1 else self.params.overload.pipeline_efficiency,
+        )
+        return compute_load(traffic, arrangement, self.steptime(1).predict_s)
+
+    def assess(self, group: GroupCore, now_ns: int, *, is_restoring: bool) -> Assessment:
+        """Whether the group is overloaded. ``is_restoring``: the question is whether to go on, not to merge more."""
+        steptime = self.steptime(len(group.stages))
+        load = self.monitor(group).load(group, steptime, now_ns, self.traffic.mean_stay_s)
+        num_stages = len(group.stages)
+        merged, separate = (num_stages, 1) if is_restoring else (num_stages + 1, num_stages)
+        missing = foreseen_missing_blocks(load, self.params.overload)
+        load = load._replace(
+            foreseen_s=self.monitor(group).note_foreseen(missing, now_ns),
+            merged_compute_load=self.compute_load(merged), separate_compute_load=self.compute_load(separate)
+        )
+        return assess_overload(load, self.params.overload)
+
+    def merged_load(self, group: GroupCore, now_ns: int) -> MergedLoad:
+        """A merged group as the restore policy sees it."""
+        monitor = self.monitor(group)
+        since = monitor.settled_since_ns
+        load = MergedLoad(
+            group.used_blocks,
+            sum(self._state.workers[w].full_blocks for w in group.worker_ids),
+            len(group.waiting) + len(group.moving),
+            monitor.used.per_s() or 0.0,
+            0.0 if since is None else (now_ns - since) / NANOSECONDS,
+            self.compute_load(len(group.stages)),
+            self.compute_load(1),
+        )
+        drowns = is_drowning(load, self.params.restore)
+        return load._replace(drowning_s=monitor.note_drowning(drowns, now_ns))
+
+    def exchange_costs(self, group: GroupCore) -> ExchangeCosts:
+        """Prices as they were met so far: links by the transfers that have ended (before: as profiled), compute by the
+        steps."""
+        fit = self.steptimes.get(len(group.stages)) or self.steptimes.get(1) or StepTimeModel()
+        size = self._state.limits.block_size
+        rate = fit.prefill_tokens_per_s(self._state.limits.max_num_batched_tokens, 0, 0)
+        profile = self.params.profile
+        assumed = None if profile is None else profile.link_bytes_per_s
+        return ExchangeCosts(
+            lambda link: self._state.link_rate(link).bytes_per_s or assumed,
+            lambda num_tokens: None if rate is None else num_tokens / rate,
+            fit.predict_s(len(group.running) + len(group.moving), group.used_blocks * size),
+        )

@@ -1,0 +1,51 @@
+"""The parameters of a cluster core: which policies it follows, and their numbers.
+
+What a number means is said where it is used; where it came from is ``jettison.config``'s affair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from jettison.core.recovering import FaultParams
+from jettison.cost.hardware import HardwareProfile
+from jettison.policy.exchange import ExchangeMode
+from jettison.policy.merge import MergeStrategy
+from jettison.policy.migration import MigrationParams
+from jettison.policy.overload import OverloadParams
+from jettison.policy.restore import RestoreParams
+from jettison.policy.swapping import SwapParams
+
+OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
+"""What is done when KV memory runs out; all but the first are baselines (docs/baselines.md)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterParams:
+    """Policies and their parameters."""
+
+    overload_policy: OverloadPolicy = "drop"
+    overload: OverloadParams = field(default_factory=OverloadParams)
+    restore: RestoreParams = field(default_factory=RestoreParams)
+    swap: SwapParams = field(default_factory=SwapParams)
+    migration: MigrationParams = field(default_factory=MigrationParams)
+    drop_dwell_s: float = 0.5
+    """Least time between the end of one move of a group and its next drop."""
+    growth_factor: float = 1.2
+    """Room to grow when computing what a plan must free: queued prompts will produce tokens."""
+    rebalance: bool = True
+    """Send waiting requests that a group's batch has no place for to other groups (KunServe v1 section 4.3)."""
+    batch_limit: int | None = None
+    """Requests that an instance can usefully run at once; None = what the profile says, else ``max_num_seqs``."""
+    planner: MergeStrategy = "throughput"
+    """How far to merge: as little as suffices (KunServe v3), or until the added KV exceeds the first (v1)."""
+    link_bytes_per_s: float = 1e9
+    """Expected rate of a pull where there is no profile, for the choice between pulling and not merging."""
+    exchange: ExchangeMode = ExchangeMode.AUTO
+    """How stalled requests get to run again after a merge."""
+    auto_restore: bool = True
+    """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
+    profile: HardwareProfile | None = None
+    """What steps and moves cost here, where it was profiled."""
+    faults: FaultParams = field(default_factory=FaultParams)

@@ -1,0 +1,204 @@
+"""When to drop and when to restore: looks at every group on every tick and after every step.
+
+The tests are policies (``policy.overload``, ``policy.merge``, ``policy.restore``) over the views of ``core.loads``;
+what is decided is begun through ``core.moves``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from jettison.core.dropping import ScaleOutWatch, kv_region_bytes, merge_candidate, required_bytes
+from jettison.core.group import GroupCore
+from jettison.core.loads import Loads
+from jettison.core.moves import Moves
+from jettison.core.ports import Action, Record
+from jettison.core.restoring import Restoring, fits, room_blocks
+from jettison.core.state import ClusterState
+from jettison.policy.merge import DropPlan, PlannerParams, plan_drop, throughput_cost
+from jettison.policy.overload import Assessment
+from jettison.policy.restore import MergedLoad, plan_splits, should_restore, should_yield
+from jettison.types import GroupId
+
+
+class Watching:
+    """Decides; holds nothing but the episode of a scale-out request."""
+
+    def __init__(self, state: ClusterState, loads: Loads, moves: Moves) -> None:
+        self.scale_out = ScaleOutWatch()
+        self._state = state
+        self._loads = loads
+        self._moves = moves
+
+    def look(self, now_ns: int) -> list[Action]:
+        """Overload and restore checks: on every tick and after every step."""
+        self._loads.forget_dissolved()
+        if self._loads.params.overload_policy != "drop":
+            return []
+        actions: list[Action] = []
+        for group in list(self._state.groups.values()):
+            if group.group_id not in self._state.groups:
+                continue
+            assessment = self._assess(group, now_ns)
+            if assessment.overloaded:
+                actions += self._relieve(group, assessment, now_ns)
+            elif assessment.declines and self._loads.monitor(group).is_news(now_ns):
+                actions.append(Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields()))
+        if self._loads.params.auto_restore:
+            for group in list(self._state.groups.values()):
+                actions += self._consider_restore(group, now_ns)
+        return actions
+
+    def _assess(self, group: GroupCore, now_ns: int) -> Assessment:
+        return self._loads.assess(group, now_ns, is_restoring=self._moves.restore_of(group) is not None)
+
+    # --- drop -------------------------------------------------------------------------------------------------
+
+    def _relieve(self, group: GroupCore, assessment: Assessment, now_ns: int) -> list[Action]:
+        """A group is overloaded: turn a restore round, or drop."""
+        members = set(group.worker_ids)
+        for restore in self._moves.restores:
+            if members & set(restore.worker_ids):
+                return restore.turn_round(now_ns, assessment.reason)
+        if members & self._moves.busy_workers() or not self._loads.has_dwelled(group, now_ns):
+            return []
+        busy = self._moves.busy_workers()
+        free = [
+            g for g in self._state.groups.values()
+            if g is group or (not (set(g.worker_ids) & busy) and self._loads.has_dwelled(g, now_ns))
+        ]
+        overloaded = [g for g in free if g is group or self._assess(g, now_ns).overloaded]
+        required = required_bytes(self._state, overloaded, self._loads.params.growth_factor)
+        plan = self._plan_drop(free, required, group.group_id, assessment.memory_wait_s - assessment.compute_wait_s)
+        actions: list[Action] = []
+        if plan.merges:
+            decision = {
+                "group": group.group_id,
+                "required_bytes": required,
+                "freed_bytes": plan.freed_bytes,
+                "sufficient": plan.sufficient,
+                "overloaded_groups": [g.group_id for g in overloaded],
+                "pulled_shards": sum(len(m.pulls) for m in plan.merges),
+                "throughput_cost": self._throughput_cost(plan),
+            } | assessment.as_fields()
+            actions.append(Record("drop_decided", now_ns, decision))
+        actions += self._begin(plan, now_ns)
+        if not plan.sufficient and not busy:
+            missing = required - plan.freed_bytes
+            actions += self.scale_out.ask(group.group_id, missing, "no drop plan frees enough", now_ns)
+        return actions
+
+    def _plan_drop(
+        self, groups: list[GroupCore], required: int, asking: GroupId | None, max_pull_s: float
+    ) -> DropPlan:
+        profile = self._loads.params.profile
+        rate = self._loads.params.link_bytes_per_s if profile is None else profile.link_bytes_per_s
+        params = PlannerParams(self._loads.params.planner, kv_region_bytes(self._state), rate, max_pull_s)
+        candidates = [merge_candidate(self._state, g) for g in groups]
+        return plan_drop(candidates, required, self._state.shape, params, asking)
+
+    def _begin(self, plan: DropPlan, now_ns: int) -> list[Action]:
+        actions: list[Action] = []
+        for merge in plan.merges:
+            sources = [self._state.groups[g] for g in merge.sources]
+            actions += self._moves.merge(sources, merge.stages, now_ns, merge.pulls)
+        return actions
+
+    def _throughput_cost(self, plan: DropPlan) -> float | None:
+        """v1's cost of the groups that a plan leaves; None without a profile of such groups."""
+        profile = self._loads.params.profile
+        if profile is None:
+            return None
+        merged = {g for m in plan.merges for g in m.sources}
+        sizes = [len(m.stages) for m in plan.merges]
+        sizes += [len(g.stages) for g in self._state.groups.values() if g.group_id not in merged]
+        return throughput_cost(sizes, profile.group_tokens_per_s)
+
+    def request_drop(self, now_ns: int) -> list[Action]:
+        """Merge the two smallest idle-of-moves groups whatever the load (administration, verification).
+
+        Static pipelines stay as they are.
+        """
+        if self._loads.params.overload_policy == "pipeline":
+            return []
+        busy = self._moves.busy_workers()
+        for restore in self._moves.restores:
+            return restore.turn_round(now_ns, "requested")
+        idle = [g for g in self._state.groups.values() if not set(g.worker_ids) & busy]
+        plan = self._plan_drop(idle, 1, None, math.inf)
+        return self._begin(plan, now_ns)
+
+    # --- restore ----------------------------------------------------------------------------------------------
+
+    def _consider_restore(self, group: GroupCore, now_ns: int) -> list[Action]:
+        if len(group.stages) == 1:
+            return []
+        under_way = next((r for r in self._moves.restores if r.group is group), None)
+        if under_way is not None:
+            return self._reconsider(under_way, now_ns)
+        if set(group.worker_ids) & self._moves.busy_workers():
+            return []
+        load, params = self._loads.merged_load(group, now_ns), self._loads.params.restore
+        patient = replace(params, min_settled_s=self._loads.monitor(group).patience(params.min_settled_s))
+        if group.admission_cap_blocks is None:
+            if should_restore(load, patient) and self._can_split(group):
+                return self._moves.restore(group, now_ns)
+            if not should_yield(load, patient) or self._needs_merging(group):
+                return []
+            return [self._yield(group, load, now_ns)]
+        if self._needs_merging(group):
+            group.admission_cap_blocks = None
+        elif group.used_blocks <= group.admission_cap_blocks and not group.moving:
+            return self._moves.restore(group, now_ns)
+        return []
+
+    def _reconsider(self, restore: Restoring, now_ns: int) -> list[Action]:
+        """A restore whose members have not split yet: does what has arrived since let it come to an end?"""
+        group = restore.group
+        if not restore.may_still_wait or not group.waiting:
+            return []
+        if self._needs_merging(group):
+            return restore.turn_round(now_ns, "a request needs all members' memory")
+        load = self._loads.merged_load(group, now_ns)
+        if not restore.takes_queue_along and should_yield(load, self._loads.params.restore):
+            restore.take_queue_along()
+            return [self._yield(group, load, now_ns), *restore.advance(now_ns)]
+        return []
+
+    def _yield(self, group: GroupCore, load: MergedLoad, now_ns: int) -> Record:
+        """Compute binds: admit only what the members could hold when they take their layers back."""
+        group.admission_cap_blocks = self._fitting_blocks(group)
+        fields = {
+            "group": group.group_id,
+            "merged_compute_load": load.merged_compute_load,
+            "separate_compute_load": load.separate_compute_load,
+            "cap_blocks": group.admission_cap_blocks,
+        }
+        return Record("yield", now_ns, fields)
+
+    def _can_split(self, group: GroupCore) -> bool:
+        ways = plan_splits(group.stages, self._state.shape.num_layers)
+        return any(fits(self._state, group, way) for way in ways)
+
+    def _needs_merging(self, group: GroupCore) -> bool:
+        """Some request is too large for a member on its own."""
+        least = min(self._state.workers[w].full_blocks for w in group.worker_ids)
+        states = (*group.waiting, *group.running.values(), *group.moving.values())
+        return any(group.blocks_for(s.num_prompt + s.request.params.max_tokens) > least for s in states)
+
+    def _fitting_blocks(self, group: GroupCore) -> int:
+        """Blocks that may be held when the members take layers back, in the way of splitting that has most room."""
+        ways = plan_splits(group.stages, self._state.shape.num_layers)
+        most = max(min(room_blocks(self._state, part) for part in way.parts) for way in ways)
+        return most - most // 7
+
+    def request_restore(self, now_ns: int) -> list[Action]:
+        """Restore every merged group that no move is touching (administration, verification), static ones excepted."""
+        if self._loads.params.overload_policy == "pipeline":
+            return []
+        actions: list[Action] = []
+        for group in list(self._state.groups.values()):
+            if len(group.stages) > 1 and not set(group.worker_ids) & self._moves.busy_workers():
+                actions += self._moves.restore(group, now_ns)
+        return actions
