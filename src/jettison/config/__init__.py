@@ -1,0 +1,41 @@
+"""What an engine is told: frozen dataclasses, parsed, validated and resolved from flat keys.
+
+Every key is declared once, beside its field (``config.sections``). The command line makes its flags from ``KEYS``, a
+YAML file uses the same names (dashes or underscores), and ``config.engine`` resolves them all. What a person may write
+for a value is in ``config.values``.
+
+Standard library only. Reading files and printing tables belong to ``jettison.cli``; whether the model folder
+can be served, and whether the budget holds its parameters, is for ``jettison.device`` to say.
+"""
+
+from __future__ import annotations
+
+from jettison.config.engine import KEYS, EngineConfig, Key, Source
+from jettison.config.sections import (
+    API_KEY_VARIABLE,
+    DEFAULT_MAX_NUM_SEQS,
+    FaultsConfig,
+    MemoryConfig,
+    ModelConfig,
+    OverloadConfig,
+    SchedulerConfig,
+    ServerConfig,
+)
+from jettison.config.values import format_bytes, parse_bytes
+
+__all__ = [
+    "API_KEY_VARIABLE",
+    "DEFAULT_MAX_NUM_SEQS",
+    "KEYS",
+    "EngineConfig",
+    "FaultsConfig",
+    "Key",
+    "MemoryConfig",
+    "ModelConfig",
+    "OverloadConfig",
+    "SchedulerConfig",
+    "ServerConfig",
+    "Source",
+    "format_bytes",
+    "parse_bytes",
+]

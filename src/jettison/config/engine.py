@@ -1,0 +1,229 @@
+"""Everything an engine is told: all sections together, resolved from flat keys, and what one key says about others.
+
+A flag beats the environment, which beats the file, which beats the default; ``EngineConfig.provenance`` says which one
+won for each key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, Literal
+
+from jettison.config.sections import (
+    API_KEY_VARIABLE,
+    DEFAULT_MAX_NUM_SEQS,
+    FaultsConfig,
+    Launcher,
+    LogLevel,
+    MemoryConfig,
+    ModelConfig,
+    OverloadConfig,
+    SchedulerConfig,
+    ServerConfig,
+    config_key,
+    launcher,
+)
+from jettison.config.values import Choice, Parser, did_you_mean, format_bytes, int_from, nonempty
+from jettison.errors import ConfigError
+
+Source = Literal["default", "file", "env", "flag"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is told. Make one with ``resolve``; it is validated and nothing in it is left open."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    overload: OverloadConfig = field(default_factory=OverloadConfig)
+    faults: FaultsConfig = field(default_factory=FaultsConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    instances: int = config_key(
+        1, int_from(1, 1024), "Full copies of the model, each with a worker of its own.", metavar="N")
+    num_threads: int = config_key(
+        None, int_from(1, 1024), "Compute threads of each worker (auto: cores / instances).", metavar="N", unset="auto",
+        bare=1)
+    profile: str = config_key(
+        "auto", nonempty, "What `jettison profile` wrote: a file, the one beside the model (auto), or nothing (none).",
+        metavar="FILE")
+    launcher: Launcher = config_key(
+        "local", launcher, "Where workers run: local, as processes on this machine; nothing else in this version.",
+        metavar="local")
+    log_level: LogLevel = config_key("info", Choice(LogLevel), "Least severe message logged.")
+    provenance: Mapping[str, Source] = field(
+        default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
+    """Key -> where its value came from."""
+
+    @classmethod
+    def resolve(
+        cls,
+        *,
+        file: Mapping[str, object] | None = None,
+        environ: Mapping[str, str] | None = None,
+        num_cores: int | None = None,
+        needs_model: bool = True,
+        **flags: object,
+    ) -> EngineConfig:
+        """Parse, validate and complete: ``EngineConfig.resolve(model="dir", instances=2, memory="256MiB")``.
+
+        ``flags`` are flat keys as in ``KEYS``, each a value or a text to parse; ``file`` is a parsed YAML
+        mapping of the same keys; ``environ`` is looked up for the API key only, and only when given;
+        ``num_cores`` defaults to the cores this process may use; without ``needs_model`` a missing model
+        folder is let through (to show a configuration). Raises ConfigError: one line that names the key.
+        """
+        given: dict[str, tuple[object, Source]] = {}
+        for source, mapping in _sources(file, environ, flags):
+            given |= {name: (raw, source) for name, raw in _named(mapping, source).items()}
+        values: dict[str, Any] = {}
+        for name, key in KEYS.items():
+            values[name] = _parsed(key, *given[name]) if name in given else key.default
+        if needs_model and not values["model"]:
+            raise ConfigError("no model folder given: `jettison serve MODEL_DIR`, or `model: DIR` in the file")
+        _complete(values, num_cores or _usable_cores())
+        provenance: dict[str, Source] = {name: given[name][1] if name in given else "default" for name in KEYS}
+        sections = {
+            section: factory(**{key.field: values[key.name] for key in KEYS.values() if key.section == section})
+            for section, factory in _SECTIONS.items()
+        }
+        own = {key.field: values[key.name] for key in KEYS.values() if not key.section}
+        return cls(**sections, **own, provenance=MappingProxyType(provenance))
+
+    def flat(self) -> dict[str, Any]:
+        """Key -> value, in the order of ``KEYS``: ``resolve(**config.flat()) == config``, also by way of JSON."""
+        return {
+            key.name: getattr(getattr(self, key.section) if key.section else self, key.field) for key in KEYS.values()
+        }
+
+
+_SECTIONS: dict[str, Callable[..., Any]] = {
+    "model": ModelConfig,
+    "memory": MemoryConfig,
+    "scheduler": SchedulerConfig,
+    "overload": OverloadConfig,
+    "faults": FaultsConfig,
+    "server": ServerConfig,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key: its flag is ``--`` plus the name with dashes."""
+
+    name: str
+    section: str
+    """Attribute of EngineConfig that holds the field; empty for EngineConfig itself."""
+    field: str
+    default: object
+    parse: Parser
+    text: str
+    metavar: str
+    unset: str | None
+    """What a person writes for None."""
+
+    @property
+    def flag(self) -> str:
+        """As it is written on the command line."""
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_bool(self) -> bool:
+        """Whether the flag takes no value and has a ``--no-`` twin."""
+        return isinstance(self.default, bool)
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the flag may be given more than once."""
+        return isinstance(self.default, tuple)
+
+    def show(self, value: object) -> str:
+        """A value of this key as a person would write it."""
+        if value is None:
+            return self.unset or ""
+        if self.metavar == "SIZE" and isinstance(value, int):
+            return format_bytes(value)
+        if isinstance(value, bool):
+            return str(value).lower()
+        return ", ".join(value) if isinstance(value, (tuple, list)) else str(value)
+
+
+def _collect_keys() -> dict[str, Key]:
+    keys: dict[str, Key] = {}
+    for section, owner in (*_SECTIONS.items(), ("", EngineConfig)):
+        for item in fields(owner):  # type: ignore[arg-type]  # _SECTIONS holds classes, seen as callables
+            if "parse" in item.metadata:
+                name = item.metadata["name"] or item.name
+                details = {key: value for key, value in item.metadata.items() if key != "name"}
+                keys[name] = Key(name=name, section=section, field=item.name, **details)
+    return keys
+
+
+KEYS: Mapping[str, Key] = MappingProxyType(_collect_keys())
+"""Every key by name, in the order in which they are shown."""
+
+
+# --- resolving
+
+
+def _sources(
+    file: Mapping[str, object] | None, environ: Mapping[str, str] | None, flags: Mapping[str, object]
+) -> list[tuple[Source, Mapping[str, object]]]:
+    """Weakest first."""
+    sources: list[tuple[Source, Mapping[str, object]]] = [("file", file or {})]
+    if environ and environ.get(API_KEY_VARIABLE):
+        sources.append(("env", {"api_key": environ[API_KEY_VARIABLE]}))
+    sources.append(("flag", flags))
+    return sources
+
+
+def _named(mapping: Mapping[str, object], source: Source) -> dict[str, object]:
+    """The mapping under the keys' own names, dashes made underscores; refuses unknown and doubled ones."""
+    where = "the configuration file: " if source == "file" else ""
+    named: dict[str, object] = {}
+    for written, raw in mapping.items():
+        name = written.replace("-", "_") if isinstance(written, str) else written
+        if name not in KEYS:
+            hint = did_you_mean(name, tuple(KEYS))
+            raise ConfigError(f"{where}unknown key {written!r}{hint}; `jettison config show` lists all keys")
+        if name in named:
+            raise ConfigError(f"{where}key {name!r} is given twice")
+        named[name] = raw
+    return named
+
+
+def _parsed(key: Key, raw: object, source: Source) -> object:
+    try:
+        return key.parse(raw)
+    except ValueError as error:
+        label = {"flag": key.flag, "file": f"the configuration file: {key.name}", "env": API_KEY_VARIABLE}
+        raise ConfigError(f"{label.get(source, key.name)} {error}") from None
+
+
+def _complete(values: dict[str, Any], num_cores: int) -> None:
+    """Fill what depends on other keys, and refuse what contradicts them."""
+    if values["served_model_name"] is None:
+        values["served_model_name"] = os.path.basename(os.path.abspath(values["model"])) if values["model"] else ""
+    if values["host_memory"] is None:
+        values["host_memory"] = values["memory"]
+    if values["num_threads"] is None:
+        values["num_threads"] = max(1, num_cores // values["instances"])
+    budget = values["max_num_batched_tokens"]
+    if values["max_num_seqs"] is None:
+        values["max_num_seqs"] = min(DEFAULT_MAX_NUM_SEQS, budget)
+    if values["max_num_seqs"] > budget:
+        raise ConfigError(
+            f"--max-num-seqs {values['max_num_seqs']} is above --max-num-batched-tokens {budget}: "
+            "a step could not give every running request its one token")
+    if values["memory"] < values["page_size"]:
+        raise ConfigError(
+            f"--memory {format_bytes(values['memory'])} is less than one page (--page-size "
+            f"{format_bytes(values['page_size'])})")
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # absent on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

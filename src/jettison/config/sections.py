@@ -1,0 +1,203 @@
+"""The keys: every one declared once, beside its field, in the section that it belongs to.
+
+A default, a parser and a help text make a key; flags, YAML file and `jettison config show` follow from them.
+What depends on several keys is worked out in ``jettison.config.engine``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from jettison.config.values import (
+    Choice,
+    Parser,
+    Switch,
+    float_from,
+    int_from,
+    nonempty,
+    nonempty_list,
+    or_none,
+    size_from,
+    truth,
+)
+
+DType = Literal["auto", "float64", "float32", "bfloat16"]
+Kernels = Literal["auto", "native", "torch"]
+OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
+Lookahead = Literal["on", "off"]
+Planner = Literal["throughput", "memory"]
+Exchange = Literal["auto", "transfer", "recompute", "live"]
+Launcher = Literal["local"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+API_KEY_VARIABLE = "JETTISON_API_KEY"
+DEFAULT_MAX_NUM_SEQS = 256
+
+
+def launcher(value: object) -> object:
+    """A launcher that exists in this version."""
+    if value == "ray":
+        raise ValueError("cannot be 'ray': it is not available in this version; workers run as local processes")
+    return Choice(Launcher)(value)
+
+
+def config_key(
+    default: object,
+    parse: Parser,
+    text: str,
+    *,
+    name: str | None = None,
+    metavar: str = "",
+    unset: str | None = None,
+    bare: object = None,
+) -> Any:
+    """A field that is a key. Its value passes through ``parse``; ``name`` where the key lacks the field's unit;
+    ``unset`` is the word for None. A key that ``resolve`` works out has default None, and the field has ``bare``.
+    """
+    metadata = {
+        "name": name, "default": default, "text": text, "unset": unset,
+        "metavar": metavar or ("|".join(parse.words) if isinstance(parse, Choice) else "TEXT"),
+        "parse": parse if unset is None else or_none(parse, unset),
+    }
+    return field(default=default if bare is None else bare, repr=name != "api_key", metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which weights, in which precision, computed by which kernels."""
+
+    model: str = config_key("", nonempty, "Model folder (Hugging Face layout).", metavar="DIR")
+    served_model_name: str = config_key(
+        None, nonempty, "Name clients use for the model (auto: the folder's name).",
+        metavar="NAME", unset="auto", bare="")
+    dtype: DType = config_key(
+        "auto", Choice(DType), "Precision of weights, activations and KV (auto: the checkpoint's).")
+    kernels: Kernels = config_key(
+        "auto", Choice(Kernels), "CPU attention: the compiled kernel, plain torch, or (auto) whichever is there.")
+    max_model_len: int | None = config_key(
+        None, int_from(1), "Most tokens (prompt and output) of one request (auto: the model's context).",
+        metavar="N", unset="auto")
+    seed: int | None = config_key(
+        0, int_from(0, 2**63 - 1), "Seed for requests that send none (none: other draws at every start).",
+        metavar="N", unset="none")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    """A worker's memory: a hard limit that holds parameters, KV cache and workspace."""
+
+    memory_bytes: int = config_key(
+        1 << 30, size_from(1 << 16), "Memory of each instance.", name="memory", metavar="SIZE")
+    page_bytes: int = config_key(
+        64 << 10, size_from(4096, power_of_two=True), "Unit in which memory moves between parameters and KV cache.",
+        name="page_size", metavar="SIZE")
+    block_size: int = config_key(16, int_from(1, 1024), "Tokens of one KV-cache block.", metavar="N")
+    host_memory_bytes: int = config_key(
+        None, size_from(0), "Host memory of each instance for swapped KV, with --overload swap (auto: as --memory).",
+        name="host_memory", metavar="SIZE", unset="auto", bare=1 << 30)
+    enable_prefix_caching: bool = config_key(
+        True, truth, "Reuse the KV cache of equal prompt prefixes.", metavar="BOOL")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """How much one step takes on, and when a request is let in."""
+
+    max_num_seqs: int = config_key(
+        None, int_from(1),
+        f"Most requests running in one group (auto: {DEFAULT_MAX_NUM_SEQS}, or the token budget where that is less).",
+        metavar="N", unset="auto", bare=DEFAULT_MAX_NUM_SEQS)
+    max_num_batched_tokens: int = config_key(512, int_from(1), "Token budget of one step.", metavar="N")
+    admission_watermark: float = config_key(
+        0.01, float_from(0.0, 0.9), "Part of the blocks kept free when a request is admitted.", metavar="FRACTION")
+    lookahead: Lookahead = config_key(
+        "on", Switch(Lookahead), "In a pipeline, form microbatches of equal predicted time from all queued tokens.")
+    lookahead_min_tokens: int | None = config_key(
+        None, int_from(1), "Fewest prompt tokens of such a microbatch (auto: from the measured cost of a step).",
+        metavar="N", unset="auto")
+    max_num_queued_reqs: int | None = config_key(
+        1000, int_from(1), "Waiting requests beyond which a client is told 429 (none: no limit).",
+        metavar="N", unset="none")
+
+
+@dataclass(frozen=True, slots=True)
+class OverloadConfig:
+    """When memory is what binds, and what is done about it."""
+
+    policy: OverloadPolicy = config_key(
+        "drop", Choice(OverloadPolicy),
+        "Out of KV memory: drop replicated layers and merge instances (drop), or a baseline: preempt and recompute, "
+        "swap to the host, migrate between instances, static pipelines of two (docs/baselines.md).", name="overload")
+    planner: Planner = config_key(
+        "throughput", Choice(Planner),
+        "How far a drop merges: as little as frees enough memory, or until the KV cache has doubled.")
+    min_wait_ms: int = config_key(
+        100, int_from(0), "How long memory must have kept the head of the queue out before it counts as overload.",
+        name="overload_min_wait_ms", metavar="MS")
+    check_interval_ms: int = config_key(
+        100, int_from(1), "How often the monitor looks besides at each admission.",
+        name="overload_check_interval_ms", metavar="MS")
+    horizon_ms: int = config_key(
+        0, int_from(0), "How far ahead memory is foreseen to run out (1000 is the paper's); 0: only what waits counts.",
+        name="overload_horizon_ms", metavar="MS")
+    rebalance: bool = config_key(
+        True, truth, "Requests that a full batch keeps waiting go to groups with a place for them.", metavar="BOOL")
+    restore_threshold: float = config_key(
+        0.5, float_from(0.0, 1.0), "Usage, as a part of the undropped KV capacity, below which layers are restored.",
+        metavar="FRACTION")
+    drop_dwell_ms: int = config_key(
+        500, int_from(0), "Least time between a finished restore and the next drop.", metavar="MS")
+    restore_dwell_ms: int = config_key(
+        2000, int_from(0), "Least time between a finished drop and its restore.", metavar="MS")
+    swap_budget_blocks: int | None = config_key(
+        None, int_from(1), "swap: blocks that a step may carry, in and out (auto: a quarter of its time).",
+        metavar="N", unset="auto")
+    migrate_threshold: float = config_key(
+        3.0, float_from(0.0), "migrate: free blocks a request below which an instance gives, above which it takes.",
+        metavar="BLOCKS")
+    migrate_period_ms: int = config_key(50, int_from(1), "migrate: how often instances are compared.", metavar="MS")
+    exchange: Exchange = config_key(
+        "auto", Choice(Exchange),
+        "Running requests after a drop: send their KV, compute it again, attend to it remotely while it moves (live), "
+        "or (auto) what is predicted to cost each of them least.")
+    exchange_piece_bytes: int | None = config_key(
+        None, size_from(4096),
+        "Bulk transfers are cut into pieces of this size; activations go in between (auto: what the link carries in "
+        "one stage's time).", metavar="SIZE", unset="auto")
+    coordinate_links: bool = config_key(
+        True, truth, "Bulk transfers are cut up and yield to activations; no: for experiments only.", metavar="BOOL",
+        name="coordination")
+
+
+@dataclass(frozen=True, slots=True)
+class FaultsConfig:
+    """What counts as a dead worker, and what is done about one."""
+
+    worker_heartbeat_timeout_s: float = config_key(
+        1.5, float_from(0.0), "A worker silent for so long counts as hung and is replaced (0: never).",
+        name="worker_heartbeat_timeout", metavar="SECONDS")
+    worker_step_timeout_s: float = config_key(
+        300.0, float_from(0.0), "A worker in one step, layout or load for so long counts as hung (0: never).",
+        name="worker_step_timeout", metavar="SECONDS")
+    max_worker_restarts: int = config_key(
+        5, int_from(0), "A worker that dies more often than this in five minutes stays down.", metavar="N")
+    outage_timeout_s: float = config_key(
+        60.0, float_from(0.0), "How long accepted requests wait when no worker lives; then they end with an error.",
+        name="outage_timeout", metavar="SECONDS")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP front end."""
+
+    host: str = config_key("127.0.0.1", nonempty, "Address to listen on.", metavar="ADDRESS")
+    port: int = config_key(8000, int_from(0, 65535), "Port to listen on (0: any free one).", metavar="PORT")
+    api_keys: tuple[str, ...] = config_key(
+        (), nonempty_list, f"Key that clients must send; may be given more than once (also: {API_KEY_VARIABLE}).",
+        name="api_key", metavar="KEY")
+    shutdown_timeout_s: float = config_key(
+        30.0, float_from(0.0), "Seconds that running requests get to finish after SIGTERM.",
+        name="shutdown_timeout", metavar="SECONDS")
+
+

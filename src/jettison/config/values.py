@@ -1,0 +1,154 @@
+"""Values as a person writes them: one parser for each kind, and sizes in bytes both ways.
+
+A parser takes what stood on the command line, in a file or in an environment variable and returns the value of the
+field. It raises ValueError, without the key's name: which key it was is for ``jettison.config.engine`` to say.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable
+from typing import get_args
+
+Parser = Callable[[object], object]
+
+
+_UNITS = {
+    "": 1, "b": 1,
+    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}
+
+
+def parse_bytes(value: object) -> int:
+    """Bytes from ``268435456``, ``"256MiB"`` or ``"1.5 GiB"``; KB, MB, ... are powers of ten. Raises ValueError."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)):
+        number, unit = match.group(1), match.group(2).lower()
+        if unit in _UNITS:
+            num_bytes = float(number) * _UNITS[unit] if "." in number else int(number) * _UNITS[unit]
+            if num_bytes == int(num_bytes):
+                return int(num_bytes)
+    raise ValueError(f"needs a size such as 256MiB, 1GiB or a whole number of bytes, not {value!r}")
+
+
+def format_bytes(num_bytes: int) -> str:
+    """The shortest exact form that ``parse_bytes`` reads back: ``1073741824`` -> ``"1GiB"``."""
+    for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes and num_bytes % scale == 0:
+            return f"{num_bytes // scale}{unit}"
+    return str(num_bytes)
+
+
+def size_from(minimum: int, *, power_of_two: bool = False) -> Parser:
+    """Sizes as ``parse_bytes`` reads them, from ``minimum`` bytes up."""
+    def parse(value: object) -> int:
+        num_bytes = parse_bytes(value)
+        if num_bytes < minimum:
+            raise ValueError(f"must be at least {format_bytes(minimum)}, not {format_bytes(num_bytes)}")
+        if power_of_two and num_bytes & (num_bytes - 1):
+            raise ValueError(f"must be a power of two, not {num_bytes}")
+        return num_bytes
+
+    return parse
+
+
+def int_from(minimum: int, maximum: int | None = None) -> Parser:
+    """Whole numbers from ``minimum`` up to ``maximum``."""
+    wanted = f"a whole number >= {minimum}" if maximum is None else f"a whole number from {minimum} to {maximum}"
+
+    def parse(value: object) -> int:
+        number: int | None = None
+        if isinstance(value, int) and not isinstance(value, bool):
+            number = value
+        elif isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
+            number = int(value)
+        if number is None or number < minimum or (maximum is not None and number > maximum):
+            raise ValueError(f"needs {wanted}, not {value!r}")
+        return number
+
+    return parse
+
+
+def float_from(minimum: float, maximum: float | None = None) -> Parser:
+    """Finite numbers from ``minimum`` up to ``maximum``."""
+    wanted = f"a number >= {minimum:g}" if maximum is None else f"a number from {minimum:g} to {maximum:g}"
+
+    def parse(value: object) -> float:
+        try:
+            number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or number < minimum or (maximum is not None and number > maximum):
+            raise ValueError(f"needs {wanted}, not {value!r}")
+        return number
+
+    return parse
+
+
+def nonempty(value: object) -> str:
+    """A text in which something stands."""
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"needs a text that is not empty, not {value!r}")
+    return value
+
+
+def truth(value: object) -> bool:
+    """true, yes, on; false, no, off."""
+    if isinstance(value, bool):
+        return value
+    words = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    if isinstance(value, str) and value.strip().lower() in words:
+        return words[value.strip().lower()]
+    raise ValueError(f"needs true or false, not {value!r}")
+
+
+class Choice:
+    """Parser of one of the words of a Literal."""
+
+    def __init__(self, literal: object) -> None:
+        self.words: tuple[str, ...] = get_args(literal)
+
+    def __call__(self, value: object) -> str:
+        if isinstance(value, str) and value in self.words:
+            return value
+        listed = self.words[0] if len(self.words) == 1 else f"{', '.join(self.words[:-1])} or {self.words[-1]}"
+        raise ValueError(f"must be {listed}, not {value!r}{did_you_mean(value, self.words)}")
+
+
+class Switch(Choice):
+    """Parser of ``on`` or ``off``, which YAML reads as booleans."""
+
+    def __call__(self, value: object) -> str:
+        return super().__call__({True: "on", False: "off"}[value] if isinstance(value, bool) else value)
+
+
+def nonempty_list(value: object) -> tuple[str, ...]:
+    """One such text in ASCII, or several."""
+    values = (value,) if isinstance(value, str) else value
+    if not isinstance(values, (list, tuple)):
+        raise ValueError("needs a text or a list of texts")
+    texts = tuple(nonempty(item) for item in values)
+    if any(text != text.strip() or not text.isascii() for text in texts):
+        raise ValueError("needs ASCII texts without spaces around them")
+    return texts
+
+
+def or_none(parse: Parser, word: str) -> Parser:
+    """Accept None, or the word a person writes for it, beside what ``parse`` accepts."""
+
+    def parse_or_none(value: object) -> object:
+        if value is None or (isinstance(value, str) and value.strip().lower() == word):
+            return None
+        return parse(value)
+
+    return parse_or_none
+
+
+def did_you_mean(word: object, known: tuple[str, ...]) -> str:
+    """A hint at the known word that was probably meant; empty if none is close."""
+    close = difflib.get_close_matches(word, known, n=1) if isinstance(word, str) else []
+    return f" (did you mean {close[0]!r}?)" if close else ""
