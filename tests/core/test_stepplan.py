@@ -22,20 +22,20 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     plan = stepplan.plan_microbatches
 
-    def counted(view, floor, cost):  # type: ignore[no-untyped-def]
+    def counted(view, cost, least_tokens):  # type: ignore[no-untyped-def]
         made.append(view.version)
-        return plan(view, floor, cost)
+        return plan(view, cost, least_tokens)
 
     monkeypatch.setattr(stepplan, "plan_microbatches", counted)
     return made
 
 
-def pipeline(num_stages: int = 2, num_blocks: int = 100, min_tokens: int = 4, **limits: object) -> Bench:
+def pipeline(num_stages: int = 2, num_blocks: int = 100, min_tokens: int = 8, **limits: object) -> Bench:
     return Bench(num_blocks, num_stages, lookahead=LookaheadParams(True, min_tokens), **limits)
 
 
 def test_the_queue_is_divided_evenly_and_planned_once_while_nothing_happens(plans: list[int]) -> None:
-    bench = pipeline()
+    bench = pipeline(min_tokens=12)
     bench.ask("a", 14)
     bench.ask("b", 10)
     assert rows(bench.plan()) == [("a", 0, 12)]
@@ -47,12 +47,12 @@ def test_an_arrival_and_a_commit_make_the_plan_anew(plans: list[int]) -> None:
     bench = pipeline(enable_prefix_caching=False)
     bench.ask("a", 24)
     first = bench.plan()
-    assert first is not None and rows(first) == [("a", 0, 12)]
-    bench.ask("b", 8)
-    assert rows(bench.plan()) == [("a", 12, 10)]
+    assert first is not None and rows(first) == [("a", 0, 8)]
+    bench.ask("b", 12)
+    assert rows(bench.plan()) == [("a", 8, 9)]
     assert len(plans) == 2
     bench.commit(first)
-    assert rows(bench.plan()) == [("a", 22, 2), ("b", 0, 3)]
+    assert rows(bench.plan()) == [("a", 17, 7), ("b", 0, 3)]
     assert len(plans) == 3 and len(set(plans)) == 3
 
 

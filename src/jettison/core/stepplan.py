@@ -21,9 +21,9 @@ from jettison.policy.batching import (
 )
 from jettison.policy.lookahead import (
     HORIZON_MICROBATCHES,
+    LEAST_TOKENS,
     LookaheadView,
     QueuedChunk,
-    auto_floor,
     plan_microbatches,
 )
 from jettison.types import RequestId
@@ -60,19 +60,15 @@ class StepPlanner:
         None where plain budgets apply: there is little to balance, or memory allows nothing of what was planned.
         """
         if not self._ahead or self._ahead_version != self._group.version:
-            view = self._lookahead_view()
-            self._ahead = deque(plan_microbatches(view, self._token_floor(), self._group.chunk_cost).microbatches)
+            least_tokens = self._group.limits.lookahead.min_tokens or LEAST_TOKENS
+            plan_ahead = plan_microbatches(self._lookahead_view(), self._group.chunk_cost, least_tokens)
+            self._ahead = deque(plan_ahead.microbatches)
         if not self._ahead:
             return None
         plan = plan_batch(self.view(), self.limits(), self._ahead.popleft())
         if plan.is_empty or plan.preemptions:
             self._ahead.clear()
         return None if plan.is_empty else plan
-
-    def _token_floor(self) -> int:
-        group = self._group
-        given, budget = group.limits.lookahead.min_tokens, group.limits.max_num_batched_tokens
-        return given or auto_floor(group.chunk_cost.fixed_cost, group.chunk_cost.token_cost, budget)
 
     # --- views ------------------------------------------------------------------------------------------------
 

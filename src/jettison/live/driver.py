@@ -89,21 +89,25 @@ class CoreDriver:
     # --- actions ----------------------------------------------------------------------------------------------
 
     def carry_out(self, actions: list[ports.Action]) -> None:
-        """Carry out actions, in order."""
+        """Carry out actions: what workers wait for, then what clients and logs get; in order among themselves."""
+        told: list[ports.Emit | ports.Record] = []
         for action in actions:
             match action:
                 case ports.RunStep():
                     self.bubbles.issued(action)
                     for worker_id, step in self._encoder.encode(action):
                         self._send(worker_id, codec.step_command(step))
-                case ports.Emit():
-                    if action.finish_reason is not None:
-                        self._encoder.forget(action.request_id)
-                    self._emit(action)
-                case ports.Record():
-                    self._record(action)
+                case ports.Emit() | ports.Record():
+                    told.append(action)
                 case _:
                     self._send(*_to_command(action))
+        for action in told:
+            if isinstance(action, ports.Record):
+                self._record(action)
+                continue
+            if action.finish_reason is not None:
+                self._encoder.forget(action.request_id)
+            self._emit(action)
 
     # --- events -----------------------------------------------------------------------------------------------
 

@@ -371,9 +371,9 @@ class WorkerLoop:
         num_waits = 2 * (step.layer_hi - step.layer_lo) if step.remote or self._keeps_foreign_kv else 1
         self._stage_ns = (3 * self._stage_ns + (compute_ns - waited_ns) // num_waits) // 4
         if step.next_worker is not None:
+            self._hand_on(step, step.next_worker, result, failure)  # first: the next stage waits for it
             if failure is None:
                 self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns, *span, delay_ns, waited_ns))
-            self._hand_on(step, step.next_worker, result, failure)
             return
         if failure is None and not isinstance(result, StepOutput):
             failure = _Failure(f"the last stage returned {type(result).__name__}")

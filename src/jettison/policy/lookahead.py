@@ -8,12 +8,13 @@ chunk then has the larger prefix).
 What is not as printed, and why:
 
 - Fig. 11 halves until a batch has at most MIN tokens, so its floor is a ceiling. Here a microbatch never falls below
-  the floor, and division goes on only while there are fewer microbatches than stages or one exceeds the step's
-  budget: smaller ones balance no better and read the weights more often.
+  the floor, and their number follows from costs: ``wished_microbatches``.
 - A batch is divided in the proportion of the numbers of microbatches on both sides (1 : 1 where that is even). Halving
   alone would double their size whenever the queue shrinks past a power of two: a bubble.
 - A decode waits for its sample, so it is in one microbatch out of every ``num_stages``. Decodes are dealt to that many
   microbatches by cost; the prompts' tokens are divided on top.
+- Microbatches with decodes run whether prompts wait or not. A single prompt is spread over them, too: whole in one of
+  them it would stop every stage but one while it passes.
 
 Memory is none of this module's business but for the blocks that newcomers take: ``policy.batching`` turns the shares of
 a microbatch into a plan under its own rules.
@@ -21,6 +22,7 @@ a microbatch into a plan under its own rules.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -28,17 +30,19 @@ from typing import NamedTuple, Protocol
 from jettison.types import RequestId
 
 HORIZON_MICROBATCHES = 4
-"""How many full microbatches a stage are looked at: more queued tokens change nothing about the next few."""
+"""How many microbatches a stage are looked at: more queued tokens change nothing about the next few."""
 
-FIXED_COST_SHARE = 0.2
-"""A microbatch at the automatic floor spends this part of its time on costs that do not depend on what is in it."""
-
-LEAST_FLOOR = 16
-"""The automatic floor is not below this many tokens."""
+LEAST_TOKENS = 16
+"""Fewest prompt tokens of a microbatch where nobody says otherwise."""
 
 
 class ChunkCost(Protocol):
     """Predicted cost of chunks, in any unit; a profile or a fit made while serving."""
+
+    @property
+    def fixed_cost(self) -> float:
+        """What a microbatch costs whatever is in it; 0 while nobody knows."""
+        ...
 
     def chunk_cost(self, num_tokens: int, num_context: int) -> float:
         """What a chunk behind ``num_context`` tokens adds to a microbatch; above 0, and growing with ``num_tokens``."""
@@ -60,7 +64,7 @@ class LookaheadParams:
 
     enabled: bool = True
     min_tokens: int | None = None
-    """Fewest prompt tokens of a microbatch (KunServe: about 256 on its GPUs); None = from the costs, ``auto_floor``."""
+    """Fewest prompt tokens of a microbatch (KunServe: about 256 on its GPUs); None = ``LEAST_TOKENS``, and costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +91,26 @@ class LookaheadPlan:
     microbatches: tuple[dict[RequestId, int], ...]
 
 
-def plan_microbatches(view: LookaheadView, floor: int, cost: ChunkCost) -> LookaheadPlan:
+def plan_microbatches(view: LookaheadView, cost: ChunkCost, least_tokens: int = LEAST_TOKENS) -> LookaheadPlan:
     """Divide everything that could run into microbatches of equal predicted cost.
 
-    Plain token budgets apply (an empty plan) where nothing can be balanced: fewer prompt tokens than two floors, and
-    too few decodes for every stage to have one.
+    Plain token budgets apply (an empty plan) where nothing can be balanced: prompts too short to be divided, and too
+    few decodes for every stage to have one.
     """
     num_stages = view.num_stages
-    num_decodes = len(view.decodes) + len(view.decodes_in_flight)
-    if sum(c.num_tokens for c in view.prompts) < 2 * floor and num_decodes < num_stages:
-        return LookaheadPlan(view.version, ())
+    decodes = [*view.decodes, *view.decodes_in_flight]
     hands = deal_decodes(view.decodes, view.decodes_in_flight, num_stages, cost)
     room = max(1, view.max_num_tokens - max((len(h) for h in hands), default=0))
     prompts = _up_to(view.prompts, HORIZON_MICROBATCHES * num_stages * room)
-    pieces = balance(prompts, num_stages, room, floor, cost)
+    wished = wished_microbatches(
+        sum(cost.chunk_cost(c.num_tokens, c.num_context) for c in prompts),
+        cost.fixed_cost + sum(cost.chunk_cost(1, c.num_context) for c in decodes) / num_stages,
+        num_stages,
+    )
+    count = max(1, min(wished, sum(c.num_tokens for c in prompts) // least_tokens))
+    if count == 1 and len(decodes) < num_stages:
+        return LookaheadPlan(view.version, ())
+    pieces = balance(prompts, count, room, cost)
     microbatches: list[dict[RequestId, int]] = []
     for index in range(max(len(hands), len(pieces))):
         shares = {c.request_id: 1 for c in hands[index]} if index < len(hands) else {}
@@ -111,10 +121,19 @@ def plan_microbatches(view: LookaheadView, floor: int, cost: ChunkCost) -> Looka
     return LookaheadPlan(view.version, tuple(microbatches))
 
 
-def auto_floor(fixed_cost: float, token_cost: float, max_num_tokens: int) -> int:
-    """The floor at which fixed costs are ``FIXED_COST_SHARE`` of a microbatch, at most half the token budget."""
-    needed = fixed_cost / max(token_cost, 1e-30) * (1.0 - FIXED_COST_SHARE) / FIXED_COST_SHARE
-    return max(1, min(max(LEAST_FLOOR, round(min(needed, 1e9))), max_num_tokens // 2))
+def wished_microbatches(prompt_cost: float, other_cost: float, num_stages: int) -> int:
+    """Over how many microbatches prompts that cost a stage ``prompt_cost`` in all are spread; at least 1.
+
+    With ``other_cost`` for all else that is in each (fixed costs, decodes), k of them have passed N stages after
+    (k + N - 1) (prompt_cost / k + other_cost). With r = (N - 1) prompt_cost / other_cost that is least at k = sqrt(r),
+    and at k = r it is what a single one would take. The larger k, the less a microbatch differs from those before and
+    behind it, and such differences are what bubbles are made of. So: twice the fastest, which takes an eighth longer
+    at most, and never more than r. ``HORIZON_MICROBATCHES`` a stage bound it: prompts get more of a step's time the
+    longer their queue is.
+    """
+    most = HORIZON_MICROBATCHES * num_stages
+    ratio = (num_stages - 1) * prompt_cost / max(other_cost, 1e-30)
+    return max(1, int(min(ratio, 2.0 * math.sqrt(ratio), most)))
 
 
 def deal_decodes(
@@ -138,30 +157,32 @@ def deal_decodes(
 
 
 def balance(
-    chunks: Sequence[QueuedChunk], num_stages: int, max_num_tokens: int, floor: int, cost: ChunkCost
+    chunks: Sequence[QueuedChunk], count: int, max_num_tokens: int, cost: ChunkCost
 ) -> list[tuple[QueuedChunk, ...]]:
-    """Prompt tokens, in order, in microbatches of equal cost and at most ``max_num_tokens``, none below the floor.
+    """Prompt tokens, in order, in microbatches of equal cost and at most ``max_num_tokens``.
 
-    The floor gives way to the budget, never the other way round. O(chunks * log(microbatches) + cuts * log(tokens)).
+    ``count`` of them, or as many more as the budget asks for (fewer where tokens do not suffice).
+    O(chunks * log(microbatches) + cuts * log(tokens)).
     """
     total = sum(c.num_tokens for c in chunks)
     if total == 0:
         return []
-    count = max(1, -(-total // max_num_tokens), min(num_stages, total // max(1, floor)))
-    most = max(count, total // max(1, floor))
-    while count <= most:
+    count = min(total, max(1, -(-total // max_num_tokens), count))
+    while count <= total:
         pieces = _divide(tuple(chunks), count, cost)
         largest = max(sum(c.num_tokens for c in piece) for piece in pieces)
         if largest <= max_num_tokens:
             return pieces
         # Equal cost is not equal tokens: those at the start of prompts are cheap, and more of them make a share.
         count = max(count + 1, count * 9 // 8, count * largest // max_num_tokens)
-    # Balance would take microbatches below the floor, for a few tokens weigh more than all others: equal tokens then.
+    # A few tokens weigh more than all others: equal tokens then.
     return _divide(tuple(chunks), min(total, -(-2 * total // max_num_tokens)), _TokenCount())
 
 
 class _TokenCount:
     """Every token costs 1."""
+
+    fixed_cost = 0.0
 
     def chunk_cost(self, num_tokens: int, num_context: int) -> float:
         return float(num_tokens)
