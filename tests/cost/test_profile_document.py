@@ -112,6 +112,7 @@ def test_the_batch_limit_is_where_throughput_stops_growing() -> None:
     assert profile.batch_limit(2) == profile.batch_limit(3) == 32
     assert profile.group_tokens_per_s(1) == 1000.0
     assert profile.group_tokens_per_s(7) == 2000.0
+    assert profile.pipeline_efficiency(2) == 1.0 and profile.pipeline_efficiency(3) is None
     assert a_profile(batch_points=()).batch_limit(1) is None
     assert a_profile(batch_points=()).group_tokens_per_s(1) is None
 

@@ -10,6 +10,7 @@ from jettison.core.monitor import GroupMonitor, TrafficMonitor
 from jettison.core.params import ClusterParams
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
+from jettison.cost.pipeline import PipelineEfficiency
 from jettison.cost.steptime import StepTimeModel, StepTimePrior
 from jettison.policy.computeload import Arrangement, compute_load
 from jettison.policy.exchange import ExchangeCosts
@@ -26,6 +27,8 @@ class Loads:
         self.traffic = TrafficMonitor()
         self.steptimes: dict[int, StepTimeModel] = {}
         """Step-time fit by number of stages: a deeper pipeline steps faster and more often."""
+        self.efficiencies: dict[int, PipelineEfficiency] = {}
+        """Of pipelines, by number of stages."""
         self._state = state
         self._monitors: dict[GroupId, GroupMonitor] = {}
 
@@ -54,6 +57,20 @@ class Loads:
             stay_s = (now_ns - state.first_scheduled_ns) / NANOSECONDS
             self.traffic.note_stay(group.blocks_for(len(state.tokens)), stay_s)
 
+    def note_step(self, group: GroupCore, num_tokens: int, num_kv_tokens: int, seconds: float, now_ns: int) -> None:
+        """A step of the group has ended, ``seconds`` after it was issued.
+
+        What it took a pipeline is known if all its places were taken since the step before ended.
+        """
+        num_stages, monitor = len(group.stages), self.monitor(group)
+        self.steptime(num_stages).observe(num_tokens, num_kv_tokens, seconds)
+        since_ns, monitor.step_ended_ns = monitor.step_ended_ns, now_ns
+        if num_stages == 1 or since_ns is None or len(group.in_flight) < num_stages:
+            return
+        alone_s = self.steptime(1).predict_s(num_tokens, num_kv_tokens)
+        if alone_s is not None and all(f.issued_ns <= since_ns for f in group.in_flight.values()):
+            self.efficiency(num_stages).observe(alone_s / num_stages, (now_ns - since_ns) / NANOSECONDS)
+
     def note_settled(self, worker_ids: tuple[WorkerId, ...], now_ns: int, *, failed: bool = False) -> None:
         """A move that touched these workers has ended: their groups' dwell times begin."""
         for group in self._state.groups.values():
@@ -80,6 +97,14 @@ class Loads:
             prior = None if profile is None else StepTimePrior(profile.cost, num_stages)
             self.steptimes[num_stages] = StepTimeModel(prior=prior)
         return self.steptimes[num_stages]
+
+    def efficiency(self, num_stages: int) -> PipelineEfficiency:
+        """What pipelines of so many stages reach; until one has been seen, as profiled or as configured."""
+        if num_stages not in self.efficiencies:
+            profile = self.params.profile
+            profiled = None if profile is None else profile.pipeline_efficiency(num_stages)
+            self.efficiencies[num_stages] = PipelineEfficiency(profiled or self.params.overload.pipeline_efficiency)
+        return self.efficiencies[num_stages]
 
     def has_dwelled(self, group: GroupCore, now_ns: int) -> bool:
         """Its last move ended long enough ago for the next drop."""
@@ -110,7 +135,7 @@ class Loads:
             len(workers),
             full_tokens + spare_copies * shape.parameter_bytes / token_bytes,
             limits.max_num_seqs / num_stages,
-            1.0 if num_stages == 1 else self.params.overload.pipeline_efficiency,
+            1.0 if num_stages == 1 else self.efficiency(num_stages).value,
         )
         return compute_load(traffic, arrangement, self.steptime(1).predict_s)
 

@@ -116,6 +116,8 @@ class GroupMonitor:
     blocked_since_ns: int | None = None
     settled_since_ns: int | None = None
     """End of its last move (also while the next one is under way); None = no move yet."""
+    step_ended_ns: int | None = None
+    """When a step of it last ended."""
     num_failures: int = 0
     """Moves in a row that failed: each doubles the time to the next attempt."""
     _last_news_ns: int | None = None

@@ -78,6 +78,13 @@ class HardwareProfile:
         """
         return max((point.tokens_per_s for point in self._of(num_stages)), default=None)
 
+    def pipeline_efficiency(self, num_stages: int) -> float | None:
+        """Decode throughput of such a pipeline over that of as many instances; None unless both were measured."""
+        if not {1, num_stages} <= {point.num_stages for point in self.batch_points}:
+            return None
+        merged, alone = self.group_tokens_per_s(num_stages), self.group_tokens_per_s(1)
+        return merged / (num_stages * alone) if merged and alone else None
+
     def batch_limit(self, num_stages: int) -> int | None:
         """The smallest measured microbatch that reaches ``SATURATED`` of the best throughput: beyond it a larger
         batch only adds latency (the maximum batch of KunServe v1's dispatcher). None where nothing was measured."""

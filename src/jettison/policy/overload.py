@@ -73,7 +73,7 @@ class OverloadParams:
     max_compute_load: float = 0.8
     """A merged group has to catch up after the burst: no drop where the traffic would need more of its compute."""
     pipeline_efficiency: float = 0.85
-    """Throughput of a pipeline against as many separate instances: bubbles and hops (0.85 to 1.02 seen)."""
+    """Throughput of a pipeline against as many separate instances, until one is measured (``cost.pipeline``)."""
 
 
 @dataclass(frozen=True, slots=True)
