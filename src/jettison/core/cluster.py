@@ -183,7 +183,7 @@ class ClusterCore:
                 self._dispatch(event.request)
                 return []
             case StepCompleted():
-                return self._on_step(event, now_ns) + self.watching.look(now_ns)
+                return self._on_step(event, now_ns) + self.watching.look(now_ns, after_step=True)
             case StepFailed():
                 return self._on_step_failed(event, now_ns)
             case CancelRequested():

@@ -31,21 +31,24 @@ class Watching:
         self._loads = loads
         self._moves = moves
 
-    def look(self, now_ns: int) -> list[Action]:
-        """Overload and restore checks: on every tick and after every step."""
+    def look(self, now_ns: int, *, after_step: bool = False) -> list[Action]:
+        """Overload and restore checks on every tick; after a step only overload, and only where somebody waits.
+
+        The next step is planned after this: what can wait for the tick would be a bubble here.
+        """
         self._loads.forget_dissolved()
         if self._loads.params.overload_policy != "drop":
             return []
         actions: list[Action] = []
         for group in list(self._state.groups.values()):
-            if group.group_id not in self._state.groups:
+            if group.group_id not in self._state.groups or (after_step and not group.waiting):
                 continue
             assessment = self._assess(group, now_ns)
             if assessment.overloaded:
                 actions += self._relieve(group, assessment, now_ns)
             elif assessment.declines and self._loads.monitor(group).is_news(now_ns):
                 actions.append(Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields()))
-        if self._loads.params.auto_restore:
+        if self._loads.params.auto_restore and not after_step:
             for group in list(self._state.groups.values()):
                 actions += self._consider_restore(group, now_ns)
         return actions

@@ -24,7 +24,8 @@ _SCALES = np.array([1.0, 1e2, 1e5, 1e4, 1e1])
 """Makes the features of usual steps of one order of magnitude: fixed, tokens, pairs, decode KV, rows."""
 
 MIN_OBSERVATIONS = 12
-REFIT_EVERY = 16
+REFIT_EVERY = 16, 128
+"""Steps between two fits at first, and after a while: a fit takes as long as the rest of a step's planning."""
 
 
 class OnlineChunkCost:
@@ -93,8 +94,9 @@ class OnlineChunkCost:
         self._normal = self._forgetting * self._normal + weight * np.outer(x, x)
         self._moment = self._forgetting * self._moment + weight * x * seconds
         self._num_observations += 1
-        is_due = self._num_observations - self._fitted_at >= (REFIT_EVERY if self._fitted_at else MIN_OBSERVATIONS)
-        if is_due:
+        soonest, latest = REFIT_EVERY
+        interval = min(max(soonest, self._fitted_at // 2), latest) if self._fitted_at else MIN_OBSERVATIONS
+        if self._num_observations - self._fitted_at >= interval:
             self._fit()
 
     def _fit(self) -> None:
