@@ -186,13 +186,13 @@ def test_the_efficiency_of_a_pipeline_is_what_it_shows_once_there_is_one() -> No
     cluster = FakeCluster(full_blocks=400, auto_restore=False)
     burst(cluster, 20, prompt=20, output=30)
     cluster.run()
-    assert cluster.core.efficiency(2).value == pytest.approx(cluster.core.params.overload.pipeline_efficiency)
+    assert cluster.core.loads.efficiency(2).value == pytest.approx(cluster.core.params.overload.pipeline_efficiency)
     cluster.carry_out(cluster.core.request_drop(cluster.now))
     for i in range(5):
         burst(cluster, 40, at_ms=cluster.now / MS + 200 * i, prompt=20, output=30, tag=f"merged{i}-")
     cluster.run()
     cluster.expect_outputs()
-    assert 0.4 < cluster.core.efficiency(2).value < 0.8
+    assert 0.4 < cluster.core.loads.efficiency(2).value < 0.8
 
 
 def drown(cluster: FakeCluster, num: int, at_ms: float, every_ms: float = 15.0) -> None:
