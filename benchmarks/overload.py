@@ -117,7 +117,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ablation", action="store_true", help="parts of dropping switched on one by one")
     parser.add_argument("--data", type=Path, help="folder with arrivals/ (else JETTISON_DATA, else ../shared/data)")
     parser.add_argument("--slice", type=float, default=90.0, help="seconds of replay of a trace slice")
-    parser.add_argument("--length-scale", type=float, default=0.125, help="factor on the traces' lengths")
+    parser.add_argument("--scaling", choices=sorted(real_traces.MODELS), default="time", help="of the traces' lengths")
+    parser.add_argument("--output-scale", type=float, default=0.625, help="with --scaling time")
+    parser.add_argument("--length-scale", type=float, default=0.125, help="with --scaling uniform")
     parser.add_argument("--compress", type=float, default=8.0, help="the traces' time is divided by this")
     parser.add_argument("--mean-load", type=float, default=0.4, help="predicted mean KV demand / undropped capacity")
     parser.add_argument("--json", type=Path, help="table of figures")
@@ -136,7 +138,7 @@ def _settings(
     work: Path, instances: int, args: argparse.Namespace, console: Console
 ) -> Iterator[tuple[ExperimentSetup, Load]]:
     for name in args.workloads:
-        model = DemoModel() if name == "burst" else real_traces.MODEL
+        model = DemoModel() if name == "burst" else real_traces.MODELS[args.scaling]
         setup = replace(make_setup(work / f"{name}-{instances}", 0, model), instances=instances)
         speed = measure_speed(setup)
         yield setup, (_burst(setup, speed, args) if name == "burst" else _trace(name, setup, speed, args, console))

@@ -5,8 +5,12 @@
 Traces: Azure 2023 conv and code (CC-BY 4.0, Patel et al., ISCA 2024), whole. Three loads: conv with its own lengths,
 code with its own lengths, code arrivals with conv lengths (in conv's order). Rules, the same for every load:
 
-* lengths are multiplied by ``--length-scale`` (both prompt and output) so that they fit a laptop's model, and what is
-  longer than three quarters of an instance's KV is cut to it;
+* lengths are scaled to the machine. ``--scaling time`` (default) multiplies outputs by ``--output-scale``, and prompts
+  by as much less as prefill is dearer here than on the papers' hardware: a prompt token costs an A800 with a 14B model
+  0.3 % of a decode step (6,900 tokens/s, 45 ms), a CPU with a small model 2 to 3 %. So a request keeps the shares of
+  its time that go to prefill and to decoding, and with them what its load is bound by. ``--scaling uniform`` multiplies
+  both by ``--length-scale``: prefill then weighs about eight times what it weighs there. What is longer than three
+  quarters of an instance's KV is cut to it;
 * time is divided by ``--compress``: the hour is replayed in minutes, gaps and bursts squeezed alike;
 * arrivals are thinned by one seeded draw with one probability per load, chosen so that the mean KV demand of the whole
   trace (predicted with memory to spare, from this machine's measured speed) is ``--mean-load`` of the capacity:
@@ -41,9 +45,12 @@ from jettison.workload import shaping
 from jettison.workload.probe import MachineSpeed, predict
 from jettison.workload.traces import Workload, read_trace
 
-MODEL = DemoModel(kv_heads=4, kv_tokens_per_instance=656)
-"""The demo's model with KV of four times the size: conversations meet the capacity before they meet the compute limit
-(about half of it at the mean), parameter share as published."""
+MODELS = {"time": DemoModel(), "uniform": DemoModel(kv_heads=4, kv_tokens_per_instance=656)}
+"""The demo's model; where both lengths are scaled alike with less KV, so that memory is met before the compute limit."""
+
+PAPER_PREFILL_TOKENS_PER_S = 6900.0
+PAPER_DECODE_STEP_S = 0.045
+"""Qwen2.5-14B on an A800 at the load of KunServe v3 section 5 (roofline; its stay time of 11 s comes out)."""
 
 COMPUTE_BINDS_ABOVE = 0.8
 
@@ -59,12 +66,23 @@ def data_dir(given: Path | None) -> Path:
     raise SystemExit("no traces: give --data DIR or set JETTISON_DATA")
 
 
+def prefill_weight(speed: MachineSpeed, batch: int = 12) -> float:
+    """A prompt token in decode steps on the papers' hardware over the same here; at most 1."""
+    there = 1.0 / (PAPER_PREFILL_TOKENS_PER_S * PAPER_DECODE_STEP_S)
+    here = 1.0 / (speed.prefill_tokens_per_s * speed.step_s(batch, 0))
+    return min(1.0, there / here)
+
+
 def shape(
     load: Workload, args: argparse.Namespace, setup: ExperimentSetup, speed: MachineSpeed
 ) -> tuple[Workload, float]:
     """Scaled, compressed and thinned by the stated rules; also the probability that an arrival is kept."""
-    load = shaping.scale_lengths(load, args.length_scale, floor_tokens=2)
-    load = shaping.cap_lengths(load, min(MODEL.context, setup.kv_tokens_per_instance * 3 // 4))
+    if args.scaling == "uniform":
+        load = shaping.scale_lengths(load, args.length_scale, floor_tokens=2)
+    else:
+        prompt_scale = args.output_scale * prefill_weight(speed)
+        load = shaping.scale_lengths(load, args.output_scale, floor_tokens=2, input_factor=prompt_scale)
+    load = shaping.cap_lengths(load, min(MODELS[args.scaling].context, setup.kv_tokens_per_instance * 3 // 4))
     load = shaping.scale_time(load, args.compress)
     low, high = 0.0, 1.0
     for _ in range(12):
@@ -213,7 +231,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--compress", type=float, default=75.0)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--length-scale", type=float, default=0.125)
+    parser.add_argument("--scaling", choices=sorted(MODELS), default="time")
+    parser.add_argument("--output-scale", type=float, default=0.625, help="with --scaling time")
+    parser.add_argument("--length-scale", type=float, default=0.125, help="with --scaling uniform")
     parser.add_argument("--mean-load", type=float, default=0.55)
     parser.add_argument("--memory-binds-above", type=float, default=1.5, help="factor of predicted P99 TTFT")
     parser.add_argument("--slice", type=float, default=600.0, help="trace seconds")
@@ -223,7 +243,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path)
     args = parser.parse_args()
     work = args.work or Path(tempfile.mkdtemp(prefix="jettison-traces-"))
-    setup = make_setup(work, 0, MODEL)
+    model = MODELS[args.scaling]
+    setup = make_setup(work, 0, model)
     folder = data_dir(args.data)
     conv = read_trace(folder / "AzureLLMInferenceTrace_conv.csv.gz")
     code = read_trace(folder / "AzureLLMInferenceTrace_code.csv.gz")
@@ -232,17 +253,22 @@ def main() -> None:
     runs: list[RunResult] = []
     header = [
         "# Azure arrivals, dropping against recompute", "",
-        f"Two instances, {MODEL.hidden}-wide {MODEL.layers}-layer Qwen3 in float32, parameters "
+        f"Two instances, {model.hidden}-wide {model.layers}-layer Qwen3 in float32, parameters "
         f"{setup.parameter_share():.0%} of memory, KV for {setup.capacity_tokens():.0f} tokens (merged "
-        f"{setup.merged_capacity_tokens():.0f}). Lengths times {args.length_scale:g}, time divided by "
-        f"{args.compress:g}, thinned to a predicted mean KV demand of {args.mean_load:.0%} of the capacity.", "",
+        f"{setup.merged_capacity_tokens():.0f}). Lengths scaled by {args.scaling}, time divided by {args.compress:g},"
+        f" thinned to a predicted mean KV demand of {args.mean_load:.0%} of the capacity.", "",
     ]
     for index, (name, load) in enumerate(loads.items()):
         speed = measure_speed(setup)
         if args.duration:
             load = shaping.limit(load, duration_s=args.duration)
         shaped, keep = shape(load, args, setup, speed)
-        header.append(f"* {name}: every arrival kept with probability {keep:.4f}, {len(shaped.rows)} requests")
+        count = max(1, len(shaped.rows))
+        mean_in, mean_out = (sum(r[i] for r in shaped.rows) / count for i in (1, 2))
+        header.append(
+            f"* {name}: every arrival kept with probability {keep:.4f}, {len(shaped.rows)} requests, "
+            f"{mean_in:.0f} tokens in and {mean_out:.0f} out on average"
+        )
         rounds: dict[str, list[RunResult]] = {"recompute": [], "drop": []}
         for turn in range(args.rounds):
             order = ("recompute", "drop") if (index + turn) % 2 == 0 else ("drop", "recompute")

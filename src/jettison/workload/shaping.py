@@ -70,18 +70,29 @@ def scale_time(workload: Workload, rate_scale: float) -> Workload:
     return workload.with_rows(rows, f"time stamps divided by {rate_scale:g}", span_s=span_s)
 
 
-def scale_lengths(workload: Workload, factor: float, *, floor_tokens: int = 1) -> Workload:
-    """Multiply input and output lengths by ``factor``, rounded, never below ``floor_tokens``."""
-    if not factor > 0:
-        raise ConfigError(f"length scale must be above 0, got {factor:g}")
+def scale_lengths(
+    workload: Workload, factor: float, *, floor_tokens: int = 1, input_factor: float | None = None
+) -> Workload:
+    """Multiply input and output lengths by ``factor``, rounded, never below ``floor_tokens``.
+
+    ``input_factor``, where given, is for inputs: prefill and decoding do not weigh the same on every machine.
+    """
+    if input_factor is None:
+        input_factor = factor
+    if not (factor > 0 and input_factor > 0):
+        raise ConfigError(f"length scale must be above 0, got {min(factor, input_factor):g}")
     if floor_tokens < 1:
         raise ConfigError(f"the shortest length must be at least 1 token, got {floor_tokens}")
 
-    def scaled(num_tokens: int) -> int:
-        return max(floor_tokens, round(num_tokens * factor))
+    def scaled(num_tokens: int, by: float) -> int:
+        return max(floor_tokens, round(num_tokens * by))
 
-    rows = [TraceRow(row.arrival_s, scaled(row.input_tokens), scaled(row.output_tokens)) for row in workload.rows]
-    note = f"lengths multiplied by {factor:g}, at least {floor_tokens}"
+    rows = [
+        TraceRow(row.arrival_s, scaled(row.input_tokens, input_factor), scaled(row.output_tokens, factor))
+        for row in workload.rows
+    ]
+    by = f"{factor:g}" if input_factor == factor else f"{input_factor:g} (inputs) and {factor:g} (outputs)"
+    note = f"lengths multiplied by {by}, at least {floor_tokens}"
     return workload.with_rows(rows, note, span_s=workload.span_s)
 
 
