@@ -46,7 +46,7 @@ from jettison.workload.probe import MachineSpeed, predict
 from jettison.workload.traces import Workload, read_trace
 
 MODELS = {"time": DemoModel(), "uniform": DemoModel(kv_heads=4, kv_tokens_per_instance=656)}
-"""The demo's model; where both lengths are scaled alike with less KV, so that memory is met before the compute limit."""
+"""The demo's model; where both lengths are scaled alike with less KV so that memory is met before the compute limit."""
 
 PAPER_PREFILL_TOKENS_PER_S = 6900.0
 PAPER_DECODE_STEP_S = 0.045
