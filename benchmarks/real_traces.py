@@ -231,11 +231,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--compress", type=float, default=75.0)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--first-round", type=int, default=0, help="odd: the other policy goes first")
     parser.add_argument("--scaling", choices=sorted(MODELS), default="time")
     parser.add_argument("--output-scale", type=float, default=0.625, help="with --scaling time")
     parser.add_argument("--length-scale", type=float, default=0.125, help="with --scaling uniform")
     parser.add_argument("--mean-load", type=float, default=0.55)
-    parser.add_argument("--memory-binds-above", type=float, default=1.5, help="factor of predicted P99 TTFT")
+    parser.add_argument("--memory-binds-above", type=float, default=2.0, help="factor of predicted P99 TTFT")
     parser.add_argument("--slice", type=float, default=600.0, help="trace seconds")
     parser.add_argument("--duration", type=float, help="only the first so many trace seconds (a quick look)")
     parser.add_argument("--json", type=Path)
@@ -270,7 +271,7 @@ def main() -> None:
             f"{mean_in:.0f} tokens in and {mean_out:.0f} out on average"
         )
         rounds: dict[str, list[RunResult]] = {"recompute": [], "drop": []}
-        for turn in range(args.rounds):
+        for turn in range(args.first_round, args.first_round + args.rounds):
             order = ("recompute", "drop") if (index + turn) % 2 == 0 else ("drop", "recompute")
             for policy in order:
                 rounds[policy].append(run_policy(setup, policy, shaped, name=f"{name}: {policy}, round {turn}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes import FakeCluster
 
-from jettison.core.monitor import TrafficMonitor
+from jettison.core.monitor import GroupMonitor, TrafficMonitor
 
 
 def burst_after_calm(num_output: int) -> FakeCluster:
@@ -46,3 +46,12 @@ def test_the_mean_stay_follows_the_load() -> None:
     for _ in range(200):
         traffic.note_stay(2, 1.0)
     assert traffic.mean_stay_s is not None and traffic.mean_stay_s < 1.5
+
+
+def test_steps_full_of_prompts_show_within_a_few_steps() -> None:
+    monitor = GroupMonitor()
+    for _ in range(100):
+        monitor.note_fill(0.0)
+    for _ in range(8):
+        monitor.note_fill(1.0)
+    assert 0.6 < monitor.prefill_fill < 0.7

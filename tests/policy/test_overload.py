@@ -46,6 +46,7 @@ def test_memory_binds() -> None:
         ({"merged_compute_load": 0.81, "separate_compute_load": 0.7}, "a pipeline could not keep up"),
         ({"merged_compute_load": 0.81, "separate_compute_load": None}, "a pipeline could not keep up"),
         ({"merged_compute_load": 1.5, "separate_compute_load": 1.6}, "a pipeline could not keep up"),
+        ({"prefill_fill": 0.6}, "compute binds"),
     ],
 )
 def test_each_reason_not_to_drop(changes: dict[str, float], reason: str) -> None:

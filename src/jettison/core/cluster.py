@@ -253,7 +253,9 @@ class ClusterCore:
             return []
         flight = group.in_flight[event.step_id]
         seconds = (now_ns - flight.issued_ns) / NANOSECONDS
-        self.loads.note_step(group, flight.num_tokens, flight.num_kv_tokens, seconds, now_ns)
+        self.loads.note_step(
+            group, flight.num_tokens, len(flight.step.rows), flight.num_kv_tokens, seconds, now_ns
+        )
         self.relief.note_step(group, seconds)
         chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
         group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)

@@ -57,13 +57,16 @@ class Loads:
             stay_s = (now_ns - state.first_scheduled_ns) / NANOSECONDS
             self.traffic.note_stay(group.blocks_for(len(state.tokens)), stay_s)
 
-    def note_step(self, group: GroupCore, num_tokens: int, num_kv_tokens: int, seconds: float, now_ns: int) -> None:
+    def note_step(
+        self, group: GroupCore, num_tokens: int, num_rows: int, num_kv_tokens: int, seconds: float, now_ns: int
+    ) -> None:
         """A step of the group has ended, ``seconds`` after it was issued.
 
         What it took a pipeline is known if all its places were taken since the step before ended.
         """
         num_stages, monitor = len(group.stages), self.monitor(group)
         self.steptime(num_stages).observe(num_tokens, num_kv_tokens, seconds)
+        monitor.note_fill((num_tokens - num_rows) / group.limits.max_num_batched_tokens)
         since_ns, monitor.step_ended_ns = monitor.step_ended_ns, now_ns
         if num_stages == 1 or since_ns is None or len(group.in_flight) < num_stages:
             return

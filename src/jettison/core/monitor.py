@@ -18,6 +18,9 @@ WINDOW_NS = 2 * NANOSECONDS
 MAX_DOUBLINGS = 7
 """Of the dwell time of a group whose moves fail."""
 
+NUM_FILLS = 8
+"""Steps over which the prompts' share of the token budget is averaged: a burst's beginning has to show."""
+
 NUM_STAYS = 50
 """How many ended requests the mean stay remembers: it has to follow the load's own step times."""
 
@@ -118,6 +121,8 @@ class GroupMonitor:
     """End of its last move (also while the next one is under way); None = no move yet."""
     step_ended_ns: int | None = None
     """When a step of it last ended."""
+    prefill_fill: float = 0.0
+    """Share of the token budget that prompts took in the last steps."""
     num_failures: int = 0
     """Moves in a row that failed: each doubles the time to the next attempt."""
     _last_news_ns: int | None = None
@@ -129,6 +134,10 @@ class GroupMonitor:
         elif self.drowning_since_ns is None:
             self.drowning_since_ns = now_ns
         return 0.0 if self.drowning_since_ns is None else (now_ns - self.drowning_since_ns) / NANOSECONDS
+
+    def note_fill(self, share: float) -> None:
+        """A step has ended in which prompts took this share of the token budget."""
+        self.prefill_fill += (share - self.prefill_fill) / NUM_FILLS
 
     def patience(self, dwell_s: float) -> float:
         """Time to the next move, given what the last ones came to."""
@@ -205,4 +214,5 @@ class GroupMonitor:
             self.demanded.per_s(),
             self.released.per_s(),
             None if (arrived := self.arrived.per_s()) is None else arrived * group.limits.block_size,
+            prefill_fill=self.prefill_fill,
         )

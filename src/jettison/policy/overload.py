@@ -2,8 +2,10 @@
 
 Pure. Overload means: requests wait, the head of the queue waits *for memory*, and the time until enough blocks
 come free is longer than the time the compute backlog would take anyway. The last clause keeps the system from
-paying for a pipeline where the queue waits for compute (code completion: 2,000 tokens in, 28 out). And a pipeline must
-be able to keep up with the traffic: near the compute limit its bubbles turn a short wait into an endless queue.
+paying for a pipeline where the queue waits for compute (code completion: 2,000 tokens in, 28 out); so do steps that are
+full of prompts although the head is kept out: a queue that waits for memory alone leaves the steps to the decodes. And
+a pipeline must be able to keep up with the traffic: near the compute limit its bubbles turn a short wait into an
+endless queue.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ class GroupLoad(NamedTuple):
     """Blocks that ending requests give back; None = not known yet."""
     arriving_tokens_per_s: float | None = None
     """Prompt tokens that arrive at this group; None = not known yet."""
+    prefill_fill: float = 0.0
+    """Share of the token budget that prompts took in the last steps."""
     foreseen_s: float = 0.0
     """How long ``foreseen_missing_blocks`` has been above 0 without a break."""
     merged_compute_load: float | None = None
@@ -70,6 +74,8 @@ class OverloadParams:
     """Predicted wait that must be saved."""
     min_gain_ratio: float = 1.5
     """Predicted memory wait over predicted compute wait."""
+    max_prefill_fill: float = 0.5
+    """A queue that waits for memory alone leaves steps to the decodes: where prompts fill them, compute binds."""
     max_compute_load: float = 0.8
     """A merged group has to catch up after the burst: no drop where the traffic would need more of its compute."""
     pipeline_efficiency: float = 0.85
@@ -135,6 +141,7 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         if (
             memory_wait_s - compute_soon_s >= params.min_gain_s
             and memory_wait_s >= params.min_gain_ratio * compute_soon_s
+            and load.prefill_fill <= params.max_prefill_fill
             and not cannot_keep_up(load.merged_compute_load, load.separate_compute_load, params.max_compute_load)
         ):
             return verdict(True, "memory will bind")
@@ -148,7 +155,7 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         return verdict(True, "the head of the queue fits into no group as it is")
     if memory_wait_s - compute_wait_s < params.min_gain_s:
         return verdict(False, "predicted gain too small")
-    if memory_wait_s < params.min_gain_ratio * compute_wait_s:
+    if memory_wait_s < params.min_gain_ratio * compute_wait_s or load.prefill_fill > params.max_prefill_fill:
         return verdict(False, COMPUTE_BINDS)
     if cannot_keep_up(load.merged_compute_load, load.separate_compute_load, params.max_compute_load):
         return verdict(False, CANNOT_KEEP_UP)
