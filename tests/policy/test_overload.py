@@ -115,7 +115,7 @@ RATES = st.one_of(st.none(), st.floats(-10, 1000))
     st.builds(
         GroupLoad, st.just(0), st.integers(0, 100), st.integers(0, 100), st.integers(0, 50), st.integers(0, 500),
         st.integers(0, 50), st.booleans(), st.floats(0, 10), RATES, st.integers(0, 10_000), RATES, RATES, RATES,
-        RATES, st.floats(0, 1), RATES, RATES,
+        RATES, st.floats(0, 1), st.floats(0, 1), RATES, RATES,
     )
 )
 def test_any_load_has_a_verdict_and_only_memory_that_binds_is_overload(load: GroupLoad) -> None:
@@ -134,6 +134,7 @@ def test_any_load_has_a_verdict_and_only_memory_that_binds_is_overload(load: Gro
             return
         assert verdict.memory_wait_s >= verdict.compute_wait_s + PARAMS.min_gain_s
         assert verdict.memory_wait_s >= PARAMS.min_gain_ratio * verdict.compute_wait_s
+        assert load.prefill_fill <= PARAMS.max_prefill_fill
 
 
 RISING = GroupLoad(
