@@ -10,7 +10,7 @@ Reading order for newcomers: ``GroupCore.next_step``, ``core.stepplan``, ``Group
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jettison.core.ports import RunStep, StepCompleted, StepRow
@@ -20,7 +20,7 @@ from jettison.cost.online import OnlineChunkCost
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
-from jettison.policy.batching import BatchPlan, BlockedBy
+from jettison.policy.batching import Admission, BatchPlan, BlockedBy
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.merge import StagePlan
 from jettison.types import (
@@ -284,6 +284,10 @@ class GroupCore:
         self.planner.note_applied()
         return step
 
+    def is_oversized(self, state: RequestState) -> bool:
+        """It could not be held even if nobody else were: it has to wait for a larger group."""
+        return self.blocks_for(len(state.tokens)) > self.capacity_blocks
+
     def cached_prefix(self, state: RequestState) -> tuple[int, int]:
         """(tokens found in the cache of every stage, allocatable blocks that admission takes)."""
         total = self.blocks_for(len(state.tokens))
@@ -323,10 +327,7 @@ class GroupCore:
             if chunk.num_new_blocks:
                 self._grow(state, chunk.num_new_blocks)
             rows.append(self._schedule(state, chunk.num_tokens))
-        for admission in plan.admissions:
-            state = self.waiting.popleft()
-            self._count_queued(state, -1)
-            assert state.request_id == admission.request_id
+        for admission, state in zip(plan.admissions, self._take_waiting(plan.admissions), strict=True):
             self._admit(state, admission.num_cached_tokens, now_ns)
             rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not rows:
@@ -338,6 +339,21 @@ class GroupCore:
             step, now_ns, sum(r.context_len for r in rows), sum(r.num_tokens for r in rows)
         )
         return step
+
+    def _take_waiting(self, admissions: Sequence[Admission]) -> list[RequestState]:
+        """Take these out of the queue, in order; those that have stepped aside stay in front."""
+        taken: list[RequestState] = []
+        aside: list[RequestState] = []
+        while len(taken) < len(admissions):
+            state = self.waiting.popleft()
+            if state.request_id == admissions[len(taken)].request_id:
+                self._count_queued(state, -1)
+                taken.append(state)
+            else:
+                assert self.is_oversized(state), f"{state} was passed over"
+                aside.append(state)
+        self.waiting.extendleft(reversed(aside))
+        return taken
 
     def _grow(self, state: RequestState, num_blocks: int) -> None:
         """Make the request's table longer in every stage."""

@@ -104,6 +104,10 @@ class StepPlanner:
 
     def _waiting_rows(self) -> Iterator[WaitingRow]:
         for state in self._group.waiting:
+            if self._group.is_oversized(state):
+                total = self._group.blocks_for(len(state.tokens))
+                yield WaitingRow(state.request_id, len(state.tokens), 0, total, True)
+                continue
             num_cached, num_needed = self._group.cached_prefix(state)
             yield WaitingRow(state.request_id, len(state.tokens), num_cached, num_needed)
 
@@ -145,6 +149,8 @@ class StepPlanner:
         chunks: list[QueuedChunk] = []
         num_free = group.num_free_blocks
         for row in self._waiting_rows():
+            if row.is_oversized:
+                continue
             num_running = len(group.running) + len(chunks)
             watermark = limits.watermark_blocks if num_running else 0
             num_free -= row.num_blocks_needed
