@@ -507,11 +507,14 @@ class FakeCluster:
                 block = ids[position // BLOCK_SIZE]
                 assert block < worker.capacity
                 worker.kv.setdefault((layer, block), {})[position % BLOCK_SIZE] = (history[position], position)
-            for position, token in enumerate(history):
-                where, table = (self.workers[src], far_ids) if position < num_far else (worker, ids)
-                block = table[position // BLOCK_SIZE]
-                have = where.kv.get((layer, block), {}).get(position % BLOCK_SIZE)
-                assert have == (token, position), f"layer {layer} block {block} position {position}: {have} != {token}"
+            # Both parts begin at a block's start: what is far is whole blocks.
+            for index in range(-(-len(history) // BLOCK_SIZE)):
+                start = index * BLOCK_SIZE
+                where, table = (self.workers[src], far_ids) if start < num_far else (worker, ids)
+                have = where.kv.get((layer, table[index]), {})
+                for slot, token in enumerate(history[start : start + BLOCK_SIZE]):
+                    there, position = have.get(slot), start + slot
+                    assert there == (token, position), f"layer {layer} position {position}: {there} != {token}"
 
     # --- moves
 

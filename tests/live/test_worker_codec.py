@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jettison.core import ports
 from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput, StepOutput
-from jettison.live import codec
+from jettison.live import channel, codec
 from jettison.live import messages as m
 from jettison.live.channel import MAX_MESSAGE_BYTES, MessageBuffer, framed
 from jettison.live.driver import CoreDriver
@@ -172,11 +172,14 @@ def test_logprobs_in_parts_are_the_same_and_every_part_is_small(logprobs, prompt
     assert codec.with_parts(arrived[-1], arrived[:-1]) == done
 
 
-def test_a_step_with_more_logprobs_than_a_message_may_have_arrives_whole():
+def test_a_step_with_more_logprobs_than_a_message_may_have_arrives_whole(monkeypatch):
+    assert codec.MAX_LOGPROBS_BYTES + 16 * 1_000_000 < MAX_MESSAGE_BYTES, "room for a token of a million words"
+    monkeypatch.setattr(channel, "MAX_MESSAGE_BYTES", 1 << 20)
     record = m.SampledRecord(1, -1.5, 3, [(i, -0.25) for i in range(20)])
-    done = m.StepDone(0, 9, [4] * 3, 5, {2: record}, {0: [record] * 150_000, 2: [record] * 100_000})
-    assert len(codec.encode_event(done)) > MAX_MESSAGE_BYTES
-    events = codec.step_answer(done)
+    done = m.StepDone(0, 9, [4] * 3, 5, {2: record}, {0: [record] * 4000, 2: [record] * 2000})
+    with pytest.raises(codec.CodecError):
+        list(MessageBuffer().feed(framed(codec.encode_event(done))))
+    events = codec.step_answer(done, 1 << 19)
     frames = b"".join(framed(codec.encode_event(event)) for event in events)
     core = RecordingCore()
     driver = CoreDriver(core, StepEncoder({}, 4, frozenset()), None, None, None)
@@ -185,7 +188,7 @@ def test_a_step_with_more_logprobs_than_a_message_may_have_arrives_whole():
     for message in MessageBuffer().feed(frames):
         driver.on_worker_event(codec.decode_event(message), 0)
     _, completed = core.events
-    assert [len(completed.prompt_logprobs[row]) for row in (0, 2)] == [150_000, 100_000]
+    assert [len(completed.prompt_logprobs[row]) for row in (0, 2)] == [4000, 2000]
     assert completed.tokens[2].logprobs == completed.prompt_logprobs[2][-1] and completed.tokens[0].logprobs is None
     assert not driver._parts
 

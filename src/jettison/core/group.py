@@ -456,9 +456,9 @@ class GroupCore:
 
     # --- checks -----------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
+    def check(self, *, with_ledgers: bool = True) -> None:
         """Invariants of the group, for tests and idle moments. Raises AssertionError."""
-        for ledger in self.ledgers:
+        for ledger in self.ledgers if with_ledgers else ():
             ledger.check()
         for state in self.running.values():
             assert state.phase is Phase.RUNNING and state.group_id == self.group_id, state
