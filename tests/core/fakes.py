@@ -206,6 +206,8 @@ class FakeCluster:
         self.num_faults = 0
         self.num_deaths = 0
         self.num_stale_layouts = 0
+        self.poison: set[str] = set()
+        """Requests whose steps kill the worker that computes them, if they sample."""
         self.fails_move: Callable[[ports.SendKV], bool] = lambda _: False
         """Picks transfers of KV that end incomplete."""
         self.sent: list[ports.SendKV] = []
@@ -457,6 +459,11 @@ class FakeCluster:
                 if worker.life != life:
                     lost.append(stage.worker_id)
                 if lost:
+                    return
+                if any(r.samples and r.state.request_id in self.poison for r in step.rows):
+                    self.kill(stage.worker_id)
+                    self.restart_at(stage.worker_id, self.now / MS + 100)
+                    lost.append(stage.worker_id)
                     return
                 if any(far for far in sources) and step.group_id not in self.core.groups:
                     return  # a member has died: nobody waits for this step, and what it asks for may be gone

@@ -120,6 +120,8 @@ class GroupCore:
         self.running: dict[RequestId, RequestState] = {}
         """In service order (oldest first)."""
         self.moving: dict[RequestId, RequestState] = {}
+        self.suspects: dict[RequestId, RequestState] = {}
+        """Of ``waiting`` and ``running``, those that may be what kills workers."""
         self.in_flight: dict[int, _InFlight] = {}
         self.landing = Landing()
         self.admission_cap_blocks: int | None = None
@@ -201,12 +203,22 @@ class GroupCore:
         self._version += 1
         state.group_id = self.group_id
         state.phase = Phase.WAITING
+        self._note_suspect(state)
         self._count_queued(state, 1)
         if not self.waiting or self.waiting[-1].order <= state.order:
             self.waiting.append(state)
             return
         index = next(i for i, other in enumerate(self.waiting) if other.order > state.order)
         self.waiting.insert(index, state)
+
+    def _note_suspect(self, state: RequestState) -> None:
+        if state.is_suspect:
+            self.suspects[state.request_id] = state
+
+    def acquit(self, state: RequestState) -> None:
+        """It has run alone and the worker lives: it is no suspect any more, nor has it been near any death."""
+        self.suspects.pop(state.request_id, None)
+        state.is_suspect, state.num_worker_deaths = False, 0
 
     def _count_queued(self, state: RequestState, sign: int) -> None:
         self._num_queued_blocks += sign * self.blocks_for(len(state.tokens))
@@ -218,6 +230,7 @@ class GroupCore:
         self.moving.pop(state.request_id, None)
         state.group_id = self.group_id
         state.phase = Phase.RUNNING
+        self._note_suspect(state)
         state.kv_at = {s.worker_id: s.layers for s in self.stages}
         last = next(reversed(self.running.values()), None)
         self.running[state.request_id] = state
@@ -231,12 +244,14 @@ class GroupCore:
         self.waiting.clear()
         self.running.clear()
         self.moving.clear()
+        self.suspects.clear()
         self._num_queued_blocks = self._num_queued_tokens = 0
         return states
 
     def take_out(self, state: RequestState) -> None:
         """Remove a request from whatever queue it is in; its blocks stay where they are."""
         self._version += 1
+        self.suspects.pop(state.request_id, None)
         if state.phase is Phase.WAITING:
             self.waiting.remove(state)
             self._count_queued(state, -1)
@@ -350,7 +365,7 @@ class GroupCore:
                 self._count_queued(state, -1)
                 taken.append(state)
             else:
-                assert self.is_oversized(state), f"{state} was passed over"
+                assert self.is_oversized(state) or self.suspects, f"{state} was passed over"
                 aside.append(state)
         self.waiting.extendleft(reversed(aside))
         return taken
@@ -412,6 +427,8 @@ class GroupCore:
             if token.token_id == FAILED_TOKEN_ID:
                 results.append(StepResult(state, token, FinishReason.ERROR))
                 continue
+            if state.is_suspect and len(flight.step.rows) == 1:
+                self.acquit(state)
             state.tokens.append(token.token_id)
             if state.first_token_ns is None:
                 state.first_token_ns = now_ns

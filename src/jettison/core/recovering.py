@@ -311,6 +311,7 @@ class Recoveries:
             rows = [row for flight in group.in_flight.values() for row in flight.step.rows]
             for state in {row.state.request_id: row.state for row in rows}.values():
                 state.num_worker_deaths += 1
+                state.is_suspect = state.num_worker_deaths == self._params.max_deaths_per_request - 1
         group.in_flight.clear()
         states = group.take_queues()
         self._cluster.dissolve(group)

@@ -43,8 +43,8 @@ class RequestState:
     __slots__ = (
         "request", "request_id", "num_prompt", "tokens", "num_computed", "num_pending", "phase", "group_id", "kv_at",
         "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns", "first_token_ns",
-        "finished_ns", "num_preemptions", "num_worker_deaths", "order", "prompt_logprobs", "moves", "paused",
-        "remote", "recompute",
+        "finished_ns", "num_preemptions", "num_worker_deaths", "is_suspect", "order", "prompt_logprobs", "moves",
+        "paused", "remote", "recompute",
     )
 
     def __init__(self, request: Request, order: int) -> None:
@@ -74,6 +74,8 @@ class RequestState:
         self.num_preemptions = 0
         self.num_worker_deaths = 0
         """Workers that died while a step with this request was under way there."""
+        self.is_suspect = False
+        """One more death and it ends; until it has had a token alone, no step has it and others (``core.stepplan``)."""
         self.order = (request.priority, order)
         """Service order: priority first, then arrival."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
