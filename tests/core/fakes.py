@@ -206,8 +206,9 @@ class FakeCluster:
         self.num_faults = 0
         self.num_deaths = 0
         self.num_stale_layouts = 0
-        self.poison: set[str] = set()
-        """Requests whose steps kill the worker that computes them, if they sample."""
+        self.poison: dict[str, int] = {}
+        """Request -> its how many-eth sampling step in a worker's life kills that worker."""
+        self.poison_steps: dict[tuple[str, int, int], int] = {}
         self.fails_move: Callable[[ports.SendKV], bool] = lambda _: False
         """Picks transfers of KV that end incomplete."""
         self.sent: list[ports.SendKV] = []
@@ -460,7 +461,7 @@ class FakeCluster:
                     lost.append(stage.worker_id)
                 if lost:
                     return
-                if any(r.samples and r.state.request_id in self.poison for r in step.rows):
+                if any(r.samples and self._kills(r.state.request_id, worker) for r in step.rows):
                     self.kill(stage.worker_id)
                     self.restart_at(stage.worker_id, self.now / MS + 100)
                     lost.append(stage.worker_id)
@@ -492,6 +493,12 @@ class FakeCluster:
             return ports.StepCompleted(step.step_id, sampled, prompt, 1)
 
         self.at(when, self._while_alive(last, end))
+
+    def _kills(self, request_id: str, worker: FakeWorker) -> bool:
+        """Count a sampling step of a poisonous request."""
+        key = (request_id, worker.worker_id, worker.life)
+        self.poison_steps[key] = self.poison_steps.get(key, 0) + 1
+        return self.poison_steps[key] == self.poison.get(request_id)
 
     def _remote_tables(self, row: ports.StepRow) -> dict[int, tuple[int, int, list[int]]]:
         """Layer -> (who attends to it instead, leading positions that are meant, their blocks there)."""

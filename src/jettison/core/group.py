@@ -212,13 +212,8 @@ class GroupCore:
         self.waiting.insert(index, state)
 
     def _note_suspect(self, state: RequestState) -> None:
-        if state.is_suspect:
+        if state.suspicion.on_trial:
             self.suspects[state.request_id] = state
-
-    def acquit(self, state: RequestState) -> None:
-        """It has run alone and the worker lives: it is no suspect any more, nor has it been near any death."""
-        self.suspects.pop(state.request_id, None)
-        state.is_suspect, state.num_worker_deaths = False, 0
 
     def _count_queued(self, state: RequestState, sign: int) -> None:
         self._num_queued_blocks += sign * self.blocks_for(len(state.tokens))
@@ -427,8 +422,8 @@ class GroupCore:
             if token.token_id == FAILED_TOKEN_ID:
                 results.append(StepResult(state, token, FinishReason.ERROR))
                 continue
-            if state.is_suspect and len(flight.step.rows) == 1:
-                self.acquit(state)
+            if self.suspects and state.suspicion.on_trial and state.suspicion.note_token_alone():
+                self.suspects.pop(state.request_id, None)
             state.tokens.append(token.token_id)
             if state.first_token_ns is None:
                 state.first_token_ns = now_ns

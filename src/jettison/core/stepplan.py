@@ -99,7 +99,7 @@ class StepPlanner:
         others = replace(
             others,
             running=[row for row in others.running if row.request_id not in group.suspects],
-            waiting=() if waits else [self._waiting_row(s) for s in group.waiting if not s.is_suspect],
+            waiting=() if waits else [self._waiting_row(s) for s in group.waiting if not s.suspicion.on_trial],
         )
         together = plan_batch(others, limits)
         self._was_alone = False
