@@ -11,11 +11,12 @@ import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 
 from jettison import __version__
 from jettison.cli.bench import bench
 from jettison.cli.flags import read_config_file
-from jettison.cli.main import main
+from jettison.cli.main import app, main
 from jettison.config import KEYS
 from jettison.errors import ConfigError
 from jettison.workload.bench import run_bench
@@ -27,6 +28,29 @@ COMMANDS = ["bench", "config show", "demo", "model create", "profile", "serve", 
 def test_every_command_has_help(command, capsys):
     assert main([*command.split(), "--help"]) == 0
     assert "Usage: jettison " + command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_every_flag_and_choice_in_full(command, columns, capsys, monkeypatch):
+    """Whoever cannot read a flag cannot type it, however narrow the terminal."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    found = get_command(app)
+    for name in command.split():
+        found = found.commands[name]
+    assert main([*command.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "…" not in shown and "..." not in shown.replace("[ARGS]...", "").replace("ARGS...", "")
+    words = set(re.findall(r"[^\s,]+", shown))
+    for option in found.params:
+        assert set(option.opts + option.secondary_opts) <= words or option.param_type_name == "argument", option.name
+    if command in ("serve", "config show"):
+        choices = {key.metavar for key in KEYS.values() if "|" in key.metavar}
+        assert len(choices) > 5 and choices <= words
+
+
+def test_every_key_says_what_it_is():
+    assert [key.name for key in KEYS.values() if len(key.text) < 16 or not key.text.endswith(".")] == []
 
 
 def test_the_commands_are_these(capsys):

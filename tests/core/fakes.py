@@ -206,6 +206,9 @@ class FakeCluster:
         self.num_faults = 0
         self.num_deaths = 0
         self.num_stale_layouts = 0
+        self.poison: dict[str, int] = {}
+        """Request -> its how many-eth sampling step in a worker's life kills that worker."""
+        self.poison_steps: dict[tuple[str, int, int], int] = {}
         self.fails_move: Callable[[ports.SendKV], bool] = lambda _: False
         """Picks transfers of KV that end incomplete."""
         self.sent: list[ports.SendKV] = []
@@ -458,6 +461,11 @@ class FakeCluster:
                     lost.append(stage.worker_id)
                 if lost:
                     return
+                if any(r.samples and self._kills(r.state.request_id, worker) for r in step.rows):
+                    self.kill(stage.worker_id)
+                    self.restart_at(stage.worker_id, self.now / MS + 100)
+                    lost.append(stage.worker_id)
+                    return
                 if any(far for far in sources) and step.group_id not in self.core.groups:
                     return  # a member has died: nobody waits for this step, and what it asks for may be gone
                 gone = [w for w, life in far_lives.items() if self.workers[w].life != life or not self.workers[w].alive]
@@ -486,6 +494,12 @@ class FakeCluster:
 
         self.at(when, self._while_alive(last, end))
 
+    def _kills(self, request_id: str, worker: FakeWorker) -> bool:
+        """Count a sampling step of a poisonous request."""
+        key = (request_id, worker.worker_id, worker.life)
+        self.poison_steps[key] = self.poison_steps.get(key, 0) + 1
+        return self.poison_steps[key] == self.poison.get(request_id)
+
     def _remote_tables(self, row: ports.StepRow) -> dict[int, tuple[int, int, list[int]]]:
         """Layer -> (who attends to it instead, leading positions that are meant, their blocks there)."""
         tables: dict[int, tuple[int, int, list[int]]] = {}
@@ -507,11 +521,14 @@ class FakeCluster:
                 block = ids[position // BLOCK_SIZE]
                 assert block < worker.capacity
                 worker.kv.setdefault((layer, block), {})[position % BLOCK_SIZE] = (history[position], position)
-            for position, token in enumerate(history):
-                where, table = (self.workers[src], far_ids) if position < num_far else (worker, ids)
-                block = table[position // BLOCK_SIZE]
-                have = where.kv.get((layer, block), {}).get(position % BLOCK_SIZE)
-                assert have == (token, position), f"layer {layer} block {block} position {position}: {have} != {token}"
+            # Both parts begin at a block's start: what is far is whole blocks.
+            for index in range(-(-len(history) // BLOCK_SIZE)):
+                start = index * BLOCK_SIZE
+                where, table = (self.workers[src], far_ids) if start < num_far else (worker, ids)
+                have = where.kv.get((layer, table[index]), {})
+                for slot, token in enumerate(history[start : start + BLOCK_SIZE]):
+                    there, position = have.get(slot), start + slot
+                    assert there == (token, position), f"layer {layer} position {position}: {there} != {token}"
 
     # --- moves
 

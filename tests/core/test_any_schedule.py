@@ -68,7 +68,7 @@ ASKED = st.builds(
 CLUSTER = st.builds(
     Cluster,
     seed=st.integers(0, 10_000),
-    num_workers=st.sampled_from([2, 2, 2, 3, 4, 4, 6]),
+    num_workers=st.sampled_from([2, 2, 2, 3, 4, 5, 6]),
     num_layers=st.sampled_from([4, 5, 8]),
     full_blocks=st.integers(6, 60),
     shard_bytes=st.sampled_from([SHARD_BYTES, 256, 1024, 4096]),

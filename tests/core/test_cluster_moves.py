@@ -161,24 +161,29 @@ def test_many_members_merge_and_split_again(num_workers: int) -> None:
     assert all(w.ledger.capacity == w.full_blocks for w in cluster.core.state.workers.values())
 
 
-def test_four_members_split_into_pairs_where_one_could_not_hold_everything() -> None:
-    cluster = FakeCluster(num_workers=4, num_layers=8, full_blocks=60, auto_restore=False, exchange="transfer")
+@pytest.mark.parametrize(("num_workers", "num_layers", "sizes"), [(4, 8, [2, 2]), (5, 10, [2, 3])])
+def test_many_members_split_into_two_where_one_could_not_hold_everything(
+    num_workers: int, num_layers: int, sizes: list[int]
+) -> None:
+    cluster = FakeCluster(
+        num_workers=num_workers, num_layers=num_layers, full_blocks=60, auto_restore=False, exchange="transfer"
+    )
     burst(cluster, 5, prompt=20, output=150)  # about 17 blocks each when the pipeline is split
     cluster.run(until_ms=30)
-    merge_all(cluster, 4)
+    merge_all(cluster, num_workers)
     cluster.run(until_ms=cluster.now / MS + 60)
     (pipeline,) = cluster.core.groups.values()
-    assert 60 < pipeline.used_blocks < 110
+    assert 60 < pipeline.used_blocks < 120
     cluster.carry_out(cluster.core.request_restore(cluster.now))
     cluster.run(until_ms=cluster.now / MS + 60)
     split = next(r for r in cluster.records if r.kind == "split")
     homes = split.fields["homes"]
-    assert isinstance(homes, dict) and sorted(map(len, homes.values())) == [2, 2]
+    assert isinstance(homes, dict) and sorted(map(len, homes.values())) == sizes
     assert sum(g.counters.num_preemptions for g in cluster.core.groups.values()) == 0
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
-    assert sorted(len(g.stages) for g in cluster.core.groups.values()) == [2, 2]
+    assert sorted(len(g.stages) for g in cluster.core.groups.values()) == sizes
 
 
 def test_the_efficiency_of_a_pipeline_is_what_it_shows_once_there_is_one() -> None:

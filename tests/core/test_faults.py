@@ -268,6 +268,28 @@ def test_a_request_larger_than_an_instance_is_served_by_a_drop() -> None:
     expect_all_well(cluster)
 
 
+def test_one_too_large_for_its_group_lets_others_pass_until_there_is_a_partner() -> None:
+    cluster = FakeCluster(full_blocks=20, shard_bytes=4096, max_tokens=128)
+    cluster.kill(1)
+    cluster.run(stop=lambda: any(r.kind == "worker_lost" for r in cluster.records))
+    start = cluster.now / MS
+    cluster.submit("giant", tokens(random.Random(0), 100), 5, at_ms=start + 1)
+    fill(cluster, 30, prompt=12, output=10, at_ms=start + 2)
+    cluster.run(until_ms=start + 2_000)
+    ends = [name for name in cluster.ends if cluster.ends[name]]
+    assert len(ends) == 30 and "giant" not in ends
+    # With a partner it is the first to be served, however many arrive behind it.
+    cluster.restart_at(1, start + 2_001)
+    for i in range(200):
+        cluster.submit(f"l{i}", tokens(random.Random(i), 12), 10, at_ms=start + 2_000 + 5 * i)
+    served_before: list[int] = []
+    cluster.run(stop=lambda: bool(cluster.ends.get("giant")))
+    served_before.append(len(cluster.ends) - 31)
+    assert any(r.kind == "drop" for r in cluster.records) and served_before[0] < 150
+    cluster.run()
+    expect_all_well(cluster)
+
+
 def test_no_request_may_be_larger_than_an_instance_where_nothing_is_dropped() -> None:
     assert FakeCluster(full_blocks=20, policy="recompute").core.max_request_blocks() == 20
     assert FakeCluster(full_blocks=20, num_workers=1).core.max_request_blocks() == 20

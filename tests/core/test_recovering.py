@@ -338,3 +338,43 @@ def test_blocks_of_old_steps_are_not_given_away_before_the_fence() -> None:
     assert cluster.core.state.workers[survivor].ledger.num_held >= held
     cluster.run()
     expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("merged", [False, True])
+@pytest.mark.parametrize(("num_poisons", "after"), [(1, 1), (2, 1), (1, 7), (1, 30)])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_request_that_kills_workers_ends_and_its_neighbours_do_not(
+    seed: int, num_poisons: int, after: int, merged: bool
+) -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=90, auto_restore=False, seed=seed, max_seqs=8)
+    fill(cluster, 12, output=40)
+    cluster.run(until_ms=30)
+    if merged:
+        cluster.order("drop")
+        cluster.run(stop=lambda: not cluster.core.in_transition)
+    for i in range(num_poisons):
+        cluster.submit(f"poison{i}", tokens(random.Random(i), 10 + i), 400, cluster.now / MS + 1 + i)
+        cluster.poison[f"poison{i}"] = after
+    fill(cluster, 6, tag="late", output=30)
+    cluster.run()
+    # Trials of 4, 16 and 64 tokens, two deaths before each.
+    assert cluster.num_deaths <= num_poisons * (2 * (1 + (after > 4) + (after > 16)) + 1)
+    for i in range(num_poisons):
+        assert cluster.ends.pop(f"poison{i}") == ["error"]
+        del cluster.requests[f"poison{i}"]
+    assert all(ends == ["length"] or ends == ["stop"] for ends in cluster.ends.values())
+    expect_all_well(cluster)
+    assert not any(g.suspects for g in cluster.core.groups.values())
+
+
+def test_a_suspect_that_a_single_death_follows_again_is_tried_anew() -> None:
+    """What an acquittal wipes out: three deaths in a long life are no pattern."""
+    cluster = FakeCluster(num_workers=2, full_blocks=90, auto_restore=False, max_seqs=8)
+    fill(cluster, 6, output=400)
+    for i in range(8):
+        cluster.kill_at(i % 2, 60 + 400 * i)
+        cluster.restart_at(i % 2, 60 + 400 * i + 100)
+    cluster.run()
+    assert cluster.num_deaths == 8
+    assert {end for ends in cluster.ends.values() for end in ends} <= {"length", "stop"}
+    expect_all_well(cluster)

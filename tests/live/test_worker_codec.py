@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from jettison.core import ports
 from jettison.device.step import PromptLogprobsRow, SamplingRow, StepInput, StepOutput
-from jettison.live import codec
+from jettison.live import channel, codec
 from jettison.live import messages as m
 from jettison.live.channel import MAX_MESSAGE_BYTES, MessageBuffer, framed
+from jettison.live.driver import CoreDriver
+from jettison.live.encoder import StepEncoder
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec, RetainedKV
 from jettison.types import LayerRange, SampledToken, TokenLogprobs
 
@@ -143,3 +146,57 @@ def test_messages_are_cut_right_however_the_bytes_come(messages, data):
 def test_an_impossible_length_is_refused():
     with pytest.raises(codec.CodecError):
         list(MessageBuffer().feed((MAX_MESSAGE_BYTES + 1).to_bytes(4, "little")))
+
+
+def records():
+    top = st.lists(st.tuples(INT32, st.floats(-90, 0)), max_size=6)
+    return st.builds(m.SampledRecord, INT32, st.floats(-90, 0), st.integers(1, 2**31 - 1), top)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(st.integers(0, 300), records(), max_size=6),
+    st.dictionaries(st.integers(0, 300), st.lists(records(), min_size=1, max_size=9), max_size=4),
+    st.integers(1, 2000),
+)
+def test_logprobs_in_parts_are_the_same_and_every_part_is_small(logprobs, prompt_logprobs, max_bytes):
+    done = m.StepDone(1, 7, [1, 2], 5, logprobs, prompt_logprobs, 1, 2, 3, 4)
+    *parts, last = codec.step_answer(done, max_bytes)
+    largest = max([32 + 16 * len(r.top) for r in logprobs.values()]
+                  + [32 + 16 * len(r.top) for rows in prompt_logprobs.values() for r in rows], default=0)
+    for part in parts:
+        assert isinstance(part, m.StepLogprobs) and (part.worker_id, part.step_id) == (1, 7)
+        assert len(codec.encode_event(part)) <= max(max_bytes, largest) + 32
+    assert not parts or len(codec.encode_event(last)) < 100
+    arrived = [codec.decode_event(codec.encode_event(event)) for event in (*parts, last)]
+    assert codec.with_parts(arrived[-1], arrived[:-1]) == done
+
+
+def test_a_step_with_more_logprobs_than_a_message_may_have_arrives_whole(monkeypatch):
+    assert codec.MAX_LOGPROBS_BYTES + 16 * 1_000_000 < MAX_MESSAGE_BYTES, "room for a token of a million words"
+    monkeypatch.setattr(channel, "MAX_MESSAGE_BYTES", 1 << 20)
+    record = m.SampledRecord(1, -1.5, 3, [(i, -0.25) for i in range(20)])
+    done = m.StepDone(0, 9, [4] * 3, 5, {2: record}, {0: [record] * 4000, 2: [record] * 2000})
+    with pytest.raises(codec.CodecError):
+        list(MessageBuffer().feed(framed(codec.encode_event(done))))
+    events = codec.step_answer(done, 1 << 19)
+    frames = b"".join(framed(codec.encode_event(event)) for event in events)
+    core = RecordingCore()
+    driver = CoreDriver(core, StepEncoder({}, 4, frozenset()), None, None, None)
+    driver.on_worker_event(m.StepLogprobs(3, 8, {0: record}), 0)  # of a worker that dies before it is through
+    driver.handle(ports.WorkerLost(3), 0)
+    for message in MessageBuffer().feed(frames):
+        driver.on_worker_event(codec.decode_event(message), 0)
+    _, completed = core.events
+    assert [len(completed.prompt_logprobs[row]) for row in (0, 2)] == [4000, 2000]
+    assert completed.tokens[2].logprobs == completed.prompt_logprobs[2][-1] and completed.tokens[0].logprobs is None
+    assert not driver._parts
+
+
+class RecordingCore:
+    def __init__(self):
+        self.events = []
+
+    def handle(self, event, now_ns):
+        self.events.append(event)
+        return []

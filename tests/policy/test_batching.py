@@ -118,6 +118,23 @@ def test_the_queue_is_served_strictly_in_order() -> None:
     assert plan.head_blocked_by is BlockedBy.MEMORY
 
 
+def test_who_needs_more_than_the_group_has_steps_aside_and_is_what_the_head_waits_for() -> None:
+    giant = WaitingRow("giant", 400, 0, 100, is_oversized=True)
+    second = giant._replace(request_id="second")
+    plan = plan_batch(view(queue=[giant, waiting("a", 8), second, waiting("b", 8)], free=4), LIMITS)
+    assert [a.request_id for a in plan.admissions] == ["a", "b"]
+    assert plan.head_blocked_by is BlockedBy.MEMORY
+    behind = plan_batch(view(queue=[waiting("a", 8), giant], free=4), limits(max_num_seqs=1))
+    assert [a.request_id for a in behind.admissions] == ["a"] and behind.head_blocked_by is BlockedBy.MEMORY
+    full = plan_batch(view(queue=[giant, waiting("a", 8)], free=4, num_running=8), LIMITS)
+    assert not full.admissions and full.head_blocked_by is BlockedBy.MEMORY
+
+
+def test_one_that_the_group_could_hold_is_not_passed() -> None:
+    plan = plan_batch(view([decode("r")], [waiting("large", 80), waiting("a", 4)], free=10), LIMITS)
+    assert not plan.admissions and plan.head_blocked_by is BlockedBy.MEMORY
+
+
 def test_prompts_are_cut_to_the_budget_but_take_all_their_blocks() -> None:
     plan = plan_batch(view([decode("r")], [waiting("a", 80), waiting("b", 300), waiting("c", 4)], free=96), LIMITS)
     assert plan.admissions == (Admission("a", 80, 0), Admission("b", 19, 0))

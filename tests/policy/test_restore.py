@@ -72,12 +72,21 @@ def test_every_way_to_split_covers_the_model_and_keeps_what_a_member_runs(
     edges = [0, *cuts, num_layers]
     stages = [StagePlan(w, LayerRange(lo, hi)) for w, (lo, hi) in enumerate(itertools.pairwise(edges))]
     ways = plan_splits(stages, num_layers)
-    assert [len(way.parts) for way in ways] == ([num, 2] if num >= 4 and num % 2 == 0 else [num])
+    assert [len(way.parts) for way in ways] == ([num, 2] if num >= 4 else [num])
     for way in ways:
         assert sorted(s.worker_id for part in way.parts for s in part) == list(range(num))
         for part in way.parts:
             assert [layer for s in part for layer in s.layers.layers()] == list(range(num_layers))
             assert all(s.layers.covers(stages[s.worker_id].layers) for s in part)
+
+
+@pytest.mark.parametrize("num", range(4, 12))
+def test_two_groups_are_as_even_as_members_and_layers_allow(num: int) -> None:
+    stages = [StagePlan(w, LayerRange(3 * w, 3 * w + 3)) for w in range(num)]
+    halves = plan_splits(stages, 3 * num)[1].parts
+    assert sorted(len(part) for part in halves) == [num // 2, num - num // 2]
+    for part in halves:
+        assert max(len(s.layers) for s in part) <= -(-3 * num // len(part))
 
 
 def fits(sizes: list[int], capacities: list[int]) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from jettison.report import plots
+from jettison.report.brief import CONDITIONS_LINES, brief_rows, print_brief
 from jettison.report.fairness import FairnessHeader
 from jettison.report.html import render_html, write_html
 from jettison.report.results import RequestRecord, RunResult, build_run
@@ -192,3 +193,24 @@ def test_the_summary_prints_figures_conditions_and_lag(runs: list[RunResult]) ->
 )
 def test_figures_for_people(value: float | None, unit: str, text: str) -> None:
     assert format_value(value, unit) == text
+
+
+def test_the_short_form_fits_a_terminal_and_its_conditions_six_lines(runs: list[RunResult]) -> None:
+    output = io.StringIO()
+    pairs = [(runs[0], runs[1]), (runs[1], runs[0])]
+    print_brief(pairs, ("burst", "beyond"), Console(file=output, width=80))
+    lines = output.getvalue().splitlines()
+    rows = brief_rows(pairs)
+    assert [row[0] for row in rows] == [
+        "P50 TTFT", "P99 TTFT", "P50 TPOT", "output tokens/s", "drops", "restores", "preemptions", "requests",
+    ]
+    assert all(len(line) <= 80 for line in lines)
+    assert len(lines) == 3 + len(rows) + CONDITIONS_LINES
+    ttft = next(line for line in lines if line.startswith("P50 TTFT"))
+    assert [cell for cell in ttft.split() if cell.endswith("x")] == ["25.00x", "0.04x"] and "5 s" in ttft
+    assert rows[6] == ["preemptions", "1,234", "0", "", "0", "1,234", ""]
+    assert rows[7][1] == "20/21"
+    stated = " ".join(lines[-CONDITIONS_LINES:])
+    words = ("parameters 70%", "1,000 undropped, 2,170 merged", "mean load: 0.50, 0.50", "2.00", "made up", "2 ms")
+    assert [word for word in words if word not in stated] == []
+    assert "\u2026" not in "".join(lines[:-CONDITIONS_LINES])

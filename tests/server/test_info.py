@@ -12,6 +12,13 @@ from fake_engine import FakeEngine, bytes_of
 from prometheus_client.parser import text_string_to_metric_families
 from served import CHAT_TEMPLATE, eventually, sse_events
 
+from jettison.core.cluster import ClusterCore, ClusterParams
+from jettison.core.group import SchedulerLimits
+from jettison.live.driver import Delays
+from jettison.live.snapshot import counters
+from jettison.server.metrics import DESCRIBED_COUNTERS
+from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, layer_shard
+
 VLLM_NAMES = {
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "vllm:num_preemptions_total",
     "vllm:prompt_tokens_total", "vllm:generation_tokens_total", "vllm:request_success_total",
@@ -158,6 +165,19 @@ async def test_metrics(serve):
     assert values["jettison:group_size", "0"] == 2
     assert values["jettison:dropped_parameter_bytes", "1"] == 100
     assert values["jettison:worker_memory_bytes", "kv", "0"] == 500
+
+
+async def test_every_metric_says_what_it_is(app_client):
+    families = list(text_string_to_metric_families((await app_client.get("/metrics")).text))
+    assert len(families) > 50
+    assert [f.name for f in families if not f.documentation.endswith(".")] == []
+
+
+def test_every_counter_of_the_engine_has_a_text():
+    """One without is exported all the same, under its bare name."""
+    shape = ModelShape(1, 16, 2, 1, 8, 32, 64, 4, False, dict.fromkeys((EMBED_SHARD, layer_shard(0), HEAD_SHARD), 1))
+    core = ClusterCore(shape, SchedulerLimits(4, 8, 2, 100), ClusterParams(), {0: 4}, b"")
+    assert counters(core).keys() | Delays().totals().keys() <= DESCRIBED_COUNTERS
 
 
 @pytest.mark.parametrize("stream", [False, True])

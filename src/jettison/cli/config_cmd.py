@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from jettison.cli.flags import resolve_config, with_config_flags
+from jettison.cli.help import Command, Group
 from jettison.config import KEYS, EngineConfig
 
-app = typer.Typer(help="Look at the configuration.", no_args_is_help=True)
+app = typer.Typer(help="Look at the configuration.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 
 
 @app.callback()
@@ -19,7 +20,7 @@ def _group() -> None:
     """Look at the configuration."""
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 @with_config_flags
 def show(
     model_dir: Annotated[

@@ -15,6 +15,7 @@ import typer
 
 from jettison import __version__
 from jettison.cli import bench, config_cmd, demo, model, profile_cmd, serve, verify_cmd
+from jettison.cli.help import Command, Group
 from jettison.errors import JettisonError, UserError
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ _MENDABLE = frozenset({
 
 app = typer.Typer(
     name="jettison",
+    cls=Group,
+    rich_markup_mode=None,  # boxes cut long flags off; jettison.cli.help does not
     help="Serve large language models with elastic memory: under overload, drop replicated layers and keep serving.",
     no_args_is_help=True,
     add_completion=False,
@@ -50,16 +53,16 @@ def _root(
     pass
 
 
-app.command("serve")(serve.serve)
-app.command("bench")(bench.bench)
+app.command("serve", cls=Command)(serve.serve)
+app.command("bench", cls=Command)(bench.bench)
 app.add_typer(model.app, name="model")
 app.add_typer(config_cmd.app, name="config")
-app.command("verify")(verify_cmd.verify)
-app.command("demo")(demo.demo)
-app.command("profile")(profile_cmd.profile)
+app.command("verify", cls=Command)(verify_cmd.verify)
+app.command("demo", cls=Command)(demo.demo)
+app.command("profile", cls=Command)(profile_cmd.profile)
 
 
-@app.command("version")
+@app.command("version", cls=Command)
 def version() -> None:
     """Print the version."""
     typer.echo(f"jettison {__version__}")

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
+from jettison.cli.help import Command, Group
 from jettison.config import parse_bytes
 from jettison.errors import ConfigError
 
-app = typer.Typer(help="Make model folders.", no_args_is_help=True)
+app = typer.Typer(help="Make model folders.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 
 
 @app.callback()
@@ -18,7 +19,7 @@ def _group() -> None:
     """Make model folders."""
 
 
-@app.command("create")
+@app.command("create", cls=Command)
 def create(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; must be new or empty.")],
     arch: Annotated[str, typer.Option(help="Family: llama, mistral, qwen2 or qwen3.")] = "llama",

@@ -261,6 +261,7 @@ class ClusterCore:
         group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
         actions: list[Action] = []
         for result in group.commit(event, now_ns):
+            self.loads.note_token(result.state)
             if result.finish_reason is None:
                 actions.append(Emit(result.state.request_id, (result.token,), state=result.state))
             elif result.finish_reason is FinishReason.ERROR:

@@ -38,9 +38,14 @@ class Dispatcher:
         return True
 
     def rebalance(self, now_ns: int) -> list[Action]:
-        """Waiting requests that a full batch keeps out go to groups that can run them."""
+        """Waiting requests that a full batch or the size of their group keeps out go to groups that can run them."""
         groups = self._state.groups.values()
-        if not self._loads.params.rebalance or len(groups) < 2 or not any(g.waiting for g in groups):
+        if len(groups) < 2 or not any(g.waiting for g in groups):
+            return []
+        for state in [s for g in groups for s in g.waiting if g.is_oversized(s) and self._fits_elsewhere(s, g)]:
+            self._state.groups[state.group_id].take_out(state)
+            self.place(state)
+        if not self._loads.params.rebalance:
             return []
         busy = self._moves.busy_workers()
         plan = plan_rebalance([self._group_queue(g, busy) for g in groups])
@@ -52,6 +57,11 @@ class Dispatcher:
             return []
         self._state.counters.num_rebalanced += len(plan)
         return [Record("rebalanced", now_ns, {"requests": len(plan), "to": sorted({e.destination for e in plan})})]
+
+    def _fits_elsewhere(self, state: RequestState, home: GroupCore) -> bool:
+        needed = home.blocks_for(len(state.tokens))
+        others = (g for g in self._state.groups.values() if g is not home and not self._moves.is_emptying(g))
+        return any(g.capacity_blocks >= needed for g in others)
 
     def _group_queue(self, group: GroupCore, busy: set[WorkerId]) -> GroupQueue:
         num_stages, profile, most = len(group.stages), self._loads.params.profile, self._state.limits.max_num_seqs

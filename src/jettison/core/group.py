@@ -10,7 +10,7 @@ Reading order for newcomers: ``GroupCore.next_step``, ``core.stepplan``, ``Group
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jettison.core.ports import RunStep, StepCompleted, StepRow
@@ -20,7 +20,7 @@ from jettison.cost.online import OnlineChunkCost
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
-from jettison.policy.batching import BatchPlan, BlockedBy
+from jettison.policy.batching import Admission, BatchPlan, BlockedBy
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.merge import StagePlan
 from jettison.types import (
@@ -120,6 +120,8 @@ class GroupCore:
         self.running: dict[RequestId, RequestState] = {}
         """In service order (oldest first)."""
         self.moving: dict[RequestId, RequestState] = {}
+        self.suspects: dict[RequestId, RequestState] = {}
+        """Of ``waiting`` and ``running``, those that may be what kills workers."""
         self.in_flight: dict[int, _InFlight] = {}
         self.landing = Landing()
         self.admission_cap_blocks: int | None = None
@@ -201,12 +203,17 @@ class GroupCore:
         self._version += 1
         state.group_id = self.group_id
         state.phase = Phase.WAITING
+        self._note_suspect(state)
         self._count_queued(state, 1)
         if not self.waiting or self.waiting[-1].order <= state.order:
             self.waiting.append(state)
             return
         index = next(i for i, other in enumerate(self.waiting) if other.order > state.order)
         self.waiting.insert(index, state)
+
+    def _note_suspect(self, state: RequestState) -> None:
+        if state.suspicion.on_trial:
+            self.suspects[state.request_id] = state
 
     def _count_queued(self, state: RequestState, sign: int) -> None:
         self._num_queued_blocks += sign * self.blocks_for(len(state.tokens))
@@ -218,6 +225,7 @@ class GroupCore:
         self.moving.pop(state.request_id, None)
         state.group_id = self.group_id
         state.phase = Phase.RUNNING
+        self._note_suspect(state)
         state.kv_at = {s.worker_id: s.layers for s in self.stages}
         last = next(reversed(self.running.values()), None)
         self.running[state.request_id] = state
@@ -231,12 +239,14 @@ class GroupCore:
         self.waiting.clear()
         self.running.clear()
         self.moving.clear()
+        self.suspects.clear()
         self._num_queued_blocks = self._num_queued_tokens = 0
         return states
 
     def take_out(self, state: RequestState) -> None:
         """Remove a request from whatever queue it is in; its blocks stay where they are."""
         self._version += 1
+        self.suspects.pop(state.request_id, None)
         if state.phase is Phase.WAITING:
             self.waiting.remove(state)
             self._count_queued(state, -1)
@@ -284,6 +294,10 @@ class GroupCore:
         self.planner.note_applied()
         return step
 
+    def is_oversized(self, state: RequestState) -> bool:
+        """It could not be held even if nobody else were: it has to wait for a larger group."""
+        return self.blocks_for(len(state.tokens)) > self.capacity_blocks
+
     def cached_prefix(self, state: RequestState) -> tuple[int, int]:
         """(tokens found in the cache of every stage, allocatable blocks that admission takes)."""
         total = self.blocks_for(len(state.tokens))
@@ -323,10 +337,7 @@ class GroupCore:
             if chunk.num_new_blocks:
                 self._grow(state, chunk.num_new_blocks)
             rows.append(self._schedule(state, chunk.num_tokens))
-        for admission in plan.admissions:
-            state = self.waiting.popleft()
-            self._count_queued(state, -1)
-            assert state.request_id == admission.request_id
+        for admission, state in zip(plan.admissions, self._take_waiting(plan.admissions), strict=True):
             self._admit(state, admission.num_cached_tokens, now_ns)
             rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not rows:
@@ -338,6 +349,21 @@ class GroupCore:
             step, now_ns, sum(r.context_len for r in rows), sum(r.num_tokens for r in rows)
         )
         return step
+
+    def _take_waiting(self, admissions: Sequence[Admission]) -> list[RequestState]:
+        """Take these out of the queue, in order; those that have stepped aside stay in front."""
+        taken: list[RequestState] = []
+        aside: list[RequestState] = []
+        while len(taken) < len(admissions):
+            state = self.waiting.popleft()
+            if state.request_id == admissions[len(taken)].request_id:
+                self._count_queued(state, -1)
+                taken.append(state)
+            else:
+                assert self.is_oversized(state) or self.suspects, f"{state} was passed over"
+                aside.append(state)
+        self.waiting.extendleft(reversed(aside))
+        return taken
 
     def _grow(self, state: RequestState, num_blocks: int) -> None:
         """Make the request's table longer in every stage."""
@@ -396,6 +422,8 @@ class GroupCore:
             if token.token_id == FAILED_TOKEN_ID:
                 results.append(StepResult(state, token, FinishReason.ERROR))
                 continue
+            if self.suspects and state.suspicion.on_trial and state.suspicion.note_token_alone():
+                self.suspects.pop(state.request_id, None)
             state.tokens.append(token.token_id)
             if state.first_token_ns is None:
                 state.first_token_ns = now_ns
@@ -440,9 +468,9 @@ class GroupCore:
 
     # --- checks -----------------------------------------------------------------------------------------------
 
-    def check(self) -> None:
+    def check(self, *, with_ledgers: bool = True) -> None:
         """Invariants of the group, for tests and idle moments. Raises AssertionError."""
-        for ledger in self.ledgers:
+        for ledger in self.ledgers if with_ledgers else ():
             ledger.check()
         for state in self.running.values():
             assert state.phase is Phase.RUNNING and state.group_id == self.group_id, state

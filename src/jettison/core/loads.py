@@ -47,8 +47,13 @@ class Loads:
 
     def note_arrival(self, group: GroupCore, state: RequestState) -> None:
         """A new request was dispatched to a group. One that changes its queue later is no new demand."""
-        fresh = group.blocks_for(state.num_prompt) * (1.0 - self.prefix_hit_share())
+        fresh = group.blocks_for(state.num_prompt) * (1.0 - self.traffic.prefix_hit_share)
         self.monitor(group).num_arrived_blocks += round(fresh)
+
+    def note_token(self, state: RequestState) -> None:
+        """A request has got a token."""
+        if state.num_output == 1:
+            self.traffic.note_prompt(state.num_prompt, state.num_cached)
 
     def note_end(self, group: GroupCore, state: RequestState, now_ns: int) -> None:
         """A request of the group has produced all that it will."""
@@ -115,16 +120,9 @@ class Loads:
         since = monitor.settled_since_ns
         return since is None or now_ns - since >= monitor.patience(self.params.drop_dwell_s) * NANOSECONDS
 
-    def prefix_hit_share(self) -> float:
-        """Share of prompt tokens that the prefix cache has spared."""
-        counters = self._state.counters
-        queries = counters.prefix_queries + sum(g.counters.prefix_queries for g in self._state.groups.values())
-        hits = counters.prefix_hits + sum(g.counters.prefix_hits for g in self._state.groups.values())
-        return hits / queries if queries else 0.0
-
     def compute_load(self, num_stages: int) -> float | None:
         """Of the whole cluster, were it made of groups of so many members; None while too little is known."""
-        traffic = self.traffic.traffic(self.prefix_hit_share())
+        traffic = self.traffic.traffic()
         if traffic is None:
             return None
         shape, limits = self._state.shape, self._state.limits

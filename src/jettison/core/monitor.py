@@ -24,6 +24,9 @@ NUM_FILLS = 8
 NUM_STAYS = 50
 """How many ended requests the mean stay remembers: it has to follow the load's own step times."""
 
+NUM_PROMPTS = 300
+"""How many prompts the share of cached tokens remembers: sessions come and go."""
+
 NEWS_INTERVAL_NS = 5 * NANOSECONDS
 """Between two entries of the event log that say that nothing was done."""
 
@@ -66,6 +69,9 @@ class TrafficMonitor:
     num_stays: int = 0
     mean_stay_s: float | None = None
     """How long a block stays with a request, over the last ended ones; None until one has ended."""
+    num_prompts: int = 0
+    _mean_prompt_tokens: float = 0.0
+    _mean_cached_tokens: float = 0.0
     _mean_blocks: float = 0.0
     _mean_block_s: float = 0.0
     _arrived: RateMeter = field(default_factory=lambda: RateMeter(window_ns=TRAFFIC_WINDOW_NS))
@@ -81,6 +87,18 @@ class TrafficMonitor:
         self.num_ended += 1
         self.mean_output_tokens += (num_output_tokens - self.mean_output_tokens) / min(self.num_ended, 200)
 
+    def note_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """A prompt has been computed; so many of its tokens were in the prefix cache."""
+        self.num_prompts += 1
+        weight = 1.0 / min(self.num_prompts, NUM_PROMPTS)
+        self._mean_prompt_tokens += (num_tokens - self._mean_prompt_tokens) * weight
+        self._mean_cached_tokens += (num_cached_tokens - self._mean_cached_tokens) * weight
+
+    @property
+    def prefix_hit_share(self) -> float:
+        """Share of prompt tokens that the prefix cache has spared, over the last few hundred prompts."""
+        return self._mean_cached_tokens / self._mean_prompt_tokens if self.num_prompts else 0.0
+
     def note_stay(self, num_blocks: int, stay_s: float) -> None:
         """A request has given its blocks back, so long after it was first scheduled."""
         self.num_stays += 1
@@ -94,12 +112,12 @@ class TrafficMonitor:
         self._arrived.add(now_ns, self.num_arrived)
         self._prompt.add(now_ns, self.num_prompt_tokens)
 
-    def traffic(self, prefix_hit_share: float) -> Traffic | None:
+    def traffic(self) -> Traffic | None:
         """The last seconds; None while too little has been seen."""
         per_s, prompt_per_s = self._arrived.per_s(), self._prompt.per_s()
         if not per_s or prompt_per_s is None or not self.num_ended:
             return None
-        return Traffic(per_s, prompt_per_s / per_s * (1.0 - prefix_hit_share), self.mean_output_tokens)
+        return Traffic(per_s, prompt_per_s / per_s * (1.0 - self.prefix_hit_share), self.mean_output_tokens)
 
 
 @dataclass(slots=True)

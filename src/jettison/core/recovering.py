@@ -284,8 +284,8 @@ class Recoveries:
         for left in leftovers:
             actions += self._take_over(left)
         for state in sorted(requests, key=lambda s: s.order):
-            if state.num_worker_deaths >= self._params.max_deaths_per_request:
-                message = f"{state.num_worker_deaths} workers died while they computed this request"
+            if state.suspicion.is_guilty(self._params.max_deaths_per_request):
+                message = f"{self._params.max_deaths_per_request} workers died while they computed this request"
                 actions += cluster.end(state, FinishReason.ERROR, now_ns, error=message)
         return actions
 
@@ -309,8 +309,9 @@ class Recoveries:
         """Dissolve a group; its requests become homeless, except those that had ended already."""
         if dead in group.worker_ids:
             rows = [row for flight in group.in_flight.values() for row in flight.step.rows]
-            for state in {row.state.request_id: row.state for row in rows}.values():
-                state.num_worker_deaths += 1
+            near = {row.state.request_id: row.state for row in rows}
+            for state in near.values():
+                state.suspicion.note_death(alone=len(near) == 1, max_deaths=self._params.max_deaths_per_request)
         group.in_flight.clear()
         states = group.take_queues()
         self._cluster.dissolve(group)

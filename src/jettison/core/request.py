@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -33,6 +34,48 @@ class RemotePart(NamedTuple):
     """Leading blocks of the request's tables that are meant: full ones, computed before the merge."""
 
 
+FIRST_TRIAL_TOKENS = 4
+"""What a suspect has to produce alone before it is acquitted; each further trial takes four times as many."""
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """Deaths of workers that computed a request, and whether it may be what kills them.
+
+    A killer is found however late it kills: trials become longer. What happened to it alone is never forgotten.
+    """
+
+    num_deaths: int = 0
+    """Workers that died while a step with this request was under way, since its last acquittal."""
+    num_deaths_alone: int = 0
+    """Of all deaths, those with no other request under way."""
+    on_trial: bool = False
+    """No step has it and others (``core.stepplan``): one more death and it ends."""
+    num_trials: int = 0
+    num_tokens_alone: int = 0
+    """Of this trial."""
+
+    def note_death(self, *, alone: bool, max_deaths: int) -> None:
+        """A worker died while it computed this request."""
+        self.num_deaths += 1
+        self.num_deaths_alone += alone
+        if self.num_deaths == max_deaths - 1:
+            self.on_trial, self.num_tokens_alone = True, 0
+            self.num_trials += 1
+
+    def is_guilty(self, max_deaths: int) -> bool:
+        """It has been near too many deaths to run again."""
+        return max(self.num_deaths, self.num_deaths_alone) >= max_deaths
+
+    def note_token_alone(self) -> bool:
+        """It got a token in a step of its own, on trial; whether that acquits it."""
+        self.num_tokens_alone += 1
+        if self.num_tokens_alone < FIRST_TRIAL_TOKENS * 4 ** (self.num_trials - 1):
+            return False
+        self.on_trial, self.num_deaths = False, 0
+        return True
+
+
 class RequestState:
     """Progress of one request.
 
@@ -43,7 +86,7 @@ class RequestState:
     __slots__ = (
         "request", "request_id", "num_prompt", "tokens", "num_computed", "num_pending", "phase", "group_id", "kv_at",
         "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns", "first_token_ns",
-        "finished_ns", "num_preemptions", "num_worker_deaths", "order", "prompt_logprobs", "moves", "paused",
+        "finished_ns", "num_preemptions", "suspicion", "order", "prompt_logprobs", "moves", "paused",
         "remote", "recompute",
     )
 
@@ -72,8 +115,8 @@ class RequestState:
         self.first_token_ns: int | None = None
         self.finished_ns: int | None = None
         self.num_preemptions = 0
-        self.num_worker_deaths = 0
-        """Workers that died while a step with this request was under way there."""
+        self.suspicion = Suspicion()
+        """Whether it may be what kills workers."""
         self.order = (request.priority, order)
         """Service order: priority first, then arrival."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (

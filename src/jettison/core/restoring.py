@@ -1,7 +1,7 @@
 """Restore and split as one phase table (KunServe v3 section 4.4; design 5.1).
 
 A group is split into instances, or, where all of its requests would not fit into one member's memory, into two groups
-of half the members each (``policy.restore.plan_splits``); these are split again when their turn comes.
+of every second member (``policy.restore.plan_splits``); these are split again when their turn comes.
 
     DRAIN_1    the group finishes its steps in flight
     MAP        every member maps the shards of its next layout (KV shrinks to what is left; blocks move down)

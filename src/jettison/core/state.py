@@ -132,6 +132,8 @@ class ClusterState:
     link_rates: dict[LinkId, LinkRate] = field(default_factory=dict)
     distrusted: dict[RequestId, RequestState] = field(default_factory=dict)
     """Requests with ``recompute`` set."""
+    checked_versions: dict[WorkerId, int] = field(default_factory=dict)
+    """Version of each worker's ledger that ``check`` has found in order."""
     next_group_id: GroupId = 0
     next_epoch: int = 0
     next_step_id: int = 1
@@ -269,8 +271,13 @@ class ClusterState:
     def check(self) -> None:
         """Invariants of the whole cluster, for tests and idle moments. Raises AssertionError."""
         queued: dict[RequestId, GroupId] = {}
+        for worker_id, worker in self.workers.items():
+            # Groups share ledgers, and one that has not changed since it was last looked at is still what it was.
+            if self.checked_versions.get(worker_id) != worker.ledger.version:
+                worker.ledger.check()
+                self.checked_versions[worker_id] = worker.ledger.version
         for group in self.groups.values():
-            group.check()
+            group.check(with_ledgers=False)
             for state in (*group.waiting, *group.running.values(), *group.moving.values()):
                 assert state.request_id not in queued, f"{state} is in two queues"
                 queued[state.request_id] = group.group_id

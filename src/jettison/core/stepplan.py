@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from jettison.core.request import Phase, RequestState
 from jettison.policy.batching import (
     BatchLimits,
     BatchPlan,
@@ -40,10 +42,14 @@ class StepPlanner:
         self._ahead: deque[dict[RequestId, int]] = deque()
         """Microbatches planned ahead, as tokens a request; good for ``_ahead_version`` of the group only."""
         self._ahead_version = -1
+        self._was_alone = False
+        """The last step was a suspect's."""
 
     def next_plan(self) -> BatchPlan:
         """The next microbatch, for the group as it is now."""
         group = self._group
+        if group.suspects:
+            return self._trial_plan()
         if len(group.stages) > 1 and group.limits.lookahead.enabled:
             plan = self._balanced_plan()
             if plan is not None:
@@ -69,6 +75,37 @@ class StepPlanner:
         if plan.is_empty or plan.preemptions:
             self._ahead.clear()
         return None if plan.is_empty else plan
+
+    def _trial_plan(self) -> BatchPlan:
+        """While some request may be what kills workers: it runs alone, in turn with steps of all others.
+
+        One step is in flight at a time, so whoever was there when a worker dies is known. Suspects wait for each other;
+        nobody passes one that waits for memory or a place, or it would never be tried.
+        """
+        group = self._group
+        if group.in_flight:
+            return BatchPlan(group.version, (), (), (), group.head_blocked_by)
+        suspect = min(group.suspects.values(), key=lambda s: (s.phase is not Phase.RUNNING, s.order))
+        limits = replace(self.limits(), num_microbatches=1)
+        own_row = [self._waiting_row(suspect)] if suspect.phase is Phase.WAITING else []
+        alone = plan_batch(
+            replace(self.view(), waiting=own_row), limits, {suspect.request_id: limits.max_num_tokens}
+        )
+        if not alone.is_empty and not self._was_alone:
+            self._was_alone = True
+            return alone
+        waits = bool(own_row) and alone.is_empty and not own_row[0].is_oversized
+        others = self.view()
+        others = replace(
+            others,
+            running=[row for row in others.running if row.request_id not in group.suspects],
+            waiting=() if waits else [self._waiting_row(s) for s in group.waiting if not s.suspicion.on_trial],
+        )
+        together = plan_batch(others, limits)
+        self._was_alone = False
+        if together.is_empty:
+            return alone
+        return replace(together, head_blocked_by=together.head_blocked_by or alone.head_blocked_by)
 
     # --- views ------------------------------------------------------------------------------------------------
 
@@ -103,9 +140,14 @@ class StepPlanner:
         )
 
     def _waiting_rows(self) -> Iterator[WaitingRow]:
-        for state in self._group.waiting:
-            num_cached, num_needed = self._group.cached_prefix(state)
-            yield WaitingRow(state.request_id, len(state.tokens), num_cached, num_needed)
+        return map(self._waiting_row, self._group.waiting)
+
+    def _waiting_row(self, state: RequestState) -> WaitingRow:
+        if self._group.is_oversized(state):
+            total = self._group.blocks_for(len(state.tokens))
+            return WaitingRow(state.request_id, len(state.tokens), 0, total, True)
+        num_cached, num_needed = self._group.cached_prefix(state)
+        return WaitingRow(state.request_id, len(state.tokens), num_cached, num_needed)
 
     def _victims(self) -> list[VictimRow]:
         if self._group.holds_preemption:
@@ -145,6 +187,8 @@ class StepPlanner:
         chunks: list[QueuedChunk] = []
         num_free = group.num_free_blocks
         for row in self._waiting_rows():
+            if row.is_oversized:
+                continue
             num_running = len(group.running) + len(chunks)
             watermark = limits.watermark_blocks if num_running else 0
             num_free -= row.num_blocks_needed

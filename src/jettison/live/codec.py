@@ -8,6 +8,7 @@ sockets.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -17,6 +18,9 @@ from jettison.device.step import PromptLogprobsRow, RemoteKV, SamplingRow, StepI
 from jettison.live import messages as m
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec, RetainedKV
 from jettison.types import LayerRange, TokenLogprobs, WorkerId
+
+MAX_LOGPROBS_BYTES = 16 << 20
+"""Logprobs of one message, beside which everything else of it is small (a message has a limit, ``live.channel``)."""
 
 
 class CodecError(ValueError):
@@ -181,6 +185,47 @@ def step_done(
         input_delay_ns,
         remote_wait_ns,
     )
+
+
+def step_answer(done: m.StepDone, max_part_bytes: int = MAX_LOGPROBS_BYTES) -> list[m.StepLogprobs | m.StepDone]:
+    """The messages that tell ``done``: itself, or first its logprobs in parts of at most about ``max_part_bytes``.
+
+    Clients decide how many logprobs a step yields, so no configuration keeps them under the limit of a message. One
+    token's are never divided: 16 bytes for each word of the vocabulary at most.
+    """
+    entries = [(False, i, record) for i, record in done.logprobs.items()]
+    entries += [(True, row, record) for row, records in done.prompt_logprobs.items() for record in records]
+    if sum(_record_bytes(record) for _, _, record in entries) <= max_part_bytes:
+        return [done]
+    parts: list[m.StepLogprobs] = []
+    room = 0
+    for is_prompt, key, record in entries:
+        size = _record_bytes(record)
+        if not parts or size > room:
+            parts.append(m.StepLogprobs(done.worker_id, done.step_id, {}, {}))
+            room = max_part_bytes
+        room -= size
+        if is_prompt:
+            parts[-1].prompt_logprobs.setdefault(key, []).append(record)
+        else:
+            parts[-1].logprobs[key] = record
+    return [*parts, msgspec.structs.replace(done, logprobs={}, prompt_logprobs={})]
+
+
+def _record_bytes(record: m.SampledRecord) -> int:
+    """Upper bound as msgpack, with its key."""
+    return 32 + 16 * len(record.top)
+
+
+def with_parts(done: m.StepDone, parts: Sequence[m.StepLogprobs]) -> m.StepDone:
+    """Inverse of ``step_answer``."""
+    logprobs = dict(done.logprobs)
+    prompt_logprobs = {row: list(records) for row, records in done.prompt_logprobs.items()}
+    for part in parts:
+        logprobs |= part.logprobs
+        for row, records in part.prompt_logprobs.items():
+            prompt_logprobs.setdefault(row, []).extend(records)
+    return msgspec.structs.replace(done, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
 
 # --- layouts

@@ -11,9 +11,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jettison.device.model.create import create_model
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
+from jettison.report.brief import print_brief
 from jettison.report.html import write_html
 from jettison.report.results import RunResult, write_results
-from jettison.report.summary import print_summary
 from jettison.workload.calibrate import Calibration, calibrate, choose_setting
 from jettison.workload.probe import MachineSpeed
 from jettison.workload.shaping import scale_time
@@ -87,13 +87,12 @@ def run_demo(out_dir: Path, seed: int = 0) -> int:
         load = scale_time(demo_workload(seed), scale)
         for policy in ("recompute", "drop"):
             runs.append(_run_shown(console, setup, policy, load, f"{label}: {policy}", seed))
-    console.print("\n[bold]The burst[/bold]: same bytes, same arrivals")
-    print_summary(runs[:2], console)
-    console.print("\n[bold]Beyond the merged capacity[/bold]: dropping no longer helps much")
-    print_summary(runs[2:], console)
+    console.print()
+    pairs = [(runs[0], runs[1]), (runs[2], runs[3])]
+    print_brief(pairs, ("burst", "beyond merged"), console)
     write_results(out_dir / "report.json", runs)
     write_html(out_dir / "report.html", runs, title="Jettison demo: a burst with dropping off and on")
-    console.print(f"report: {out_dir / 'report.html'}, {out_dir / 'report.json'}")
+    console.print(f"report: {out_dir / 'report.html'}, {out_dir / 'report.json'}", soft_wrap=True)
     return 0
 
 

@@ -73,11 +73,15 @@ class CoreDriver:
         """Latest memory report of each worker."""
         self.bubbles = BubbleMeter()
         self.delays = Delays()
+        self._parts: dict[int, list[m.StepLogprobs]] = {}
+        """Step -> what has come of its logprobs; the step itself is still to be told."""
 
     def handle(self, event: ports.Event, now_ns: int) -> None:
         """Let the core handle an event and carry out what follows."""
         if self._on_event is not None:
             self._on_event(event, now_ns)
+        if isinstance(event, ports.WorkerLost):
+            self._parts = {i: p for i, p in self._parts.items() if p[0].worker_id != event.worker_id}
         self.carry_out(self.core.handle(event, now_ns))
 
     def on_worker_event(self, event: m.Event, now_ns: int) -> None:
@@ -113,7 +117,11 @@ class CoreDriver:
 
     def _translate(self, event: m.Event) -> ports.Event | None:
         match event:
+            case m.StepLogprobs():
+                self._parts.setdefault(event.step_id, []).append(event)
+                return None
             case m.StepDone():
+                event = codec.with_parts(event, parts) if (parts := self._parts.pop(event.step_id, [])) else event
                 self.bubbles.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
                 self.bubbles.ended(event.step_id)
                 self.delays.note(event)
@@ -123,6 +131,7 @@ class CoreDriver:
                 self.delays.note(event)
                 return None
             case m.StepFailed():
+                self._parts.pop(event.step_id, None)
                 self._encoder.take_refused(event.step_id)
                 self.bubbles.ended(event.step_id)
                 return ports.StepFailed(event.step_id, event.message, event.lost_worker, event.recompute)

@@ -181,6 +181,16 @@ class StepDone(msgspec.Struct, tag="step_done", array_like=True):
     """Time this stage waited for attention at peers."""
 
 
+class StepLogprobs(msgspec.Struct, tag="step_logprobs", array_like=True):
+    """Part of a step's logprobs, ahead of its StepDone, where all of them would be too much for one message."""
+
+    worker_id: WorkerId
+    step_id: int
+    logprobs: dict[int, SampledRecord] = {}
+    prompt_logprobs: dict[int, list[SampledRecord]] = {}
+    """Both as in StepDone; a row's entries may be spread over several parts, in order."""
+
+
 class StageDone(msgspec.Struct, tag="stage_done", array_like=True):
     """Sent by every stage but the last: its part of the step is computed (for bubble and time accounts)."""
 
@@ -273,6 +283,6 @@ class MemoryReported(msgspec.Struct, tag="memory", array_like=True):
 
 
 Event = (
-    WorkerReady | WorkerStartFailed | StepDone | StageDone | StepFailed | LayoutOffered | LayoutApplied
+    WorkerReady | WorkerStartFailed | StepLogprobs | StepDone | StageDone | StepFailed | LayoutOffered | LayoutApplied
     | CallDone | CallFailed | MoveEnded | MemoryReported | Fenced
 )

@@ -382,7 +382,9 @@ class WorkerLoop:
         elif isinstance(result, StepOutput):
             self._reach("before_flush")
             computed_ns = result.compute_ns or compute_ns
-            self._emit(codec.step_done(self.worker_id, result, computed_ns, span, delay_ns, waited_ns))
+            done = codec.step_done(self.worker_id, result, computed_ns, span, delay_ns, waited_ns)
+            for event in codec.step_answer(done):
+                self._emit(event)
             self._reach("after_flush")
 
     def _take_input(self, step: StepInput) -> tuple[object, _Failure | None, int]:

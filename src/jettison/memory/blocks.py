@@ -18,6 +18,7 @@ from __future__ import annotations
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from operator import le
 
 from jettison.errors import OutOfBlocksError, StalePlanError
 from jettison.types import RequestId
@@ -329,7 +330,9 @@ class BlockLedger:
         assert not free & held and not free & self._cached.keys() and not held & self._cached.keys()
         assert len(free) + len(held) + len(self._cached) == len(self._refs), "free + held + cached != capacity"
         assert free <= set(range(len(self._refs))) and self._cached.keys() <= set(range(len(self._refs)))
-        assert all(self._free[(i - 1) // 2] <= self._free[i] for i in range(1, len(self._free))), "not a heap"
+        # Children of entry i are entries 2i + 1 and 2i + 2.
+        is_heap = all(map(le, self._free, self._free[1::2])) and all(map(le, self._free, self._free[2::2]))
+        assert is_heap, "the free ids are not a heap"
         assert self._block_of == {content: block for block, content in self._hash_of.items()}
         assert len(self._block_of) == len(self._hash_of), "two blocks are findable by one hash"
         assert self._cached.keys() <= self._hash_of.keys(), "a cached block has no hash"

@@ -3,10 +3,11 @@
 Pure: a view of one group in, a plan out. A plan is ``{request: number of tokens}`` plus what has to happen to
 memory first (preemptions, admissions); prefill, chunked prefill and decode are only different numbers.
 
-Order of service: running requests first (oldest first), then the waiting queue, strictly in order. A request that
-cannot get a block preempts the youngest running request that is not in flight, if it is younger than itself; if there
-is none it waits for what is in flight, and only where nothing is does it give itself up. So the oldest of several is
-never preempted, and the batch always progresses.
+Order of service: running requests first (oldest first), then the waiting queue, strictly in order; only who needs more
+than the whole group has steps aside, and is first again as soon as the group can hold it. A request that cannot get a
+block preempts the youngest running request that is not in flight, if it is younger than itself; if there is none it
+waits for what is in flight, and only where nothing is does it give itself up. So the oldest of several is never
+preempted, and the batch always progresses.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class WaitingRow(NamedTuple):
     """Of these, found in the prefix cache of every stage."""
     num_blocks_needed: int
     """Allocatable blocks that admission takes from the tightest stage."""
+    is_oversized: bool = False
+    """It needs more blocks than the tightest stage has, whoever runs: waiting for others to end does not help."""
 
 
 class VictimRow(NamedTuple):
@@ -182,16 +185,15 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
     free_blocks -= view.num_reserved_blocks
     if not preempted:
         for waiting in view.waiting:
-            if num_running >= limits.max_num_seqs:
-                blocked = BlockedBy.SEQUENCES
-                break
-            watermark = limits.watermark_blocks if num_running > 0 else 0
-            if waiting.num_blocks_needed + watermark > free_blocks:
-                blocked = BlockedBy.MEMORY
-                break
+            if waiting.is_oversized:
+                blocked = blocked or BlockedBy.MEMORY
+                continue
+            reason = _reason_to_wait(waiting, free_blocks, num_running, limits)
             share = budget if shares is None else min(budget, shares.get(waiting.request_id, 0))
-            if share <= 0:
-                blocked = BlockedBy.TOKEN_BUDGET
+            if reason is None and share <= 0:
+                reason = BlockedBy.TOKEN_BUDGET
+            if reason is not None:
+                blocked = blocked or reason  # the head's, if that has stepped aside
                 break
             num_tokens = min(waiting.num_tokens - waiting.num_cached_tokens, share)
             admissions.append(Admission(waiting.request_id, num_tokens, waiting.num_cached_tokens))
@@ -201,6 +203,13 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
     else:
         blocked = BlockedBy.MEMORY
     return BatchPlan(view.version, tuple(preempted), tuple(chunks), tuple(admissions), blocked)
+
+
+def _reason_to_wait(row: WaitingRow, free_blocks: int, num_running: int, limits: BatchLimits) -> BlockedBy | None:
+    if num_running >= limits.max_num_seqs:
+        return BlockedBy.SEQUENCES
+    watermark = limits.watermark_blocks if num_running > 0 else 0
+    return BlockedBy.MEMORY if row.num_blocks_needed + watermark > free_blocks else None
 
 
 class _Victims:

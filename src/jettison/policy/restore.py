@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from jettison.policy.merge import StagePlan
@@ -88,27 +89,30 @@ class SplitPlan:
 
 
 def plan_splits(stages: Sequence[StagePlan], num_layers: int) -> tuple[SplitPlan, ...]:
-    """Ways to split a pipeline, the furthest first: into instances; into two groups of half as many members.
+    """Ways to split a pipeline, the furthest first: into instances; into two groups of every second member.
 
     While requests are on their way each member holds blocks of all of them in all layers of its *next* layout: members
-    that take every layer back have room for one instance's worth, those that only double their layers for half of
-    what all could hold undropped. In the second way neighbours take each other's layers and go to different groups,
-    so every member keeps what it runs.
+    that take every layer back have room for one instance's worth, a 1/N of what all N could hold undropped; members of
+    a group of n have room for about n/N. In the second way neighbours go to different groups, so that every member
+    keeps what it runs and takes layers of its neighbours. With an odd number one group has a member more. Three have
+    no second way: one of them would be alone, and has to take every layer back.
     """
     everything = LayerRange(0, num_layers)
     ways = [SplitPlan(tuple((StagePlan(s.worker_id, everything),) for s in stages))]
-    if len(stages) >= 4 and len(stages) % 2 == 0:
-        pairs = list(zip(stages[::2], stages[1::2], strict=True))
-        ranges = [LayerRange(a.layers.lo, b.layers.hi) for a, b in pairs]
-        ways.append(
-            SplitPlan(
-                tuple(
-                    tuple(StagePlan(pair[side].worker_id, r) for pair, r in zip(pairs, ranges, strict=True))
-                    for side in (0, 1)
-                )
-            )
-        )
+    if len(stages) >= 4:
+        ways.append(SplitPlan((_widened(stages[::2], num_layers), _widened(stages[1::2], num_layers))))
     return tuple(ways)
+
+
+def _widened(members: Sequence[StagePlan], num_layers: int) -> tuple[StagePlan, ...]:
+    """These members as one pipeline over all layers, as even as it can be where each keeps the layers that it has."""
+    cuts = [0]
+    for index, (left, right) in enumerate(pairwise(members), start=1):
+        even = (index * num_layers + len(members) // 2) // len(members)
+        cuts.append(min(max(even, left.layers.hi), right.layers.lo))
+    cuts.append(num_layers)
+    ranges = [LayerRange(lo, hi) for lo, hi in pairwise(cuts)]
+    return tuple(StagePlan(m.worker_id, r) for m, r in zip(members, ranges, strict=True))
 
 
 class PlacedRequest(NamedTuple):

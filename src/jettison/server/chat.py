@@ -94,7 +94,7 @@ class ChatAnswer(Answer):
 class ChatEndpoint(GenerationEndpoint):
     """Messages in, an assistant's message out."""
 
-    length_param = "messages"
+    prompt_field = "messages"
 
     async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], Answer]:
         """See ``GenerationEndpoint``."""

@@ -157,13 +157,13 @@ class GenerationEndpoint(ABC):
         if plan.wants_default_length:
             room = min(info.max_model_len, info.max_request_tokens) - num_prompt_tokens
             max_tokens = max(1, room, plan.params.min_tokens)
-        error = too_long(num_prompt_tokens, max_tokens, info, self.length_param)
+        error = too_long(num_prompt_tokens, max_tokens, info, self.prompt_field, plan.length_field)
         if error is not None:
             raise error
         return max_tokens
 
-    length_param = "prompt"
-    """The field that a too long request is blamed on."""
+    prompt_field = "prompt"
+    """The field that a too long prompt is blamed on."""
 
     async def _whole(self, generation: Generation, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
         async def keep(job: Job, event: TokenEvent, delta: Delta) -> None:

@@ -40,9 +40,12 @@ _VLLM_COUNTERS = {
 _OWN_COUNTERS = {
     "drops": "Merges of groups with their parameter drop.",
     "restores": "Restores of dropped parameters.",
-    "drop_seconds": "Time spent in drops.",
+    "restores_turned": "Restores that a burst or a failure turned round.",
+    "drop_seconds": "Time from the decision to drop until the merged group could serve, summed.",
+    "remap_seconds": "Time that workers remapped pages in drops, the slowest of each drop, summed.",
     "restore_seconds": "Time spent in restores.",
     "exchanged_bytes": "KV bytes exchanged after drops.",
+    "returned_bytes": "KV bytes that went home in restores.",
     "pulled_bytes": "Parameter bytes pulled for restores.",
     "live_rows": "Rows of steps that attended to KV at its old home.",
     "stalls": "Requests that stood still in an exchange until they could run again.",
@@ -52,6 +55,7 @@ _OWN_COUNTERS = {
     "remote_attention_seconds": "Time that stages waited for attention at peers.",
     "recomputed_tokens": "Tokens whose KV was computed again.",
     "migrations": "Running requests that changed instances.",
+    "migrations_failed": "Migrations that fell back to where they had come from.",
     "migrated_bytes": "KV bytes of migrations.",
     "swapped_out_blocks": "KV blocks copied to host memory.",
     "swapped_in_blocks": "KV blocks copied back from host memory.",
@@ -64,6 +68,9 @@ _OWN_COUNTERS = {
     "recovery_seconds": "Time that those recoveries took, summed.",
 }
 """Always exported, from zero on; totals of other names are exported when the engine reports them."""
+
+DESCRIBED_COUNTERS = frozenset(_VLLM_COUNTERS) | frozenset(_OWN_COUNTERS)
+"""Totals of the engine that have a help text."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,60}")
 
@@ -208,7 +215,8 @@ class ServerMetrics(Collector):
         totals = snapshot.counters
         for key, (name, help_text) in _VLLM_COUNTERS.items():
             yield self._counter(name, help_text, totals.get(key, 0.0))
-        others = {key: key.replace("_", " ") for key in totals if key not in _VLLM_COUNTERS and _NAME.fullmatch(key)}
+        unknown = [key for key in totals if key not in _VLLM_COUNTERS and _NAME.fullmatch(key)]
+        others = {key: f"{key.replace('_', ' ').capitalize()}." for key in unknown}
         for key, help_text in (others | _OWN_COUNTERS).items():
             yield self._counter(f"jettison:{key}", help_text, totals.get(key, 0.0))
 

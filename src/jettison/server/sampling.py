@@ -62,6 +62,8 @@ class GenerationPlan:
     """The client's own; empty for none."""
     service_tier: str | None
     """As served; None when none was asked for."""
+    length_field: str | None
+    """What the client may lower where its prompt would fit with fewer tokens behind it; None: it named no length."""
 
     def params_for(self, sample: int, max_tokens: int) -> SamplingParams:
         """Sample ``sample`` of a prompt. A prompt gives the same samples alone and in a batch."""
@@ -77,26 +79,33 @@ def plan_completion(
     _check("max_tokens", wanted, 0)
     _check("logprobs", fields.logprobs, 0, MAX_LOGPROBS)
     params = _params(fields, info, max(1, wanted), draw, fields.logprobs, fields.logprobs if echo else None)
-    return _plan(fields, params, echo=echo, wants_default_length=False, is_cut_to_nothing=wanted == 0)
+    length_field = None if fields.max_tokens is None else "max_tokens"
+    return _plan(
+        fields, params, length_field, echo=echo, wants_default_length=False, is_cut_to_nothing=wanted == 0
+    )
 
 
 def plan_chat(fields: ChatFields, info: EngineInfo, default_max_tokens: int | None, draw: SeedSource) -> GenerationPlan:
     """Raises ApiError 400 naming the field."""
     name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
-    wanted: int | None = getattr(fields, name)
-    _check(name, wanted, 1)
-    wanted = default_max_tokens if wanted is None else wanted
+    sent: int | None = getattr(fields, name)
+    _check(name, sent, 1)
+    wanted = default_max_tokens if sent is None else sent
     _check("top_logprobs", fields.top_logprobs, 0, MAX_LOGPROBS)
     if fields.top_logprobs and not fields.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true.", "top_logprobs")
     num_logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
     longest = info.max_model_len if wanted is None else wanted
     params = _params(fields, info, longest, draw, num_logprobs, None)
-    return _plan(fields, params, echo=False, wants_default_length=wanted is None, is_cut_to_nothing=False)
+    length_field = name if sent is not None else "min_tokens" if wanted is None else None
+    return _plan(
+        fields, params, length_field, echo=False, wants_default_length=wanted is None, is_cut_to_nothing=False
+    )
 
 
 def _plan(
-    fields: GenerationFields, params: SamplingParams, *, echo: bool, wants_default_length: bool, is_cut_to_nothing: bool
+    fields: GenerationFields, params: SamplingParams, length_field: str | None, *, echo: bool,
+    wants_default_length: bool, is_cut_to_nothing: bool,
 ) -> GenerationPlan:
     _check("n", fields.n, 1, MAX_N)
     _check("priority", fields.priority, -MAX_PRIORITY, MAX_PRIORITY)
@@ -125,6 +134,7 @@ def _plan(
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
         service_tier=None if fields.service_tier is None else SERVED_TIER,
+        length_field=length_field,
     )
 
 
@@ -222,8 +232,13 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> tuple[tuple[i
     return tuple(pairs)
 
 
-def too_long(num_prompt_tokens: int, max_tokens: int, info: EngineInfo, param: str) -> ApiError | None:
-    """The error for a request that can never fit, with both numbers; None for one that can."""
+def too_long(
+    num_prompt_tokens: int, max_tokens: int, info: EngineInfo, prompt_field: str, length_field: str | None
+) -> ApiError | None:
+    """The error for a request that can never fit, with both numbers; None for one that can.
+
+    It names what has to change: the prompt where not even one token fits behind it, else the length asked for.
+    """
     total = num_prompt_tokens + max_tokens
     asked = f"{total} tokens ({num_prompt_tokens} in the prompt, {max_tokens} for the completion)"
     if total > info.max_model_len:
@@ -232,4 +247,6 @@ def too_long(num_prompt_tokens: int, max_tokens: int, info: EngineInfo, param: s
         message = f"All memory holds {info.max_request_tokens} tokens of one request; this one asks for {asked}."
     else:
         return None
+    fits_alone = num_prompt_tokens < min(info.max_model_len, info.max_request_tokens)
+    param = length_field if length_field is not None and fits_alone else prompt_field
     return bad_request(message, param, "context_length_exceeded")
