@@ -12,8 +12,8 @@ Three contenders meet the built-in burst, open loop, in turn; each round begins 
 Every instance of either has exactly the same number of KV blocks of the same size, the same limits and no prefix cache.
 ``plan`` goes before: both engines' speed is measured with ample KV, and the arrivals' rate is set for the slower one
 (``workload.calibrate``). Then vLLM meets those arrivals with ample KV: if that P99 TTFT is low, what binds in the
-rounds is memory and not compute. The proxy's cost is measured against the same replica asked directly. Stages can be run one
-by one (``--stages plan``, then ``0``, then ``1``); each adds to the result file (docs/results.md).
+rounds is memory and not compute. The proxy's cost is measured against the same replica asked directly. Stages can be
+run one by one (``--stages plan``, then ``0``, then ``1``); each adds to the result file (docs/results.md).
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ MAX_COMPUTE_LOAD = 0.58
 CONTEXT = 1024
 MAX_NUM_SEQS = 128
 FLOOD_REQUESTS = 64
+FIRST_LOOK_S = 37.5
+"""Of the burst's 75 s: its first wave and what follows."""
 HERE = Path(__file__).resolve().parent
 
 
@@ -199,8 +201,8 @@ def with_conditions(run: RunResult, contender: str, setup: ExperimentSetup, load
 def make_plan(args: argparse.Namespace, setup: ExperimentSetup, console: Console) -> RunResult:
     """Speeds, the rate that follows, what the proxy costs: ``plan`` in the config of vLLM's run with ample KV.
 
-    Steps measured on short contexts are too fast for the burst's longer ones. So vLLM meets the burst twice, at the rate
-    that its steps suggest, and at the one that follows from the TPOT which it then showed.
+    Steps measured on short contexts are too fast for the burst's longer ones. So vLLM meets the first half of the
+    arrivals at the rate that its steps suggest, and then all at the one that follows from the TPOT which it showed.
     """
     ample = replace(setup, kv_tokens_per_instance=AMPLE_KV_TOKENS)
     speeds = {"jettison": measure_speed(ample)}
@@ -212,7 +214,7 @@ def make_plan(args: argparse.Namespace, setup: ExperimentSetup, console: Console
         cost = proxy_cost(servers[0])
         slower = max(speeds, key=lambda name: speeds[name].step_s(16, 0))
         first = choose_rate(setup, speeds[slower], saturated[slower], args)
-        load = arrivals(first, args.seed)
+        load = limit(arrivals(first, args.seed), duration_s=FIRST_LOOK_S / first)
         run = meet("vllm", "first look", servers, setup, load, args.seed)
         predicted = predict(load, speeds["vllm"], setup.overload_setting().unlimited).p50_tpot_s
         factor = (run.tpot_s.p50 or predicted) / predicted
