@@ -176,7 +176,9 @@ def meet(
             run = replay_sync(url, load, ReplayOptions(name=name, seed=seed, prompts=PromptMaker(seed=seed)))
         return with_conditions(run, contender, setup, load)
     run = run_policy(setup, contender, load, name=name, seed=seed)
-    blocks = sum(points[0][1] for key, points in run.series.items() if key.startswith("kv_blocks_total/"))
+    pools = [points for key, points in run.series.items() if key.startswith("kv_blocks_total/")]
+    began_s = min(points[0][0] for points in pools)  # merged groups join the list later
+    blocks = sum(points[0][1] for points in pools if points[0][0] == began_s)
     if blocks != setup.capacity_tokens() / BLOCK_SIZE:
         raise RuntimeError(f"Jettison began with {blocks} KV blocks, not {setup.capacity_tokens() / BLOCK_SIZE}")
     return with_conditions(run, contender, setup, load)
