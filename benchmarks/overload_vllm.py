@@ -62,6 +62,7 @@ MAX_COMPUTE_LOAD = 0.58
 """Output tokens asked for over what the slower engine makes when it is flooded."""
 CONTEXT = 1024
 MAX_NUM_SEQS = 128
+_MOVES = ("drop", "restore")
 FLOOD_REQUESTS = 64
 FIRST_LOOK_S = 37.5
 """Of the burst's 75 s: its first wave and what follows."""
@@ -194,6 +195,9 @@ def with_conditions(run: RunResult, contender: str, setup: ExperimentSetup, load
     run.config = {k: v for k, v in run.config.items() if k not in dropped}
     run.config |= {"contender": contender, "fairness": header.as_dict()}
     events = {kind: count for kind, count in run.events.items() if kind != "log" and count}
+    moves = [{"t": e["t"], "kind": e["kind"]} for e in run.events.get("log") or [] if e["kind"].startswith(_MOVES)]
+    if moves:  # when it dropped and restored: what a poor round is understood by
+        events["log"] = moves
     return replace(run, events=events, series={}, requests_detail=None)
 
 
