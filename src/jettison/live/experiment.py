@@ -114,25 +114,32 @@ def measure_speed(setup: ExperimentSetup, *, batches: tuple[int, ...] = (4, 16, 
     """Prefill rate and decode step times of one instance while all instances work, as they will in the experiment."""
     log = setup.work_dir / "server-calibration.log"
     with ServerProcess(setup.model_dir, setup.flags() | {"overload": "recompute"}, log) as server:
+        return measure_speed_at(server.url, setup, batches=batches)
 
-        def replay(rows: list[TraceRow], name: str) -> RunResult:
-            load = Workload(tuple(rows), name, "calibration")
-            return replay_sync(server.url, load, ReplayOptions(name=name, observe=False))
 
-        def closed(num: int, prompt: int, output: int) -> list[TraceRow]:
-            return [TraceRow(0.0, prompt, output)] * (num * setup.instances)
+def measure_speed_at(
+    url: str, setup: ExperimentSetup, *, batches: tuple[int, ...] = (4, 16, 40)
+) -> MachineSpeed:
+    """The same of a server that runs already, whoever made it: ``setup`` says how many instances stand behind it."""
 
-        replay(closed(8, 16, 8), "warm up")
-        steps: list[tuple[int, float]] = []
-        for batch in batches:
-            run = replay(closed(batch, 16, 32), f"decode {batch}")
-            assert run.itl_s.p50 is not None, "calibration run without output"
-            steps.append((batch, run.itl_s.p50))
-        budget = setup.max_num_batched_tokens
-        num_prompts = max(2, setup.kv_tokens_per_instance // (2 * budget))
-        run = replay(closed(num_prompts, budget - 1, 1), "prefill")
-        tokens = num_prompts * (budget - 1)
-        assert run.ttft_s.max is not None, "calibration run without output"
+    def replay(rows: list[TraceRow], name: str) -> RunResult:
+        load = Workload(tuple(rows), name, "calibration")
+        return replay_sync(url, load, ReplayOptions(name=name, observe=False))
+
+    def closed(num: int, prompt: int, output: int) -> list[TraceRow]:
+        return [TraceRow(0.0, prompt, output)] * (num * setup.instances)
+
+    replay(closed(8, 16, 8), "warm up")
+    steps: list[tuple[int, float]] = []
+    for batch in batches:
+        run = replay(closed(batch, 16, 32), f"decode {batch}")
+        assert run.itl_s.p50 is not None, "calibration run without output"
+        steps.append((batch, run.itl_s.p50))
+    budget = setup.max_num_batched_tokens
+    num_prompts = max(2, setup.kv_tokens_per_instance // (2 * budget))
+    run = replay(closed(num_prompts, budget - 1, 1), "prefill")
+    tokens = num_prompts * (budget - 1)
+    assert run.ttft_s.max is not None, "calibration run without output"
     overhead_s = min(seconds for _, seconds in steps)
     prefill_s = max(run.ttft_s.max - num_prompts * overhead_s, run.ttft_s.max / 2)
     return MachineSpeed.from_points(tokens / prefill_s, steps)
