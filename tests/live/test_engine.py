@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jettison.config import EngineConfig
-from jettison.core.cluster import ClusterCore
+from jettison.core.dispatching import Dispatcher
 from jettison.core.group import GroupCore
 from jettison.device.model.create import create_model
 from jettison.errors import NotReadyError, OverCapacityError, RequestError, TooLongError
@@ -183,7 +183,7 @@ async def test_refusals(model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(ClusterCore, "_freeness"), (GroupCore, "enqueue"), (PrefixHasher, "chain")]
+    ("owner", "name"), [(Dispatcher, "_freeness"), (GroupCore, "enqueue"), (PrefixHasher, "chain")]
 )
 async def test_one_bad_request_fails_alone(
     model_dir: Path, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
