@@ -2,10 +2,13 @@
 
     python benchmarks/lookahead.py --stages 2 4 --json lookahead.json
 
+    python benchmarks/lookahead.py --in-flight 8 --json lookahead_steady.json
+
 Live: real worker processes, their layers dropped and merged into one pipeline, one thread each. Both variants have
 workers of their own, started together and asked in turns with the same requests, so that what drifts on a shared
 machine hits both. Lengths are LongBench-like (KunServe: 5.9K tokens in, 499 out), scaled down with the model; requests
-come in bursts, as fast as the client can send them.
+come in bursts, as fast as the client can send them, or (``--in-flight``) one for each that ends: then there is never a
+long queue to divide, and what arrives has to be fitted in among decodes.
 
 Bubble share is measured in the workers: time a stage stood still while the pipeline had work, over that and the time
 it computed. With more stages than cores a stage that waits for its turn on a core counts as computing: shares are then
@@ -104,14 +107,15 @@ class Pipeline:
             await asyncio.sleep(0.05)
         raise RuntimeError("the groups did not merge")
 
-    async def replay(self, asked: Sequence[Asked], vocab_size: int) -> RoundResult:
-        """All requests, to their ends."""
+    async def replay(self, asked: Sequence[Asked], vocab_size: int, in_flight: int | None = None) -> RoundResult:
+        """All requests, to their ends; at most ``in_flight`` at a time."""
         before = self._stage_times()
         group = next(iter(self.engine.core.groups.values()))
         steps_before = group.counters.num_steps
         self._num_prefilling = len(asked)
         started = time.monotonic()
-        ends = await asyncio.gather(*(self._ask(a, started, i, vocab_size) for i, a in enumerate(asked)))
+        places = asyncio.Semaphore(in_flight or len(asked))
+        ends = await asyncio.gather(*(self._ask(a, started, places, vocab_size) for a in asked))
         seconds = time.monotonic() - started
         after = self._stage_times()
         tokens = sum(a.num_prompt + a.num_output for a in asked)
@@ -129,9 +133,15 @@ class Pipeline:
         workers = self.engine.snapshot().workers
         return [(w.stage_busy_seconds, w.stage_bubble_seconds) for w in workers]
 
-    async def _ask(self, asked: Asked, started: float, index: int, vocab_size: int) -> tuple[float, float]:
-        """(TTFT, TPOT) in seconds."""
+    async def _ask(
+        self, asked: Asked, started: float, places: asyncio.Semaphore, vocab_size: int
+    ) -> tuple[float, float]:
+        """(TTFT, TPOT) in seconds, once there is a place."""
         await asyncio.sleep(max(0.0, started + asked.at_s - time.monotonic()))
+        async with places:
+            return await self._stream(asked, vocab_size)
+
+    async def _stream(self, asked: Asked, vocab_size: int) -> tuple[float, float]:
         self._num_asked += 1
         rng = np.random.default_rng(self._num_asked)  # no prompt twice: the prefix cache must not help
         prompt = tuple(int(t) for t in rng.integers(3, vocab_size, asked.num_prompt))
@@ -186,7 +196,7 @@ async def measure(arguments: argparse.Namespace, model: Path, num_stages: int) -
         for round_index in range(-1, arguments.rounds):
             order = VARIANTS if round_index % 2 else VARIANTS[::-1]
             for variant in order:
-                result = await pipelines[variant].replay(asked, vocab_size)
+                result = await pipelines[variant].replay(asked, vocab_size, arguments.in_flight)
                 if round_index >= 0:
                     results[variant].append(result)
     finally:
@@ -233,6 +243,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--bursts", type=int, default=1)
     parser.add_argument("--gap", type=float, default=1.0, help="seconds between bursts")
+    parser.add_argument("--in-flight", type=int, default=None, metavar="N", help="a closed loop: N requests at a time")
     parser.add_argument("--scale", type=float, default=0.2, help="lengths over the paper's")
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--layers", type=int, default=8)

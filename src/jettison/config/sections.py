@@ -114,7 +114,7 @@ class SchedulerConfig:
     lookahead: Lookahead = config_key(
         "on", Switch(Lookahead), "In a pipeline, form microbatches of equal predicted time from all queued tokens.")
     lookahead_min_tokens: int | None = config_key(
-        None, int_from(1), "Fewest prompt tokens of such a microbatch (auto: from the measured cost of a step).",
+        None, int_from(1), "Fewest prompt tokens of such a microbatch (auto: 16; their number follows from costs).",
         metavar="N", unset="auto")
     max_num_queued_reqs: int | None = config_key(
         1000, int_from(1), "Waiting requests beyond which a client is told 429 (none: no limit).",
