@@ -171,7 +171,8 @@ class FakeCluster:
         )
         if eager:  # moves follow each other closely: more of them in a short run
             params = replace(
-                params, drop_dwell_s=0.05, overload=OverloadParams(0.01, 0.02, 1.0), restore=RestoreParams(0.5, 0.1)
+                params, drop_dwell_s=0.05, restore=RestoreParams(0.5, 0.1),
+                overload=OverloadParams(0.01, 0.02, 1.0, min_overloaded_s=0.0),
             )
         self.workers = {
             s.worker_id: FakeWorker(

@@ -55,3 +55,10 @@ def test_steps_full_of_prompts_show_within_a_few_steps() -> None:
     for _ in range(8):
         monitor.note_fill(1.0)
     assert 0.6 < monitor.prefill_fill < 0.7
+
+
+def test_overload_has_to_last_without_a_break() -> None:
+    monitor = GroupMonitor()
+    looks = [(True, 0), (True, 80), (False, 90), (True, 100), (True, 150)]
+    lasting = [monitor.note_overloaded(overloaded, ms * 1_000_000) for overloaded, ms in looks]
+    assert lasting == pytest.approx([0.0, 0.08, 0.0, 0.0, 0.05])

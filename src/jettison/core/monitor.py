@@ -133,6 +133,7 @@ class GroupMonitor:
     """Of the prompts that were dispatched to this group."""
     foreseen_since_ns: int | None = None
     drowning_since_ns: int | None = None
+    overloaded_since_ns: int | None = None
     used: RateMeter = field(default_factory=RateMeter)
     blocked_since_ns: int | None = None
     settled_since_ns: int | None = None
@@ -175,6 +176,14 @@ class GroupMonitor:
         self.released.add(now_ns, group.counters.num_freed_blocks)
         self.arrived.add(now_ns, self.num_arrived_blocks)
         self.demanded.add(now_ns, self.num_arrived_blocks + group.counters.num_grown_blocks)
+
+    def note_overloaded(self, overloaded: bool, now_ns: int) -> float:
+        """Follow for how long the group has been overloaded without a break; in seconds."""
+        if not overloaded:
+            self.overloaded_since_ns = None
+        elif self.overloaded_since_ns is None:
+            self.overloaded_since_ns = now_ns
+        return 0.0 if self.overloaded_since_ns is None else (now_ns - self.overloaded_since_ns) / NANOSECONDS
 
     def note_foreseen(self, missing_blocks: float, now_ns: int) -> float:
         """Follow for how long memory has been foreseen to run out; in seconds."""

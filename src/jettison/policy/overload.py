@@ -72,8 +72,10 @@ class OverloadParams:
     """Demand over release from which a rise is a burst, and not the noise of a busy hour."""
     min_gain_s: float = 0.2
     """Predicted wait that must be saved."""
-    min_gain_ratio: float = 1.5
+    min_gain_ratio: float = 2.0
     """Predicted memory wait over predicted compute wait."""
+    min_overloaded_s: float = 0.1
+    """How long a group has to be overloaded without a break: near a threshold the verdict changes from step to step."""
     max_prefill_fill: float = 0.5
     """A queue that waits for memory alone leaves steps to the decodes: where prompts fill them, compute binds."""
     max_compute_load: float = 0.8
