@@ -39,7 +39,7 @@ def kinds(cluster: FakeCluster) -> list[str]:
 # --- one death, everywhere
 
 
-@settings(max_examples=3 * N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2 * N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     cluster=CLUSTER,
     faults=FAULTS,
