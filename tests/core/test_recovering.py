@@ -39,7 +39,7 @@ def kinds(cluster: FakeCluster) -> list[str]:
 # --- one death, everywhere
 
 
-@settings(max_examples=3 * N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=2 * N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     cluster=CLUSTER,
     faults=FAULTS,
@@ -367,14 +367,13 @@ def test_a_request_that_kills_workers_ends_and_its_neighbours_do_not(
     assert not any(g.suspects for g in cluster.core.groups.values())
 
 
-def test_a_suspect_that_a_single_death_follows_again_is_tried_anew() -> None:
-    """What an acquittal wipes out: three deaths in a long life are no pattern."""
-    cluster = FakeCluster(num_workers=2, full_blocks=90, auto_restore=False, max_seqs=8)
-    fill(cluster, 6, output=400)
-    for i in range(8):
-        cluster.kill_at(i % 2, 60 + 400 * i)
-        cluster.restart_at(i % 2, 60 + 400 * i + 100)
+def test_three_deaths_in_a_long_life_are_no_pattern() -> None:
+    """Who got its tokens alone between them is acquitted."""
+    cluster = FakeCluster(num_workers=2, full_blocks=400, auto_restore=False, max_seqs=8)
+    fill(cluster, 4, output=300)
+    for i in range(5):
+        cluster.kill_at(i % 2, 60 + 240 * i)
+        cluster.restart_at(i % 2, 60 + 240 * i + 100)
     cluster.run()
-    assert cluster.num_deaths == 8
     assert {end for ends in cluster.ends.values() for end in ends} <= {"length", "stop"}
     expect_all_well(cluster)

@@ -290,6 +290,7 @@ class ClusterCore:
             if event.lost_worker is not None:
                 # The step is not to blame, and the group cannot go on: whoever is lost will be declared dead.
                 group.paused = True
+                group.stranded[state.request_id] = state
                 self.state.reap(state)
                 continue
             actions += self.state.end(state, FinishReason.ERROR, now_ns, error="the model step failed")

@@ -123,6 +123,8 @@ class GroupCore:
         self.suspects: dict[RequestId, RequestState] = {}
         """Of ``waiting`` and ``running``, those that may be what kills workers."""
         self.in_flight: dict[int, _InFlight] = {}
+        self.stranded: dict[RequestId, RequestState] = {}
+        """Of steps that failed because a member is lost: under way when it died, though its death is not known yet."""
         self.landing = Landing()
         self.admission_cap_blocks: int | None = None
         """Admission stops here although more is free: the group is to fit into less memory soon."""

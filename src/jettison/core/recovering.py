@@ -309,7 +309,7 @@ class Recoveries:
         """Dissolve a group; its requests become homeless, except those that had ended already."""
         if dead in group.worker_ids:
             rows = [row for flight in group.in_flight.values() for row in flight.step.rows]
-            near = {row.state.request_id: row.state for row in rows}
+            near = group.stranded | {row.state.request_id: row.state for row in rows}
             for state in near.values():
                 state.suspicion.note_death(alone=len(near) == 1, max_deaths=self._params.max_deaths_per_request)
         group.in_flight.clear()
