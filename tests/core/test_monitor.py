@@ -57,8 +57,15 @@ def test_steps_full_of_prompts_show_within_a_few_steps() -> None:
     assert 0.6 < monitor.prefill_fill < 0.7
 
 
-def test_overload_has_to_last_without_a_break() -> None:
+def test_overload_has_to_last_without_a_verdict_against_a_drop() -> None:
     monitor = GroupMonitor()
-    looks = [(True, 0), (True, 80), (False, 90), (True, 100), (True, 150)]
-    lasting = [monitor.note_overloaded(overloaded, ms * 1_000_000) for overloaded, ms in looks]
-    assert lasting == pytest.approx([0.0, 0.08, 0.0, 0.0, 0.05])
+    overloaded, calm, declined = (True, False), (False, False), (False, True)
+    looks = [(overloaded, 0), (calm, 50), (overloaded, 80), (declined, 90), (overloaded, 100), (overloaded, 150)]
+    lasting = [monitor.note_verdict(*verdict, ms * 1_000_000) for verdict, ms in looks]
+    assert lasting == pytest.approx([0.0, 0.05, 0.08, 0.0, 0.0, 0.05])
+
+
+def test_verdicts_of_different_bursts_do_not_add_up() -> None:
+    monitor = GroupMonitor()
+    monitor.note_verdict(True, False, 0)
+    assert monitor.note_verdict(True, False, 2_000_000_000) == 0.0

@@ -27,6 +27,9 @@ NUM_STAYS = 50
 NUM_PROMPTS = 300
 """How many prompts the share of cached tokens remembers: sessions come and go."""
 
+EPISODE_NS = NANOSECONDS // 2
+"""Verdicts of overload that are further apart belong to different bursts."""
+
 NEWS_INTERVAL_NS = 5 * NANOSECONDS
 """Between two entries of the event log that say that nothing was done."""
 
@@ -134,6 +137,7 @@ class GroupMonitor:
     foreseen_since_ns: int | None = None
     drowning_since_ns: int | None = None
     overloaded_since_ns: int | None = None
+    overloaded_seen_ns: int | None = None
     used: RateMeter = field(default_factory=RateMeter)
     blocked_since_ns: int | None = None
     settled_since_ns: int | None = None
@@ -177,12 +181,17 @@ class GroupMonitor:
         self.arrived.add(now_ns, self.num_arrived_blocks)
         self.demanded.add(now_ns, self.num_arrived_blocks + group.counters.num_grown_blocks)
 
-    def note_overloaded(self, overloaded: bool, now_ns: int) -> float:
-        """Follow for how long the group has been overloaded without a break; in seconds."""
-        if not overloaded:
+    def note_verdict(self, overloaded: bool, declines: bool, now_ns: int) -> float:
+        """Follow for how long the group has been overloaded without a verdict against a drop; in seconds.
+
+        That nothing waits for memory just now is no such verdict: each request that ends lets the next one in.
+        """
+        if declines or (self.overloaded_seen_ns is not None and now_ns - self.overloaded_seen_ns > EPISODE_NS):
             self.overloaded_since_ns = None
-        elif self.overloaded_since_ns is None:
-            self.overloaded_since_ns = now_ns
+        if overloaded:
+            self.overloaded_seen_ns = now_ns
+            if self.overloaded_since_ns is None:
+                self.overloaded_since_ns = now_ns
         return 0.0 if self.overloaded_since_ns is None else (now_ns - self.overloaded_since_ns) / NANOSECONDS
 
     def note_foreseen(self, missing_blocks: float, now_ns: int) -> float:

@@ -44,11 +44,12 @@ class Watching:
             if group.group_id not in self._state.groups or (after_step and not group.waiting):
                 continue
             assessment = self._assess(group, now_ns)
-            lasting_s = self._loads.monitor(group).note_overloaded(assessment.overloaded, now_ns)
+            monitor = self._loads.monitor(group)
+            lasting_s = monitor.note_verdict(assessment.overloaded, assessment.declines, now_ns)
             if assessment.overloaded:
                 if lasting_s >= self._loads.params.overload.min_overloaded_s:
                     actions += self._relieve(group, assessment, now_ns)
-            elif assessment.declines and self._loads.monitor(group).is_news(now_ns):
+            elif assessment.declines and monitor.is_news(now_ns):
                 actions.append(Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields()))
         if self._loads.params.auto_restore and not after_step:
             for group in list(self._state.groups.values()):
