@@ -52,6 +52,9 @@ PAPER_PREFILL_TOKENS_PER_S = 6900.0
 PAPER_DECODE_STEP_S = 0.045
 """Qwen2.5-14B on an A800 at the load of KunServe v3 section 5 (roofline; its stay time of 11 s comes out)."""
 
+LOADS = ("conv", "code", "mixed")
+"""``mixed``: code arrivals with conv lengths."""
+
 COMPUTE_BINDS_ABOVE = 0.8
 
 PIPELINE_EFFICIENCY = 0.7
@@ -229,6 +232,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
     parser.add_argument("--compress", type=float, default=75.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--first-round", type=int, default=0, help="odd: the other policy goes first")
@@ -249,7 +253,8 @@ def main() -> None:
     folder = data_dir(args.data)
     conv = read_trace(folder / "AzureLLMInferenceTrace_conv.csv.gz")
     code = read_trace(folder / "AzureLLMInferenceTrace_code.csv.gz")
-    loads = {"conv": conv, "code": code, "code, conv lengths": shaping.swap_lengths(code, conv)}
+    loads = {"conv": conv, "code": code, "mixed": shaping.swap_lengths(code, conv)}
+    loads = {name: load for name, load in loads.items() if name in args.loads}
     rows: list[dict[str, Any]] = []
     runs: list[RunResult] = []
     header = [

@@ -74,7 +74,7 @@ class OverloadParams:
     """Predicted wait that must be saved."""
     min_gain_ratio: float = 2.0
     """Predicted memory wait over predicted compute wait."""
-    min_overloaded_s: float = 0.1
+    min_overloaded_s: float = 0.03
     """How long nothing may speak against a drop before it is made: near a threshold verdicts change at every step."""
     max_prefill_fill: float = 0.5
     """A queue that waits for memory alone leaves steps to the decodes: where prompts fill them, compute binds."""
