@@ -30,7 +30,6 @@ from jettison.config import EngineConfig
 from jettison.errors import JettisonError
 from jettison.live.assembly import assemble
 from jettison.live.engine import Engine
-from jettison.live.launcher import beat_interval_s
 from jettison.live.local_cluster import LocalCluster
 from jettison.live.safepoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
 from jettison.live.scenarios import Observed, Outcome, Setting
@@ -220,6 +219,7 @@ class FaultRounds:
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
                 await self._arm(schedule)
+                losses_before = self.engine.core.state.counters.num_worker_losses
                 clients = [asyncio.create_task(self._client(i, report, over)) for i in range(len(self._prompts))]
                 moves = asyncio.create_task(self._moves(schedule, over, clients))
                 try:
@@ -233,6 +233,9 @@ class FaultRounds:
         except (TimeoutError, JettisonError) as error:
             report.problems.append(f"{error}, no rest after {ROUND_TIMEOUT_S:.0f} s: {self._describe()}")
             return report
+        num_losses = self.engine.core.state.counters.num_worker_losses - losses_before
+        if num_losses != (schedule.wake is not Wake.SOON):
+            report.problems.append(f"{num_losses} workers were given up")
         report.problems += self._leaks()
         return report
 
@@ -268,9 +271,6 @@ class FaultRounds:
         if schedule.wake is Wake.SOON:
             await asyncio.sleep(rng.uniform(*SHORT_STOP_S))
             os.kill(pid, signal.SIGCONT)
-            await asyncio.sleep(2 * beat_interval_s(HEARTBEAT_TIMEOUT_S, 0.0))
-            if is_lost():
-                report.problems.append(f"worker {victim} was given up after a short stop")
             return
         await self._until(is_lost)
         lost = [r for r in list(self.engine.event_log)[num_records:] if r.kind == "worker_lost"]
