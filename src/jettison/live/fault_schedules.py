@@ -85,8 +85,8 @@ class Schedule:
         count = rng.randrange(1, 60) if frequent else rng.randrange(1, 8) if name in PULL_NAMES else 1
         how = signal.SIGSTOP if rng.random() < 0.25 else signal.SIGKILL
         wake = rng.choice(list(Wake)) if how is signal.SIGSTOP else Wake.NEVER
-        # In pipelines of instances the first one is never the last stage, and the last one nothing else.
-        victim = 0 if what == "stage" else rng.randrange(num_workers)
+        # Who comes first in every pipeline of whole instances; who is in the first one, and receives when it is turned.
+        victim = 0 if what == "stage" else rng.randrange(2 if what == "shard_written" else num_workers)
         with_pieces = [m for m in ExchangeMode if m is not ExchangeMode.RECOMPUTE]
         modes = [ExchangeMode.LIVE] if name in LIVE_ONLY else with_pieces
         pulls = num_workers > 2 and (name in PULL_NAMES or rng.random() < 0.5)
@@ -311,12 +311,12 @@ class FaultRounds:
         layers = [LayerRange(lo, hi) for lo, hi in pairwise(cuts)]
         stages = tuple(StagePlan(w, part) for w, part in zip((first, middle, last), layers, strict=True))
         held = {s.worker_id: core.state.workers[s.worker_id].layout.shards for s in stages}
-        pulls = tuple(
-            Pull(shard, next(w for w, shards in held.items() if shard in shards), s.worker_id)
-            for s in stages
-            for shard in sorted(core.state.shape.shards_for(s.layers) - held[s.worker_id])
-        )
-        self.engine.request_merge([g.group_id for g in idle[:2]], stages, pulls)
+        pulls = []
+        for stage in stages:
+            for index, shard in enumerate(sorted(core.state.shape.shards_for(stage.layers) - held[stage.worker_id])):
+                holders = [w for w, shards in held.items() if shard in shards]
+                pulls.append(Pull(shard, holders[index % len(holders)], stage.worker_id))  # so that everybody sends
+        self.engine.request_merge([g.group_id for g in idle[:2]], stages, tuple(pulls))
 
     async def _client(self, index: int, report: RoundReport, over: asyncio.Event) -> None:
         """One request after another until the round is over."""
