@@ -16,7 +16,7 @@ import logging
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from jettison.device.model.create import create_model
@@ -25,9 +25,8 @@ from jettison.live.fault_schedules import FaultRounds, RoundReport, Schedule
 Row = dict[str, object]
 
 
-async def run(seeds: Iterable[int], instances: int, model_dir: Path, max_s: float) -> list[Row]:
-    """All rounds on one engine, until the time is over or something is wrong."""
-    rows: list[Row] = []
+async def run(seeds: Iterable[int], instances: int, model_dir: Path, max_s: float, keep: Callable[[Row], None]) -> None:
+    """All rounds on one engine, until the time is over or something is wrong. ``keep`` is given each row at once."""
     started = time.monotonic()
     async with FaultRounds.running(model_dir, instances=instances) as rounds:
         for seed in seeds:
@@ -35,11 +34,10 @@ async def run(seeds: Iterable[int], instances: int, model_dir: Path, max_s: floa
             if before - started > max_s:
                 break
             report = await rounds.run(Schedule.draw(seed, instances))
-            rows.append(as_row(report, instances))
-            print(f"{json.dumps(rows[-1])} {time.monotonic() - before:.1f} s", flush=True)
+            keep(as_row(report, instances))
+            print(f"{report.schedule} {time.monotonic() - before:.1f} s: {report.problems or 'ok'}", flush=True)
             if report.problems:
                 break
-    return rows
 
 
 def as_row(report: RoundReport, instances: int) -> Row:
@@ -100,12 +98,11 @@ def main() -> int:
             std=0.2,
         )
         seeds = range(args.seed, args.seed + args.schedules)
-        rows = asyncio.run(run(seeds, args.instances, model_dir, args.max_seconds))
-    if args.rows is not None:
-        with args.rows.open("a") as file:
-            file.writelines(f"{json.dumps(row)}\n" for row in rows)
-        rows = [json.loads(line) for line in args.rows.read_text().splitlines()]
-    document = summary(rows)
+        kept = args.rows or Path(scratch) / "rows"
+        with kept.open("a", buffering=1) as file:
+            keep = lambda row: print(json.dumps(row), file=file)  # noqa: E731
+            asyncio.run(run(seeds, args.instances, model_dir, args.max_seconds, keep))
+        document = summary([json.loads(line) for line in kept.read_text().splitlines()])
     print(json.dumps(document, indent=2))
     if args.json is not None:
         args.json.write_text(json.dumps(document, indent=2) + "\n")
