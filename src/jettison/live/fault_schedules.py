@@ -15,6 +15,7 @@ whoever wants to put "kill in phase X" into a table of scenarios.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -43,6 +44,8 @@ MAX_PROMPT = 40
 ROUND_TIMEOUT_S = 120.0
 HEARTBEAT_TIMEOUT_S = 3.0
 FORCE_S = 30.0
+FILL_S = 3.0
+"""Before a drop with pulls."""
 SHORT_STOP_S = (0.1, 1.2)
 """A stop that must have no consequences: well below the heartbeat's bound."""
 
@@ -285,6 +288,10 @@ class FaultRounds:
         rng = random.Random(schedule.seed)
         goes_on = rng.random() < 0.3
         for order in self._orders(schedule):
+            # A shard is pulled only where KV has been written over it: the pipeline must have filled its new blocks.
+            if order == self._drop_with_pulls and not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), FILL_S)
             await asyncio.sleep(rng.uniform(*self._load.pauses_s))
             if over.is_set() and not (goes_on and any(not c.done() for c in clients)):
                 return
@@ -321,16 +328,18 @@ class FaultRounds:
     async def _client(self, index: int, report: RoundReport, over: asyncio.Event) -> None:
         """One request after another until the round is over."""
         for number in range(1_000_000):
-            await self._stream(index, f"round-{self._num_rounds}-{index}-{number}", report)
+            # Every other request finds the one before in the prefix cache; the others write blocks of their own.
+            await self._stream(index, f"round-{self._num_rounds}-{index}-{number}", report, salt=f"{number // 2}")
             if over.is_set():
                 return
 
-    async def _stream(self, index: int, name: str, report: RoundReport) -> None:
+    async def _stream(self, index: int, name: str, report: RoundReport, salt: str) -> None:
         prompt, expected = self._prompts[index], self._expected[index]
         got: list[int] = []
         last_s = asyncio.get_running_loop().time()
         reason: FinishReason | None = None
-        async for event in self.engine.submit(Request(name, tuple(prompt), _params(self._load.num_tokens), 0)):
+        request = Request(name, tuple(prompt), _params(self._load.num_tokens), 0, cache_salt=salt)
+        async for event in self.engine.submit(request):
             now_s = asyncio.get_running_loop().time()
             report.longest_pause_ms = max(report.longest_pause_ms, 1e3 * (now_s - last_s))
             last_s = now_s
