@@ -50,17 +50,6 @@ async def test_a_stopped_worker_that_wakes_up_reaches_nobody(model_dir: Path) ->
             assert report.reached
 
 
-async def test_deaths_in_the_pull_before_a_drop(model_dir: Path) -> None:
-    phases: set[str] = set()
-    async with FaultRounds.running(model_dir, instances=3) as rounds:
-        for victim, name in ((0, "before_shard_sent"), (1, "after_shard_written")):
-            report = await rounds.run(Schedule(victim, victim, name, 2, signal.SIGKILL, pulls=True))
-            assert not report.problems, report
-            assert report.reached
-            phases.update(report.phases)
-    assert "pull" in phases
-
-
 @pytest.mark.parametrize(
     ("mode", "instances", "where"), [("live", 2, "after_attention"), ("transfer", 3, "before_piece_written")]
 )
