@@ -1,7 +1,9 @@
 """Seeded deaths over live processes, as many as one likes: ``python benchmarks/faults.py --schedules 200 --json OUT``.
 
-Each schedule kills (or stops) one worker at one named safepoint, with a drop and a restore under way; see
-``jettison.live.fault_schedules`` for what is checked. Exit code 1 if anything was lost, repeated, wrong or leaked.
+Each schedule kills (or stops) one worker at one named safepoint, with drops and restores under way; see
+``jettison.live.fault_schedules`` for what is checked. ``--rows FILE`` keeps one line a schedule and adds to those that
+are there, so that many schedules can be run in several parts; the summary is always of the whole file. Exit code 1 if
+anything was lost, repeated, wrong or leaked.
 """
 
 from __future__ import annotations
@@ -11,35 +13,71 @@ import asyncio
 import collections
 import json
 import logging
+import statistics
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from jettison.device.model.create import create_model
 from jettison.live.fault_schedules import FaultRounds, RoundReport, Schedule
 
+Row = dict[str, object]
 
-async def run(first_seed: int, num_schedules: int, model_dir: Path, max_s: float) -> list[RoundReport]:
-    """All rounds on one engine, until the time is over."""
-    reports: list[RoundReport] = []
+
+async def run(seeds: Iterable[int], instances: int, model_dir: Path, max_s: float, keep: Callable[[Row], None]) -> None:
+    """All rounds on one engine, until the time is over or something is wrong. ``keep`` is given each row at once."""
     started = time.monotonic()
-    async with FaultRounds.running(model_dir) as rounds:
-        for seed in range(first_seed, first_seed + num_schedules):
-            if time.monotonic() - started > max_s:
-                break
+    async with FaultRounds.running(model_dir, instances=instances) as rounds:
+        for seed in seeds:
             before = time.monotonic()
-            report = await rounds.run(Schedule.draw(seed))
-            reports.append(report)
-            s = report.schedule
-            verdict = "; ".join(report.problems) or "ok"
-            print(
-                f"{seed:5d} worker {s.victim} {s.signal.name} {s.name}:{s.count} reached={report.reached} "
-                f"pause {report.longest_pause_ms:.0f} ms, {time.monotonic() - before:.1f} s: {verdict}",
-                flush=True,
-            )
+            if before - started > max_s:
+                break
+            report = await rounds.run(Schedule.draw(seed, instances))
+            keep(as_row(report, instances))
+            print(f"{report.schedule} {time.monotonic() - before:.1f} s: {report.problems or 'ok'}", flush=True)
             if report.problems:
                 break
-    return reports
+
+
+def as_row(report: RoundReport, instances: int) -> Row:
+    """What is kept of a round."""
+    s = report.schedule
+    return {
+        "seed": s.seed, "instances": instances, "victim": s.victim, "name": s.name, "count": s.count,
+        "signal": s.signal.name, "wake": str(s.wake), "mode": str(s.mode), "pulls": s.pulls, "reached": report.reached,
+        "phases": list(report.phases), "tokens": report.num_tokens, "requests": len(report.requests),
+        "pause_ms": round(report.longest_pause_ms, 1), "problems": report.problems,
+    }  # fmt: skip
+
+
+def summary(rows: Sequence[Row]) -> dict[str, object]:
+    """Counts over all rows; pauses of kills and of stops apart (those wait for the heartbeat's timeout)."""
+    counts = collections.Counter(f"{r['name']}" for r in rows)
+    reached = collections.Counter(f"{r['name']}" for r in rows if r["reached"])
+    phases = collections.Counter(phase for r in rows for phase in r["phases"])  # type: ignore[attr-defined]
+    pauses = {
+        "kill": [r["pause_ms"] for r in rows if r["signal"] == "SIGKILL"],
+        "stop": [r["pause_ms"] for r in rows if r["signal"] == "SIGSTOP" and r["wake"] != "soon"],
+        "short_stop": [r["pause_ms"] for r in rows if r["wake"] == "soon"],
+    }
+    return {
+        "schedules": len(rows),
+        "seeds": [min(r["seed"] for r in rows), max(r["seed"] for r in rows)] if rows else [],  # type: ignore[type-var]
+        "by_instances": dict(collections.Counter(f"{r['instances']}" for r in rows)),
+        "reached_safepoint": sum(reached.values()),
+        "reached_by_name": {name: f"{reached[name]} of {num}" for name, num in sorted(counts.items())},
+        "phases_of_moves_at_death": dict(sorted(phases.items())),
+        "stopped": dict(collections.Counter(f"woken {r['wake']}" for r in rows if r["signal"] == "SIGSTOP")),
+        "by_exchange_mode": dict(collections.Counter(f"{r['mode']}" for r in rows)),
+        "with_pulls": sum(bool(r["pulls"]) for r in rows),
+        "requests": sum(r["requests"] for r in rows),  # type: ignore[misc]
+        "tokens_compared": sum(r["tokens"] for r in rows),  # type: ignore[misc]
+        "pause_ms_median_max": {
+            kind: [statistics.median(values), max(values)] for kind, values in pauses.items() if values  # type: ignore[type-var]
+        },
+        "problems": [p for r in rows for p in r["problems"]],  # type: ignore[attr-defined]
+    }
 
 
 def main() -> int:
@@ -47,7 +85,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schedules", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--instances", type=int, default=2)
     parser.add_argument("--max-seconds", type=float, default=float("inf"))
+    parser.add_argument("--rows", type=Path)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     logging.basicConfig(level="CRITICAL")
@@ -57,17 +97,12 @@ def main() -> int:
             model_dir, arch="qwen2", layers=4, hidden=32, heads=4, kv_heads=2, seed=5, max_position_embeddings=512,
             std=0.2,
         )
-        reports = asyncio.run(run(args.seed, args.schedules, model_dir, args.max_seconds))
-    reached = collections.Counter(r.schedule.name for r in reports if r.reached)
-    document = {
-        "schedules": len(reports),
-        "reached_safepoint": sum(reached.values()),
-        "reached_by_name": dict(sorted(reached.items())),
-        "stopped_not_killed": sum(r.schedule.signal.name == "SIGSTOP" for r in reports),
-        "tokens_compared": sum(r.num_tokens for r in reports),
-        "longest_pause_ms": max((r.longest_pause_ms for r in reports), default=0.0),
-        "problems": [p for r in reports for p in r.problems],
-    }
+        seeds = range(args.seed, args.seed + args.schedules)
+        kept = args.rows or Path(scratch) / "rows"
+        with kept.open("a", buffering=1) as file:
+            keep = lambda row: print(json.dumps(row), file=file)  # noqa: E731
+            asyncio.run(run(seeds, args.instances, model_dir, args.max_seconds, keep))
+        document = summary([json.loads(line) for line in kept.read_text().splitlines()])
     print(json.dumps(document, indent=2))
     if args.json is not None:
         args.json.write_text(json.dumps(document, indent=2) + "\n")

@@ -8,6 +8,9 @@ from dataclasses import replace
 
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_any_schedule import N_EXAMPLES
 
 from jettison.core import ports
 from jettison.core.dropping import ScaleOutWatch
@@ -160,6 +163,100 @@ def test_any_fault_during_a_merge_with_pulls(seed: int) -> None:
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+# --- deaths
+
+
+MEMBERS = {num: sum(len(parts) for parts in groups) for num, groups in RESIDENCIES.items()}
+PULL_PHASES = [
+    MergePhase.DRAIN, MergePhase.MAP, MergePhase.PULL, MergePhase.QUIESCE, MergePhase.REMAP, MergePhase.EXCHANGE,
+]
+
+
+def expect_recovery(cluster: FakeCluster) -> None:
+    """Run to rest with everybody back: nothing lost, and every worker of a broken group is an instance again."""
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert all(w.alive and not w.unfilled for w in cluster.core.state.workers.values())
+    assert {w for g in cluster.core.groups.values() for w in g.worker_ids} == set(cluster.workers)
+    for worker in cluster.workers.values():
+        assert worker.filled == worker.spec.shards
+
+
+def die_in(cluster: FakeCluster, phase: MergePhase, victim: int, *, some_have_come: bool = False) -> None:
+    """Bring a drop into a phase, and kill a member there (``some_have_come``: when the first shard has arrived)."""
+    cluster.order("drop")
+    cluster.run(stop=lambda: any(m.phase is phase for m in cluster.core.merges))
+    assert any(m.phase is phase for m in cluster.core.merges), f"{phase} was not reached"
+    if some_have_come:
+        moves = len(cluster.core.state.open_moves)
+        cluster.run(stop=lambda: len(cluster.core.state.open_moves) < moves)
+    cluster.kill(victim)
+    cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
+    fill(cluster, 4, tag="after", at_ms=cluster.now / MS)
+    cluster.restart_at(victim, cluster.now / MS + 60)
+
+
+@pytest.mark.parametrize("num_members", [4, 5])
+@pytest.mark.parametrize(("phase", "some_have_come"), [*((p, False) for p in PULL_PHASES), (MergePhase.PULL, True)])
+def test_any_member_may_die_in_any_phase_of_a_drop_with_pulls(
+    phase: MergePhase, some_have_come: bool, num_members: int
+) -> None:
+    for victim in range(MEMBERS[num_members]):
+        cluster = arranged(RESIDENCIES[num_members], seed=victim)
+        fill(cluster)
+        cluster.run(until_ms=60)
+        die_in(cluster, phase, victim, some_have_come=some_have_come)
+        assert not cluster.core.merges, "a drop ends with its member"
+        expect_recovery(cluster)
+
+
+@pytest.mark.parametrize("num_members", [4, 5])
+@pytest.mark.parametrize("phase", [MergePhase.GIVE_BACK, MergePhase.REVERTING, MergePhase.REFILLING], ids=str)
+def test_any_member_may_die_while_a_failed_drop_with_pulls_is_undone(phase: MergePhase, num_members: int) -> None:
+    for victim in range(MEMBERS[num_members]):
+        gives_back = phase is MergePhase.GIVE_BACK
+        faults = Faults(move=1.0, load=1.0, budget=2) if gives_back else None
+        cluster = arranged(RESIDENCIES[num_members], seed=victim, faults=faults)
+        fill(cluster)
+        cluster.run(until_ms=60)
+        if not gives_back:  # somebody refuses to drop, after all pulls have come
+            cluster.order("drop")
+            cluster.run(stop=lambda cluster=cluster: any(m.phase is MergePhase.QUIESCE for m in cluster.core.merges))
+            cluster.workers[0].fail_applies = 1
+            cluster.run(stop=lambda cluster=cluster: any(m.phase is phase for m in cluster.core.merges))
+            assert any(m.phase is phase for m in cluster.core.merges)
+        die_in(cluster, phase, victim)
+        expect_recovery(cluster)
+
+
+@settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    num_members=st.sampled_from([4, 5]),
+    seed=st.integers(0, 10_000),
+    faults=st.builds(Faults, move=st.sampled_from([0.0, 0.3]), load=st.sampled_from([0.0, 0.3]), budget=st.just(4)),
+    deaths=st.lists(
+        st.tuples(st.integers(0, 4), st.floats(0, 150), st.floats(35, 200)), min_size=1, max_size=4
+    ),
+    cancelled=st.lists(st.tuples(st.integers(0, 7), st.floats(0, 150)), max_size=3),
+)
+def test_any_deaths_around_a_drop_with_pulls(
+    num_members: int, seed: int, faults: Faults, deaths: list[tuple[int, float, float]],
+    cancelled: list[tuple[int, float]],
+) -> None:
+    cluster = arranged(RESIDENCIES[num_members], seed=seed, faults=Faults(**vars(faults)))
+    fill(cluster)
+    cluster.order_at("drop", 60)
+    for number, at_ms, back_after_ms in deaths:
+        cluster.kill_at(number % MEMBERS[num_members], 55 + at_ms)
+        cluster.restart_at(number % MEMBERS[num_members], 55 + at_ms + back_after_ms)
+    for number, at_ms in cancelled:
+        cluster.cancel(f"r{number}", 55 + at_ms)
+    for worker in cluster.workers:
+        cluster.restart_at(worker, 900.0 + worker)
+    expect_recovery(cluster)
 
 
 # --- scale out

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from jettison.device.model.create import create_model
-from jettison.live.fault_schedules import FaultRounds, Schedule, kills
+from jettison.live.fault_schedules import FaultRounds, Schedule, Wake, kills
 from jettison.live.safepoints import LIVE_ONLY, NAMES
 from jettison.live.scenarios import Setting
 from jettison.live.verify import death_plan
@@ -38,6 +39,15 @@ async def test_seeded_deaths_lose_nothing(model_dir: Path) -> None:
             report = await rounds.run(Schedule.draw(index * step if len(NAMES) > N_SCHEDULES else index))
             assert not report.problems, report
             assert report.num_tokens > 0
+
+
+async def test_a_stopped_worker_that_wakes_up_reaches_nobody(model_dir: Path) -> None:
+    """Stopped before its tokens go out, replaced, and woken; and a stop that is too short to mean anything."""
+    async with FaultRounds.running(model_dir) as rounds:
+        for seed, name, wake in ((0, "before_flush", Wake.LATE), (1, "before_sample", Wake.SOON)):
+            report = await rounds.run(Schedule(seed, 0, name, 20, signal.SIGSTOP, wake))
+            assert not report.problems, report
+            assert report.reached
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,10 @@ class AbandonableMove(Protocol):
     """What a move must offer so that a death can end it."""
 
     @property
+    def phase(self) -> StrEnum:
+        """For the event log."""
+
+    @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
         """Members."""
 
@@ -263,7 +267,9 @@ class Recoveries:
         broken = {g.group_id: g for g in cluster.groups.values() if worker_id in g.worker_ids}
         leftovers: list[Leftovers] = []
         touched: set[WorkerId] = set()
+        phases: list[str] = []
         for move in moves:
+            phases.append(str(move.phase))
             broken |= {g.group_id: g for g in move.broken_groups}
             left = move.abandon()
             leftovers.append(left)
@@ -276,7 +282,7 @@ class Recoveries:
         self._bury(dead)
         requests = [s for g in broken.values() for s in self._break_up(g, worker_id)]
         touched |= {w.worker_id for w in cluster.workers.values() if w.ghosts}
-        record = {"worker": worker_id, "groups": sorted(broken), "requests": len(requests)}
+        record = {"worker": worker_id, "groups": sorted(broken), "requests": len(requests), "moves": phases}
         actions: list[Action] = [Record("worker_lost", now_ns, record)]
         actions += abandoned.actions + self._fence(dead)
         for survivor in sorted(touched - {worker_id}):

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -34,7 +34,8 @@ from jettison.live.netns import Placement
 from jettison.live.restart import Restarter
 from jettison.live.snapshot import take_snapshot
 from jettison.live.warmup import WarmUp
-from jettison.types import FinishReason, Request, RequestId, WorkerId
+from jettison.policy.ranges import Pull, StagePlan
+from jettison.types import FinishReason, GroupId, Request, RequestId, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -274,6 +275,18 @@ class Engine:
         """Merge groups now, whatever the load (administration and experiments)."""
         if self._driver is not None:
             self._driver.carry_out(self._driver.core.request_drop(time.monotonic_ns()))
+
+    def request_merge(self, sources: Sequence[GroupId], stages: tuple[StagePlan, ...], pulls: tuple[Pull, ...]) -> None:
+        """Merge these groups in this way (experiments): idle ones, ``pulls`` all that the stages lack."""
+        if self._driver is not None:
+            core = self._driver.core
+            groups = [core.groups[g] for g in sources]
+            self._driver.carry_out(core.moves.merge(groups, stages, time.monotonic_ns(), pulls))
+
+    def keep_hung_workers(self, keep: bool) -> None:
+        """Whether processes of workers that are given up live on (tests wake them up); else they are killed."""
+        if self._launcher is not None:
+            self._launcher.kill_hung = not keep
 
     def request_restore(self) -> None:
         """Restore merged groups now, whatever the load (administration and experiments)."""

@@ -1,9 +1,12 @@
 """Seeded deaths over live processes: each round kills or stops one worker at a named safepoint, and checks everything.
 
-A round: a fresh set of requests, a drop, a restore, with one worker armed to die at one safepoint (or, for places
-that were not reached, killed in the middle of it). Checked: every stream has one end and exactly the tokens of an
-undisturbed run (float64, greedy), and when all is quiet again no block, ghost or transfer is left and both workers
-serve on their own. One engine serves all rounds, so restarted workers are used again and again.
+A round: clients that send one request after another, drops and restores in between without a break until the worker
+that is armed for one safepoint has met it there (or, after ``FORCE_S``, is killed wherever it is), and then as much
+time as the last requests need. A stopped worker stays stopped until it has been replaced and is killed; or it is woken
+*late*, after it has been given up, and must reach nobody and end; or *soon*, and then nothing may have happened.
+Checked: every stream has one end and exactly the tokens of an undisturbed run (float64, greedy), and when all is quiet
+again no block, ghost or transfer is left and all workers serve. One engine serves all rounds, so restarted workers are
+used again and again.
 
 Used by the tests (a few rounds), ``benchmarks/faults.py`` (as many as one likes) and, one round at a time, by
 whoever wants to put "kill in phase X" into a table of scenarios.
@@ -12,49 +15,85 @@ whoever wants to put "kill in phase X" into a table of scenarios.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from jettison.config import EngineConfig
+from jettison.errors import JettisonError
 from jettison.live.assembly import assemble
 from jettison.live.engine import Engine
 from jettison.live.local_cluster import LocalCluster
-from jettison.live.safepoints import NAMES, VARIABLE, Rule
+from jettison.live.safepoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
 from jettison.live.scenarios import Observed, Outcome, Setting
-from jettison.types import FinishReason, Request, SamplingParams, WorkerId
+from jettison.policy.exchange import ExchangeMode
+from jettison.policy.ranges import Pull, StagePlan
+from jettison.types import FinishReason, LayerRange, Request, SamplingParams, WorkerId
 
 BLOCK_SIZE = 4
 NUM_REQUESTS = 8
 MAX_PROMPT = 40
 ROUND_TIMEOUT_S = 120.0
 HEARTBEAT_TIMEOUT_S = 3.0
+FORCE_S = 30.0
+FILL_S = 3.0
+"""Before a drop with pulls."""
+SHORT_STOP_S = (0.1, 1.2)
+"""A stop that must have no consequences: well below the heartbeat's bound."""
+
+
+class Wake(StrEnum):
+    """What becomes of a worker that was stopped."""
+
+    NEVER = "never"
+    """It is killed when it is given up."""
+    SOON = "soon"
+    """It goes on before its silence means anything."""
+    LATE = "late"
+    """It goes on when it has been given up, or even replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One death."""
+    """One death, or one stop."""
 
     seed: int
     victim: WorkerId
     name: str
     count: int
     signal: signal.Signals
+    wake: Wake = Wake.NEVER
+    mode: ExchangeMode | None = None
+    """Of the exchanges of this round; None: the engine's."""
+    pulls: bool = False
+    """The second drop gives members layers that they do not hold (three instances)."""
 
     @classmethod
-    def draw(cls, seed: int) -> Schedule:
-        """Every safepoint in turn; victim, count and signal by lot."""
+    def draw(cls, seed: int, num_workers: int = 2) -> Schedule:
+        """Every safepoint in turn; victim, count, signal and the kind of moves by lot."""
         rng = random.Random(seed)
+        names = (*NAMES, *PULL_NAMES) if num_workers > 2 else NAMES
+        name = names[seed % len(names)]
+        what = name.partition("_")[2]
         # Frequent places are passed many times before a move begins.
-        what = NAMES[seed % len(NAMES)].partition("_")[2]
-        count = rng.randrange(1, 60) if what in ("stage", "sample", "flush", "piece_sent", "piece_written") else 1
-        how = signal.SIGSTOP if rng.random() < 0.15 else signal.SIGKILL
-        return cls(seed, rng.randrange(2), NAMES[seed % len(NAMES)], count, how)
+        frequent = what in ("stage", "sample", "flush", "piece_sent", "piece_written", "attention")
+        count = rng.randrange(1, 60) if frequent else rng.randrange(1, 8) if name in PULL_NAMES else 1
+        how = signal.SIGSTOP if rng.random() < 0.25 else signal.SIGKILL
+        wake = rng.choice(list(Wake)) if how is signal.SIGSTOP else Wake.NEVER
+        # Who comes first in every pipeline of whole instances; who is in the first one, and receives when it is turned.
+        victim = 0 if what == "stage" else rng.randrange(2 if what == "shard_written" else num_workers)
+        with_pieces = [m for m in ExchangeMode if m is not ExchangeMode.RECOMPUTE]
+        modes = [ExchangeMode.LIVE] if name in LIVE_ONLY else with_pieces
+        pulls = num_workers > 2 and (name in PULL_NAMES or rng.random() < 0.5)
+        return cls(seed, victim, name, count, how, wake, rng.choice(modes), pulls)
 
 
 class RoundLoad(NamedTuple):
@@ -64,6 +103,8 @@ class RoundLoad(NamedTuple):
     """Of each answer."""
     pauses_s: tuple[float, float] = (0.02, 0.25)
     """Between two moves, by lot."""
+    force_s: float = FORCE_S
+    """For so long moves follow each other to bring the worker to its safepoint."""
 
 
 DEFAULT_LOAD = RoundLoad()
@@ -78,6 +119,8 @@ class RoundReport:
     schedule: Schedule
     reached: bool
     """The safepoint was met; else the worker was killed from outside while requests ran."""
+    phases: tuple[str, ...] = ()
+    """Of the moves that the worker was part of when it was lost."""
     num_tokens: int = 0
     longest_pause_ms: float = 0.0
     problems: list[str] = field(default_factory=list)
@@ -172,24 +215,30 @@ class FaultRounds:
         """One round. The armed life is a new one: the victim is restarted first, which is a death as well."""
         report = RoundReport(schedule, reached=False)
         self._num_rounds += 1
+        if schedule.mode is not None:
+            self.engine.core.state.exchange_mode = schedule.mode
+        self.engine.keep_hung_workers(schedule.wake is Wake.LATE)
+        over = asyncio.Event()
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
                 await self._arm(schedule)
-                life = self._life(schedule.victim)
-                streams = [asyncio.create_task(self._stream(i, report)) for i in range(len(self._prompts))]
+                losses_before = self.engine.core.state.counters.num_worker_losses
+                clients = [asyncio.create_task(self._client(i, report, over)) for i in range(len(self._prompts))]
+                moves = asyncio.create_task(self._moves(schedule, over, clients))
                 try:
-                    await self._moves(random.Random(schedule.seed), streams, lambda: self._died(schedule, life))
-                    report.reached = self._died(schedule, life)
-                    if not report.reached:
-                        self._kill(schedule.victim, schedule.signal)
-                    await asyncio.gather(*streams)
-                    await self._until(lambda: self._died(schedule, life) and self._is_quiet())
+                    await self._fate(schedule, report)
+                    over.set()
+                    await asyncio.gather(*clients, moves)
+                    await self._until(self._is_quiet)
                 finally:
-                    for stream in streams:
-                        stream.cancel()
-        except TimeoutError:
-            report.problems.append(f"no rest after {ROUND_TIMEOUT_S:.0f} s: {self._describe()}")
+                    for task in (*clients, moves):
+                        task.cancel()
+        except (TimeoutError, JettisonError) as error:
+            report.problems.append(f"{error}, no rest after {ROUND_TIMEOUT_S:.0f} s: {self._describe()}")
             return report
+        num_losses = self.engine.core.state.counters.num_worker_losses - losses_before
+        if num_losses != (schedule.wake is not Wake.SOON):
+            report.problems.append(f"{num_losses} workers were given up")
         report.problems += self._leaks()
         return report
 
@@ -202,29 +251,95 @@ class FaultRounds:
         await self._until(lambda: self._life(schedule.victim) == life and self._is_quiet())
         del os.environ[VARIABLE]
 
-    async def _moves(
-        self, rng: random.Random, streams: list[asyncio.Task[None]], is_dead: Callable[[], bool]
-    ) -> None:
-        """Drop and restore under load, until the victim is dead or the requests are through."""
+    async def _fate(self, schedule: Schedule, report: RoundReport) -> None:
+        """Wait until the victim has met its safepoint, and see that what must follow does."""
+        victim, life, pid = schedule.victim, self._life(schedule.victim), self._pid(schedule.victim)
+        num_records = len(self.engine.event_log)
 
-        def over() -> bool:
-            return is_dead() or all(s.done() for s in streams)
+        def is_lost() -> bool:
+            worker = self.engine.core.state.workers[victim]
+            return not worker.alive or worker.life > life
 
-        drops = [self.engine.request_drop] * (len(self.engine.core.state.workers) - 1)
-        for order in [*drops, self.engine.request_restore] * 2:
+        def is_back() -> bool:
+            worker = self.engine.core.state.workers[victim]
+            return worker.alive and worker.life > life
+
+        try:
+            async with asyncio.timeout(self._load.force_s):
+                await self._until(lambda: is_lost() or _is_stopped(pid))
+            report.reached = True
+        except TimeoutError:
+            os.kill(pid, schedule.signal)
+        rng = random.Random(schedule.seed)
+        if schedule.wake is Wake.SOON:
+            await asyncio.sleep(rng.uniform(*SHORT_STOP_S))
+            os.kill(pid, signal.SIGCONT)
+            return
+        await self._until(is_lost)
+        lost = [r for r in list(self.engine.event_log)[num_records:] if r.kind == "worker_lost"]
+        report.phases = tuple(str(p) for r in lost if r.fields["worker"] == victim for p in r.fields["moves"])  # type: ignore[attr-defined]
+        if schedule.wake is Wake.LATE:
+            await self._until(is_back if rng.random() < 0.5 else is_lost)
+            os.kill(pid, signal.SIGCONT)
+            await self._until(lambda: not _exists(pid))
+
+    async def _moves(self, schedule: Schedule, over: asyncio.Event, clients: Sequence[asyncio.Task[None]]) -> None:
+        """Drop and restore under load until the round is over; by lot also while it recovers."""
+        rng = random.Random(schedule.seed)
+        goes_on = rng.random() < 0.3
+        for order in self._orders(schedule):
+            # A shard is pulled only where KV has been written over it: the pipeline must have filled its new blocks.
+            if order == self._drop_with_pulls and not over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), FILL_S)
             await asyncio.sleep(rng.uniform(*self._load.pauses_s))
-            if over():
+            if over.is_set() and not (goes_on and any(not c.done() for c in clients)):
                 return
             order()
-            await self._until(lambda: over() or not self.engine.core.in_transition)
+            await self._until(lambda: not self.engine.core.in_transition)
 
-    async def _stream(self, index: int, report: RoundReport) -> None:
+    def _orders(self, schedule: Schedule) -> Iterator[Callable[[], None]]:
+        drops = [self.engine.request_drop] * (len(self.engine.core.state.workers) - 1)
+        if schedule.pulls:
+            drops[1] = self._drop_with_pulls
+        return cycle([*drops, self.engine.request_restore])
+
+    def _drop_with_pulls(self) -> None:
+        """Merge a pipeline of two and an instance so that the pipeline's stages change places."""
+        core = self.engine.core
+        busy = core.moves.busy_workers()
+        idle = sorted((g for g in core.groups.values() if not busy & set(g.worker_ids)), key=lambda g: len(g.stages))
+        if [len(g.stages) for g in idle[:2]] != [1, 2]:
+            self.engine.request_drop()
+            return
+        (middle,), (last, first) = idle[0].worker_ids, idle[1].worker_ids
+        num_layers = core.state.shape.num_layers
+        cuts = (0, 1, num_layers - 1, num_layers)
+        layers = [LayerRange(lo, hi) for lo, hi in pairwise(cuts)]
+        stages = tuple(StagePlan(w, part) for w, part in zip((first, middle, last), layers, strict=True))
+        held = {s.worker_id: core.state.workers[s.worker_id].layout.shards for s in stages}
+        pulls = []
+        for stage in stages:
+            for index, shard in enumerate(sorted(core.state.shape.shards_for(stage.layers) - held[stage.worker_id])):
+                holders = [w for w, shards in held.items() if shard in shards]
+                pulls.append(Pull(shard, holders[index % len(holders)], stage.worker_id))  # so that everybody sends
+        self.engine.request_merge([g.group_id for g in idle[:2]], stages, tuple(pulls))
+
+    async def _client(self, index: int, report: RoundReport, over: asyncio.Event) -> None:
+        """One request after another until the round is over."""
+        for number in range(1_000_000):
+            # Every other request finds the one before in the prefix cache; the others write blocks of their own.
+            await self._stream(index, f"round-{self._num_rounds}-{index}-{number}", report, salt=f"{number // 2}")
+            if over.is_set():
+                return
+
+    async def _stream(self, index: int, name: str, report: RoundReport, salt: str) -> None:
         prompt, expected = self._prompts[index], self._expected[index]
-        name = f"round-{self._num_rounds}-{index}"
         got: list[int] = []
         last_s = asyncio.get_running_loop().time()
         reason: FinishReason | None = None
-        async for event in self.engine.submit(Request(name, tuple(prompt), _params(self._load.num_tokens), 0)):
+        request = Request(name, tuple(prompt), _params(self._load.num_tokens), 0, cache_salt=salt)
+        async for event in self.engine.submit(request):
             now_s = asyncio.get_running_loop().time()
             report.longest_pause_ms = max(report.longest_pause_ms, 1e3 * (now_s - last_s))
             last_s = now_s
@@ -241,21 +356,21 @@ class FaultRounds:
     def _life(self, worker: WorkerId) -> int:
         return self.engine.core.state.workers[worker].life
 
-    def _died(self, schedule: Schedule, life: int) -> bool:
-        worker = self.engine.core.state.workers[schedule.victim]
-        return not worker.alive or worker.life > life
-
     def _is_quiet(self) -> bool:
         core = self.engine.core
         return all(w.alive for w in core.state.workers.values()) and not core.in_transition and core.state.is_idle()
 
+    def _pid(self, worker: WorkerId) -> int:
+        return next(w.pid for w in self.engine.snapshot().workers if w.worker_id == worker) or 0
+
     def _kill(self, worker: WorkerId, how: signal.Signals) -> None:
-        pid = next(w.pid for w in self.engine.snapshot().workers if w.worker_id == worker)
-        if pid:
+        if pid := self._pid(worker):
             os.kill(pid, how)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
+            if self.engine.failure is not None:
+                raise JettisonError(self.engine.failure)
             await asyncio.sleep(0.005)
 
     def _leaks(self) -> list[str]:
@@ -280,3 +395,15 @@ class FaultRounds:
         alive = {w.worker_id: (w.alive, w.life) for w in core.state.workers.values()}
         requests = list(core.state.requests.values())
         return f"{self.engine.state} {alive} groups {groups} moves {moves} recoveries {recoveries} requests {requests}"
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether SIGSTOP holds a process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def _exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()

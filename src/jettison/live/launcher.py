@@ -115,7 +115,8 @@ class LocalLauncher:
         self._folder: Path | None = None
         self._closing = False
         self._hung_after_s = (heartbeat_timeout_s, step_timeout_s)
-        self._kill_hung = kill_hung
+        self.kill_hung = kill_hung
+        """Whether a worker that is given up is killed. Tests leave it alive, to see what it does when it wakes up."""
         self._listening: asyncio.Task[None] | None = None
         self._old: list[_Process] = []
         """Lives that were replaced and may not have ended yet."""
@@ -203,7 +204,7 @@ class LocalLauncher:
         log.error("worker %d is given up: %s", worker, why)
         process.reported = True
         self._server.hang_up(worker)
-        if self._kill_hung:
+        if self.kill_hung:
             _kill(process)
         starting = self._starting[worker]
         if starting.done():

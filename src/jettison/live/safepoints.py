@@ -33,6 +33,9 @@ NAMES = (
 LIVE_ONLY = ("before_attention", "after_attention")
 """Reached only where requests run while their KV moves."""
 
+PULL_NAMES = ("before_shard_sent", "after_shard_sent", "before_shard_written", "after_shard_written")
+"""Of a piece of parameters (beside those of any piece): sure to be reached only in a drop that has to pull."""
+
 Safepoint = Callable[[str], None]
 
 
@@ -55,7 +58,7 @@ def parse(text: str) -> list[Rule]:
     for part in filter(None, text.split(",")):
         who, name, count, *how = part.split(":")
         worker, _, life = who.partition(".")
-        if name not in NAMES:
+        if name not in (*NAMES, *PULL_NAMES):
             raise ValueError(f"{name} is no safepoint")
         kind = signal.Signals[f"SIG{how[0]}"] if how else signal.SIGKILL
         rules.append(Rule(int(worker), int(life or 0), name, int(count), kind))

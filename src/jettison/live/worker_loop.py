@@ -500,25 +500,27 @@ class WorkerLoop:
         return progressed
 
     def _write_bulk(self, peer: _Peer) -> None:
-        self._reach("before_piece_written")
+        is_shard = peer.bulk_frames[0].kind is FrameKind.SHARD_PIECE
+        self._reach_piece("before", "written", is_shard)
         with peer.bulk_frames.popleft() as frame:
             try:
                 ended = peer.incoming.accept(frame, self._device, self._clock_ns())
             except LinkDownError as error:
                 self._distrust(peer, error)
                 return
-        self._reach("after_piece_written")
+        self._reach_piece("after", "written", is_shard)
         if ended is not None:
             self._emit(ended)
 
     def _send_bulk(self, peer: _Peer) -> bool:
         move = min(peer.moves, key=lambda move: (not move.cancelled, move.kind, not move.urgent))  # the first of them
-        self._reach("before_piece_sent")
+        is_shard = move.kind is FrameKind.SHARD_PIECE
+        self._reach_piece("before", "sent", is_shard)
         try:
             sent, over = move.send_turn(peer.link, self._device, peer.sizer.piece_bytes)
         except LinkDownError:
             return True  # the next bulk turn gives the link up
-        self._reach("after_piece_sent")
+        self._reach_piece("after", "sent", is_shard)
         if sent:
             peer.sizer.sent(move.last_bytes, self._clock_ns(), self._stage_ns)
             if self._adapt_pieces:
@@ -528,6 +530,11 @@ class WorkerLoop:
         if over:
             peer.moves.remove(move)
         return sent
+
+    def _reach_piece(self, when: str, what: str, is_shard: bool) -> None:
+        self._reach(f"{when}_piece_{what}")
+        if is_shard:
+            self._reach(f"{when}_shard_{what}")
 
     def _start_move(self, command: m.SendKV | m.SendShard) -> None:
         peer = self._peers.get(command.dst_worker)
