@@ -13,7 +13,7 @@ from fakes import BLOCK_SIZE, SHARD_BYTES, FakeCluster, Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "50"))
+N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "36"))
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def samples_of(model: CostModel, noise: float = 0.0, seed: int = 0, held_out: bo
 positive = st.floats(0.2, 5.0)
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     factors=st.lists(positive, min_size=len(COEFFICIENTS), max_size=len(COEFFICIENTS)),
     weight_tokens=st.sampled_from((1, 4, 16)),
