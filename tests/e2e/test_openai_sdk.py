@@ -257,7 +257,7 @@ def test_leaving_without_an_answer_frees_the_memory(server):
 
 
 async def test_a_burst_beyond_the_memory_is_answered_in_full(server):
-    """24 requests need 216 blocks and there are 192: layers are dropped, nobody is turned away, layers come back."""
+    """64 requests need 576 blocks and there are 192: layers are dropped, nobody is turned away, layers come back."""
     server.wait_idle()
     drops = server.metric("jettison:drops_total")
     async with server.async_client() as client:
@@ -269,7 +269,7 @@ async def test_a_burst_beyond_the_memory_is_answered_in_full(server):
             chunks = [chunk async for chunk in stream]
             return chunks[-2].choices[0].finish_reason, chunks[-1].usage.completion_tokens
 
-        assert await asyncio.gather(*(ask(index) for index in range(24))) == [("length", 112)] * 24
+        assert await asyncio.gather(*(ask(index) for index in range(64))) == [("length", 112)] * 64
     assert server.metric("jettison:drops_total") > drops
     server.wait_idle()
     await asyncio.to_thread(

@@ -210,7 +210,7 @@ class GroupMonitor:
         else:
             self.blocked_since_ns = None
 
-    def _freed_per_s(self, group: GroupCore, mean_stay_s: float | None) -> float | None:
+    def _freed_per_s(self, group: GroupCore, mean_stay_s: float | None, now_ns: int) -> float | None:
         """Blocks that come free in the near future, net of growth: as measured, or as the present load will give back.
 
         The measured rate is a mean over seconds. At the start of a burst it still knows the calm before it, and would
@@ -219,6 +219,12 @@ class GroupMonitor:
         measured = self.freed.per_s()
         if not mean_stay_s:
             return measured
+        # A burst of longer answers than those that have ended shows in the age of what runs.
+        ages_s = [
+            (now_ns - s.first_scheduled_ns) / NANOSECONDS
+            for s in group.running.values() if s.first_scheduled_ns is not None
+        ]
+        mean_stay_s = max(mean_stay_s, sum(ages_s) / len(ages_s)) if ages_s else mean_stay_s
         demanded, arrived = self.demanded.per_s(), self.arrived.per_s()
         grown = 0.0 if demanded is None or arrived is None else demanded - arrived
         expected = group.used_blocks / mean_stay_s - grown
@@ -244,7 +250,7 @@ class GroupMonitor:
             len(group.waiting),
             since is not None,
             0.0 if since is None else (now_ns - since) / NANOSECONDS,
-            self._freed_per_s(group, mean_stay_s),
+            self._freed_per_s(group, mean_stay_s, now_ns),
             queued,
             steptime.prefill_tokens_per_s(group.limits.max_num_batched_tokens, len(group.running), kv_tokens),
             self.demanded.per_s(),
