@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import real_traces
 from rich.console import Console
@@ -121,6 +121,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--output-scale", type=float, default=0.625, help="with --scaling time")
     parser.add_argument("--length-scale", type=float, default=0.125, help="with --scaling uniform")
     parser.add_argument("--compress", type=float, default=8.0, help="the traces' time is divided by this")
+    parser.add_argument("--pilots", type=int, default=2, help="most replays with ample memory that correct the speed")
     parser.add_argument("--mean-load", type=float, default=0.4, help="predicted mean KV demand / undropped capacity")
     parser.add_argument("--json", type=Path, help="table of figures")
     parser.add_argument("--runs", type=Path, help="all runs in the common result format, and .html beside it")
@@ -164,22 +165,51 @@ def _trace(
 ) -> Load:
     """One slice of a real trace, chosen by the stated rule."""
     trace = read_trace(real_traces.data_dir(args.data) / f"AzureLLMInferenceTrace_{name}.csv.gz")
-    shaped, keep = real_traces.shape(trace, args, setup, speed)
-    low, high = setup.capacity_tokens(), 0.8 * setup.merged_capacity_tokens()
-    unlimited = setup.overload_setting().unlimited
-    pieces = [p for p in shaping.slices(shaped, args.slice) if p.rows]
-    peaks = [predict(p, speed, unlimited).peak_demand_tokens for p in pieces]
-    fitting = [i for i, peak in enumerate(peaks) if low < peak <= high]
-    chosen = fitting[0] if fitting else max(range(len(pieces)), key=peaks.__getitem__)
-    rule = "the first whose predicted peak is above the undropped and at most 0.8 of the merged capacity"
+    whole = real_traces.shape(trace, args, setup, speed)
+    found = _slice(whole, setup, speed, args)
+    factors: list[float] = []
+    for _ in range(args.pilots):
+        speed, _, factor = real_traces.correct_speed(found.load, setup, speed)
+        factors.append(factor)
+        found = _slice(whole, setup, speed, args)
+        if abs(factor - 1.0) <= real_traces.CLOSE_TO_TARGET:
+            break
+    rule = "predicted peak above the undropped and at most 0.8 of the merged capacity"
     note = (
-        f"slice {chosen} of {len(pieces)}: {rule if fitting else 'none has ' + rule[4:] + '; the highest peak'}; "
-        f"predicted peak {peaks[chosen] / low:.2f} of the undropped capacity; "
-        f"every arrival kept with probability {keep:.4f}"
+        f"slice {found.index} of {found.count}: the first with a {rule}" if found.fits else
+        f"slice {found.index} of {found.count}: none has a {rule}; the one with the highest"
+    )
+    note += (
+        f"; {found.peak_tokens / setup.capacity_tokens():.2f} of the undropped capacity; every arrival kept with "
+        f"probability {found.keep:.4f}; speed corrected by pilots: {', '.join(f'{f:.2f}' for f in factors) or 'no'}"
     )
     console.print(f"{name}: {note}", markup=False)
-    piece = replace(pieces[chosen], notes=(*pieces[chosen].notes, note))
-    return Load(name, lambda seed: piece)
+    noted = replace(found.load, notes=(*found.load.notes, note))
+    return Load(name, lambda seed: noted)
+
+
+class _Slice(NamedTuple):
+    """A slice of a thinned trace, and how it was chosen."""
+
+    load: Workload
+    index: int
+    count: int
+    peak_tokens: float
+    """Predicted, with memory to spare."""
+    keep: float
+    fits: bool
+    """It has the peak that the rule asks for; else it is the one with the highest."""
+
+
+def _slice(whole: Workload, setup: ExperimentSetup, speed: MachineSpeed, args: argparse.Namespace) -> _Slice:
+    """Thin to the mean load, cut, and choose by the rule."""
+    thinned, keep = real_traces.thin(whole, args.mean_load, setup, speed)
+    low, high = setup.capacity_tokens(), 0.8 * setup.merged_capacity_tokens()
+    pieces = [p for p in shaping.slices(thinned, args.slice) if p.rows]
+    peaks = [predict(p, speed, setup.overload_setting().unlimited).peak_demand_tokens for p in pieces]
+    fitting = [i for i, peak in enumerate(peaks) if low < peak <= high]
+    chosen = fitting[0] if fitting else max(range(len(pieces)), key=peaks.__getitem__)
+    return _Slice(pieces[chosen], chosen, len(pieces), peaks[chosen], keep, bool(fitting))
 
 
 def _sweep(work: Path, instances: int, args: argparse.Namespace) -> Iterator[tuple[ExperimentSetup, Load]]:

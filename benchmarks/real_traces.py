@@ -13,8 +13,9 @@ code with its own lengths, code arrivals with conv lengths (in conv's order). Ru
   quarters of an instance's KV is cut to it;
 * time is divided by ``--compress``: the hour is replayed in minutes, gaps and bursts squeezed alike;
 * arrivals are thinned by one seeded draw with one probability per load, chosen so that the mean KV demand of the whole
-  trace (predicted with memory to spare, from this machine's measured speed) is ``--mean-load`` of the capacity:
-  the papers keep it under 60 %.
+  trace, with memory to spare, is ``--mean-load`` of the capacity: the papers keep it under 60 %. It is predicted from
+  this machine's measured speed; then the thinned load is replayed against instances with ``PILOT_MEMORY`` times the
+  KV (a pilot), and the speed is corrected by one factor, so that the prediction agrees with what that replay wanted.
 
 The whole trace is replayed ``--rounds`` times per policy, in alternating order; figures are given for each slice of
 ``--slice`` trace seconds, over all rounds. What binds in a slice is told before anything has run, by the step
@@ -57,6 +58,12 @@ LOADS = ("conv", "code", "mixed")
 
 COMPUTE_BINDS_ABOVE = 0.8
 
+PILOT_MEMORY = 8
+"""KV of a pilot's instances over that of the experiment's: nothing waits for memory there."""
+
+CLOSE_TO_TARGET = 0.1
+"""A pilot whose mean demand is this near to the target is the last one."""
+
 PIPELINE_EFFICIENCY = 0.7
 """Of a merged group in the predictions (0.62 to 0.72 seen with this model on two cores)."""
 
@@ -76,25 +83,65 @@ def prefill_weight(speed: MachineSpeed, batch: int = 12) -> float:
     return min(1.0, there / here)
 
 
-def shape(
-    load: Workload, args: argparse.Namespace, setup: ExperimentSetup, speed: MachineSpeed
-) -> tuple[Workload, float]:
-    """Scaled, compressed and thinned by the stated rules; also the probability that an arrival is kept."""
+def shape(load: Workload, args: argparse.Namespace, setup: ExperimentSetup, speed: MachineSpeed) -> Workload:
+    """Scaled to this machine and compressed; not yet thinned."""
     if args.scaling == "uniform":
         load = shaping.scale_lengths(load, args.length_scale, floor_tokens=2)
     else:
         prompt_scale = args.output_scale * prefill_weight(speed)
         load = shaping.scale_lengths(load, args.output_scale, floor_tokens=2, input_factor=prompt_scale)
     load = shaping.cap_lengths(load, min(MODELS[args.scaling].context, setup.kv_tokens_per_instance * 3 // 4))
-    load = shaping.scale_time(load, args.compress)
+    return shaping.scale_time(load, args.compress)
+
+
+def thin(
+    load: Workload, mean_load: float, setup: ExperimentSetup, speed: MachineSpeed
+) -> tuple[Workload, float]:
+    """Thinned to a predicted mean demand; also the probability that an arrival is kept."""
     low, high = 0.0, 1.0
     for _ in range(12):
         keep = (low + high) / 2
-        thinned = shaping.thin_by_probability(load, keep, seed=0)
-        demand = predict(thinned, speed, setup.overload_setting().unlimited)
-        too_much = demand.mean_demand_tokens > args.mean_load * setup.capacity_tokens()
+        demand = predict(shaping.thin_by_probability(load, keep, seed=0), speed, setup.overload_setting().unlimited)
+        too_much = demand.mean_demand_tokens > mean_load * setup.capacity_tokens()
         low, high = (low, keep) if too_much else (keep, high)
     return shaping.thin_by_probability(load, low, seed=0), low
+
+
+def slowed(speed: MachineSpeed, factor: float) -> MachineSpeed:
+    """A machine that takes ``factor`` times as long for everything."""
+    return MachineSpeed(
+        speed.prefill_tokens_per_s / factor, speed.decode_base_s * factor, speed.decode_per_request_s * factor
+    )
+
+
+def correct_speed(load: Workload, setup: ExperimentSetup, speed: MachineSpeed) -> tuple[MachineSpeed, float, float]:
+    """Replay a load with memory to spare; (speed that explains its mean demand, that demand / capacity, factor)."""
+    ample = replace(setup, kv_tokens_per_instance=PILOT_MEMORY * setup.kv_tokens_per_instance)
+    run = run_policy(ample, "recompute", load, name="pilot")
+    wanted = float(run.config["fairness"]["mean_demand_tokens"])
+    low, high = 0.25, 8.0
+    for _ in range(14):
+        factor = (low * high) ** 0.5
+        found = predict(load, slowed(speed, factor), setup.overload_setting().unlimited).mean_demand_tokens
+        low, high = (low, factor) if found > wanted else (factor, high)
+    return slowed(speed, high), wanted / setup.capacity_tokens(), high
+
+
+def thin_by_pilots(
+    load: Workload, args: argparse.Namespace, setup: ExperimentSetup, speed: MachineSpeed
+) -> tuple[Workload, float, MachineSpeed, list[str]]:
+    """The thinned load, the probability of its arrivals, the corrected speed, and what the pilots said."""
+    notes: list[str] = []
+    thinned, keep = thin(load, args.mean_load, setup, speed)
+    for turn in range(args.pilots):
+        speed, mean_load, factor = correct_speed(thinned, setup, speed)
+        notes.append(
+            f"pilot {turn}, {len(thinned.rows)} requests: mean demand {mean_load:.2f}, {factor:.2f} x the time foreseen"
+        )
+        if abs(mean_load / args.mean_load - 1.0) <= CLOSE_TO_TARGET:
+            break
+        thinned, keep = thin(load, args.mean_load, setup, speed)
+    return thinned, keep, speed, notes
 
 
 def what_binds(
@@ -240,6 +287,7 @@ def main() -> None:
     parser.add_argument("--output-scale", type=float, default=0.625, help="with --scaling time")
     parser.add_argument("--length-scale", type=float, default=0.125, help="with --scaling uniform")
     parser.add_argument("--mean-load", type=float, default=0.55)
+    parser.add_argument("--pilots", type=int, default=3, help="most replays with ample memory that correct the speed")
     parser.add_argument("--memory-binds-above", type=float, default=2.0, help="factor of predicted P99 TTFT")
     parser.add_argument("--slice", type=float, default=600.0, help="trace seconds")
     parser.add_argument("--duration", type=float, help="only the first so many trace seconds (a quick look)")
@@ -262,18 +310,18 @@ def main() -> None:
         f"Two instances, {model.hidden}-wide {model.layers}-layer Qwen3 in float32, parameters "
         f"{setup.parameter_share():.0%} of memory, KV for {setup.capacity_tokens():.0f} tokens (merged "
         f"{setup.merged_capacity_tokens():.0f}). Lengths scaled by {args.scaling}, time divided by {args.compress:g},"
-        f" thinned to a predicted mean KV demand of {args.mean_load:.0%} of the capacity.", "",
+        f" thinned to a mean KV demand (with memory to spare) of {args.mean_load:.0%} of the capacity.", "",
     ]
     for index, (name, load) in enumerate(loads.items()):
         speed = measure_speed(setup)
         if args.duration:
             load = shaping.limit(load, duration_s=args.duration)
-        shaped, keep = shape(load, args, setup, speed)
+        shaped, keep, speed, pilots = thin_by_pilots(shape(load, args, setup, speed), args, setup, speed)
         count = max(1, len(shaped.rows))
         mean_in, mean_out = (sum(r[i] for r in shaped.rows) / count for i in (1, 2))
         header.append(
             f"* {name}: every arrival kept with probability {keep:.4f}, {len(shaped.rows)} requests, "
-            f"{mean_in:.0f} tokens in and {mean_out:.0f} out on average"
+            f"{mean_in:.0f} tokens in and {mean_out:.0f} out on average" + "".join(f"; {note}" for note in pilots)
         )
         rounds: dict[str, list[RunResult]] = {"recompute": [], "drop": []}
         for turn in range(args.first_round, args.first_round + args.rounds):
