@@ -21,7 +21,7 @@ from jettison.config import KEYS
 from jettison.errors import ConfigError
 from jettison.workload.bench import run_bench
 
-COMMANDS = ["bench", "config show", "demo", "model create", "profile", "serve", "verify", "version"]
+COMMANDS = ["bench", "config show", "demo", "explain", "model create", "profile", "serve", "verify", "version"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -388,3 +390,23 @@ async def test_requests_that_run_while_their_kv_moves_produce_the_same_tokens(mo
         await rest(engine)
         counters = engine.core.state.counters
         assert counters.num_drops == 1 and counters.num_live_rows > 0 and counters.num_recomputed_tokens == 0
+
+
+async def test_a_time_line_is_written_at_the_end(model_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    async with running(model_dir, 160, timeline=str(path)) as engine:
+        async with asyncio.timeout(120):
+            clients = [asyncio.create_task(collect(engine, request(f"r{i}", [i, 2, 3], 60))) for i in range(6)]
+            while not all(len(g.running) for g in engine.core.groups.values()):
+                await asyncio.sleep(0.005)
+            engine.request_drop()
+            await asyncio.gather(*clients)
+            await asyncio.sleep(0.15)  # a tick looks at the gauges
+    rows = json.loads(path.read_text())["traceEvents"]
+    names = {phase: {row["name"] for row in rows if row["ph"] == phase} for phase in "XbiC"}
+    assert {"prefill", "decode"} <= names["X"] and {row["tid"] for row in rows if row["ph"] == "X"} == {0, 1}
+    assert "drop" in names["i"] and "cluster: KV blocks" in names["C"]
+    assert {f"r{i}" for i in range(6)} <= names["b"]
+    assert any(name.startswith("drop: ") for name in names["b"])
+    slices = sorted((row["tid"], row["ts"], row["ts"] + row["dur"]) for row in rows if row["ph"] == "X")
+    assert all(a[2] <= b[1] + 1e-3 for a, b in pairwise(slices) if a[0] == b[0]), "one at a time"

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import typer
 
 from jettison import __version__
-from jettison.cli import bench, config_cmd, demo, model, profile_cmd, serve, verify_cmd
+from jettison.cli import bench, config_cmd, demo, explain_cmd, model, profile_cmd, serve, verify_cmd
 from jettison.cli.help import Command, Group
 from jettison.errors import JettisonError, UserError
 
@@ -60,6 +60,7 @@ app.add_typer(config_cmd.app, name="config")
 app.command("verify", cls=Command)(verify_cmd.verify)
 app.command("demo", cls=Command)(demo.demo)
 app.command("profile", cls=Command)(profile_cmd.profile)
+app.command("explain", cls=Command)(explain_cmd.explain)
 
 
 @app.command("version", cls=Command)

@@ -199,5 +199,8 @@ class ServerConfig:
     shutdown_timeout_s: float = config_key(
         30.0, float_from(0.0), "Seconds that running requests get to finish after SIGTERM.",
         name="shutdown_timeout", metavar="SECONDS")
+    timeline: str | None = config_key(
+        None, nonempty, "Written at the end: steps, transfers, moves and requests as a time line for ui.perfetto.dev "
+        "(.json or .json.gz). It names request ids, prompts never.", metavar="FILE", unset="none")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
+from jettison.core.observing import RunObserver, group_gauges
 from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.bubbles import BubbleMeter
@@ -61,6 +62,7 @@ class CoreDriver:
         emit: Callable[[ports.Emit], None],
         record: Callable[[ports.Record], None],
         on_event: Callable[[ports.Event, int], None] | None = None,
+        observer: RunObserver | None = None,
     ) -> None:
         self.core = core
         self._encoder = encoder
@@ -69,6 +71,7 @@ class CoreDriver:
         self._record = record
         self._on_event = on_event
         """Sees every event before the core does: a recording replays."""
+        self._observer = observer
         self.memory: dict[WorkerId, dict[str, int]] = {}
         """Latest memory report of each worker."""
         self.bubbles = BubbleMeter()
@@ -82,7 +85,11 @@ class CoreDriver:
             self._on_event(event, now_ns)
         if isinstance(event, ports.WorkerLost):
             self._parts = {i: p for i, p in self._parts.items() if p[0].worker_id != event.worker_id}
+        if self._observer is not None and isinstance(event, ports.MoveEnded):
+            self._observer.transfer_ended(event, now_ns)
         self.carry_out(self.core.handle(event, now_ns))
+        if self._observer is not None and isinstance(event, ports.Tick):
+            self._observer.looked(group_gauges(self.core), now_ns)
 
     def on_worker_event(self, event: m.Event, now_ns: int) -> None:
         """An answer of a worker."""
@@ -99,16 +106,24 @@ class CoreDriver:
             match action:
                 case ports.RunStep():
                     self.bubbles.issued(action)
+                    if self._observer is not None:
+                        self._observer.step_issued(action)
                     for worker_id, step in self._encoder.encode(action):
                         self._send(worker_id, codec.step_command(step))
                 case ports.Emit() | ports.Record():
                     told.append(action)
                 case _:
+                    if self._observer is not None and isinstance(action, ports.Transfer):
+                        self._observer.transfer_begun(action)
                     self._send(*_to_command(action))
         for action in told:
             if isinstance(action, ports.Record):
+                if self._observer is not None:
+                    self._observer.recorded(action)
                 self._record(action)
                 continue
+            if self._observer is not None:
+                self._observer.emitted(action)
             if action.finish_reason is not None:
                 self._encoder.forget(action.request_id)
             self._emit(action)
@@ -122,18 +137,16 @@ class CoreDriver:
                 return None
             case m.StepDone():
                 event = codec.with_parts(event, parts) if (parts := self._parts.pop(event.step_id, [])) else event
-                self.bubbles.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
-                self.bubbles.ended(event.step_id)
-                self.delays.note(event)
+                self._note_stage(event)
+                self._note_step_ended(event.step_id)
                 return _step_completed(event, self._encoder.take_refused(event.step_id))
             case m.StageDone():
-                self.bubbles.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
-                self.delays.note(event)
+                self._note_stage(event)
                 return None
             case m.StepFailed():
                 self._parts.pop(event.step_id, None)
                 self._encoder.take_refused(event.step_id)
-                self.bubbles.ended(event.step_id)
+                self._note_step_ended(event.step_id)
                 return ports.StepFailed(event.step_id, event.message, event.lost_worker, event.recompute)
             case m.Fenced():
                 return ports.WorkerFenced(event.worker_id, event.call_id)
@@ -156,6 +169,17 @@ class CoreDriver:
                 return None
             case _:
                 return None
+
+    def _note_stage(self, event: m.StepDone | m.StageDone) -> None:
+        self.bubbles.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
+        self.delays.note(event)
+        if self._observer is not None:
+            self._observer.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
+
+    def _note_step_ended(self, step_id: int) -> None:
+        self.bubbles.ended(step_id)
+        if self._observer is not None:
+            self._observer.step_ended(step_id)
 
 
 def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:

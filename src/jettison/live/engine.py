@@ -35,6 +35,7 @@ from jettison.live.restart import Restarter
 from jettison.live.snapshot import take_snapshot
 from jettison.live.warmup import WarmUp
 from jettison.policy.ranges import Pull, StagePlan
+from jettison.report.timeline import Timeline
 from jettison.types import FinishReason, GroupId, Request, RequestId, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ class Engine:
         self._idle.set()
         self._first_step: dict[WorkerId, int] = {}
         """The first step that the present life of a worker that came back can have been in."""
+        self.timeline = Timeline() if config.server.timeline is not None else None
+        """What is written at the end, as it is now."""
         self.event_log: deque[ports.Record] = deque(maxlen=MAX_EVENT_LOG)
         self.started_ns = time.monotonic_ns()
         self.failure: str | None = None
@@ -117,7 +120,9 @@ class Engine:
         core = assembly.build_core(capacity, os.urandom(16), assembly.load_profile(ready[0].kernels))
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
-        driver = CoreDriver(core, encoder, self._launcher.send, self._on_emit, self.event_log.append)
+        driver = CoreDriver(
+            core, encoder, self._launcher.send, self._on_emit, self.event_log.append, observer=self.timeline
+        )
         self._warm_up = WarmUp(assembly, capacity, self._launcher.send)
         await self._warm_up.run(core)
         self._warm_up = None
@@ -157,6 +162,15 @@ class Engine:
         if self._launcher is not None:
             await self._launcher.close(5.0)
             self._launcher = None
+            self._write_timeline()
+
+    def _write_timeline(self) -> None:
+        if self.timeline is None or self._config.server.timeline is None:
+            return
+        try:
+            self.timeline.write(Path(self._config.server.timeline))
+        except OSError as error:
+            logger.error("cannot write the time line: %s", error)
 
     async def _tick(self) -> None:
         interval_s = self._config.overload.check_interval_ms / 1e3

@@ -1,0 +1,268 @@
+"""What a run decided, from its event log: each decision with its inputs, what it predicted, and what came of it.
+
+Pure functions over a stored run. A move's later records say how long ago it began, which is when it was decided: that
+is how an outcome finds its decision, whatever else happened meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jettison.report.results import RunResult, percentile
+
+Event = Mapping[str, Any]
+
+SAME_MOMENT_S = 2e-3
+"""Records of one move agree on its beginning up to the rounding of stored times."""
+
+_CONTEXT = ("t", "kind", "group", "workers")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision. Values are as the event log has them; keys end in their unit."""
+
+    at_s: float
+    kind: str
+    """``drop``, ``no drop``, ``restore``, ``yield``, ``rebalance``, ``migrate``, ``scale out`` or ``recover``."""
+    group: int | None
+    workers: tuple[int, ...]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+    outcome: Mapping[str, Any] = field(default_factory=dict)
+    """Empty where the log ends before it."""
+
+
+_ASSESSED = ("reason", "load", "merged_compute_load", "separate_compute_load")
+_WAITS = ("memory_wait_s", "compute_wait_s")
+
+
+def decisions_of(run: RunResult) -> list[Decision]:
+    """Every decision in the run's event log, by time; empty where the run has none."""
+    log: Sequence[Event] = run.events.get("log") or []
+    found: list[Decision] = []
+    for event in log:
+        make = _MAKERS.get(str(event["kind"]))
+        if make is not None:
+            found.append(make(event, log, run))
+    return sorted(found, key=lambda decision: decision.at_s)
+
+
+def _pick(event: Event, names: Iterable[str]) -> dict[str, Any]:
+    return {name: event[name] for name in names if event.get(name) is not None}
+
+
+def _rest(event: Event, *left_out: str) -> dict[str, Any]:
+    return {k: v for k, v in event.items() if k not in (*_CONTEXT, *left_out) and v is not None}
+
+
+def _begun_at(log: Sequence[Event], kind: str, at_s: float, duration: str) -> list[Event]:
+    """Records of a kind that say that their move began at this time."""
+    return [
+        e for e in log
+        if e["kind"] == kind and duration in e and abs(e["t"] - e[duration] / 1e3 - at_s) <= SAME_MOMENT_S
+    ]
+
+
+def _first_after(log: Sequence[Event], kinds: Sequence[str], at_s: float, workers: Iterable[int] = ()) -> Event | None:
+    """The next record of one of these kinds; with ``workers`` given, one that touches them."""
+    wanted = set(workers)
+    for event in log:
+        if event["t"] >= at_s - SAME_MOMENT_S and event["kind"] in kinds:
+            touched = set(event.get("workers") or [])
+            if not wanted or not touched or wanted & touched:
+                return event
+    return None
+
+
+# --- one maker for each kind of record that is a decision
+
+
+def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    at_s = event["t"]
+    drops = _begun_at(log, "drop", at_s, "decision_to_serving_ms")
+    workers = tuple(sorted({w for e in drops for w in e["workers"]}))
+    outcome: dict[str, Any] = {}
+    if drops:
+        outcome |= {
+            "groups": [e["group"] for e in drops],
+            "bytes_to_kv": sum(e["bytes_to_kv"] for e in drops),
+            "remap_ms": max(e["remap_ms"] for e in drops),
+            "serving_after_ms": max(e["decision_to_serving_ms"] for e in drops),
+            "stalled_requests": sum(e["stalled"] for e in drops),
+            "queue_then": sum(e["waiting"] for e in drops),
+        }
+    exchanged = _begun_at(log, "exchange_done", at_s, "ms")
+    if exchanged:
+        outcome |= {
+            "exchange_ms": max(e["ms"] for e in exchanged), "exchanged_bytes": sum(e["bytes"] for e in exchanged),
+        }
+    failed = _first_after(log, ("drop_failed",), at_s)
+    if not drops and failed is not None:
+        outcome["failed"] = failed.get("reason")
+    waited = _longest_wait_s(run, at_s)
+    if waited is not None:
+        outcome["longest_wait_in_queue_s"] = waited
+    return Decision(
+        at_s, "drop", event.get("group"), workers,
+        _pick(event, (*_ASSESSED, "required_bytes", "overloaded_groups")),
+        _pick(event, (*_WAITS, "freed_bytes", "sufficient", "pulled_shards", "throughput_cost")), outcome,
+    )
+
+
+def _no_drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    waited = _longest_wait_s(run, event["t"])
+    outcome = {} if waited is None else {"longest_wait_in_queue_s": waited}
+    return Decision(
+        event["t"], "no drop", event.get("group"), (), _pick(event, _ASSESSED), _pick(event, _WAITS), outcome
+    )
+
+
+def _restore(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    workers = tuple(event.get("workers") or ())
+    outcome: dict[str, Any] = {}
+    end = _first_after(log, ("restore_done", "restore_turned"), event["t"], workers)
+    if end is not None:
+        outcome = {"ended_as": end["kind"], "after_s": end["t"] - event["t"]} | _rest(end)
+    return Decision(event["t"], "restore", event.get("group"), workers, _rest(event), {}, outcome)
+
+
+def _yield(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    end = _first_after(log, ("restore_begin",), event["t"])
+    outcome = {} if end is None else {"restore_began_after_s": end["t"] - event["t"]}
+    return Decision(event["t"], "yield", event.get("group"), (), _rest(event), {}, outcome)
+
+
+def _scale_out(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    end = _first_after(log, ("scale_out_over",), event["t"])
+    outcome = {} if end is None else {"need_over_after_s": end["t"] - event["t"]}
+    return Decision(event["t"], "scale out", event.get("group"), (), _rest(event), {}, outcome)
+
+
+def _recover(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    outcome: dict[str, Any] = {}
+    for kind, name in (("recovered", "survivor_ready_after_s"), ("worker_joined", "worker_back_after_s")):
+        end = _first_after(log, (kind,), event["t"])
+        if end is not None:
+            outcome[name] = end["t"] - event["t"]
+    return Decision(event["t"], "recover", None, (event["worker"],), _rest(event, "worker"), {}, outcome)
+
+
+def _migrate(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    at_s = event["t"] - event.get("ms", 0.0) / 1e3
+    inputs = _pick(event, ("request", "source", "destination"))
+    return Decision(at_s, "migrate", event.get("source"), (), inputs, {}, _rest(event, *inputs))
+
+
+def _rebalance(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    return Decision(event["t"], "rebalance", None, (), _rest(event), {}, {})
+
+
+_MAKERS = {
+    "drop_decided": _drop, "drop_declined": _no_drop, "restore_begin": _restore, "yield": _yield,
+    "scale_out": _scale_out, "worker_lost": _recover, "migrated": _migrate, "rebalanced": _rebalance,
+}
+
+
+def _longest_wait_s(run: RunResult, at_s: float) -> float | None:
+    """How much longer the first token of any request took that waited for it at this time; None without details."""
+    waits = [
+        row["scheduled_s"] + row["ttft_s"] - at_s
+        for row in run.requests_detail or []
+        if row["ttft_s"] is not None and row["scheduled_s"] <= at_s <= row["scheduled_s"] + row["ttft_s"]
+    ]
+    return max(waits, default=0.0) if run.requests_detail else None
+
+
+# --- incidents
+
+
+@dataclass(frozen=True, slots=True)
+class Counterfactual:
+    """The same arrivals under another policy, in the window of an incident."""
+
+    policy: str
+    p50_ttft_s: float | None
+    p99_ttft_s: float | None
+    num_over_slo: int
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One overload: from the decision to drop to the end of the restore (or of the run)."""
+
+    begin_s: float
+    end_s: float
+    is_over: bool
+    """False where the run ended before its layers were back."""
+    trigger: Decision
+    drops: tuple[Decision, ...]
+    """The trigger, and drops that followed before it was over."""
+    bytes_freed: int
+    workers: tuple[int, ...]
+    num_arrivals: int
+    p50_ttft_s: float | None
+    p99_ttft_s: float | None
+    num_over_slo: int
+    counterfactuals: tuple[Counterfactual, ...] = ()
+
+    def num_saved(self, policy: str) -> int | None:
+        """Requests within the objective here that would have missed it under that policy, net; None if unknown."""
+        return next((c.num_over_slo - self.num_over_slo for c in self.counterfactuals if c.policy == policy), None)
+
+
+def incidents_of(
+    run: RunResult, slo_ttft_s: float, others: Mapping[str, RunResult] | None = None
+) -> list[Incident]:
+    """The run's overloads. ``others``: runs of the same arrivals, by policy, for what would have happened.
+
+    A window holds the requests that were scheduled from the trigger's queue on until the incident was over.
+    """
+    found: list[Incident] = []
+    drops = [d for d in decisions_of(run) if d.kind == "drop" and d.outcome.get("bytes_to_kv")]
+    restores = [e for e in run.events.get("log") or [] if e["kind"] == "restore_done"]
+    for trigger in drops:
+        if found and trigger.at_s < found[-1].end_s:
+            continue
+        end_s, chain, is_over = _extent(trigger, drops, restores, run.duration_s)
+        begin_s = trigger.at_s - float(trigger.outcome.get("longest_wait_in_queue_s") or 0.0)
+        p50, p99, late, count = _window(run, begin_s, end_s, slo_ttft_s)
+        theirs = [(policy, _window(other, begin_s, end_s, slo_ttft_s)) for policy, other in (others or {}).items()]
+        found.append(Incident(
+            trigger.at_s, end_s, is_over, trigger, tuple(chain), sum(d.outcome["bytes_to_kv"] for d in chain),
+            tuple(sorted({w for d in chain for w in d.workers})), count, p50, p99, late,
+            tuple(Counterfactual(policy, w[0], w[1], w[2]) for policy, w in theirs),
+        ))
+    return found
+
+
+def _extent(
+    trigger: Decision, drops: Sequence[Decision], restores: Sequence[Event], run_end_s: float
+) -> tuple[float, list[Decision], bool]:
+    """When all layers were back, and the drops until then."""
+    chain, merged = [trigger], set(trigger.workers)
+    later: list[tuple[float, Decision | None, set[int]]] = [
+        *((d.at_s, d, set(d.workers)) for d in drops if d.at_s > trigger.at_s),
+        *((e["t"], None, set(e.get("workers") or [])) for e in restores if e["t"] > trigger.at_s),
+    ]
+    for at_s, drop, workers in sorted(later, key=lambda happening: happening[0]):
+        if drop is not None:
+            chain.append(drop)
+            merged |= workers
+            continue
+        merged -= workers
+        if not merged:
+            return at_s, chain, True
+    return run_end_s, chain, False
+
+
+def _window(
+    run: RunResult, begin_s: float, end_s: float, slo_ttft_s: float
+) -> tuple[float | None, float | None, int, int]:
+    """P50 and P99 TTFT, requests over the objective (unanswered ones too), and requests, of those scheduled inside."""
+    rows = [r for r in run.requests_detail or [] if begin_s <= r["scheduled_s"] < end_s]
+    ttft = [r["ttft_s"] for r in rows if r["ttft_s"] is not None]
+    late = sum(r["ttft_s"] is None or r["ttft_s"] > slo_ttft_s for r in rows)
+    return percentile(ttft, 50), percentile(ttft, 99), late, len(rows)

@@ -1,0 +1,104 @@
+"""Decisions and incidents of a run for people (a terminal) and for programs (JSON)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+
+from jettison.report.decisions import Decision, Incident, decisions_of
+from jettison.report.results import RunResult
+from jettison.report.summary import format_value
+
+MAX_ROWS = 200
+"""Decisions shown in a terminal; the JSON has all."""
+
+
+def format_field(name: str, value: Any) -> str:
+    """``freed_bytes=1048576`` -> ``freed 1 MiB``: the unit from the name's end."""
+    words = name.split("_")
+    label, stem, unit = " ".join(words), " ".join(words[:-1]), words[-1]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"{label} {_listed(value)}"
+    if unit == "s" and stem:
+        return f"{stem} {format_value(float(value), 's')}"
+    if unit == "ms":
+        return f"{stem} {format_value(float(value) / 1e3, 's')}".strip()
+    if "bytes" in words:
+        return f"{label} {value / 2**20:,.4g} MiB"
+    return f"{label} {value:,.4g}" if isinstance(value, float) else f"{label} {value:,}"
+
+
+def _listed(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}: {_listed(v)}" for k, v in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(_listed(item) for item in value)
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    return "\n".join(format_field(name, value) for name, value in fields.items()) or "-"
+
+
+def explain_document(run: RunResult, incidents: Sequence[Incident]) -> dict[str, Any]:
+    """The same as JSON: ``decisions`` and ``incidents``."""
+    return {
+        "run": run.name,
+        "decisions": [asdict(d) for d in decisions_of(run)],
+        "incidents": [
+            asdict(i) | {"saved": {c.policy: i.num_saved(c.policy) for c in i.counterfactuals}} for i in incidents
+        ],
+    }
+
+
+def print_decisions(decisions: Sequence[Decision], console: Console) -> None:
+    """One row a decision: when, what, from which inputs, what was predicted, what came of it."""
+    table = Table(header_style="bold", show_lines=True)
+    for header in ("at, s", "decision", "inputs", "predicted", "outcome"):
+        table.add_column(header, no_wrap=header == "at, s", overflow="fold")
+    for decision in decisions[:MAX_ROWS]:
+        where = "" if decision.group is None else f"\ngroup {decision.group}"
+        if decision.workers:
+            where += f"\nworkers {', '.join(map(str, decision.workers))}"
+        table.add_row(
+            f"{decision.at_s:.3f}", decision.kind + where, _fields(decision.inputs), _fields(decision.predicted),
+            _fields(decision.outcome),
+        )
+    console.print(table)
+    if len(decisions) > MAX_ROWS:
+        console.print(f"{len(decisions) - MAX_ROWS} more are in the JSON", style="dim")
+
+
+def print_incident(incident: Incident, number: int, slo_ttft_s: float, console: Console) -> None:
+    """The card of one overload."""
+    trigger = incident.trigger
+    until = f"{incident.end_s:.2f} s" if incident.is_over else f"the end of the run ({incident.end_s:.2f} s)"
+    lines = [
+        f"[b]When[/b]     {incident.begin_s:.2f} s to {until}; workers {', '.join(map(str, incident.workers))}",
+        f"[b]Trigger[/b]  {_inline(trigger.inputs)}",
+        f"[b]Foreseen[/b] {_inline(trigger.predicted)}",
+        f"[b]Done[/b]     {_inline(trigger.outcome)}",
+    ]
+    if len(incident.drops) > 1:
+        lines.append(f"         and {len(incident.drops) - 1} more drops before it was over")
+    lines.append(f"[b]Freed[/b]    {incident.bytes_freed / 2**20:,.4g} MiB of parameters for KV cache")
+    lines.append(
+        f"[b]Requests[/b] {incident.num_arrivals} arrived: TTFT P50 {format_value(incident.p50_ttft_s, 's')}, "
+        f"P99 {format_value(incident.p99_ttft_s, 's')}; {incident.num_over_slo} over {format_value(slo_ttft_s, 's')}"
+    )
+    for other in incident.counterfactuals:
+        saved = incident.num_saved(other.policy)
+        lines.append(
+            f"[b]Without[/b]  {other.policy}: TTFT P50 {format_value(other.p50_ttft_s, 's')}, P99 "
+            f"{format_value(other.p99_ttft_s, 's')}; {other.num_over_slo} over, so {saved} saved"
+        )
+    console.print(Panel("\n".join(lines), title=f"incident {number}", title_align="left"))
+
+
+def _inline(fields: Mapping[str, Any]) -> str:
+    return "; ".join(format_field(name, value) for name, value in fields.items()) or "not in the log"

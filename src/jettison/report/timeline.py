@@ -1,0 +1,217 @@
+"""A run as a time line that chrome://tracing and ui.perfetto.dev open: steps, transfers, moves, requests, queues.
+
+One recorder for live and simulated runs: whoever carries out the core's actions tells it what it issues and hears
+(``Timeline`` is a ``core.observing.RunObserver``). What is written is the Trace Event Format: complete events for the
+steps of a stage (a stage computes one at a time), nestable asynchronous ones for whatever overlaps.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jettison.core.ports import Emit, MoveEnded, Record, RunStep, SendKV, SendShard, SwapIn, Transfer, transfer_ends
+from jettison.types import GroupId, LayerRange, WorkerId
+
+MAX_EVENTS = 400_000
+"""Kept by default: about 100 MB as text, and what a viewer still opens. The oldest go first."""
+
+MAX_GROUPS_SHOWN = 32
+"""With more groups than this, counters are totals only."""
+
+_STAGES, _LINKS, _MOVES, _REQUESTS, _COUNTERS = range(1, 6)
+_PROCESS_NAMES = {
+    _STAGES: "stages", _LINKS: "transfers", _MOVES: "decisions and moves", _REQUESTS: "requests", _COUNTERS: "load",
+}
+
+_SPANS = {
+    "drop": ("drop: decision to serving", "decision_to_serving_ms"),
+    "exchange_done": ("drop: decision to the end of the exchange", "ms"),
+    "split": ("restore: until the split", "ms"),
+    "restore_done": ("restore", "ms"),
+    "recovered": ("recovery", "ms"),
+    "migrated": ("migration", "ms"),
+}
+"""Kind of a record that ends a move -> what the move is called here, and the field with its duration."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenStep:
+    group_id: GroupId
+    layers: Mapping[WorkerId, LayerRange]
+    num_requests: int
+    num_tokens: int
+    num_prompt_tokens: int
+
+
+class Timeline:
+    """Collects what happened; ``write`` it at any time. All times are nanoseconds of one clock.
+
+    ``max_events`` bounds the memory: beyond it the oldest events are forgotten, and the document says how many.
+    """
+
+    def __init__(self, max_events: int = MAX_EVENTS) -> None:
+        self._events: deque[dict[str, Any]] = deque(maxlen=max_events)
+        self._num_events = 0
+        self._steps: dict[int, _OpenStep] = {}
+        self._transfers: dict[int, Transfer] = {}
+        self._workers: set[WorkerId] = set()
+
+    # --- RunObserver ------------------------------------------------------------------------------------------
+
+    def step_issued(self, step: RunStep) -> None:
+        """A microbatch goes to its stages."""
+        num_tokens = sum(row.num_tokens for row in step.rows)
+        num_prompt = sum(row.num_tokens for row in step.rows if row.num_tokens > 1 or not row.samples)
+        self._steps[step.step_id] = _OpenStep(
+            step.group_id, {s.worker_id: s.layers for s in step.stages}, len(step.rows), num_tokens, num_prompt
+        )
+
+    def stage_done(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
+        """A stage has computed its part of a step."""
+        step = self._steps.get(step_id)
+        if step is None:
+            return
+        self._workers.add(worker_id)
+        layers = step.layers.get(worker_id)
+        self._add({
+            "name": "prefill" if step.num_prompt_tokens else "decode", "cat": "step", "ph": "X",
+            "ts": started_ns / 1e3, "dur": (ended_ns - started_ns) / 1e3, "pid": _STAGES, "tid": worker_id,
+            "args": {
+                "step": step_id, "group": step.group_id, "requests": step.num_requests, "tokens": step.num_tokens,
+                "prompt_tokens": step.num_prompt_tokens, "layers": None if layers is None else list(layers),
+            },
+        })
+
+    def step_ended(self, step_id: int) -> None:
+        """The step is over or has failed; after its last stage."""
+        self._steps.pop(step_id, None)
+
+    def transfer_begun(self, transfer: Transfer) -> None:
+        """Bytes are to be moved; when they began to move is known at their end."""
+        self._transfers[transfer.move_id] = transfer
+
+    def transfer_ended(self, ended: MoveEnded, now_ns: int) -> None:
+        """The one end of a transfer."""
+        transfer = self._transfers.pop(ended.move_id, None)
+        if transfer is None:
+            return
+        src, dst = transfer_ends(transfer)
+        what: dict[str, Any] = {"bytes": ended.num_bytes, "complete": ended.complete}
+        if isinstance(transfer, SendShard):
+            name = f"{transfer.shard} {src} > {dst}"
+        elif isinstance(transfer, SendKV):
+            name = f"{'urgent KV' if transfer.urgent else 'KV'} {src} > {dst}"
+            what |= {"blocks": len(transfer.src_blocks), "layers": list(transfer.layers)}
+        else:
+            name = f"swap {'in' if isinstance(transfer, SwapIn) else 'out'} {src}"
+            what |= {"blocks": len(transfer.blocks), "layers": list(transfer.layers)}
+        self._span(_LINKS, "transfer", name, ended.move_id, now_ns - ended.duration_ns, now_ns, what)
+
+    def recorded(self, record: Record) -> None:
+        """A decision or a milestone."""
+        args = {key: _plain(value) for key, value in record.fields.items()}
+        self._add({
+            "name": record.kind, "cat": "decision", "ph": "i", "s": "g", "ts": record.time_ns / 1e3, "pid": _MOVES,
+            "tid": 0, "args": args,
+        })
+        if record.kind == "worker_lost":  # nobody will tell the end of its steps
+            lost = set(record.fields["groups"])  # type: ignore[call-overload]
+            self._steps = {i: step for i, step in self._steps.items() if step.group_id not in lost}
+        if record.kind in _SPANS:
+            name, field = _SPANS[record.kind]
+            if (duration_ms := args.get(field)) is not None:
+                began_ns = record.time_ns - round(float(duration_ms) * 1e6)
+                self._span(_MOVES, "move", name, self._num_events, began_ns, record.time_ns, args)
+
+    def emitted(self, emit: Emit) -> None:
+        """A request has got tokens; with its last it becomes a row of the time line."""
+        state = emit.state
+        if emit.finish_reason is None or state is None or state.finished_ns is None:
+            return
+        name, began_ns, ended_ns = str(state.request_id), state.request.arrival_ns, state.finished_ns
+        marks = [began_ns, state.first_scheduled_ns, state.first_token_ns, ended_ns]
+        self._span(_REQUESTS, "request", name, name, began_ns, ended_ns, {
+            "prompt_tokens": state.num_prompt, "output_tokens": state.num_output, "cached_tokens": state.num_cached,
+            "preemptions": state.num_preemptions, "end": str(emit.finish_reason), "group": state.group_id,
+        })
+        for phase, since, until in zip(("queued", "prefill", "decode"), marks, marks[1:], strict=False):
+            if since is not None and until is not None and until > since:
+                self._span(_REQUESTS, "request", phase, name, since, until, {})
+
+    def looked(self, loads: Iterable[tuple[GroupId, Mapping[str, float]]], now_ns: int) -> None:
+        """Gauges of every group (``waiting``, ``running``, ``kv_blocks``, ``kv_capacity``), every tick."""
+        shown = [(group, dict(gauges)) for group, gauges in loads]
+        total: dict[str, float] = {}
+        for _, gauges in shown:
+            for name, value in gauges.items():
+                total[name] = total.get(name, 0.0) + value
+        self._counters("cluster", total, now_ns)
+        if 1 < len(shown) <= MAX_GROUPS_SHOWN:
+            for group, gauges in shown:
+                self._counters(f"group {group}", gauges, now_ns)
+
+    # --- document ---------------------------------------------------------------------------------------------
+
+    @property
+    def num_forgotten(self) -> int:
+        """Events that did not fit any more."""
+        return self._num_events - len(self._events)
+
+    def document(self) -> dict[str, Any]:
+        """The trace; times in it are microseconds from its first event."""
+        events = sorted(self._events, key=lambda event: event["ts"])
+        first_us = events[0]["ts"] if events else 0.0
+        rows = [*self._names(), *({**event, "ts": round(event["ts"] - first_us, 3)} for event in events)]
+        return {
+            "traceEvents": rows, "displayTimeUnit": "ms",
+            "otherData": {"first_ns": round(first_us * 1e3), "forgotten_events": self.num_forgotten},
+        }
+
+    def write(self, path: Path) -> None:
+        """Write the document; compressed where the name ends in ``.gz`` (viewers open both)."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = json.dumps(self.document(), separators=(",", ":")).encode()
+        path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+
+    def _names(self) -> Iterator[dict[str, Any]]:
+        for pid, name in _PROCESS_NAMES.items():
+            yield {"name": "process_name", "ph": "M", "pid": pid, "tid": 0, "args": {"name": name}}
+            yield {"name": "process_sort_index", "ph": "M", "pid": pid, "tid": 0, "args": {"sort_index": pid}}
+        for worker in sorted(self._workers):
+            args = {"name": f"worker {worker}"}
+            yield {"name": "thread_name", "ph": "M", "pid": _STAGES, "tid": worker, "args": args}
+
+    def _counters(self, name: str, gauges: Mapping[str, float], now_ns: int) -> None:
+        for chart, keys in (("requests", ("waiting", "running")), ("KV blocks", ("kv_blocks", "kv_capacity"))):
+            values = {key: gauges[key] for key in keys if key in gauges}
+            if values:
+                self._add({
+                    "name": f"{name}: {chart}", "ph": "C", "ts": now_ns / 1e3, "pid": _COUNTERS, "tid": 0,
+                    "args": values,
+                })
+
+    def _span(
+        self, pid: int, category: str, name: str, key: int | str, began_ns: int, ended_ns: int, args: Mapping[str, Any]
+    ) -> None:
+        shared = {"name": name, "cat": category, "id": str(key), "pid": pid, "tid": 0}
+        self._add({**shared, "ph": "b", "ts": began_ns / 1e3, "args": dict(args)})
+        self._add({**shared, "ph": "e", "ts": ended_ns / 1e3})
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self._num_events += 1
+        self._events.append(event)
+
+
+def _plain(value: object) -> Any:
+    """As JSON knows it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, int | float | str | bool) or value is None else str(value)
