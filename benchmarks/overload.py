@@ -6,6 +6,8 @@
     python benchmarks/overload.py --rebalancing  # what overflows a batch limit goes to spare instances, or waits
     python benchmarks/overload.py --quick ...    # half of the burst's length, the first burst only
 
+The model has 20M parameters (``real_traces.MODELS``).
+
 Loads: ``burst`` is the built-in burst, calibrated to this machine by the rule of ``workload.calibrate``; ``conv`` and
 ``code`` are Azure 2023 arrivals with their own lengths, scaled, compressed and thinned by the rules of
 ``real_traces.py``, and of these the first slice whose predicted peak demand lies above the undropped and below 0.8 of
@@ -33,7 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jettison.config import KEYS
-from jettison.live.demo import DemoModel, demo_workload, make_setup, plan_load
+from jettison.live.demo import demo_workload, make_setup, plan_load
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
 from jettison.report.html import write_html
 from jettison.report.overload import SLO_SCALES, overload_arrivals, slo_base, slo_violations, window_ttft_p99
@@ -153,7 +155,7 @@ def _settings(
     work: Path, instances: int, args: argparse.Namespace, console: Console
 ) -> Iterator[tuple[ExperimentSetup, Load]]:
     for name in args.workloads:
-        model = DemoModel() if name == "burst" else real_traces.MODELS[args.scaling]
+        model = real_traces.MODELS[args.scaling]
         setup = replace(make_setup(work / f"{name}-{instances}", 0, model), instances=instances)
         speed = measure_speed(setup)
         yield setup, (_burst(setup, speed, args) if name == "burst" else _trace(name, setup, speed, args, console))
@@ -235,7 +237,8 @@ def _make_profile(setup: ExperimentSetup) -> None:
 def _sweep(work: Path, instances: int, args: argparse.Namespace) -> Iterator[tuple[ExperimentSetup, Load]]:
     """Parameter share by the KV that is left beside the parameters; heights at the rate that height 7 calibrates to."""
     for share in args.shares:
-        sized = replace(make_setup(work / f"share-{share:g}", 0), instances=instances)
+        model = real_traces.MODELS[args.scaling]
+        sized = replace(make_setup(work / f"share-{share:g}", 0, model), instances=instances)
         tokens = _kv_tokens_for_share(sized, share)
         setup = replace(sized, kv_tokens_per_instance=tokens)
         speed = measure_speed(setup)
