@@ -262,3 +262,34 @@ def test_drops_that_fail_are_tried_ever_more_rarely() -> None:
     failed = [r.time_ns for r in cluster.records if r.kind == "drop_failed"]
     gaps = [b - a for a, b in itertools.pairwise(failed)]
     assert len(failed) >= 4 and gaps[-1] > 4 * gaps[0]
+
+
+def faster_apart(cluster: FakeCluster, pace: float | None, block_s: float | None = 0.001) -> None:
+    """As if tokens took ``pace`` times as long on instances as in a pipeline."""
+    cluster.core.loads._separate_pace = lambda group: pace  # type: ignore[method-assign]
+    cluster.core.loads._recompute_block_s = lambda group: block_s  # type: ignore[method-assign]
+    params = cluster.core.params
+    cluster.core.params = replace(params, restore=replace(params.restore, min_settled_s=0.02))
+
+
+@pytest.mark.parametrize(("pace", "block_s", "is_early"), [
+    (0.5, 0.001, True), (0.5, 0.004, True), (0.95, 0.001, False), (None, 0.001, False), (0.5, 0.06, False),
+    (0.5, None, False),
+])
+def test_members_that_are_faster_apart_split_early_and_compute_again_what_does_not_fit(
+    pace: float | None, block_s: float | None, is_early: bool
+) -> None:
+    cluster = FakeCluster(full_blocks=60)
+    faster_apart(cluster, pace, block_s)
+    cluster.order_at("drop", 1)
+    for i in range(6):  # from the first token on 66 of the 120 blocks of both, of which one can hold 57
+        cluster.submit(f"r{i}", [5 + i] * 40, 60 + 20 * i, 2 + i, ignore_eos=True)
+    cluster.run(stop=lambda: "split" in kinds(cluster) or bool(cluster.ends))
+    assert ("split" in kinds(cluster)) == is_early
+    if is_early:
+        split = next(r for r in cluster.records if r.kind == "split")
+        assert 0 < split.fields["recomputed"] < 6  # type: ignore[operator]
+        assert cluster.core.num_waiting == split.fields["recomputed"]
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()

@@ -14,6 +14,7 @@ from jettison.policy.restore import (
     MergedLoad,
     PlacedRequest,
     RestoreParams,
+    early_overflow_blocks,
     place_requests,
     plan_splits,
     should_restore,
@@ -37,6 +38,35 @@ def test_calm_restores(changes: dict[str, float]) -> None:
 )
 def test_any_one_reason_keeps_the_pipeline(changes: dict[str, float]) -> None:
     assert not should_restore(CALM._replace(**changes), PARAMS)
+
+
+FASTER_APART = CALM._replace(used_blocks=140, separate_pace=0.7, recompute_block_s=0.005)
+
+
+def test_members_that_are_clearly_faster_apart_are_restored_early() -> None:
+    assert early_overflow_blocks(FASTER_APART, PARAMS) == 40, "0.2 s of prefill"
+    assert not should_restore(FASTER_APART, PARAMS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_waiting": 1},
+        {"settled_s": 1.9},
+        {"separate_pace": 0.92},  # hardly faster
+        {"separate_pace": None},
+        {"recompute_block_s": None},
+        {"used_blocks": 200, "separate_pace": 0.5},  # more than the members hold
+        {"used_blocks": 190, "separate_pace": 0.8},  # 152 foreseen of 200
+        {"usage_trend_blocks_per_s": 40.0},  # 154 foreseen in two seconds
+    ],
+)
+def test_any_one_reason_forbids_an_early_restore(changes: dict[str, float | None]) -> None:
+    assert early_overflow_blocks(FASTER_APART._replace(**changes), PARAMS) is None
+
+
+def test_where_restores_are_off_none_is_early() -> None:
+    assert early_overflow_blocks(FASTER_APART, RestoreParams(usage_threshold=0.0)) is None
 
 
 DROWNING = CALM._replace(num_waiting=5, merged_compute_load=1.2, separate_compute_load=1.0, drowning_s=10.0)

@@ -165,9 +165,27 @@ class Loads:
             0.0 if since is None else (now_ns - since) / NANOSECONDS,
             self.compute_load(len(group.stages)),
             self.compute_load(1),
+            separate_pace=self._separate_pace(group),
+            recompute_block_s=self._recompute_block_s(group),
         )
         drowns = is_drowning(load, self.params.restore)
         return load._replace(drowning_s=monitor.note_drowning(drowns, now_ns))
+
+    def _separate_pace(self, group: GroupCore) -> float | None:
+        """Time of a decode step on one member as an instance, over its way through the pipeline: as both were seen.
+
+        Either has its share of the requests in a step: a microbatch of the pipeline, or a member's own.
+        """
+        num_stages = len(group.stages)
+        rows = max(1, (len(group.running) + len(group.moving)) // num_stages)
+        kv_tokens = group.used_blocks * self._state.limits.block_size // num_stages
+        merged = self.steptime(num_stages).predict_s(rows, kv_tokens)
+        separate = self.steptime(1).predict_s(rows, kv_tokens)
+        return separate / merged if merged and separate else None
+
+    def _recompute_block_s(self, group: GroupCore) -> float | None:
+        rate = self.steptime(1).prefill_tokens_per_s(self._state.limits.max_num_batched_tokens, 0, 0)
+        return None if not rate else self._state.limits.block_size / (rate * len(group.stages))
 
     def exchange_costs(self, group: GroupCore) -> ExchangeCosts:
         """Prices as they were met so far: links by the transfers that have ended (before: as profiled), compute by the

@@ -66,14 +66,21 @@ class Moves:
         self.merges.append(merge)
         return merge.advance(now_ns)
 
-    def restore(self, group: GroupCore, now_ns: int, homes: list[GroupCore] | None = None) -> list[Action]:
-        """Begin a restore with the first way of splitting that fits, the furthest one if none does."""
+    def restore(
+        self, group: GroupCore, now_ns: int, homes: list[GroupCore] | None = None, *, max_overflow_blocks: int = 0
+    ) -> list[Action]:
+        """Begin a restore with the first way of splitting that fits, the furthest one if none does.
+
+        ``max_overflow_blocks``: of what does not fit, so much is computed again.
+        """
         ways = plan_splits(group.stages, self._state.shape.num_layers)
-        split = next((way for way in ways if fits(self._state, group, way)), ways[0])
+        split = next((way for way in ways if fits(self._state, group, way, max_overflow_blocks)), ways[0])
         if homes:
             split = SplitPlan(tuple(g.stages for g in homes))
         yields = group.admission_cap_blocks is not None
-        restore = Restoring(self._state, group, split, now_ns, homes, with_queue=yields)
+        restore = Restoring(
+            self._state, group, split, now_ns, homes, with_queue=yields, max_overflow_blocks=max_overflow_blocks
+        )
         self.restores.append(restore)
         return restore.advance(now_ns)
 

@@ -74,11 +74,12 @@ class Restoring:
 
     def __init__(
         self, cluster: ClusterState, group: GroupCore, split: SplitPlan, now_ns: int,
-        homes: list[GroupCore] | None = None, *, with_queue: bool = False,
+        homes: list[GroupCore] | None = None, *, with_queue: bool = False, max_overflow_blocks: int = 0,
     ) -> None:
         """With ``homes`` the group has been split already, and its requests go on returning to them.
 
         ``with_queue``: split although requests wait (they wait for compute, and the members have more of it apart).
+        ``max_overflow_blocks``: of what does not fit at the split, so much may be given up and computed again.
         """
         self._cluster = cluster
         self.group = group
@@ -91,6 +92,8 @@ class Restoring:
         self._split_plan = split
         self._next_layers = {stage.worker_id: stage.layers for part in split.parts for stage in part}
         self._with_queue = with_queue
+        self._max_overflow_blocks = max_overflow_blocks
+        self._num_recomputed = 0
         self._started_ns = now_ns
         self._relayouts: list[Relayout] = []
         self._moves: dict[MoveId, SendShard] = {}
@@ -224,6 +227,7 @@ class Restoring:
                 self.phase = RestorePhase.DRAIN_2
                 return self.advance(now_ns)
             case RestorePhase.DRAIN_2 if not self.group.in_flight:
+                self._give_up_overflow()
                 return self._spread(now_ns)
             case RestorePhase.SPREAD if all(r.is_over for r in self._relayouts):
                 return self._split(now_ns)
@@ -315,7 +319,16 @@ class Restoring:
         group = self.group
         if group.moving or (group.waiting and not self._with_queue):
             return False
-        return fits(self._cluster, group, self._split_plan)
+        return fits(self._cluster, group, self._split_plan, self._max_overflow_blocks)
+
+    def _give_up_overflow(self) -> None:
+        """Preempt what does not fit; it is computed again at home. Last steps may have made it a little more."""
+        if not self._max_overflow_blocks:
+            return
+        for state in overflow(self._cluster, self.group, self._split_plan, self.group.capacity_blocks) or ():
+            self.group.preempt(state)
+            self._num_recomputed += 1
+            self._with_queue = True
 
     def _spread(self, now_ns: int) -> list[Action]:
         self.phase = RestorePhase.SPREAD
@@ -342,6 +355,7 @@ class Restoring:
             "group": self.group.group_id,
             "homes": {g.group_id: list(g.worker_ids) for g in homes},
             "returning": len(self.group.running),
+            "recomputed": self._num_recomputed,
             "ms": (now_ns - self._started_ns) / 1e6,
         }
         return [Record("split", now_ns, done), *self._return_home(now_ns)]
@@ -418,19 +432,46 @@ def room_blocks(cluster: ClusterState, part: tuple[StagePlan, ...]) -> int:
     return min(room)
 
 
-def fits(cluster: ClusterState, group: GroupCore, split: SplitPlan) -> bool:
-    """Whether all requests of ``group`` fit into the parts of ``split``.
+def overflow(
+    cluster: ClusterState, group: GroupCore, split: SplitPlan, max_blocks: int
+) -> list[RequestState] | None:
+    """The newest running requests without which the others fit into the parts of ``split``.
 
-    Until they have moved, every member holds blocks of all of them, in the layers of its next layout; then each part
-    holds its own.
+    Until requests have moved, every member holds blocks of all of them, in the layers of its next layout; then each
+    part holds its own. None if ``max_blocks`` given up are not enough.
     """
     room = {index: room_blocks(cluster, part) for index, part in enumerate(split.parts)}
+    most = max(room.values())
+    if any(group.blocks_for(len(s.tokens)) > most for s in group.waiting):
+        return None
+    num_blocks_of = group.ledgers[0].num_blocks_of
+    left = {r: PlacedRequest(r, num_blocks_of(r)) for r in (*group.running, *group.moving)}
+    victims: list[RequestState] = []
+    candidates = [s for s in group.running.values() if s.ending is None and not s.moves]
+    while True:
+        homes = place_requests([*left.values()], room, most // HEADROOM)
+        if homes is not None and _has_room(cluster, split, room, victims):
+            return victims
+        if not candidates:
+            return None
+        victims.append(candidates.pop())
+        del left[victims[-1].request_id]
+        if sum(num_blocks_of(s.request_id) for s in victims) > max_blocks:
+            return None
+
+
+def _has_room(cluster: ClusterState, split: SplitPlan, room: dict[int, int], given_up: list[RequestState]) -> bool:
+    """Whether every member can hold the blocks of all requests but these in the layers of its next layout."""
     for index, part in enumerate(split.parts):
-        held = max(cluster.workers[s.worker_id].ledger.num_held for s in part)
-        if held > room[index] - room[index] // HEADROOM:
-            return False
-    if any(group.blocks_for(len(s.tokens)) > max(room.values()) for s in group.waiting):
-        return False
-    ledger = group.ledgers[0]
-    requests = [PlacedRequest(r, ledger.num_blocks_of(r)) for r in (*group.running, *group.moving)]
-    return place_requests(requests, room, max(room.values()) // HEADROOM) is not None
+        for stage in part:
+            ledger = cluster.workers[stage.worker_id].ledger
+            # Shared prefix blocks stay: this errs on the side of giving up more.
+            freed = sum(ledger.num_exclusive_blocks(s.request_id) for s in given_up)
+            if ledger.num_held - freed > room[index] - room[index] // HEADROOM:
+                return False
+    return True
+
+
+def fits(cluster: ClusterState, group: GroupCore, split: SplitPlan, max_overflow_blocks: int = 0) -> bool:
+    """Whether all requests of ``group`` fit into the parts of ``split``, but for so many blocks of the newest."""
+    return overflow(cluster, group, split, max_overflow_blocks) is not None

@@ -18,7 +18,7 @@ from jettison.core.restoring import Restoring, fits, room_blocks
 from jettison.core.state import ClusterState
 from jettison.policy.merge import DropPlan, PlannerParams, plan_drop, throughput_cost
 from jettison.policy.overload import Assessment
-from jettison.policy.restore import MergedLoad, plan_splits, should_restore, should_yield
+from jettison.policy.restore import MergedLoad, early_overflow_blocks, plan_splits, should_restore, should_yield
 from jettison.types import GroupId
 
 
@@ -150,6 +150,9 @@ class Watching:
         if group.admission_cap_blocks is None:
             if should_restore(load, patient) and self._can_split(group):
                 return self._moves.restore(group, now_ns)
+            overflow_blocks = early_overflow_blocks(load, patient)
+            if overflow_blocks is not None and self._can_split(group, overflow_blocks):
+                return self._moves.restore(group, now_ns, max_overflow_blocks=overflow_blocks)
             if not should_yield(load, patient) or self._needs_merging(group):
                 return []
             return [self._yield(group, load, now_ns)]
@@ -183,9 +186,9 @@ class Watching:
         }
         return Record("yield", now_ns, fields)
 
-    def _can_split(self, group: GroupCore) -> bool:
+    def _can_split(self, group: GroupCore, max_overflow_blocks: int = 0) -> bool:
         ways = plan_splits(group.stages, self._state.shape.num_layers)
-        return any(fits(self._state, group, way) for way in ways)
+        return any(fits(self._state, group, way, max_overflow_blocks) for way in ways)
 
     def _needs_merging(self, group: GroupCore) -> bool:
         """Some request is too large for a member on its own."""

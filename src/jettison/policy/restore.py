@@ -34,6 +34,10 @@ class MergedLoad(NamedTuple):
     """What it would need of its members as instances."""
     drowning_s: float = 0.0
     """How long ``is_drowning`` has held without a break."""
+    separate_pace: float | None = None
+    """Time that a token takes on the members as instances, over what it takes in the group; None = not known."""
+    recompute_block_s: float | None = None
+    """Prefilling the tokens of one block, all members working; None = not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,12 @@ class RestoreParams:
     """Above, requests arrive faster than the pipeline can serve them."""
     yield_after_s: float = 10.0
     """How long that has to last: a burst also brings more than can be served, but it ends."""
+    early_usage: float = 0.75
+    """Part of the undropped capacity that the present requests may be foreseen to hold on the members as instances."""
+    least_pace_gain: float = 1.1
+    """How much faster tokens have to come there."""
+    max_recompute_s: float = 0.2
+    """Prefill that an early restore may cost."""
 
 
 def should_restore(load: MergedLoad, params: RestoreParams) -> bool:
@@ -58,6 +68,26 @@ def should_restore(load: MergedLoad, params: RestoreParams) -> bool:
         and load.settled_s >= params.min_settled_s
         and load.used_blocks + growth < params.usage_threshold * load.undropped_capacity_blocks
     )
+
+
+def early_overflow_blocks(load: MergedLoad, params: RestoreParams) -> int | None:
+    """How many blocks an early restore may give up and compute again; None where there is to be none.
+
+    A pipeline takes longer for a token, so its requests stay longer and hold more: at a mean load near the threshold a
+    merged group would never fall below it, although its members could hold what arrives. So where the members are
+    clearly faster, and are foreseen to hold no more than ``early_usage``, what does not fit while requests return
+    is computed again, if that is a matter of ``max_recompute_s``.
+    """
+    pace, block_s = load.separate_pace, load.recompute_block_s
+    if pace is None or not block_s or params.usage_threshold <= 0.0 or pace * params.least_pace_gain > 1.0:
+        return None
+    growth = max(0.0, load.usage_trend_blocks_per_s) * params.horizon_s
+    foreseen = (load.used_blocks + growth) * pace
+    is_calm = load.num_waiting == 0 and load.settled_s >= params.min_settled_s
+    fits = load.used_blocks < load.undropped_capacity_blocks
+    if not (is_calm and fits and foreseen < params.early_usage * load.undropped_capacity_blocks):
+        return None
+    return int(params.max_recompute_s / block_s)
 
 
 def is_drowning(load: MergedLoad, params: RestoreParams) -> bool:
