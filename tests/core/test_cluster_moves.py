@@ -273,7 +273,7 @@ def faster_apart(cluster: FakeCluster, pace: float | None, block_s: float | None
 
 
 @pytest.mark.parametrize(("pace", "block_s", "is_early"), [
-    (0.5, 0.001, True), (0.5, 0.004, True), (0.95, 0.001, False), (None, 0.001, False), (0.5, 0.06, False),
+    (0.5, 0.001, True), (0.5, 0.003, True), (0.95, 0.001, False), (None, 0.001, False), (0.5, 0.06, False),
     (0.5, None, False),
 ])
 def test_members_that_are_faster_apart_split_early_and_compute_again_what_does_not_fit(
