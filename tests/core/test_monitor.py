@@ -34,17 +34,17 @@ def test_a_burst_of_requests_that_stay_is_one() -> None:
 def test_the_mean_stay_counts_blocks() -> None:
     traffic = TrafficMonitor()
     assert traffic.mean_stay_s is None
-    traffic.note_stay(num_blocks=1, stay_s=1.0)
-    traffic.note_stay(num_blocks=3, stay_s=5.0)
-    assert traffic.mean_stay_s == pytest.approx((1 * 1.0 + 3 * 5.0) / 4)
+    traffic.note_stay(num_first_blocks=1, num_blocks=1, stay_s=1.0)
+    traffic.note_stay(num_first_blocks=1, num_blocks=3, stay_s=5.0)
+    assert traffic.mean_stay_s == pytest.approx((1 * 1.0 + 2 * 5.0) / 4), "block-seconds over blocks given back"
 
 
 def test_the_mean_stay_follows_the_load() -> None:
     traffic = TrafficMonitor()
     for _ in range(500):
-        traffic.note_stay(2, 10.0)
+        traffic.note_stay(2, 2, 10.0)
     for _ in range(200):
-        traffic.note_stay(2, 1.0)
+        traffic.note_stay(2, 2, 1.0)
     assert traffic.mean_stay_s is not None and traffic.mean_stay_s < 1.5
 
 

@@ -57,8 +57,8 @@ def test_members_that_are_clearly_faster_apart_are_restored_early() -> None:
         {"separate_pace": None},
         {"recompute_block_s": None},
         {"used_blocks": 200, "separate_pace": 0.5},  # more than the members hold
-        {"used_blocks": 190, "separate_pace": 0.8},  # 152 foreseen of 200
-        {"usage_trend_blocks_per_s": 40.0},  # 154 foreseen in two seconds
+        {"used_blocks": 160, "separate_pace": 0.8},  # 128 foreseen of 200
+        {"usage_trend_blocks_per_s": 20.0},  # 126 foreseen in two seconds
     ],
 )
 def test_any_one_reason_forbids_an_early_restore(changes: dict[str, float | None]) -> None:

@@ -60,7 +60,8 @@ class Loads:
         self.traffic.note_end(state.num_output)
         if state.first_scheduled_ns is not None:
             stay_s = (now_ns - state.first_scheduled_ns) / NANOSECONDS
-            self.traffic.note_stay(group.blocks_for(len(state.tokens)), stay_s)
+            first, last = group.blocks_for(state.num_prompt), group.blocks_for(len(state.tokens))
+            self.traffic.note_stay(first, last, stay_s)
 
     def note_step(
         self, group: GroupCore, num_tokens: int, num_rows: int, num_kv_tokens: int, seconds: float, now_ns: int

@@ -71,7 +71,8 @@ class TrafficMonitor:
     """Of the last few hundred answers."""
     num_stays: int = 0
     mean_stay_s: float | None = None
-    """How long a block stays with a request, over the last ended ones; None until one has ended."""
+    """How long a block stays with a request, over the last ended ones: block-seconds over blocks given back (what has
+    grown late has not stayed long). None until one has ended."""
     num_prompts: int = 0
     _mean_prompt_tokens: float = 0.0
     _mean_cached_tokens: float = 0.0
@@ -102,12 +103,12 @@ class TrafficMonitor:
         """Share of prompt tokens that the prefix cache has spared, over the last few hundred prompts."""
         return self._mean_cached_tokens / self._mean_prompt_tokens if self.num_prompts else 0.0
 
-    def note_stay(self, num_blocks: int, stay_s: float) -> None:
-        """A request has given its blocks back, so long after it was first scheduled."""
+    def note_stay(self, num_first_blocks: int, num_blocks: int, stay_s: float) -> None:
+        """A request has given its blocks back, so long after it was first scheduled with the first of them."""
         self.num_stays += 1
         weight = 1.0 / min(self.num_stays, NUM_STAYS)
         self._mean_blocks += (num_blocks - self._mean_blocks) * weight
-        self._mean_block_s += (num_blocks * stay_s - self._mean_block_s) * weight
+        self._mean_block_s += ((num_first_blocks + num_blocks) / 2 * stay_s - self._mean_block_s) * weight
         self.mean_stay_s = self._mean_block_s / self._mean_blocks
 
     def look(self, now_ns: int) -> None:
@@ -211,10 +212,11 @@ class GroupMonitor:
             self.blocked_since_ns = None
 
     def _freed_per_s(self, group: GroupCore, mean_stay_s: float | None, now_ns: int) -> float | None:
-        """Blocks that come free in the near future, net of growth: as measured, or as the present load will give back.
+        """Blocks that come free in the near future: as measured net of growth, or as the present load will give back.
 
         The measured rate is a mean over seconds. At the start of a burst it still knows the calm before it, and would
         call a wait of a few steps a long one; what is held now comes free within about one mean stay (Little's law).
+        Growth is not taken off there: where it finds no room, it makes the newest request give way, not the queue wait.
         """
         measured = self.freed.per_s()
         if not mean_stay_s:
@@ -225,9 +227,7 @@ class GroupMonitor:
             for s in group.running.values() if s.first_scheduled_ns is not None
         ]
         mean_stay_s = max(mean_stay_s, sum(ages_s) / len(ages_s)) if ages_s else mean_stay_s
-        demanded, arrived = self.demanded.per_s(), self.arrived.per_s()
-        grown = 0.0 if demanded is None or arrived is None else demanded - arrived
-        expected = group.used_blocks / mean_stay_s - grown
+        expected = group.used_blocks / mean_stay_s
         return expected if measured is None else max(measured, expected)
 
     def load(

@@ -38,7 +38,7 @@ class GroupLoad(NamedTuple):
     head_blocked_s: float
     """How long the head has been blocked by memory without a break."""
     freed_blocks_per_s: float | None
-    """Blocks that ending requests give back, net of what running ones take; None = not known yet."""
+    """Blocks that come free in the near future; None = not known yet."""
     queued_prefill_tokens: int
     prefill_tokens_per_s: float | None
     """What the step-time model predicts for full prefill steps; None = not known yet."""

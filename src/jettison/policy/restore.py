@@ -52,7 +52,7 @@ class RestoreParams:
     """Above, requests arrive faster than the pipeline can serve them."""
     yield_after_s: float = 10.0
     """How long that has to last: a burst also brings more than can be served, but it ends."""
-    early_usage: float = 0.75
+    early_usage: float = 0.6
     """Part of the undropped capacity that the present requests may be foreseen to hold on the members as instances."""
     least_pace_gain: float = 1.1
     """How much faster tokens have to come there."""
