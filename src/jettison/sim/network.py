@@ -202,22 +202,21 @@ class Network:
 
 def share_fairly(flows: list[Flow]) -> dict[int, float]:
     """Rates by flow number: strict priority between classes, max-min fair inside each (progressive filling)."""
-    left = {id(c): c.limit for flow in flows for c in flow.capacities}
+    left = {capacity: capacity.limit for flow in flows for capacity in flow.capacities}
     rates = dict.fromkeys((flow.number for flow in flows), 0.0)
     for flow_class in sorted({flow.flow_class for flow in flows}):
         open_flows = {f.number: f for f in flows if f.flow_class is flow_class}
         while open_flows:
-            counts: dict[int, int] = {}
+            counts: dict[Capacity, int] = {}
             for flow in open_flows.values():
                 for capacity in flow.capacities:
-                    counts[id(capacity)] = counts.get(id(capacity), 0) + 1
+                    counts[capacity] = counts.get(capacity, 0) + 1
             # The tightest capacity decides what those that share it get; all others may get more.
-            tightest = min(counts, key=lambda key: left[key] / counts[key])
+            tightest = min(counts, key=lambda capacity: left[capacity] / counts[capacity])
             share = max(0.0, left[tightest] / counts[tightest])
-            done = [f for f in open_flows.values() if any(id(c) == tightest for c in f.capacities)]
-            for flow in done:
+            for flow in [f for f in open_flows.values() if tightest in f.capacities]:
                 rates[flow.number] = share
                 del open_flows[flow.number]
                 for capacity in flow.capacities:
-                    left[id(capacity)] -= share
+                    left[capacity] -= share
     return rates
