@@ -19,7 +19,7 @@ from jettison.core.request import RequestState
 from jettison.core.restoring import RestorePhase
 from jettison.live.assembly import assemble
 from jettison.live.local_cluster import LocalCluster
-from jettison.live.snapshot import counters
+from jettison.core.totals import counters
 from jettison.policy.exchange import ExchangeMode
 from jettison.types import SamplingParams
 

@@ -19,7 +19,7 @@ from jettison.live.scenarios import (
     produced,
     submit,
 )
-from jettison.live.snapshot import counters
+from jettison.core.totals import counters
 from jettison.policy.exchange import ExchangeMode
 
 

@@ -1,0 +1,361 @@
+"""A whole cluster in virtual time: the real core, modelled workers, links and faults.
+
+``ClusterCore`` is imported and asked, never copied: events go in, and its actions are carried out in order, as
+``live.driver`` does. What differs from a live cluster is the clock (``sim.loop``), the executor (``sim.executor``), the
+memory (``sim.memory``) and the links (``sim.network``, ``sim.transfers``).
+
+    cluster = SimulatedCluster(setup)          # sim.setup
+    cluster.submit(request, at_ns)             # as many as there are
+    cluster.run()                              # until everything has ended
+    cluster.core.state.counters, cluster.log.hexdigest
+
+``jettison.simulate.run.simulate_workload`` does this for a workload and makes a ``RunResult`` of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from jettison.core import ports
+from jettison.core.bubbles import BubbleMeter
+from jettison.core.cluster import ClusterCore, initial_groups
+from jettison.sim.eventlog import EventLog
+from jettison.sim.executor import StepLoad
+from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
+from jettison.sim.loop import FAULT, LATE, EventLoop, Scheduled
+from jettison.sim.network import Network
+from jettison.sim.setup import ClusterSetup
+from jettison.sim.transfers import Transfers
+from jettison.sim.worker import FarRows, SimWorker, StepRun, home_memory
+from jettison.types import NANOSECONDS, Request, RequestId, WorkerId
+
+LINK_GRACE_NS = NANOSECONDS
+"""A peer that a stage has lost is declared lost so much later, as ``live.engine`` does."""
+
+DECLARED_RESTART_S = 1.0
+"""From then to its next life."""
+
+
+class SimulatedCluster:
+    """One core and its modelled workers. Used once: time does not run back."""
+
+    def __init__(
+        self, setup: ClusterSetup, *,
+        on_emit: Callable[[ports.Emit, int], None] | None = None,
+        on_record: Callable[[ports.Record], None] | None = None,
+        on_event: Callable[[ports.Event, int], None] | None = None,
+    ) -> None:
+        """``on_event`` sees every event before the core does: a recording replays. Raises BudgetError."""
+        self.setup = setup
+        self.loop = EventLoop()
+        self.log = EventLog()
+        self.bubbles = BubbleMeter()
+        self.num_activations = 0
+        self.activation_ns = 0
+        """Time that activations were on their way between stages, summed."""
+        self.shape = setup.shape
+        self.executor = setup.executor
+        self.profile = setup.profile
+        self.has_copy_engine = setup.topology.host is not None
+        self.network = Network(self.loop, setup.topology)
+        self.transfers = Transfers(
+            self.loop, self.network, setup.piece_bytes, coordinate=setup.coordinate_links
+        )
+        self._on_emit = on_emit
+        self._on_record = on_record
+        self._on_event = on_event
+        self._workers = {
+            stage.worker_id: SimWorker(stage.worker_id, self, partial(
+                home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
+                setup.memory.workspace_bytes, setup.memory.page_bytes, stage.layers,
+            ))
+            for stages in initial_groups(setup.params.overload_policy, range(setup.num_workers), setup.shape)
+            for stage in stages
+        }
+        self._capacity = {w: worker.memory.capacity_blocks for w, worker in self._workers.items()}
+        self.core = ClusterCore(setup.shape, setup.limits, setup.params, self._capacity, setup.secret)
+        self._down: set[tuple[WorkerId, WorkerId]] = set()
+        """Pairs, smaller id first, whose link is broken though both live."""
+        self._told_dead: dict[WorkerId, int] = {}
+        """Worker -> first life of which the core has not been told the end."""
+        self._duplicated: dict[WorkerId, int] = {}
+        """Worker -> delay of the second copy of what it tells."""
+        self._num_arriving = 0
+        self._num_faults_ahead = 0
+        self._tick: Scheduled | None = None
+
+    # --- what users call --------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, at_ns: int | None = None) -> None:
+        """A request arrives: at a time, or now."""
+        self.expect_arrival(self.loop.now_ns if at_ns is None else at_ns, lambda: self.arrive_now(request))
+
+    def expect_arrival(self, at_ns: int, send: Callable[[], None]) -> None:
+        """``send`` will call ``arrive_now`` at that time (or think better of it): for sources of many requests."""
+        self._num_arriving += 1
+
+        def arrive() -> None:
+            self._num_arriving -= 1
+            send()
+
+        self.loop.at(at_ns, arrive)
+        self._start_ticks()
+
+    def arrive_now(self, request: Request) -> None:
+        """A request arrives in this moment."""
+        self.handle(ports.Arrived(request))
+        self._start_ticks()
+
+    def cancel(self, request_id: RequestId, at_ns: int) -> None:
+        """A client hangs up at a time."""
+        self.loop.at(at_ns, lambda: self.handle(ports.CancelRequested(request_id)))
+
+    def inject(self, faults: Iterable[Fault]) -> None:
+        """Let these things go wrong."""
+        for fault in faults:
+            self._num_faults_ahead += 1
+            self.loop.at(round(fault.at_s * NANOSECONDS), partial(self._strike, fault), FAULT)
+        self._start_ticks()
+
+    def request_drop(self) -> None:
+        """Merge groups now, whatever the load."""
+        self._carry_out(self.core.request_drop(self.loop.now_ns))
+
+    def request_restore(self) -> None:
+        """Restore merged groups now, whatever the load."""
+        self._carry_out(self.core.request_restore(self.loop.now_ns))
+
+    def run(self, until_ns: int | None = None, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Go on until everything has ended and come to rest, until a time, or until ``is_over`` says so."""
+        self._start_ticks()
+        self.loop.run(until_ns, is_over)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Nothing is expected, running or on the move, and no group is merged that would be restored."""
+        if self._num_arriving or self._num_faults_ahead or not self.core.state.is_idle() or self.core.in_transition:
+            return False
+        params = self.core.params
+        restores = params.overload_policy == "drop" and params.auto_restore
+        return not restores or all(len(group.stages) == 1 for group in self.core.groups.values())
+
+    @property
+    def workers(self) -> dict[WorkerId, SimWorker]:
+        """Modelled workers, for reading."""
+        return self._workers
+
+    # --- the core's events and actions ------------------------------------------------------------------------
+
+    def handle(self, event: ports.Event) -> None:
+        """Let the core handle an event and carry out what follows."""
+        now_ns = self.loop.now_ns
+        self.log.note_event(now_ns, event)
+        if self._on_event is not None:
+            self._on_event(event, now_ns)
+        self._carry_out(self.core.handle(event, now_ns))
+
+    def _carry_out(self, actions: list[ports.Action]) -> None:
+        now_ns = self.loop.now_ns
+        told: list[ports.Emit | ports.Record] = []
+        arrives_ns = now_ns + self.setup.hops.command_ns
+        for action in actions:
+            match action:
+                case ports.RunStep():
+                    self._issue(action, arrives_ns)
+                case ports.Emit() | ports.Record():
+                    told.append(action)
+                case ports.CancelMove():
+                    self._after_hop(action.src, lambda worker, i=action.move_id: worker.cancel_move(i))  # type: ignore[misc]
+                case ports.FenceWorker():
+                    self._after_hop(action.worker_id, lambda worker, dead=action.lost: self._close(worker, dead))  # type: ignore[misc]
+                    self._workers[action.worker_id].deliver(action, arrives_ns)
+                case ports.SendKV() | ports.SendShard():
+                    self._workers[action.src].deliver(action, arrives_ns)
+                case _:
+                    self._workers[action.worker_id].deliver(action, arrives_ns)
+        for action in told:
+            self.log.note_action(now_ns, action)
+            if isinstance(action, ports.Record):
+                if self._on_record is not None:
+                    self._on_record(action)
+            elif self._on_emit is not None:
+                self._on_emit(action, now_ns)
+
+    def _after_hop(self, worker_id: WorkerId, act: Callable[[SimWorker], None]) -> None:
+        """Do something at a worker that need not wait for its turn there, if it still lives then."""
+        worker, life = self._workers[worker_id], self._workers[worker_id].life
+        self.loop.after(self.setup.hops.command_ns, lambda: act(worker) if worker.life == life else None)
+
+    def _issue(self, step: ports.RunStep, arrives_ns: int) -> None:
+        self.bubbles.issued(step)
+        run = StepRun(step, StepLoad.of(step.rows), self._far_rows(step), self._high_blocks(step))
+        for index, stage in enumerate(step.stages):
+            worker = self._workers[stage.worker_id]
+            if worker.alive:
+                worker.deliver_step(run, index, arrives_ns)
+
+    def _far_rows(self, step: ports.RunStep) -> dict[WorkerId, list[FarRows]]:
+        """What the stages attend to at peers."""
+        totals: dict[tuple[WorkerId, WorkerId, int, int], tuple[int, int]] = {}
+        for row in step.rows:
+            for part in row.remote:
+                key = (part.dst, part.src, *part.layers)
+                tokens, rows = totals.get(key, (0, 0))
+                held = part.num_blocks * self.setup.limits.block_size
+                totals[key] = (tokens + held * row.num_tokens, rows + row.num_tokens)
+        far: dict[WorkerId, list[FarRows]] = {}
+        for (dst, src, lo, hi), (tokens, rows) in totals.items():
+            far.setdefault(dst, []).append(FarRows(src, hi - lo, tokens, rows))
+        return far
+
+    def _high_blocks(self, step: ports.RunStep) -> dict[WorkerId, int]:
+        """Only where a dropped shard may come back by mapping alone does it matter which blocks are touched."""
+        high: dict[WorkerId, int] = {}
+        for stage in step.stages:
+            if self._workers[stage.worker_id].memory.has_intact_shards:
+                ledger = self.core.state.workers[stage.worker_id].ledger
+                tables = (ledger.table(row.state.request_id).ids for row in step.rows)
+                high[stage.worker_id] = 1 + max((max(ids) for ids in tables if ids), default=-1)
+        return high
+
+    # --- ticks ------------------------------------------------------------------------------------------------
+
+    def _start_ticks(self) -> None:
+        if self._tick is None or not self._tick.is_pending:
+            self._tick = self.loop.after(self.setup.tick_ns, self._on_tick, LATE)
+
+    def _on_tick(self) -> None:
+        self.handle(ports.Tick())
+        if not self.is_at_rest:
+            self._start_ticks()
+
+    # --- what workers need (sim.worker.Plant) -----------------------------------------------------------------
+
+    def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
+        """Send an event to the controller; what one worker tells arrives in order."""
+        at_ns = max(at_ns + self.setup.hops.report_ns + worker.extra_hop_ns, worker.last_report_ns)
+        worker.last_report_ns = at_ns
+        life, worker_id = worker.life, worker.worker_id
+        if worker_id in self._duplicated:
+            again_ns = at_ns + self._duplicated[worker_id]
+            self.loop.at(again_ns, lambda: self._deliver(worker_id, life, event))
+        return self.loop.at(at_ns, lambda: self._deliver(worker_id, life, event))
+
+    def _deliver(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
+        if life < self._told_dead.get(worker_id, 0):
+            return  # nothing that a dead worker has sent is delivered
+        if isinstance(event, ports.StepCompleted | ports.StepFailed):
+            self.bubbles.ended(event.step_id)
+            if isinstance(event, ports.StepFailed) and event.lost_worker is not None:
+                self._suspect(event.lost_worker)
+        self.handle(event)
+
+    def worker(self, worker_id: WorkerId) -> SimWorker:
+        """A worker by its id."""
+        return self._workers[worker_id]
+
+    def is_linked(self, a: WorkerId, b: WorkerId) -> bool:
+        """Both live, and nothing has cut them from each other."""
+        if not (self._workers[a].alive and self._workers[b].alive):
+            return False
+        return not self._down or (min(a, b), max(a, b)) not in self._down
+
+    def note_stage(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
+        """A stage of a pipeline has computed."""
+        self.bubbles.stage_done(worker_id, step_id, started_ns, ended_ns)
+
+    def note_activation(self, delay_ns: int) -> None:
+        """An activation was so long on its way."""
+        self.num_activations += 1
+        self.activation_ns += delay_ns
+
+    # --- faults -----------------------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        self._num_faults_ahead -= 1
+        self.log.note(self.loop.now_ns, "fault", repr(fault))
+        match fault:
+            case Crash():
+                self._kill(fault.worker_id, fault.detect_s, fault.restart_after_s)
+            case Cut():
+                self._cut(fault.a, fault.b)
+            case Slow():
+                self._workers[fault.worker_id].slowness = fault.factor
+                self._later(fault.for_s, lambda: setattr(self._workers[fault.worker_id], "slowness", 1.0))
+            case Delay():
+                self._workers[fault.worker_id].extra_hop_ns = round(fault.delay_s * NANOSECONDS)
+                self._later(fault.for_s, lambda: setattr(self._workers[fault.worker_id], "extra_hop_ns", 0))
+            case Duplicate():
+                self._duplicated[fault.worker_id] = round(fault.delay_s * NANOSECONDS)
+                self._later(fault.for_s, lambda: self._duplicated.pop(fault.worker_id, None))
+
+    def _later(self, delay_s: float, act: Callable[[], object]) -> None:
+        def run() -> None:
+            act()
+
+        self.loop.after(round(delay_s * NANOSECONDS), run, FAULT)
+
+    def _kill(self, worker_id: WorkerId, detect_s: float, restart_after_s: float | None) -> None:
+        worker = self._workers[worker_id]
+        if not worker.alive:
+            return
+        for peer in self._workers:
+            if peer != worker_id and self.is_linked(worker_id, peer):
+                self._break_link(worker_id, peer, dead=worker_id)
+        worker.die()
+        self._num_faults_ahead += 1
+        self._later(detect_s, lambda: self._lost(worker_id, restart_after_s))
+
+    def _lost(self, worker_id: WorkerId, restart_after_s: float | None) -> None:
+        worker = self._workers[worker_id]
+        self._told_dead[worker_id] = worker.life
+        self.handle(ports.WorkerLost(worker_id))
+        if restart_after_s is None:
+            self._num_faults_ahead -= 1
+            self.handle(ports.WorkerGone(worker_id))
+        else:
+            self._later(restart_after_s, lambda: self._rise(worker_id))
+
+    def _rise(self, worker_id: WorkerId) -> None:
+        self._num_faults_ahead -= 1
+        worker = self._workers[worker_id]
+        self._down = {pair for pair in self._down if worker_id not in pair}
+        worker.rise()
+        self.handle(ports.WorkerJoined(worker_id, worker.memory.capacity_blocks, worker.life))
+        self._start_ticks()
+
+    def _cut(self, a: WorkerId, b: WorkerId) -> None:
+        if self.is_linked(a, b):
+            self._break_link(a, b, dead=None)
+            self._down.add((min(a, b), max(a, b)))
+            self._workers[a].lose_link(b)
+            self._workers[b].lose_link(a)
+
+    def _close(self, survivor: SimWorker, lost: WorkerId) -> None:
+        """A fence: the survivor listens to that life no more."""
+        if self.is_linked(survivor.worker_id, lost):
+            return  # the next life is linked already
+        survivor.lose_link(lost)
+
+    def _break_link(self, a: WorkerId, b: WorkerId, *, dead: WorkerId | None) -> None:
+        """Transfers between the two are over: who lives tells, the destination of those that have begun (rule 8)."""
+        for src, dst in ((a, b), (b, a)):
+            for transfer in self.transfers.drop(src, dst):
+                teller = src if transfer.begun_ns is None else dst
+                if teller != dead:
+                    ended = ports.MoveEnded(transfer.move_id, False, transfer.sent_bytes, 0)
+                    self.report(self._workers[teller], ended, self.loop.now_ns)
+        if dead is not None:
+            survivor, life = (self._workers[b if a == dead else a]), self._workers[b if a == dead else a].life
+            latency_ns = self.network.latency_ns(a, b)
+            self.loop.after(latency_ns, lambda: survivor.lose_link(dead) if survivor.life == life else None)
+
+    def _suspect(self, worker_id: WorkerId) -> None:
+        """A stage has lost this worker: if it still lives a moment later, a broken link has made it useless."""
+        worker, life = self._workers[worker_id], self._workers[worker_id].life
+        if worker.alive and any(worker_id in pair for pair in self._down):
+            self.loop.after(
+                LINK_GRACE_NS,
+                lambda: self._kill(worker_id, 0.0, DECLARED_RESTART_S) if worker.life == life else None,
+            )
