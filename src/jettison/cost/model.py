@@ -185,10 +185,18 @@ class CostModel:
         if num_tokens == 0:
             return 0.0
         seconds += self.gamma_s(layers, is_first=is_first)
-        seconds += layers * self.token_layer_s * (_rows(num_tokens, self.row_tile, self.weight_tokens) - num_tokens)
+        seconds += layers * self.token_layer_s * (self._layer_rows(num_tokens) - num_tokens)
         if samples:
-            seconds += self.head_s + self.sample_s * _rows(samples, self.row_tile, self.head_tokens)
+            seconds += self.head_s + self.sample_s * self._head_rows(samples)
         return seconds
+
+    def _layer_rows(self, num_tokens: int) -> float:
+        """Tokens that a layer's products take as long as; at least ``num_tokens``."""
+        return _rows(num_tokens, self.row_tile, self.weight_tokens)
+
+    def _head_rows(self, num_samples: int) -> float:
+        """The same for the head."""
+        return _rows(num_samples, self.row_tile, self.head_tokens)
 
 
 COEFFICIENTS = (
