@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -124,14 +123,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 # Real traces: figures of the data folder's README ("Measured statistics").
 
 
-def data_folder() -> Path:
-    named = os.environ.get("JETTISON_DATA")
-    folder = Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
-    if not (folder / "arrivals").is_dir():
-        pytest.skip(f"no trace data: {folder} has no arrivals folder and JETTISON_DATA names none")
-    return folder / "arrivals"
-
-
 def figures(workload: Workload) -> tuple[float, ...]:
     values = np.array(workload.rows)
     inputs, outputs = values[:, 1], values[:, 2]
@@ -151,16 +142,16 @@ def figures(workload: Workload) -> tuple[float, ...]:
     ],
 )
 def test_real_traces_have_their_published_figures(
-    name: str, num_rows: int, span_s: float, expected: tuple[float, ...]
+    data_dir: Path, name: str, num_rows: int, span_s: float, expected: tuple[float, ...]
 ) -> None:
-    workload = read_trace(data_folder() / name, jitter=False)
+    workload = read_trace(data_dir / "arrivals" / name, jitter=False)
     assert len(workload.rows) == num_rows
     assert workload.duration_s == pytest.approx(span_s, abs=0.05)
     assert figures(workload) == pytest.approx(expected, abs=0.6)
 
 
-def test_jitter_removes_mooncakes_three_second_steps() -> None:
-    path = data_folder() / "mooncake_conversation_trace.jsonl.gz"
+def test_jitter_removes_mooncakes_three_second_steps(data_dir: Path) -> None:
+    path = data_dir / "arrivals" / "mooncake_conversation_trace.jsonl.gz"
 
     def gap_cv(workload: Workload) -> float:
         gaps = np.diff([row.arrival_s for row in workload.rows])
