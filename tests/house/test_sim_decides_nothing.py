@@ -19,7 +19,7 @@ from jettison.core.cluster import ClusterCore
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
 
-from scenarios import Watched, make_setup  # noqa: E402 - the simulator's scenarios are next door
+from scenarios import Watched, make_setup
 
 ROOMS = ("sim", "simulate")
 
@@ -34,13 +34,17 @@ FROM_CORE = {
 }
 """What the simulator may know of the core: its door, its parameters, its meters. None: everything in it."""
 
-ASKED_OF_CORE = {"handle", "request_drop", "request_restore", "check", "is_idle", "max_request_blocks", "table", "values"}
+ASKED_OF_CORE = {
+    "handle", "request_drop", "request_restore", "check", "is_idle", "max_request_blocks", "table", "values", "get",
+}  # fmt: skip
 """Methods of the core that the simulator calls: events in, actions out, and questions that change nothing."""
 
 DECIDING_NAMES = ("plan_", "choose_", "should_", "decide_", "assess_")
 
-ACTIONS = {name for name in ("RunStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "SwapOut", "SwapIn",
-                             "LoadShard", "CancelMove", "FenceWorker", "Emit", "Record")}  # fmt: skip
+ACTIONS = {
+    "RunStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "SwapOut", "SwapIn", "LoadShard", "CancelMove",
+    "FenceWorker", "Emit", "Record",
+}  # fmt: skip
 
 
 def dotted(node: ast.AST) -> str:

@@ -99,10 +99,12 @@ class Watched:
              mean_output: int = 40) -> None:
         """A burst: most arrive in the first part of the span."""
         rng = random.Random(seed)
+        room = min(w.full_blocks for w in self.cluster.core.state.workers.values()) * BLOCK_SIZE
         for i in range(num_requests):
             at_s = span_s * rng.random() ** 2
-            prompt = 1 + min(600, int(rng.expovariate(1 / mean_prompt)))
-            self.submit(f"r{i}", prompt, 1 + min(300, int(rng.expovariate(1 / mean_output))), at_s)
+            prompt = 1 + min(600, room // 2, int(rng.expovariate(1 / mean_prompt)))
+            output = 1 + min(300, room // 2 - 2, int(rng.expovariate(1 / mean_output)))
+            self.submit(f"r{i}", prompt, output, at_s)
 
     def kinds(self) -> list[str]:
         return [record.kind for record in self.records]

@@ -71,12 +71,12 @@ class Strides:
             return 0
         ahead = self._moves.relief.steps_ahead
         room = self._state.workers[worker_id].ledger.num_free
-        if group.growth_within(most + ahead) <= room:
+        if _growth_within(group, most + ahead) <= room:
             return most
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if group.growth_within(middle + ahead) <= room else (low, middle)
+            low, high = (middle, high) if _growth_within(group, middle + ahead) <= room else (low, middle)
         return low
 
     def _shares_worker(self, group: GroupCore) -> bool:
@@ -123,3 +123,12 @@ def _steps_left(state: RequestState, max_model_len: int) -> int:
     if not is_plain:
         return 0
     return min(params.max_tokens - state.num_output, max_model_len - len(state.tokens)) - 1
+
+
+def _growth_within(group: GroupCore, num_steps: int) -> int:
+    """Blocks that the rows in flight will take while so many more steps of one token each are planned."""
+    ledger, (flight,) = group.ledgers[0], group.in_flight.values()
+    return sum(
+        max(0, group.blocks_for(row.context_len + 1 + num_steps) - ledger.num_blocks_of(row.state.request_id))
+        for row in flight.step.rows
+    )

@@ -20,7 +20,8 @@ from jettison.core import ports
 from jettison.core.strides import Strides
 from jettison.sim.executor import StageShape
 from jettison.sim.loop import EventLoop, Scheduled
-from jettison.sim.worker import TOKEN, Plant, SimWorker, StepRun
+from jettison.sim.tasks import TOKEN, StepRun
+from jettison.sim.worker import Plant, SimWorker
 from jettison.types import GroupId, RequestId
 
 LEAST_STEPS = 2
