@@ -61,7 +61,7 @@ def make_setup(policy: str = "drop", *, num_workers: int = 2, num_blocks: int = 
     if eager:
         params = replace(
             params, drop_dwell_s=0.05, restore=RestoreParams(0.5, 0.1),
-            overload=OverloadParams(0.01, 0.02, 1.0, min_overloaded_s=0.0),
+            overload=OverloadParams(min_blocked_s=0.005, min_gain_s=0.01, min_gain_ratio=1.0, min_overloaded_s=0.0),
         )
     shape = changes.pop("shape", make_shape())
     memory = MemorySetup.for_blocks(shape, BLOCK_SIZE, num_blocks, page_bytes=PAGE_BYTES)

@@ -193,10 +193,18 @@ class CostModel:
             return 0.0
         seconds = self._work_s(num_tokens, num_pairs, num_kv_tokens, layers, is_first)
         seconds += self.gamma_s(layers, is_first=is_first)
-        seconds += layers * self.token_layer_s * (_rows(num_tokens, self.row_tile, self.weight_tokens) - num_tokens)
+        seconds += layers * self.token_layer_s * (self._layer_rows(num_tokens) - num_tokens)
         if num_samples:
-            seconds += self.head_s + self.sample_s * _rows(num_samples, self.row_tile, self.head_tokens)
+            seconds += self.head_s + self.sample_s * self._head_rows(num_samples)
         return seconds
+
+    def _layer_rows(self, num_tokens: int) -> float:
+        """Tokens that a layer's products take as long as; at least ``num_tokens``."""
+        return _rows(num_tokens, self.row_tile, self.weight_tokens)
+
+    def _head_rows(self, num_samples: int) -> float:
+        """The same for the head."""
+        return _rows(num_samples, self.row_tile, self.head_tokens)
 
     def _batch_s(self, chunks: Iterable[ChunkShape], layers: int, is_first: bool, samples: int) -> float:
         num_tokens, num_pairs, num_kv_tokens = 0, 0.0, 0
