@@ -61,7 +61,7 @@ def make_setup(policy: str = "drop", *, num_workers: int = 2, num_blocks: int = 
     if eager:
         params = replace(
             params, drop_dwell_s=0.05, restore=RestoreParams(0.5, 0.1),
-            overload=OverloadParams(0.01, 0.02, 1.0, min_overloaded_s=0.0),
+            overload=OverloadParams(min_blocked_s=0.005, min_gain_s=0.01, min_gain_ratio=1.0, min_overloaded_s=0.0),
         )
     shape = changes.pop("shape", make_shape())
     memory = MemorySetup.for_blocks(shape, BLOCK_SIZE, num_blocks, page_bytes=PAGE_BYTES)
@@ -99,10 +99,12 @@ class Watched:
              mean_output: int = 40) -> None:
         """A burst: most arrive in the first part of the span."""
         rng = random.Random(seed)
+        room = min(w.full_blocks for w in self.cluster.core.state.workers.values()) * BLOCK_SIZE
         for i in range(num_requests):
             at_s = span_s * rng.random() ** 2
-            prompt = 1 + min(600, int(rng.expovariate(1 / mean_prompt)))
-            self.submit(f"r{i}", prompt, 1 + min(300, int(rng.expovariate(1 / mean_output))), at_s)
+            prompt = 1 + min(600, room // 2, int(rng.expovariate(1 / mean_prompt)))
+            output = 1 + min(300, room // 2 - 2, int(rng.expovariate(1 / mean_output)))
+            self.submit(f"r{i}", prompt, output, at_s)
 
     def kinds(self) -> list[str]:
         return [record.kind for record in self.records]
