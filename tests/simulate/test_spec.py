@@ -93,7 +93,7 @@ def changed(place: str, value: object) -> dict[str, Any]:
         ("cluster.link.gbps", -1, "cluster.link.gbps needs a number above 0, not -1"),
         ("cluster.link.duplex_efficiency", 0.2, "cluster.link.duplex_efficiency needs a number from 0.5 to 1"),
         ("workload", None, "workload is missing"),
-        ("workload.trace", "f.csv", "workload needs exactly one of trace, builtin, arrivals, servegen, rows, not trace and"),
+        ("workload.trace", "f.csv", "workload needs exactly one of trace, builtin, arrivals, servegen, rows"),
         ("workload.arrivals.rate_per_s", 0, "workload.arrivals.rate_per_s needs a number above 0, not 0"),
         ("workload.arrivals.rate_per_s", "fast", "workload.arrivals.rate_per_s needs a number above 0, not 'fast'"),
         ("workload.arrivals.rate_per_s", None, "workload.arrivals.rate_per_s is missing"),
@@ -113,7 +113,7 @@ def changed(place: str, value: object) -> dict[str, Any]:
         ("variants", [{"name": "a"}, {"name": "a"}], "variants[1].name 'a' is taken"),
         ("variants.live.policy", "dropp", "variants[1].policy must be drop, recompute, swap, migrate or pipeline"),
         ("variants.live.settings.exchange", "no", "variants[1].settings.exchange must be auto, transfer"),
-        ("variants.live.settings.overload", "drop", "variants[1].settings.overload has a place of its own in a spec: policy"),
+        ("variants.live.settings.overload", "drop", "variants[1].settings.overload has a place of its own in a spec"),
         ("settings.max_num_seq", 4, "settings.max_num_seq: unknown key (did you mean 'max_num_seqs'?)"),
         ("settings.instances", 4, "settings.instances has a place of its own in a spec: cluster.instances"),
         ("settings.block_size", 4, "settings.block_size is given as cluster.block_size, too"),
@@ -193,7 +193,8 @@ def test_sweeps_that_are_none(sweep: object, message: str) -> None:
 
 
 def test_values_are_set_from_outside() -> None:
-    raw = apply_settings(whole(), ["cluster.instances=7", "slo.tpot_s=0.1", "variants.recompute.name=base", "seeds=[1, 2]"])
+    changes = ["cluster.instances=7", "slo.tpot_s=0.1", "variants.recompute.name=base", "seeds=[1, 2]"]
+    raw = apply_settings(whole(), changes)
     spec = parse_spec(raw)
     assert spec.cluster.instances == 7 and spec.slo.tpot_s == 0.1 and spec.seeds == (1, 2)
     assert spec.variants[0] == VariantSpec("base", "recompute")
