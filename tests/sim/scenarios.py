@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,7 +80,7 @@ class Watched:
         self.records: list[ports.Record] = []
         self.requests: dict[str, Request] = {}
         self.cluster = SimulatedCluster(
-            setup, on_emit=self._on_emit, on_record=self.records.append,
+            setup, on_emit=self._on_emit, on_tokens=self._on_tokens, on_record=self.records.append,
             on_event=self._on_event if checks else None,
         )
         self._check_every = check_every
@@ -94,6 +95,10 @@ class Watched:
         self.times.setdefault(emit.request_id, []).extend(now_ns for _ in emit.tokens)
         if emit.finish_reason is not None:
             self.ends.setdefault(emit.request_id, []).append(emit.finish_reason)
+
+    def _on_tokens(self, request_ids: Sequence[str], ends_ns: Sequence[int]) -> None:
+        for name in request_ids:
+            self.times[name] += ends_ns
 
     def submit(self, name: str, num_prompt: int, num_output: int, at_s: float) -> None:
         params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)

@@ -26,7 +26,7 @@ SPAN_S = 0.3
 
 def faulty(seed: int, faults: tuple[Fault, ...] | None = None, *, num_workers: int | None = None,
            policy: str | None = None, exchange: str | None = None) -> Watched:
-    """A burst meets faults. Where dropping is the policy, drops and restores are ordered as well, to be met by faults."""
+    """A burst meets faults; where dropping is the policy, drops and restores are ordered for them to meet."""
     rng = random.Random(seed)
     num_workers = num_workers or rng.randint(2, 4)
     policy = policy or rng.choice(["drop", "drop", "drop", "swap", "migrate", "recompute", "pipeline"])
