@@ -170,25 +170,51 @@ class CostModel:
     # --- terms ------------------------------------------------------------------------------------------------
 
     def _chunk_s(self, chunk: ChunkShape, layers: int, is_first: bool) -> float:
-        per_layer = (
-            self.pair_layer_s * chunk.num_pairs
-            + self.kv_token_layer_s * (chunk.num_context + chunk.num_tokens)
-            + self.token_layer_s * chunk.num_tokens
-        )
-        return layers * per_layer + (self.entry_token_s * chunk.num_tokens if is_first else 0.0)
+        num_tokens = chunk.num_tokens
+        return self._work_s(num_tokens, chunk.num_pairs, chunk.num_context + num_tokens, layers, is_first)
 
-    def _batch_s(self, chunks: Iterable[ChunkShape], layers: int, is_first: bool, samples: int) -> float:
-        num_tokens, seconds = 0, 0.0
-        for chunk in chunks:
-            num_tokens += chunk.num_tokens
-            seconds += self._chunk_s(chunk, layers, is_first)
+    def _work_s(self, num_tokens: int, num_pairs: float, num_kv_tokens: int, layers: int, is_first: bool) -> float:
+        """What grows with the tokens."""
+        per_layer = (
+            self.pair_layer_s * num_pairs + self.kv_token_layer_s * num_kv_tokens + self.token_layer_s * num_tokens
+        )
+        return layers * per_layer + (self.entry_token_s * num_tokens if is_first else 0.0)
+
+    def totals_cost_s(
+        self, num_tokens: int, num_pairs: float, num_kv_tokens: int, num_layers: int | None = None, *,
+        is_first: bool = True, num_samples: int = 0,
+    ) -> float:
+        """``batch_cost_s`` of a microbatch of which the totals are known.
+
+        ``num_pairs``: query-key pairs of all chunks; ``num_kv_tokens``: their contexts and own tokens.
+        """
+        layers = self.num_layers if num_layers is None else num_layers
         if num_tokens == 0:
             return 0.0
+        seconds = self._work_s(num_tokens, num_pairs, num_kv_tokens, layers, is_first)
         seconds += self.gamma_s(layers, is_first=is_first)
-        seconds += layers * self.token_layer_s * (_rows(num_tokens, self.row_tile, self.weight_tokens) - num_tokens)
-        if samples:
-            seconds += self.head_s + self.sample_s * _rows(samples, self.row_tile, self.head_tokens)
+        seconds += layers * self.token_layer_s * (self._layer_rows(num_tokens) - num_tokens)
+        if num_samples:
+            seconds += self.head_s + self.sample_s * self._head_rows(num_samples)
         return seconds
+
+    def _layer_rows(self, num_tokens: int) -> float:
+        """Tokens that a layer's products take as long as; at least ``num_tokens``."""
+        return _rows(num_tokens, self.row_tile, self.weight_tokens)
+
+    def _head_rows(self, num_samples: int) -> float:
+        """The same for the head."""
+        return _rows(num_samples, self.row_tile, self.head_tokens)
+
+    def _batch_s(self, chunks: Iterable[ChunkShape], layers: int, is_first: bool, samples: int) -> float:
+        num_tokens, num_pairs, num_kv_tokens = 0, 0.0, 0
+        for chunk in chunks:
+            num_tokens += chunk.num_tokens
+            num_pairs += chunk.num_pairs
+            num_kv_tokens += chunk.num_context + chunk.num_tokens
+        return self.totals_cost_s(
+            num_tokens, num_pairs, num_kv_tokens, layers, is_first=is_first, num_samples=samples
+        )
 
 
 COEFFICIENTS = (

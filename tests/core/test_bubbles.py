@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jettison.core.ports import RunStep
-from jettison.live.bubbles import BubbleMeter
+from jettison.core.bubbles import BubbleMeter
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange
 

@@ -1,0 +1,41 @@
+"""The cluster's monotone totals by the names under which metrics and results carry them, live and simulated."""
+
+from __future__ import annotations
+
+from jettison.core.cluster import ClusterCore
+
+
+def counters(core: ClusterCore) -> dict[str, float]:
+    """Monotone totals of the cluster, groups that are gone included."""
+    total = core.state.counters
+    live = [g.counters for g in core.groups.values()]
+    return {
+        "num_preemptions": total.num_preemptions + sum(c.num_preemptions for c in live),
+        "recomputed_tokens": total.num_recomputed_tokens + sum(c.num_recomputed_tokens for c in live),
+        "prefix_cache_queries": total.prefix_queries + sum(c.prefix_queries for c in live),
+        "prefix_cache_hits": total.prefix_hits + sum(c.prefix_hits for c in live),
+        "drops": total.num_drops,
+        "restores": total.num_restores,
+        "restores_turned": total.num_turned_restores,
+        "drop_seconds": total.drop_ns / 1e9,
+        "remap_seconds": total.remap_ns / 1e9,
+        "restore_seconds": total.restore_ns / 1e9,
+        "exchanged_bytes": total.exchanged_bytes,
+        "returned_bytes": total.returned_bytes,
+        "pulled_bytes": total.pulled_bytes,
+        "rebalanced": total.num_rebalanced,
+        "migrations": total.num_migrations,
+        "migrations_failed": total.num_failed_migrations,
+        "migrated_bytes": total.migrated_bytes,
+        "swapped_out_blocks": total.swapped_out_blocks,
+        "swapped_in_blocks": total.swapped_in_blocks,
+        "scale_out_requests": core.scale_out.num_requests,
+        "live_rows": total.num_live_rows,
+        "stalls": total.num_stalls,
+        "stall_seconds": total.stall_ns / 1e9,
+        "cancelled": total.num_cancelled,
+        "worker_losses": total.num_worker_losses,
+        "worker_joins": total.num_worker_joins,
+        "recoveries": total.num_recoveries,
+        "recovery_seconds": total.recovery_ns / 1e9,
+    }

@@ -1,0 +1,318 @@
+"""Instances and clusters by name: what a simulated device can hold and how fast it is, without a machine to measure.
+
+An ``InstancePreset`` is a model on its processors; a ``ClusterPreset`` several of them with what connects them. Both
+are plain values: change one with ``dataclasses.replace``. A measured ``HardwareProfile`` takes the place of the
+computed one (``ClusterPreset.measured``). What is calibrated and what is assumed: docs/presets.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from jettison.config.values import did_you_mean
+from jettison.cost.gpus import GPUS, PCIE_REACHED, GpuPreset, LinkPreset, network
+from jettison.cost.hardware import BatchPoint, HardwareProfile
+from jettison.cost.model import ChunkShape, CostModel
+from jettison.cost.models import MODELS, ModelPreset
+from jettison.cost.roofline import Collective, RooflineCostModel, Split, roofline_cost_model
+from jettison.errors import ConfigError
+from jettison.types import ModelShape
+
+Preset = TypeVar("Preset")
+
+HOST_STEP_S = 2e-3
+"""Assumed: what scheduling, launching and sampling add to a step; published engines hide most of it since."""
+
+REMAP_S = 5e-3
+"""One change of layout (KunServe v3 section 4.1: "5 ms on our platform"), whatever its size."""
+
+DISK_BYTES_PER_S = 6e9
+"""Assumed: one NVMe drive of PCIe 4 for each instance."""
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+BATCH_CONTEXT = 1024
+"""Cached tokens of each request in ``batch_points``."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePreset:
+    """One full copy of a model (or more of some parts) over ``num_gpus`` processors that step together."""
+
+    gpu: GpuPreset
+    model: ModelPreset
+    num_gpus: int = 1
+    attention_ranks: int | None = None
+    """Processors that share one attention; None: all. Fewer: the others replicate everything but routed experts."""
+    redundant_experts: int = 0
+    """Copies of routed experts beyond one of each, in every layer."""
+    memory_utilisation: float = 0.9
+    gpus_per_node: int = 8
+    network_bytes_per_s: float = 50e9
+    """Of one processor's card, nominal: carries collectives of instances that span nodes."""
+    host_step_s: float = HOST_STEP_S
+    disk_bytes_per_s: float = DISK_BYTES_PER_S
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.memory_utilisation <= 1.0:
+            raise ValueError(f"memory utilisation must be in (0, 1], not {self.memory_utilisation:g}")
+        ranks = self.ranks
+        if self.num_gpus < 1 or ranks < 1 or self.num_gpus % ranks:
+            raise ValueError(f"{self.num_gpus} processors cannot be {ranks} attention ranks each")
+        if ranks < self.num_gpus and self.model.experts is None:
+            raise ValueError(f"{self.model.name} has no experts: all processors of an instance share its attention")
+        if self.model.num_heads % ranks:
+            raise ValueError(f"{self.model.num_heads} heads of {self.model.name} cannot be split over {ranks}")
+        if self.kv_bytes <= 0:
+            raise ValueError(
+                f"{self.model.name} needs {self.parameter_bytes} bytes for parameters, "
+                f"{self.num_gpus} x {self.gpu.name} at {self.memory_utilisation:g} have {self.budget_bytes}"
+            )
+
+    @property
+    def name(self) -> str:
+        """``model/gpu x n``."""
+        return f"{self.model.name}/{self.gpu.name}" + (f"x{self.num_gpus}" if self.num_gpus > 1 else "")
+
+    @property
+    def ranks(self) -> int:
+        """``attention_ranks``, resolved."""
+        return self.num_gpus if self.attention_ranks is None else self.attention_ranks
+
+    @property
+    def split(self) -> Split:
+        """How the model is spread. Latent attention caches one vector, which every rank of it needs."""
+        copies = self.ranks if self.model.latent is not None else math.ceil(self.ranks / self.model.num_kv_heads)
+        return Split(self.num_gpus, self.ranks, copies, self.num_gpus > self.gpus_per_node)
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> ModelShape:
+        """What the instance holds, replicas included: the sizes of its lending units and of its KV."""
+        experts = self.model.experts
+        scale = 1.0 if experts is None else 1.0 + self.redundant_experts / experts.num_experts
+        return self.model.shape(
+            dense_copies=self.num_gpus // self.ranks, routed_scale=scale, kv_copies=self.split.kv_copies
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """All of its processors' memory."""
+        return self.num_gpus * self.gpu.memory_bytes
+
+    @property
+    def budget_bytes(self) -> int:
+        """What parameters and KV may take."""
+        return int(self.memory_bytes * self.memory_utilisation)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Undropped."""
+        return self.shape.parameter_bytes
+
+    @property
+    def parameter_share(self) -> float:
+        """Parameters over memory, the papers' ratio: from their Table 1 where that states another size."""
+        return (self.model.table_weight_bytes or self.parameter_bytes) / self.memory_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """What is left for KV."""
+        return self.budget_bytes - self.parameter_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """All layers, all copies."""
+        shape = self.shape
+        return shape.num_layers * shape.kv_bytes_per_token_layer
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that fit, undropped."""
+        return self.kv_bytes // self.kv_bytes_per_token
+
+    # --- speed ------------------------------------------------------------------------------------------------
+
+    @property
+    def host_link_bytes_per_s(self) -> float:
+        """Between host memory and the processors, all of them together, per direction."""
+        return self.num_gpus * self.gpu.host_copy_bytes_per_s
+
+    @property
+    def collective(self) -> Collective:
+        """What all-reduces run over."""
+        reached = self.gpu.efficiency
+        if self.num_gpus > self.gpus_per_node:
+            return Collective(reached.collective_s + reached.network_s, self.network_bytes_per_s * reached.collective)
+        return Collective(reached.collective_s, self.gpu.peer_bytes_per_s * reached.collective)
+
+    def cost_model(self) -> RooflineCostModel:
+        """Steps of the whole instance."""
+        return roofline_cost_model(self.gpu, self.model, self.split, self.collective, host_step_s=self.host_step_s)
+
+    def profile(self, link: LinkPreset) -> HardwareProfile:
+        """All that plans predict with, over ``link`` to the other instances."""
+        cost = self.cost_model()
+        return HardwareProfile(
+            cost=cost,
+            link_bytes_per_s=link.bytes_per_s,
+            link_latency_s=link.latency_s,
+            remap_fixed_s=REMAP_S,
+            remap_s_per_byte=0.0,
+            host_copy_bytes_per_s=self.host_link_bytes_per_s,
+            disk_bytes_per_s=self.disk_bytes_per_s,
+            batch_points=batch_points(cost),
+        )
+
+
+def batch_points(cost: CostModel, *, stages: tuple[int, ...] = (1, 2, 4)) -> tuple[BatchPoint, ...]:
+    """What ``jettison profile`` would measure: decodes on the last stage of pipelines of equal stages."""
+    points = []
+    for num_stages in (count for count in stages if count <= cost.num_layers):
+        layers = math.ceil(cost.num_layers / num_stages)
+        for size in BATCH_SIZES:
+            chunks = (ChunkShape(BATCH_CONTEXT, 1),) * size
+            seconds = cost.batch_cost_s(chunks, layers, is_first=num_stages == 1)
+            points.append(BatchPoint(num_stages, size, BATCH_CONTEXT, size / seconds))
+    return tuple(points)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPreset:
+    """Equal instances in numbered places: the first ``instances_per_node`` share node 0, and so on.
+
+    A link joins two instances, each with all its processors' cards; one instance's traffic to several others shares its
+    end of them.
+    """
+
+    name: str
+    instance: InstancePreset
+    num_instances: int
+    instances_per_node: int
+    scale_out: LinkPreset
+    """Between nodes."""
+    scale_up: LinkPreset | None = None
+    """Inside a node; None: as between nodes."""
+    source: str = ""
+    measured: HardwareProfile | None = field(default=None, repr=False)
+    """A profile of these instances, which then takes the place of the computed one."""
+
+    def __post_init__(self) -> None:
+        if self.num_instances < 1 or self.instances_per_node < 1:
+            raise ValueError(f"cluster {self.name}: needs at least one instance, and one in a node")
+
+    def link(self, one: int, other: int) -> LinkPreset:
+        """What joins two instances, by their numbers from 0. Raises ValueError for others, or for one alone."""
+        if one == other or not (0 <= one < self.num_instances and 0 <= other < self.num_instances):
+            raise ValueError(f"cluster {self.name} has no link from instance {one} to instance {other}")
+        together = one // self.instances_per_node == other // self.instances_per_node
+        return self.scale_up if together and self.scale_up is not None else self.scale_out
+
+    @property
+    def slowest_link(self) -> LinkPreset:
+        """What plans count on: a plan may join any two instances."""
+        if self.scale_up is not None and self.num_instances <= self.instances_per_node:
+            return self.scale_up
+        return self.scale_out
+
+    @property
+    def kv_tokens(self) -> int:
+        """Of all instances, undropped."""
+        return self.num_instances * self.instance.kv_tokens
+
+    def profile(self) -> HardwareProfile:
+        """The measured profile where there is one, else the computed one over the slowest link."""
+        return self.instance.profile(self.slowest_link) if self.measured is None else self.measured
+
+
+def instance_preset(model: str, gpu: str, num_gpus: int | None = None) -> InstancePreset:
+    """By names. ``num_gpus`` None: what the papers use for the model, else the fewest (a power of two) that hold it
+    in 0.7 of their memory. Raises ConfigError for an unknown name, or where it does not fit."""
+    found, processor = named("model", model, MODELS), named("GPU", gpu, GPUS)
+    if num_gpus is None:
+        num_gpus = _PAPER_GPUS.get(model) if processor.memory_bytes == GPUS["a800-80g"].memory_bytes else None
+    if num_gpus is None:
+        shape_bytes = found.shape().parameter_bytes
+        num_gpus = 1
+        while shape_bytes > 0.7 * num_gpus * processor.memory_bytes:
+            num_gpus *= 2
+    ranks, redundant = _DEPLOYED.get((model, num_gpus), (None, 0))
+    try:
+        return InstancePreset(processor, found, num_gpus, attention_ranks=ranks, redundant_experts=redundant)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def named(kind: str, name: str, known: Mapping[str, Preset]) -> Preset:
+    """The preset of this name; ConfigError lists the known ones."""
+    if name not in known:
+        hint = did_you_mean(name, tuple(known))
+        raise ConfigError(f"unknown {kind} {name!r}{hint}; known: {', '.join(known)}")
+    return known[name]
+
+
+def cluster_preset(name: str) -> ClusterPreset:
+    """The cluster of this name. Raises ConfigError."""
+    return named("cluster", name, CLUSTERS)
+
+
+_PAPER_GPUS = {
+    "qwen2.5-14b": 1, "qwen2.5-72b": 4, "llama-3.1-70b": 4, "llama-3.2-90b": 4, "llama-3.1-405b": 16, "qwen3-235b": 8,
+    "deepseek-v3": 32,
+}  # fmt: skip
+"""KunServe v1 to v3, Table 1: processors of 80 GB in an instance."""
+
+_DEPLOYED = {("qwen3-235b", 8): (2, 0), ("deepseek-v3", 32): (4, 32)}
+"""(attention ranks, redundant experts). DeepSeek-V3's own prefill unit (its report, section 3.4.1) and, for Qwen3, the
+split whose replicated weights come nearest to Table 1: 1,625 GiB for 1,572, and 482.6 for 479."""
+
+
+def _cluster_a() -> ClusterPreset:
+    instance = instance_preset("qwen2.5-14b", "a800-80g")
+    rdma = network("200 Gbps RDMA", 200, instance.gpu.efficiency.network_s)
+    return ClusterPreset("kunserve-a", instance, 8, 1, rdma, source="KunServe v2, v3 Table 2; v1 section 5.1")
+
+
+def _cluster_b() -> ClusterPreset:
+    instance = instance_preset("qwen2.5-72b", "h800-80g")
+    instance = replace(instance, gpu=replace(instance.gpu, nvlink_bytes_per_s=300e9))  # as their Table 2 has it
+    reached = instance.gpu.efficiency
+    rdma = network("4 x 400 Gbps RDMA", 400, reached.network_s, num_links=4)
+    nvlink = LinkPreset("4 x NVLink, 300 GB/s", 4 * 300e9, reached.peer_s, efficiency=reached.peer)
+    return ClusterPreset("kunserve-b", instance, 4, 2, rdma, nvlink, source="KunServe v2, v3 Table 2")
+
+
+def _cluster_v1(name: str, model: str) -> ClusterPreset:
+    instance = instance_preset(model, "a800-80g")
+    reached = instance.gpu.efficiency
+    rdma = network("4 x 100 Gbps RDMA", 100, reached.network_s, num_links=4)
+    nvlink = LinkPreset("4 x NVLink, 200 GB/s", 4 * 200e9, reached.peer_s, efficiency=reached.peer)
+    return ClusterPreset(name, instance, 4, 2, rdma, nvlink, source="KunServe v1 section 5.1")
+
+
+def _mell(name: str, model: str, gpu: str, num_instances: int, in_node: int) -> ClusterPreset:
+    instance = instance_preset(model, gpu, 1)
+    ethernet = network("10 Gbps", 10, instance.gpu.efficiency.network_s)
+    pcie = LinkPreset("PCIe 4", 32e9, instance.gpu.efficiency.peer_s, efficiency=PCIE_REACHED)
+    return ClusterPreset(name, instance, num_instances, in_node, ethernet, pcie, source="MELL section VIII")
+
+
+CLUSTERS: dict[str, ClusterPreset] = {
+    cluster.name: cluster
+    for cluster in (
+        _cluster_a(),
+        _cluster_b(),
+        _cluster_v1("kunserve-v1-70b", "llama-3.1-70b"),
+        _cluster_v1("kunserve-v1-90b", "llama-3.2-90b"),
+        _mell("mell-4090", "llama-2-7b", "rtx-4090", 8, 8),
+        _mell("mell-a100", "llama-2-13b", "a100-40g", 4, 4),
+        ClusterPreset(
+            "conserve", instance_preset("llama-2-7b", "a100-40g", 1), 1, 1, network("none", 10, 24e-6),
+            source="ConServe section 6.1: one processor",
+        ),
+    )
+}  # fmt: skip
+"""The papers' clusters by name."""

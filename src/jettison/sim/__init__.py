@@ -1,0 +1,1 @@
+"""The simulator: the same core in virtual time, over modelled devices, links and memory."""

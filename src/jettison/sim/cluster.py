@@ -1,0 +1,392 @@
+"""A whole cluster in virtual time: the real core, modelled workers, links and faults.
+
+``ClusterCore`` is imported and asked, never copied: events go in, and its actions are carried out in order, as
+``live.driver`` does. What differs from a live cluster is the clock (``sim.loop``), the executor (``sim.executor``), the
+memory (``sim.memory``) and the links (``sim.network``, ``sim.transfers``).
+
+    cluster = SimulatedCluster(setup)          # sim.setup
+    cluster.submit(request, at_ns)             # as many as there are
+    cluster.run()                              # until everything has ended
+    cluster.core.state.counters, cluster.log.hexdigest
+
+``jettison.simulate.run.simulate_workload`` does this for a workload and makes a ``RunResult`` of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from jettison.core import ports
+from jettison.core.bubbles import BubbleMeter
+from jettison.core.cluster import ClusterCore, initial_groups
+from jettison.core.observing import RunObserver, group_gauges
+from jettison.sim.breaking import Breaking
+from jettison.sim.eventlog import EventLog
+from jettison.sim.executor import StepLoad
+from jettison.sim.faults import Fault
+from jettison.sim.host import SharedHost
+from jettison.sim.loop import ARRIVAL, LATE, EventLoop, Scheduled
+from jettison.sim.network import Network
+from jettison.sim.setup import ClusterSetup
+from jettison.sim.striding import Striding
+from jettison.sim.tasks import FarRows, StepRun
+from jettison.sim.transfers import Transfers
+from jettison.sim.worker import SimWorker, home_memory
+from jettison.types import GroupId, Request, RequestId, WorkerId
+
+
+class SimulatedCluster:
+    """One core and its modelled workers. Used once: time does not run back."""
+
+    def __init__(
+        self, setup: ClusterSetup, *,
+        on_emit: Callable[[ports.Emit, int], None] | None = None,
+        on_record: Callable[[ports.Record], None] | None = None,
+        on_event: Callable[[ports.Event, int], None] | None = None,
+        on_tokens: Callable[[Sequence[RequestId], Sequence[int]], None] | None = None,
+        observer: RunObserver | None = None,
+    ) -> None:
+        """``on_tokens`` takes tokens of several steps together: each of these requests has got one at each of these
+        times. Who takes ``on_emit`` without it gets no steps together. ``on_event`` sees every event before the core
+        does: a recording replays. ``observer`` is told of everything, as by ``live.driver``, so steps are not taken
+        together. Raises BudgetError.
+        """
+        self.setup = setup
+        self.loop = EventLoop()
+        self.log = EventLog()
+        self.bubbles = BubbleMeter()
+        self.num_activations = 0
+        self.activation_ns = 0
+        """Time that activations were on their way between stages, summed."""
+        self.shape = setup.shape
+        self.executor = setup.executor
+        self.profile = setup.profile
+        self.has_copy_engine = setup.topology.host is not None
+        self.network = Network(self.loop, setup.topology)
+        self.transfers = Transfers(
+            self.loop, self.network, setup.piece_bytes, coordinate=setup.coordinate_links
+        )
+        self._on_emit = on_emit
+        self._on_record = on_record
+        self._on_event = on_event
+        self._on_tokens = on_tokens
+        self._observer = observer
+        self.host = SharedHost(self.loop, setup.host) if setup.host.is_shared else None
+        """None: the controller is never busy, and workers have cores of their own."""
+        takes_strides = observer is None and self.host is None and (on_tokens is not None or on_emit is None)
+        self._compress = setup.compress and takes_strides
+        self._workers = {
+            stage.worker_id: SimWorker(stage.worker_id, self, partial(
+                home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
+                setup.memory.workspace_bytes, setup.memory.page_bytes, stage.layers,
+            ))
+            for stages in initial_groups(setup.params.overload_policy, range(setup.num_workers), setup.shape)
+            for stage in stages
+        }
+        self._capacity = {w: worker.memory.capacity_blocks for w, worker in self._workers.items()}
+        self.core = ClusterCore(setup.shape, setup.limits, setup.params, self._capacity, setup.secret)
+        self.striding = Striding(
+            self, self.loop, self.core.strides, setup.hops.command_ns, setup.hops.report_ns
+        )
+        self._including_now = True
+        self.core.strides.attach(self._settle_group)
+        self.breaking = Breaking(self)
+        self._num_arriving = 0
+        self._tick: Scheduled | None = None
+
+    # --- what users call --------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, at_ns: int | None = None) -> None:
+        """A request arrives: at a time, or now."""
+        self.expect_arrival(self.loop.now_ns if at_ns is None else at_ns, lambda: self.arrive_now(request))
+
+    def expect_arrival(self, at_ns: int, send: Callable[[], None]) -> None:
+        """``send`` will call ``arrive_now`` at that time (or think better of it): for sources of many requests."""
+        self._num_arriving += 1
+
+        def arrive() -> None:
+            self._num_arriving -= 1
+            send()
+
+        self.loop.at(at_ns, arrive, ARRIVAL)
+        self.start_ticks()
+
+    def arrive_now(self, request: Request) -> None:
+        """A request arrives in this moment."""
+        self._control(ports.Arrived(request), self.start_ticks)
+
+    def cancel(self, request_id: RequestId, at_ns: int) -> None:
+        """A client hangs up at a time."""
+        self.loop.at(at_ns, lambda: self.handle(ports.CancelRequested(request_id)), ARRIVAL)
+
+    def inject(self, faults: Iterable[Fault]) -> None:
+        """Let these things go wrong."""
+        self.breaking.plan(faults)
+        self.start_ticks()
+
+    def request_drop(self) -> None:
+        """Merge groups now, whatever the load."""
+        self.stop_strides()
+        self._carry_out(self.core.request_drop(self.loop.now_ns))
+
+    def request_restore(self) -> None:
+        """Restore merged groups now, whatever the load."""
+        self.stop_strides()
+        self._carry_out(self.core.request_restore(self.loop.now_ns))
+
+    def run(self, until_ns: int | None = None, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Go on until everything has ended and come to rest, until a time, or until ``is_over`` says so."""
+        self.start_ticks()
+        self.loop.run(until_ns, is_over)
+        self.settle()
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Nothing is expected, running or on the move, and no group is merged that would be restored."""
+        if self._num_arriving or self.breaking.num_ahead or not self.core.state.is_idle() or self.core.in_transition:
+            return False
+        params = self.core.params
+        restores = params.overload_policy == "drop" and params.auto_restore
+        return not restores or all(len(group.stages) == 1 for group in self.core.groups.values())
+
+    @property
+    def workers(self) -> dict[WorkerId, SimWorker]:
+        """Modelled workers, for reading."""
+        return self._workers
+
+    # --- the core's events and actions ------------------------------------------------------------------------
+
+    def _control(self, event: ports.Event, then: Callable[[], None] = lambda: None) -> None:
+        """Handle an event as soon as the controller has got to it."""
+
+        def act() -> None:
+            self.handle(event)
+            then()
+
+        if self.host is None:
+            act()
+        else:
+            self.host.controller.do(self.host.event_ns(event), act)
+
+    def handle(self, event: ports.Event) -> None:
+        """Let the core handle an event and carry out what follows."""
+        now_ns = self.loop.now_ns
+        observer = self._observer
+        if not self.striding.is_idle:
+            self._catch_up(event)
+        self.log.note_event(now_ns, event)
+        if self._on_event is not None:
+            self._on_event(event, now_ns)
+        if observer is not None and isinstance(event, ports.MoveEnded):
+            observer.transfer_ended(event, now_ns)
+        self._carry_out(self.core.handle(event, now_ns))
+        if observer is not None and isinstance(event, ports.Tick):
+            observer.looked(group_gauges(self.core), now_ns)
+        if not self.striding.is_idle:
+            self._cut_what_decides(event)
+
+    def settle(self) -> None:
+        """Bring the core's books up to now. They lag behind where decode steps are advanced together."""
+        self.striding.settle(self._tell_tokens)
+
+    def stop_strides(self, *, including_now: bool = True) -> None:
+        """Settle, and go on step by step until the next chance: something is about to change."""
+        self.striding.cut_all(self._tell_tokens, including_now=including_now)
+
+    def _catch_up(self, event: ports.Event) -> None:
+        """Before the core handles an event: commit the steps that it depends on. On arrivals and ticks the core says
+        which (``_settle_group``). What clients do comes before what ends at the same time, a tick after it."""
+        self._including_now = not isinstance(event, ports.Arrived | ports.CancelRequested)
+        due_ns = self.core.strides.due_ns
+        is_due = due_ns is not None and self.loop.now_ns >= due_ns
+        if is_due or not isinstance(event, ports.StepCompleted | ports.Arrived | ports.Tick):
+            self.striding.settle(self._tell_tokens, including_now=self._including_now)
+
+    def _settle_group(self, group_id: GroupId) -> None:
+        if not self.striding.is_idle:
+            self.striding.settle_group(group_id, self._tell_tokens, including_now=self._including_now)
+
+    def _cut_what_decides(self, event: ports.Event) -> None:
+        """After an event: groups that it has given something to decide go on step by step."""
+        match event:
+            case _ if not self.core.strides.is_quiet:
+                self.stop_strides(including_now=self._including_now)
+            case ports.StepCompleted():
+                pass
+            case ports.Arrived():
+                state = self.core.state.requests.get(event.request.request_id)
+                if state is not None:
+                    self.striding.cut(state.group_id, self._tell_tokens, including_now=False)
+            case ports.Tick():
+                for group in self.core.groups.values():
+                    if group.waiting:
+                        self.striding.cut(group.group_id, self._tell_tokens)
+            case _:
+                self.stop_strides(including_now=self._including_now)
+
+    def _tell_tokens(self, request_ids: Sequence[RequestId], ends_ns: Sequence[int]) -> None:
+        if self._on_tokens is not None:
+            self._on_tokens(request_ids, ends_ns)
+
+    def _carry_out(self, actions: list[ports.Action]) -> None:
+        now_ns = self.loop.now_ns
+        told: list[ports.Emit | ports.Record] = []
+        arrives_ns = now_ns + self.setup.hops.command_ns
+        observer = self._observer
+        for action in actions:
+            if observer is not None and isinstance(action, ports.Transfer):
+                observer.transfer_begun(action)
+            match action:
+                case ports.RunStep():
+                    self._issue(action, arrives_ns)
+                case ports.Emit() | ports.Record():
+                    told.append(action)
+                case ports.CancelMove():
+                    self._after_hop(action.src, partial(SimWorker.cancel_move, move_id=action.move_id))
+                case ports.FenceWorker():
+                    self._after_hop(action.worker_id, partial(self.breaking.close_link, lost=action.lost))
+                    self._workers[action.worker_id].deliver(action, arrives_ns)
+                case ports.SendKV() | ports.SendShard():
+                    self._workers[action.src].deliver(action, arrives_ns)
+                case _:
+                    self._workers[action.worker_id].deliver(action, arrives_ns)
+        for action in told:
+            self.log.note_action(now_ns, action)
+            if isinstance(action, ports.Record):
+                if observer is not None:
+                    observer.recorded(action)
+                if self._on_record is not None:
+                    self._on_record(action)
+                continue
+            if observer is not None:
+                observer.emitted(action)
+            self._emit(action, now_ns)
+
+    def _emit(self, emit: ports.Emit, now_ns: int) -> None:
+        on_emit, host = self._on_emit, self.host
+        if on_emit is None:
+            return
+        if host is None:
+            on_emit(emit, now_ns)
+        else:
+            host.controller.do(host.emit_ns(emit), lambda: on_emit(emit, self.loop.now_ns))
+
+    def _after_hop(self, worker_id: WorkerId, act: Callable[[SimWorker], None]) -> None:
+        """Do something at a worker that need not wait for its turn there, if it still lives then."""
+        worker, life = self._workers[worker_id], self._workers[worker_id].life
+        self.loop.after(self.setup.hops.command_ns, lambda: act(worker) if worker.life == life else None)
+
+    def _issue(self, step: ports.RunStep, arrives_ns: int) -> None:
+        self.bubbles.issued(step)
+        if self._observer is not None:
+            self._observer.step_issued(step)
+        load = StepLoad.of(step.rows)
+        if load.num_samples == load.num_tokens and len(step.stages) == 1 and self._compress:
+            run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
+            if lone.worker_id not in self.breaking.duplicated and self.striding.begin(run, lone, arrives_ns):
+                return
+        run = StepRun(step, load, self._far_rows(step), self._high_blocks(step))
+        for index, stage in enumerate(step.stages):
+            worker = self._workers[stage.worker_id]
+            if worker.alive:
+                worker.deliver_step(run, index, arrives_ns)
+
+    def _far_rows(self, step: ports.RunStep) -> dict[WorkerId, list[FarRows]]:
+        """What the stages attend to at peers."""
+        totals: dict[tuple[WorkerId, WorkerId, int, int], tuple[int, int]] = {}
+        for row in step.rows:
+            for part in row.remote:
+                key = (part.dst, part.src, *part.layers)
+                tokens, rows = totals.get(key, (0, 0))
+                held = part.num_blocks * self.setup.limits.block_size
+                totals[key] = (tokens + held * row.num_tokens, rows + row.num_tokens)
+        far: dict[WorkerId, list[FarRows]] = {}
+        for (dst, src, lo, hi), (tokens, rows) in totals.items():
+            far.setdefault(dst, []).append(FarRows(src, hi - lo, tokens, rows))
+        return far
+
+    def _high_blocks(self, step: ports.RunStep) -> dict[WorkerId, int]:
+        """Only where a dropped shard may come back by mapping alone does it matter which blocks are touched."""
+        high: dict[WorkerId, int] = {}
+        for stage in step.stages:
+            if self._workers[stage.worker_id].memory.has_intact_shards:
+                ledger = self.core.state.workers[stage.worker_id].ledger
+                tables = (ledger.table(row.state.request_id).ids for row in step.rows)
+                high[stage.worker_id] = 1 + max((max(ids) for ids in tables if ids), default=-1)
+        return high
+
+    # --- ticks ------------------------------------------------------------------------------------------------
+
+    def start_ticks(self) -> None:
+        """Tick, from now on until all is at rest."""
+        if self._tick is None or not self._tick.is_pending:
+            self._tick = self.loop.after(self.setup.tick_ns, self._on_tick, LATE)
+
+    def _on_tick(self) -> None:
+        def then() -> None:
+            if not self.is_at_rest:
+                self.start_ticks()
+
+        self._control(ports.Tick(), then)
+
+    # --- what workers need (sim.worker.Plant) -----------------------------------------------------------------
+
+    def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
+        """Send an event to the controller; what one worker tells arrives in order."""
+        at_ns = max(at_ns + self.setup.hops.report_ns + worker.extra_hop_ns, worker.last_report_ns)
+        worker.last_report_ns = at_ns
+        life, worker_id = worker.life, worker.worker_id
+        if worker_id in self.breaking.duplicated:
+            again_ns = at_ns + self.breaking.duplicated[worker_id]
+            self.loop.at(again_ns, lambda: self._receive(worker_id, life, event))
+        return self.loop.at(at_ns, lambda: self._receive(worker_id, life, event))
+
+    def _receive(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
+        if self.host is None:
+            self._deliver(worker_id, life, event)
+        else:
+            work_ns = self.host.event_ns(event)
+            self.host.controller.do(work_ns, lambda: self._deliver(worker_id, life, event))
+
+    def _deliver(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
+        if self.breaking.is_told_dead(worker_id, life):
+            return  # nothing that a dead worker has sent is delivered
+        if isinstance(event, ports.StepCompleted | ports.StepFailed):
+            self.bubbles.ended(event.step_id)
+            if self._observer is not None:
+                self._observer.step_ended(event.step_id)
+            if not self.striding.is_idle:
+                self._settle_ended(event.step_id)
+            if isinstance(event, ports.StepFailed) and event.lost_worker is not None:
+                self.breaking.suspect(event.lost_worker)
+        self.handle(event)
+
+    def _settle_ended(self, step_id: int) -> None:
+        group_id = self.striding.group_of(step_id)
+        if group_id is not None:
+            self.striding.settle_ended(group_id, self._tell_tokens)
+
+    def worker(self, worker_id: WorkerId) -> SimWorker:
+        """A worker by its id."""
+        return self._workers[worker_id]
+
+    def is_linked(self, a: WorkerId, b: WorkerId) -> bool:
+        """Both live, and nothing has cut them from each other."""
+        return self._workers[a].alive and self._workers[b].alive and not self.breaking.is_cut(a, b)
+
+    @property
+    def is_watched(self) -> bool:
+        """Stages of groups of one are to be told of, too."""
+        return self._observer is not None
+
+    def note_stage(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
+        """A stage computes its part from the one time to the other."""
+        self.bubbles.stage_done(worker_id, step_id, started_ns, ended_ns)
+        if self._observer is not None:
+            self._observer.stage_done(worker_id, step_id, started_ns, ended_ns)
+
+    def note_activation(self, delay_ns: int) -> None:
+        """An activation was so long on its way."""
+        self.num_activations += 1
+        self.activation_ns += delay_ns

@@ -1,0 +1,122 @@
+"""What a step takes: the executor port of the simulator, and the one that asks the cost model.
+
+Times follow from totals of a microbatch, which are whole numbers. So whoever adds the rows up in another order, or a
+step at a time, gets the same nanoseconds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, cast
+
+import numpy as np
+
+from jettison.core.ports import StepRow
+from jettison.cost.model import CostModel
+from jettison.types import NANOSECONDS, LayerRange, WorkerId
+
+FEW_STEPS = 12
+"""Fewer are quicker one by one than as an array."""
+
+
+class StepLoad(NamedTuple):
+    """Totals of one microbatch."""
+
+    num_tokens: int
+    num_pairs: int
+    """Query-key pairs under the causal mask."""
+    num_kv_tokens: int
+    """Tokens of context and of the chunks themselves, each read once by its chunk."""
+    num_samples: int
+
+    @classmethod
+    def of(cls, rows: Iterable[StepRow]) -> StepLoad:
+        """Add the rows of a step up."""
+        tokens = twice_pairs = kv_tokens = samples = 0
+        for row in rows:
+            context, num = row.context_len, row.num_tokens
+            tokens += num
+            twice_pairs += num * (2 * context + num + 1)
+            kv_tokens += context + num
+            samples += row.samples
+        return cls(tokens, twice_pairs // 2, kv_tokens, samples)
+
+    def after(self, num_steps: int) -> StepLoad:
+        """The same rows, one token each, so many steps later."""
+        grown = num_steps * self.num_tokens
+        return StepLoad(self.num_tokens, self.num_pairs + grown, self.num_kv_tokens + grown, self.num_samples)
+
+
+class StageShape(NamedTuple):
+    """Which part of the model a stage runs."""
+
+    num_layers: int
+    is_first: bool
+    is_last: bool
+
+    @classmethod
+    def of(cls, layers: LayerRange, num_layers: int) -> StageShape:
+        """A stage of a model with so many layers."""
+        return cls(len(layers), layers.lo == 0, layers.hi == num_layers)
+
+
+class Executor(Protocol):
+    """Predicts; holds nothing that a prediction changes."""
+
+    def stage_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape) -> int:
+        """Whole nanoseconds of one stage for one microbatch, the worker's ``number``-th step."""
+        ...
+
+    def decode_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int) -> list[int]:
+        """``stage_ns`` of ``count`` decode steps of the same rows that follow each other."""
+        ...
+
+    def attention_ns(self, num_kv_tokens: int, num_rows: int) -> int:
+        """One layer's attention of so many decodes over so many tokens in all, at a peer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledExecutor:
+    """Steps as the cost model has them, with an overhead of the host, and noise where it is wanted.
+
+    Tensor parallelism is in the model's coefficients: a worker stands for all devices of an instance.
+    """
+
+    cost: CostModel
+    overhead_s: float = 0.0
+    """Of each step on each stage: what the host does before and after the device works."""
+    noise: float = 0.0
+    """Standard deviation of the logarithm of a step's time over its prediction."""
+    seed: int = 0
+
+    def stage_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape) -> int:
+        """See ``Executor``. Noise depends on the seed, the worker and the number alone."""
+        samples = load.num_samples if stage.is_last else 0
+        seconds = self.cost.totals_cost_s(
+            load.num_tokens, load.num_pairs, load.num_kv_tokens, stage.num_layers,
+            is_first=stage.is_first, num_samples=samples,
+        )
+        if self.noise:
+            seconds *= random.Random(f"{self.seed}/{worker_id}/{number}").lognormvariate(0.0, self.noise)
+        return round((seconds + self.overhead_s) * NANOSECONDS)
+
+    def decode_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int) -> list[int]:
+        """See ``Executor``. The same arithmetic for all steps at once, so the same nanoseconds."""
+        if self.noise or count < FEW_STEPS:
+            return [self.stage_ns(worker_id, number + i, load.after(i), stage) for i in range(count)]
+        grown = np.arange(count, dtype=np.int64) * load.num_tokens
+        samples = load.num_samples if stage.is_last else 0
+        seconds: Any = self.cost.totals_cost_s(
+            load.num_tokens, cast(Any, load.num_pairs + grown), cast(Any, load.num_kv_tokens + grown), stage.num_layers,
+            is_first=stage.is_first, num_samples=samples,
+        )
+        whole = np.rint((seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
+        return cast("list[int]", whole.tolist())
+
+    def attention_ns(self, num_kv_tokens: int, num_rows: int) -> int:
+        """See ``Executor``."""
+        per_token_s = self.cost.pair_layer_s + self.cost.kv_token_layer_s
+        return round((num_kv_tokens * per_token_s + num_rows * self.cost.pair_layer_s) * NANOSECONDS)

@@ -1,0 +1,95 @@
+"""What connects workers: kinds of links, their capacities, and who sits in which machine. Values only.
+
+A worker stands for an instance: its network cards (one a GPU) are one port with their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from jettison.types import NANOSECONDS, WorkerId
+
+
+class LinkClass(StrEnum):
+    """What a link is made of."""
+
+    NVLINK = "nvlink"
+    RDMA = "rdma"
+    PCIE = "pcie"
+    ETHERNET = "ethernet"
+
+
+LATENCY_S: Mapping[LinkClass, float] = {
+    LinkClass.NVLINK: 8e-6,
+    LinkClass.RDMA: 10e-6,
+    LinkClass.PCIE: 10e-6,
+    LinkClass.ETHERNET: 35e-6,
+}
+"""Of a small message between devices, where nobody says otherwise: the floors of vidur's measured send/recv tables
+(8 to 35 microseconds; github.com/microsoft/vidur, data/profiling/network)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """One port of a worker."""
+
+    bytes_per_s: float
+    """Of one direction."""
+    latency_s: float
+    """From a sender to a receiver that waits, for an empty message."""
+    duplex_efficiency: float = 1.0
+    """What a port carries in both directions together is at most (1 + this) times one direction: 1 = full duplex, 0 =
+    half. The 1.3 s that KunServe reports for 33 GB at 200 Gbps are half duplex if both directions are meant."""
+    link_class: LinkClass = LinkClass.RDMA
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.bytes_per_s < float("inf") or not 0.0 <= self.latency_s < float("inf"):
+            raise ValueError("a link needs a finite rate > 0 and a finite latency >= 0")
+        if not 0.0 <= self.duplex_efficiency <= 1.0:
+            raise ValueError(f"duplex efficiency {self.duplex_efficiency} is not in [0, 1]")
+
+    @classmethod
+    def of(cls, link_class: LinkClass, bytes_per_s: float, duplex_efficiency: float = 1.0) -> LinkSpec:
+        """A link with its class's usual latency."""
+        return cls(bytes_per_s, LATENCY_S[link_class], duplex_efficiency, link_class)
+
+    @property
+    def latency_ns(self) -> int:
+        """Whole nanoseconds."""
+        return round(self.latency_s * NANOSECONDS)
+
+
+class PortId(NamedTuple):
+    """One worker's port of one class."""
+
+    worker_id: WorkerId
+    link_class: LinkClass
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Who is linked to whom by what: ``inside`` one machine, ``between`` machines."""
+
+    between: LinkSpec
+    inside: LinkSpec | None = None
+    """None: machines hold one worker each, or their workers talk over the network, too."""
+    host: LinkSpec | None = None
+    """To the host's memory, by copy engines that work beside the steps. None: the worker's own thread copies."""
+    machine_of: Mapping[WorkerId, int] = field(default_factory=dict)
+    """Workers that are not named are alone in their machines."""
+
+    def link(self, a: WorkerId, b: WorkerId) -> LinkSpec:
+        """What carries bytes from one to the other (``host_of`` a worker included)."""
+        if self.host is not None and (a < 0 or b < 0):
+            return self.host
+        if self.inside is not None and a in self.machine_of and self.machine_of[a] == self.machine_of.get(b):
+            return self.inside
+        return self.between
+
+
+def host_of(worker_id: WorkerId) -> WorkerId:
+    """The worker's host memory as an end of a link."""
+    return -1 - worker_id

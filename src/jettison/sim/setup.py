@@ -1,0 +1,98 @@
+"""What a simulated cluster consists of, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jettison.core.group import SchedulerLimits
+from jettison.core.params import ClusterParams
+from jettison.cost.hardware import HardwareProfile
+from jettison.cost.hostcosts import HostCosts
+from jettison.sim.executor import Executor, ModelledExecutor
+from jettison.sim.links import LinkClass, LinkSpec, Topology
+from jettison.types import NANOSECONDS, ModelShape
+
+CUDA_PAGE_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySetup:
+    """Of one worker; all devices of an instance together."""
+
+    budget_bytes: int
+    """Hard limit: parameters, KV and workspace."""
+    workspace_bytes: int = 0
+    page_bytes: int = CUDA_PAGE_BYTES
+
+    @classmethod
+    def for_blocks(
+        cls, shape: ModelShape, block_size: int, num_blocks: int, *, page_bytes: int = CUDA_PAGE_BYTES,
+        workspace_bytes: int = 0,
+    ) -> MemorySetup:
+        """So much that all parameters and ``num_blocks`` KV blocks fit."""
+        arena = -(-num_blocks * shape.block_bytes_per_layer(block_size) // page_bytes)
+        pages = sum(-(-size // page_bytes) for size in shape.shard_bytes.values()) + arena * shape.num_layers
+        return cls((pages + -(-workspace_bytes // page_bytes)) * page_bytes, workspace_bytes, page_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Hops:
+    """Between the controller and a worker, one way; the controller's own work for a step is part of them."""
+
+    command_s: float = 50e-6
+    report_s: float = 50e-6
+
+    @property
+    def command_ns(self) -> int:
+        """Whole nanoseconds."""
+        return round(self.command_s * NANOSECONDS)
+
+    @property
+    def report_ns(self) -> int:
+        """Whole nanoseconds."""
+        return round(self.report_s * NANOSECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSetup:
+    """Everything but the requests."""
+
+    shape: ModelShape
+    limits: SchedulerLimits
+    params: ClusterParams
+    num_workers: int
+    """Instances: tensor parallelism is inside the executor and the ports."""
+    memory: MemorySetup
+    profile: HardwareProfile
+    """What remaps, copies and loads take. What the *core* knows is ``params.profile``."""
+    executor: Executor
+    topology: Topology
+    hops: Hops = field(default_factory=Hops)
+    piece_bytes: int = 4 << 20
+    """Of bulk transfers."""
+    coordinate_links: bool = True
+    """Activations go before bulk, piece by piece."""
+    compress: bool = True
+    """Advance decode steps with nothing to decide in between together. The results are the same."""
+    tick_s: float = 0.1
+    host: HostCosts = field(default_factory=HostCosts)
+    """What workers, controller and clients take of cores that they share; by default they share none."""
+    secret: bytes = b"simulated"
+
+    @property
+    def tick_ns(self) -> int:
+        """Whole nanoseconds."""
+        return round(self.tick_s * NANOSECONDS)
+
+
+def setup_from_profile(
+    shape: ModelShape, limits: SchedulerLimits, params: ClusterParams, num_workers: int, memory: MemorySetup,
+    profile: HardwareProfile, *, link_class: LinkClass = LinkClass.RDMA, duplex_efficiency: float = 1.0,
+    overhead_s: float = 0.0, noise: float = 0.0, seed: int = 0, hops: Hops | None = None,
+) -> ClusterSetup:
+    """A cluster of workers that are what a profile says, all linked alike."""
+    between = LinkSpec(profile.link_bytes_per_s, profile.link_latency_s, duplex_efficiency, link_class)
+    executor = ModelledExecutor(profile.cost, overhead_s, noise, seed)
+    return ClusterSetup(
+        shape, limits, params, num_workers, memory, profile, executor, Topology(between), hops or Hops()
+    )

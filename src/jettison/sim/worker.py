@@ -1,0 +1,488 @@
+"""One modelled worker: its control stream, its memory, and the one thread that takes turns with both.
+
+Obeys the rules of ``live.worker_loop``, of which this is the model (rule numbers are that module's): steps whose input
+is there overtake those that wait (1), layouts, moves and loads begin when every step received before has finished (2),
+no step received after an ApplyLayout runs before it (3), a step that fails is handed on and its last stage tells (6),
+a fence takes effect at once and is answered in order (7). What things take is asked of ``sim.executor`` and of the
+profile; bytes travel in ``sim.transfers``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from jettison.core import ports
+from jettison.cost.hardware import HardwareProfile
+from jettison.errors import JettisonError
+from jettison.memory.layout import LayoutSpec
+from jettison.sim.executor import Executor, StageShape
+from jettison.sim.host import SharedHost
+from jettison.sim.links import host_of
+from jettison.sim.loop import EventLoop, Scheduled
+from jettison.sim.memory import ModelledMemory
+from jettison.sim.network import FlowClass
+from jettison.sim.processors import Job
+from jettison.sim.tasks import TOKEN, Command, CommandEntry, Failure, FarRows, StageTask, StepRun
+from jettison.sim.transfers import Transfer, TransferEnd, Transfers
+from jettison.types import NANOSECONDS, LayerRange, ModelShape, MoveId, ShardId, WorkerId
+
+
+class Plant(Protocol):
+    """What a worker needs of the cluster around it."""
+
+    loop: EventLoop
+    executor: Executor
+    transfers: Transfers
+    profile: HardwareProfile
+    shape: ModelShape
+    has_copy_engine: bool
+    """Swaps travel over the host link beside the steps."""
+    host: SharedHost | None
+    """Steps share cores with everything else."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Stages of groups of one are to be told of, too."""
+        ...
+
+    def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
+        """Send an event to the controller."""
+        ...
+
+    def worker(self, worker_id: WorkerId) -> SimWorker:
+        """A peer."""
+        ...
+
+    def is_linked(self, a: WorkerId, b: WorkerId) -> bool:
+        """Both live, and nothing has cut them from each other."""
+        ...
+
+    def note_stage(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
+        """A stage computes its part from the one time to the other."""
+        ...
+
+    def note_activation(self, delay_ns: int) -> None:
+        """An activation was so long on its way."""
+        ...
+
+
+NEVER = 1 << 62
+"""Later than any time: when a worker is free whose step ends by an event."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """The step that the worker computes."""
+
+    task: StageTask
+    end: Scheduled | Job
+    end_ns: int
+    """``NEVER`` where only the end tells."""
+
+
+class SimWorker:
+    """One life after the other of a worker id. ``home``: what a new life has loaded."""
+
+    def __init__(self, worker_id: WorkerId, plant: Plant, make_memory: Callable[[], ModelledMemory]) -> None:
+        self.worker_id = worker_id
+        self.life = 0
+        self.alive = True
+        self.slowness = 1.0
+        """What a step takes here, over what it should."""
+        self.extra_hop_ns = 0
+        """Delay of everything it tells the controller."""
+        self.last_report_ns = 0
+        self.num_steps = 0
+        self.busy_ns = 0
+        self.memory = make_memory()
+        self.filled: set[ShardId] = set(self.memory.shards)
+        """Mapped shards that hold their bytes."""
+        self._plant = plant
+        self._make_memory = make_memory
+        self._stream: list[StageTask | CommandEntry] = []
+        self._free_ns = 0
+        self._running: _Running | None = None
+        self._wake: Scheduled | None = None
+        self._epochs: dict[int, int] = {}
+        self._runnable: set[LayerRange] = set()
+        """Ranges that have been found complete in the present layout."""
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    def die(self) -> None:
+        """Stop at once. What it has told already is on its way."""
+        self.alive = False
+        self.life += 1
+        self._stream.clear()
+        if self._running is not None and self._running.end_ns > self._plant.loop.now_ns:
+            self._running.end.cancel()
+        self._running = None
+        if self._wake is not None:
+            self._wake.cancel()
+
+    def rise(self) -> None:
+        """A new life, with all of its home loaded and nothing else."""
+        self.alive = True
+        self.memory = self._make_memory()
+        self.filled = set(self.memory.shards)
+        self._free_ns = self.last_report_ns = self._plant.loop.now_ns
+        self._epochs.clear()
+        self._runnable.clear()
+
+    # --- control stream ---------------------------------------------------------------------------------------
+
+    def deliver_step(self, run: StepRun, index: int, arrives_ns: int) -> None:
+        """Take a step of the control stream."""
+        task = StageTask(run, index, arrives_ns, has_input=index == 0)
+        step = run.step
+        newest = self._epochs.get(step.group_id, step.epoch)
+        if step.epoch < newest:
+            task.failure = Failure(f"step of epoch {step.epoch} of group {step.group_id}, which is at {newest}")
+        self._epochs[step.group_id] = max(step.epoch, newest)
+        previous = task.previous
+        if previous is not None and not self._plant.is_linked(previous, self.worker_id):
+            self._orphan(task)
+        is_next = not self._stream and task.has_input and self._free_ns <= arrives_ns and self._wake_ns() is None
+        if is_next and self._plant.host is None:
+            self._run_step(task, arrives_ns)  # nothing can come between: one event less
+            return
+        self._enqueue(task)
+
+    def can_stride(self, arrives_ns: int) -> bool:
+        """A step that arrives then would start at once, and nobody minds if it is not told of by itself."""
+        return (
+            self.alive and not self._stream and self._free_ns <= arrives_ns and not self.memory.has_intact_shards
+        )
+
+    def hold(self, run: StepRun, end: Scheduled, end_ns: int) -> None:
+        """Compute steps of a lone stage until a time; ``end`` tells of the last one (``sim.striding``)."""
+        self._free_ns = end_ns
+        self._running = _Running(StageTask(run, 0, end_ns, has_input=True), end, end_ns)
+
+    def count_steps(self, num_steps: int, busy_ns: int) -> None:
+        """Steps that were not run one by one."""
+        self.num_steps += num_steps
+        self.busy_ns += busy_ns
+
+    def deliver(self, command: Command, arrives_ns: int) -> None:
+        """Take a command of the control stream."""
+        self._enqueue(CommandEntry(command, arrives_ns))
+
+    def cancel_move(self, move_id: MoveId) -> None:
+        """Rule 4: cancellations go before everything. What has not begun ends at once, as nothing."""
+        for entry in self._stream:
+            if isinstance(entry, CommandEntry) and isinstance(entry.command, ports.SendKV | ports.SendShard):
+                if entry.command.move_id == move_id:
+                    self._stream.remove(entry)
+                    self._tell_end(entry.command, TransferEnd(False, 0, 0))
+                    return
+        self._plant.transfers.cancel(self.worker_id, move_id)
+
+    def take_input(self, run: StepRun, failure: Failure | None) -> None:
+        """The stage before has handed on."""
+        for entry in self._stream:
+            if isinstance(entry, StageTask) and entry.run is run:
+                entry.has_input = True
+                entry.failure = failure or entry.failure
+                self._wake_at(self._plant.loop.now_ns)
+                return
+
+    def lose_link(self, peer: WorkerId) -> None:
+        """Nothing comes from there any more: steps that wait for it fail, and one that attends to its KV."""
+        for entry in self._stream:
+            if isinstance(entry, StageTask) and entry.previous == peer and not entry.has_input:
+                self._orphan(entry)
+        now_ns = self._plant.loop.now_ns
+        running = self._running
+        if running is not None and running.end_ns > now_ns:
+            if any(far.src == peer for far in running.task.run.far.get(self.worker_id, ())):
+                running.end.cancel()
+                self._free_ns = now_ns
+                message = f"the link to worker {peer}, which holds KV that this step needs, is down"
+                self._finish(running.task, now_ns, now_ns, Failure(message, peer, True))
+        self._wake_at(now_ns)
+
+    def _orphan(self, task: StageTask) -> None:
+        task.has_input = True
+        lost = task.previous
+        task.failure = Failure(f"worker {lost} went away before this step's input was complete", lost)
+
+    def _enqueue(self, entry: StageTask | CommandEntry) -> None:
+        self._stream.append(entry)
+        self._wake_at(entry.arrives_ns)
+
+    def _wake_ns(self) -> int | None:
+        return self._wake.time_ns if self._wake is not None and self._wake.is_pending else None
+
+    def _wake_at(self, time_ns: int) -> None:
+        if not self._stream or self._free_ns == NEVER:
+            return
+        time_ns = max(time_ns, self._free_ns)
+        planned = self._wake_ns()
+        if planned is not None and planned <= time_ns:
+            return
+        if planned is not None and self._wake is not None:
+            self._wake.cancel()
+        self._wake = self._plant.loop.at(time_ns, self._work)
+
+    def _work(self) -> None:
+        """Take the next entry that may start, one after the other, until one takes time."""
+        now_ns = self._plant.loop.now_ns
+        while self.alive and self._free_ns <= now_ns:
+            entry = self._next_entry(now_ns)
+            if entry is None:
+                break
+            self._stream.remove(entry)
+            if isinstance(entry, StageTask):
+                self._run_step(entry, now_ns)
+            else:
+                self._run_command(entry.command, now_ns)
+        later = [entry.arrives_ns for entry in self._stream if entry.arrives_ns > now_ns]
+        if self._free_ns > now_ns:
+            self._wake_at(self._free_ns)
+        elif later:
+            self._wake_at(min(later))
+
+    def _next_entry(self, now_ns: int) -> StageTask | CommandEntry | None:
+        """Rules 1 to 3."""
+        earlier_step = earlier_barrier = False
+        for entry in self._stream:
+            if entry.arrives_ns > now_ns:
+                return None
+            if isinstance(entry, StageTask):
+                if entry.has_input:
+                    return entry
+                earlier_step = True
+                continue
+            if not earlier_step and not earlier_barrier:
+                return entry
+            if isinstance(entry.command, ports.ApplyLayout):
+                return None
+            earlier_barrier = True
+        return None
+
+    # --- steps ------------------------------------------------------------------------------------------------
+
+    def _run_step(self, task: StageTask, start_ns: int) -> None:
+        run, plant = task.run, self._plant
+        stage = run.step.stages[task.index]
+        failure = task.failure or self._why_not(run, stage.layers)
+        if failure is not None:
+            self._finish(task, start_ns, start_ns, failure)
+            return
+        if self.worker_id in run.high_blocks:
+            self.memory.note_written(run.high_blocks[self.worker_id])
+        shape = StageShape.of(stage.layers, plant.shape.num_layers)
+        took_ns = plant.executor.stage_ns(self.worker_id, self.num_steps, run.load, shape)
+        if self.slowness != 1.0:
+            took_ns = round(took_ns * self.slowness)
+        for far in run.far.get(self.worker_id, ()):
+            took_ns += self._far_ns(far)
+        self.num_steps += 1
+        self.busy_ns += took_ns
+        if plant.host is not None:
+            self._compute(plant.host, task, took_ns)
+            return
+        self._free_ns = start_ns + took_ns
+        self._finish(task, start_ns, self._free_ns, None)
+
+    def _compute(self, host: SharedHost, task: StageTask, took_ns: int) -> None:
+        """On cores that others use as well: how long it takes is known at its end."""
+        loop, around_ns = self._plant.loop, host.worker_ns(len(task.run.step.rows))
+        began_ns = loop.now_ns
+
+        def done() -> None:
+            now_ns = self._free_ns = loop.now_ns
+            # What the worker does around the step is not counted as the step's.
+            start_ns = began_ns + round((now_ns - began_ns) * around_ns / max(1, took_ns + around_ns))
+            self._finish(task, start_ns, now_ns, None)
+            self._wake_at(now_ns)
+
+        self._free_ns = NEVER
+        self._running = _Running(task, host.compute(took_ns + around_ns, done), NEVER)
+
+    def _why_not(self, run: StepRun, layers: LayerRange) -> Failure | None:
+        if layers not in self._runnable:
+            if not self._plant.shape.shards_for(layers) <= self.filled:
+                return Failure(f"layers {layers.lo} to {layers.hi} are not all resident here")
+            self._runnable.add(layers)
+        for far in run.far.get(self.worker_id, ()):
+            if not self._plant.is_linked(self.worker_id, far.src):
+                return Failure(f"no link to worker {far.src}, which holds KV that this step needs", far.src, True)
+        return None
+
+    def _far_ns(self, far: FarRows) -> int:
+        """Each layer asks and waits: there and back, behind the piece on the wire, and the peer's attention."""
+        plant, shape = self._plant, self._plant.shape
+        here, there = self.worker_id, far.src
+        network = plant.transfers.network
+        query_bytes = far.num_rows * shape.num_heads * shape.head_dim * shape.dtype_bytes
+        link = network.topology.link(here, there)
+        # The answer has a sum a head beside its values.
+        num_bytes = 2 * query_bytes + far.num_rows * shape.num_heads * shape.dtype_bytes
+        layer_ns = 2 * link.latency_ns + round(num_bytes / link.bytes_per_s * NANOSECONDS)
+        layer_ns += (plant.transfers.piece_wait_ns(here, there) + plant.transfers.piece_wait_ns(there, here)) // 2
+        layer_ns += plant.executor.attention_ns(far.num_kv_tokens, far.num_rows)
+        return far.num_layers * layer_ns
+
+    def _finish(self, task: StageTask, start_ns: int, end_ns: int, failure: Failure | None) -> None:
+        plant, step = self._plant, task.run.step
+        if not task.is_last:
+            if end_ns <= plant.loop.now_ns:
+                self._hand_on(task, start_ns, failure)
+                return
+            end = plant.loop.at(end_ns, lambda: self._hand_on(task, start_ns, failure))
+        elif failure is not None:
+            plant.report(self, ports.StepFailed(step.step_id, *failure), end_ns)
+            return
+        else:
+            if len(step.stages) > 1 or plant.is_watched:
+                plant.note_stage(self.worker_id, step.step_id, start_ns, end_ns)
+            tokens = [TOKEN] * task.run.load.num_samples
+            end = plant.report(self, ports.StepCompleted(step.step_id, tokens, {}, end_ns - start_ns), end_ns)
+        self._running = _Running(task, end, end_ns)
+
+    def _hand_on(self, task: StageTask, start_ns: int, failure: Failure | None) -> None:
+        plant, run = self._plant, task.run
+        now_ns, here = plant.loop.now_ns, self.worker_id
+        following = run.step.stages[task.index + 1].worker_id
+        if failure is None:
+            plant.note_stage(here, run.step.step_id, start_ns, now_ns)
+        if not plant.is_linked(here, following):
+            return  # it has lost the same link and ends the step there, or is dead
+        peer = plant.worker(following)
+        if failure is not None:
+            latency_ns = plant.transfers.network.latency_ns(here, following)
+            plant.loop.after(latency_ns, lambda: peer.take_input(run, failure))
+            return
+        life = peer.life, self.life
+
+        def arrive() -> None:
+            if (peer.life, self.life) == life:
+                plant.note_activation(plant.loop.now_ns - now_ns)
+                peer.take_input(run, None)
+
+        num_bytes = run.load.num_tokens * plant.shape.hidden_size * plant.shape.dtype_bytes
+        plant.transfers.send_activation(here, following, num_bytes, arrive)
+
+    # --- commands ---------------------------------------------------------------------------------------------
+
+    def _run_command(self, command: Command, now_ns: int) -> None:
+        match command:
+            case ports.SendKV() | ports.SendShard():
+                self._send(command)
+            case ports.SwapOut() | ports.SwapIn():
+                self._swap(command, now_ns)
+            case ports.FenceWorker():
+                self._answer(ports.WorkerFenced(self.worker_id, command.call_id), now_ns)
+            case ports.LoadShard():
+                self._load(command, now_ns)
+            case _:
+                try:
+                    self._change_layout(command, now_ns)
+                except JettisonError as error:
+                    message = f"{type(error).__name__}: {error}"
+                    self._answer(ports.CallFailed(self.worker_id, command.call_id, message), now_ns)
+
+    def _answer(self, event: ports.Event, at_ns: int) -> None:
+        self._free_ns = max(self._free_ns, at_ns)
+        self._plant.report(self, event, at_ns)
+
+    def _change_layout(self, command: ports.OfferLayout | ports.ApplyLayout, now_ns: int) -> None:
+        if isinstance(command, ports.OfferLayout):
+            offer = self.memory.offer(command.spec, command.live_blocks)
+            self._answer(ports.LayoutOffered(self.worker_id, command.call_id, offer), now_ns)
+            return
+        result = self.memory.apply(command.spec, command.live_blocks, command.version, command.copies)
+        took_s = self._plant.profile.remap_cost_s(max(1, abs(result.bytes_to_kv)))
+        copied = len(command.copies) * self.memory.sizes.kv_block_bytes * len(command.spec.kv_layers)
+        took_s += self._plant.profile.host_copy_cost_s(copied)
+        took_ns = round(took_s * NANOSECONDS)
+        self.filled = (self.filled & command.spec.shards) | result.intact_shards
+        self._runnable.clear()
+        result = replace(result, duration_ns=took_ns)
+        self._answer(ports.LayoutApplied(self.worker_id, command.call_id, result), now_ns + took_ns)
+
+    def _load(self, command: ports.LoadShard, now_ns: int) -> None:
+        if command.shard not in self.memory.shards:
+            self._answer(ports.CallFailed(self.worker_id, command.call_id, f"{command.shard} is not mapped"), now_ns)
+            return
+        self.filled.add(command.shard)
+        took_s = self._plant.profile.disk_cost_s(self._plant.shape.shard_bytes[command.shard])
+        done = ports.ShardLoaded(self.worker_id, command.call_id)
+        self._answer(done, now_ns + round(took_s * NANOSECONDS))
+
+    def _swap(self, command: ports.SwapOut | ports.SwapIn, now_ns: int) -> None:
+        num_bytes = len(command.layers) * len(command.blocks) * self.memory.sizes.kv_block_bytes
+        if not self._plant.has_copy_engine:
+            took_ns = round(self._plant.profile.host_copy_cost_s(num_bytes) * NANOSECONDS)
+            self._answer(ports.MoveEnded(command.move_id, True, num_bytes, took_ns), now_ns + took_ns)
+            return
+        ends = (self.worker_id, host_of(self.worker_id))
+        src, dst = ends if isinstance(command, ports.SwapOut) else reversed(ends)
+        life = self.life
+
+        def end(how: TransferEnd) -> None:
+            if self.life == life:
+                self._plant.report(self, ports.MoveEnded(command.move_id, *how), self._plant.loop.now_ns)
+
+        self._plant.transfers.start(Transfer(command.move_id, src, dst, num_bytes, FlowClass.KV, end))
+
+    # --- transfers --------------------------------------------------------------------------------------------
+
+    def _send(self, move: ports.SendKV | ports.SendShard) -> None:
+        """Rule 8: the destination tells the end; the source only where the destination cannot have heard of it."""
+        nothing = TransferEnd(False, 0, 0)
+        if not self._plant.is_linked(self.worker_id, move.dst):
+            self._plant.report(self, ports.MoveEnded(move.move_id, *nothing), self._plant.loop.now_ns)
+            return
+        if isinstance(move, ports.SendShard):
+            if move.shard not in self.filled:
+                self._tell_end(move, nothing)
+                return
+            num_bytes, flow_class = self._plant.shape.shard_bytes[move.shard], FlowClass.PARAMETERS
+        else:
+            num_bytes = len(move.layers) * len(move.src_blocks) * self.memory.sizes.kv_block_bytes
+            flow_class = FlowClass.URGENT_KV if move.urgent else FlowClass.KV
+        peer = self._plant.worker(move.dst)
+        life = peer.life
+        self._plant.transfers.start(
+            Transfer(
+                move.move_id, self.worker_id, move.dst, num_bytes, flow_class,
+                lambda end: peer.land(move, end) if peer.life == life else None,
+            )
+        )
+
+    def _tell_end(self, move: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
+        """A move that ends before its first byte: its destination tells, as long as it is there."""
+        if not self._plant.is_linked(self.worker_id, move.dst):
+            self._plant.report(self, ports.MoveEnded(move.move_id, *end), self._plant.loop.now_ns)
+            return
+        latency_ns = self._plant.transfers.network.latency_ns(self.worker_id, move.dst)
+        peer = self._plant.worker(move.dst)
+        life = peer.life
+        self._plant.loop.after(latency_ns, lambda: peer.land(move, end) if peer.life == life else None)
+
+    def land(self, move: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
+        """The last byte of a move has arrived here, or its sender has given it up."""
+        is_complete = end.is_complete
+        if isinstance(move, ports.SendShard):
+            is_complete = is_complete and move.shard in self.memory.shards
+            if is_complete:
+                self.filled.add(move.shard)
+        elif end.num_bytes:
+            served, room = self.memory.kv_layers, self.memory.capacity_blocks
+            is_complete = is_complete and served.covers(move.layers) and max(move.dst_blocks) < room
+            self.memory.note_landed(move.layers, move.dst_blocks)
+        ended = ports.MoveEnded(move.move_id, is_complete, end.num_bytes, end.duration_ns)
+        self._plant.report(self, ended, self._plant.loop.now_ns)
+
+
+def home_memory(
+    shape: ModelShape, block_size: int, budget_bytes: int, workspace_bytes: int, page_bytes: int, layers: LayerRange
+) -> ModelledMemory:
+    """The memory of a worker that starts with these layers. Raises BudgetError."""
+    spec = LayoutSpec(shape.shards_for(layers), layers)
+    return ModelledMemory(shape, block_size, budget_bytes, workspace_bytes, page_bytes, spec)

@@ -1,0 +1,195 @@
+"""The clients of a simulated cluster: they send at their times and note when tokens come, like ``workload.client``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from jettison.core import ports
+from jettison.report.results import RequestRecord, Summary
+from jettison.sim.cluster import SimulatedCluster
+from jettison.sim.host import SharedHost
+from jettison.types import NANOSECONDS, FinishReason, Request, RequestId, SamplingParams
+from jettison.workload.traces import TraceRow
+
+_STATUS = {FinishReason.CANCELLED: "cancelled", FinishReason.ERROR: "failed"}
+
+_BINS_PER_DECADE = 200
+_LEAST_GAP_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What lies between a client and the engine: HTTP, tokenizer, network. Constants, measured elsewhere."""
+
+    request_s: float = 0.0
+    """From the client's sending to the engine's accepting."""
+    response_s: float = 0.0
+    """From a token's being sampled to the client's seeing it."""
+
+
+class GapHistogram:
+    """Inter-token gaps of runs too large to keep each: logarithmic bins of 1.2 %, exact mean and maximum."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self._sum_s = 0.0
+        self._max_s = 0.0
+
+    def add(self, gap_s: float, count: int = 1) -> None:
+        """Add equal gaps."""
+        at = round(math.log10(max(gap_s, _LEAST_GAP_S)) * _BINS_PER_DECADE)
+        self._counts[at] = self._counts.get(at, 0) + count
+        self._sum_s += gap_s * count
+        self._max_s = max(self._max_s, gap_s)
+
+    def summary(self) -> Summary:
+        """Percentiles at the middle of their bins."""
+        if not self._counts:
+            return Summary()
+        bins = sorted(self._counts)
+        ends = np.cumsum([self._counts[b] for b in bins])
+        total = int(ends[-1])
+        at = [bins[int(np.searchsorted(ends, q * (total - 1), side="right"))] for q in (0.5, 0.9, 0.99)]
+        p50, p90, p99 = (min(10.0 ** (b / _BINS_PER_DECADE), self._max_s) for b in at)
+        return Summary(self._sum_s / total, p50, p90, p99, self._max_s)
+
+
+class Clients:
+    """All clients of one run."""
+
+    def __init__(
+        self, rows: Sequence[TraceRow], edge: Edge, make_prompt: Callable[[int, int], tuple[int, ...]], *,
+        keeps_gaps: bool, max_request_tokens: int, on_end: Callable[[int], None] | None = None,
+    ) -> None:
+        """``make_prompt(index, num_tokens)`` gives token ids. Without ``keeps_gaps`` gaps go into ``gaps``."""
+        self.records = [
+            RequestRecord(i, row.arrival_s, row.input_tokens, row.output_tokens) for i, row in enumerate(rows)
+        ]
+        self.gaps = GapHistogram()
+        self.num_ended = 0
+        self.most_open = 0
+        self._edge = edge
+        self._make_prompt = make_prompt
+        self._keeps_gaps = keeps_gaps
+        self._max_request_tokens = max_request_tokens
+        self._on_end = on_end
+        self._open: dict[RequestId, RequestRecord] = {}
+        self._last_s: dict[RequestId, float] = {}
+        self._next = 0
+        self._host: SharedHost | None = None
+        """Where clients take turns on cores that they share with the cluster."""
+        self._now_ns: Callable[[], int] = lambda: 0
+
+    def start(self, cluster: SimulatedCluster) -> None:
+        """Send every request at its time. One event ahead at a time, so that a long workload needs no heap of it."""
+        self._host = cluster.host
+        self._now_ns = lambda: cluster.loop.now_ns
+        self._plan_next(cluster)
+
+    @property
+    def all_ended(self) -> bool:
+        """Every request was sent and has come to its end."""
+        return self.num_ended == len(self.records)
+
+    def close(self, now_s: float) -> None:
+        """The run is over: what is open has failed."""
+        for record in self._open.values():
+            record.error = "the run's time was up"
+            record.finished_s = now_s
+        for record in self.records[self._next :]:
+            record.error = "not sent: the run's time was up"
+
+    def on_emit(self, emit: ports.Emit, now_ns: int) -> None:
+        """A token, or an end, has left the engine."""
+        host = self._host
+        if host is None:
+            self._see(emit, now_ns)
+        else:
+            host.receive(len(emit.tokens), lambda: self._see(emit, self._now_ns()))
+
+    def _see(self, emit: ports.Emit, now_ns: int) -> None:
+        record = self._open.get(emit.request_id)
+        if record is None:
+            return
+        seen_s = now_ns / NANOSECONDS + self._edge.response_s
+        for _ in emit.tokens:
+            self._note_token(emit.request_id, record, seen_s)
+        if emit.finish_reason is not None:
+            record.finished_s = seen_s
+            record.status = _STATUS.get(emit.finish_reason, "completed")  # type: ignore[assignment]
+            record.error = emit.error
+            self._end(emit.request_id)
+
+    def on_tokens(self, request_ids: Sequence[RequestId], ends_ns: Sequence[int]) -> None:
+        """Each of these requests, all of which have got tokens before, has got one at each of these times."""
+        seen_s = [end_ns / NANOSECONDS + self._edge.response_s for end_ns in ends_ns]
+        later_gaps_s = [after - before for before, after in pairwise(seen_s)]
+        for request_id in request_ids:
+            record = self._open[request_id]
+            record.output_tokens += len(seen_s)
+            first_gap_s = seen_s[0] - self._last_s[request_id]
+            if self._keeps_gaps:
+                record.gaps_s.append(first_gap_s)
+                record.gaps_s += later_gaps_s
+            else:
+                self.gaps.add(first_gap_s)
+            self._last_s[request_id] = seen_s[-1]
+        if not self._keeps_gaps:
+            for gap_s in later_gaps_s:
+                self.gaps.add(gap_s, len(request_ids))
+
+    def _note_token(self, request_id: RequestId, record: RequestRecord, seen_s: float) -> None:
+        record.output_tokens += 1
+        if record.first_s is None:
+            record.first_s = seen_s
+        elif self._keeps_gaps:
+            record.gaps_s.append(seen_s - self._last_s[request_id])
+        else:
+            self.gaps.add(seen_s - self._last_s[request_id])
+        self._last_s[request_id] = seen_s
+
+    def _end(self, request_id: RequestId) -> None:
+        del self._open[request_id]
+        self._last_s.pop(request_id, None)
+        self._count_end()
+
+    def _count_end(self) -> None:
+        self.num_ended += 1
+        if self._on_end is not None:
+            self._on_end(self.num_ended)
+
+    def _plan_next(self, cluster: SimulatedCluster) -> None:
+        if self._next < len(self.records):
+            at_s = self.records[self._next].scheduled_s + self._edge.request_s
+            cluster.expect_arrival(round(at_s * NANOSECONDS), lambda: self._send(cluster))
+
+    def _send(self, cluster: SimulatedCluster) -> None:
+        record = self.records[self._next]
+        self._next += 1
+        record.sent_s = record.scheduled_s
+        self._plan_next(cluster)
+        wanted = record.input_tokens + record.wanted_tokens
+        if wanted > self._max_request_tokens:
+            record.error = f"{wanted} tokens exceed what one request may hold ({self._max_request_tokens} tokens)"
+            record.finished_s = record.scheduled_s
+            self._count_end()
+            return
+        request_id = f"r{record.index}"
+        self._open[request_id] = record
+        self.most_open = max(self.most_open, len(self._open))
+        params = SamplingParams(max_tokens=record.wanted_tokens, temperature=0.0, ignore_eos=True)
+        prompt = self._make_prompt(record.index, record.input_tokens)
+
+        def send() -> None:
+            record.sent_s = cluster.loop.now_ns / NANOSECONDS - self._edge.request_s
+            cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns))
+
+        if cluster.host is None:
+            cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns))
+        else:
+            cluster.host.send_request(send)

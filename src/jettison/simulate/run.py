@@ -1,0 +1,169 @@
+"""One workload against one simulated cluster: ``simulate_workload(workload, setup) -> RunResult``.
+
+The result has the same form as that of a live run (``docs/results.md``), so that every report works on it.
+
+    from jettison.simulate.run import SimulationOptions, simulate_workload
+    run = simulate_workload(workload, setup, SimulationOptions(name="drop"))
+
+``setup`` is a ``sim.setup.ClusterSetup``: shape, limits, params (policies), memory, profile, executor, topology.
+Baselines differ in ``setup.params.overload_policy``; as in a live engine they run without lookahead
+(``limits.lookahead``), which is the caller's affair.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jettison.core.observing import RunObserver
+from jettison.report.fairness import FairnessHeader, measured_demand
+from jettison.report.results import METRIC_DEFINITIONS, RunResult, build_run
+from jettison.sim.cluster import SimulatedCluster
+from jettison.sim.faults import Fault
+from jettison.sim.setup import ClusterSetup
+from jettison.simulate.clients import Clients, Edge
+from jettison.simulate.observe import Observer
+from jettison.types import NANOSECONDS
+from jettison.workload.prompts import PromptMaker
+from jettison.workload.traces import Workload
+
+MAX_DETAILED_REQUESTS = 50_000
+"""Of larger runs neither single gaps nor a row a request are kept, unless asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationOptions:
+    """How to run; the cluster is not in here."""
+
+    name: str = "run"
+    edge: Edge = field(default_factory=Edge)
+    observe_interval_s: float = 0.5
+    until_s: float | None = None
+    """The run ends then; what is unfinished counts as failed. None: when everything has ended."""
+    detail: bool | None = None
+    """Keep every gap and a row a request. None: up to ``MAX_DETAILED_REQUESTS``."""
+    faults: tuple[Fault, ...] = ()
+    prompts: PromptMaker | None = None
+    """Token ids; needed only where prefixes are cached. None: the same token over and over."""
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
+    on_progress: Callable[[int, int], None] | None = None
+    """Called with (requests ended, requests in all) as they end."""
+    observer: RunObserver | None = None
+    """Told of every step, transfer, decision and token: a time line, say. The run is slower and its result the same."""
+
+
+def simulate_workload(
+    workload: Workload, setup: ClusterSetup, options: SimulationOptions | None = None
+) -> RunResult:
+    """Replay ``workload`` in virtual time. Raises BudgetError where the model does not fit into a worker."""
+    options = options or SimulationOptions()
+    detail = options.detail if options.detail is not None else len(workload.rows) <= MAX_DETAILED_REQUESTS
+    cluster = SimulatedCluster(
+        setup,
+        on_emit=lambda emit, now_ns: clients.on_emit(emit, now_ns),
+        on_tokens=lambda request_ids, ends_ns: clients.on_tokens(request_ids, ends_ns),
+        on_record=lambda record: observer.note_record(record),
+        observer=options.observer,
+    )
+    observer = Observer(cluster, options.observe_interval_s)
+    limits = setup.limits
+    clients = Clients(
+        workload.rows, options.edge, _prompt_maker(options), keeps_gaps=detail,
+        max_request_tokens=min(limits.max_model_len, cluster.core.max_request_blocks() * limits.block_size),
+        on_end=_progress(options, len(workload.rows)),
+    )
+    observer.start()
+    cluster.inject(options.faults)
+    clients.start(cluster)
+    until_ns = None if options.until_s is None else round(options.until_s * NANOSECONDS)
+    cluster.run(until_ns, is_over=lambda: clients.all_ended)
+    observer.stop()
+    clients.close(cluster.loop.now_ns / NANOSECONDS)
+    return _result(workload, cluster, clients, observer, options, detail)
+
+
+def _prompt_maker(options: SimulationOptions) -> Callable[[int, int], tuple[int, ...]]:
+    prompts = options.prompts
+    if prompts is None:
+        return lambda _, num_tokens: (0,) * num_tokens
+    return lambda index, num_tokens: tuple(prompts.token_ids(index, num_tokens))
+
+
+def _progress(options: SimulationOptions, total: int) -> Callable[[int], None] | None:
+    on_progress = options.on_progress
+    return None if on_progress is None else lambda ended: on_progress(ended, total)
+
+
+def _result(
+    workload: Workload, cluster: SimulatedCluster, clients: Clients, observer: Observer, options: SimulationOptions,
+    detail: bool,
+) -> RunResult:
+    run = build_run(
+        options.name, clients.records, config=_config(workload, cluster, options), events=observer.events(),
+        series=observer.series, client={"lag_s": dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 0.0),
+                                        "max_open_requests": clients.most_open},
+        slo_ttft_s=options.slo_ttft_s, slo_tpot_s=options.slo_tpot_s, detail=detail,
+    )
+    if not detail:
+        run.itl_s = clients.gaps.summary()
+    run.config["fairness"] = _fairness(workload, cluster, clients, options).as_dict()
+    return run
+
+
+def _config(workload: Workload, cluster: SimulatedCluster, options: SimulationOptions) -> dict[str, Any]:
+    setup = cluster.setup
+    link = setup.topology.between
+    return {
+        "simulated": True,
+        "policy": setup.params.overload_policy,
+        "cluster": {
+            "instances": setup.num_workers,
+            "memory_bytes": setup.memory.budget_bytes,
+            "block_size": setup.limits.block_size,
+            "max_num_batched_tokens": setup.limits.max_num_batched_tokens,
+            "max_num_seqs": setup.limits.max_num_seqs,
+            "link": str(link.link_class),
+            "link_bytes_per_s": link.bytes_per_s,
+            "link_latency_s": link.latency_s,
+            "link_duplex_efficiency": link.duplex_efficiency,
+            "coordinate_links": setup.coordinate_links,
+        },
+        "edge_s": {"request": options.edge.request_s, "response": options.edge.response_s},
+        "num_faults": len(options.faults),
+        "num_events": cluster.loop.num_run,
+        "event_log_hash": cluster.log.hexdigest,
+        "workload": {
+            "name": workload.name,
+            "source": workload.source,
+            "notes": list(workload.notes),
+            "num_requests": len(workload.rows),
+            "duration_s": workload.duration_s,
+            "mean_rate_per_s": workload.mean_rate_per_s,
+        },
+        "metric_definitions": METRIC_DEFINITIONS,
+    }
+
+
+def _fairness(
+    workload: Workload, cluster: SimulatedCluster, clients: Clients, options: SimulationOptions
+) -> FairnessHeader:
+    """Demand as this run measured it, queue included."""
+    setup = cluster.setup
+    mean_tokens, peak_tokens = measured_demand(clients.records, workload.duration_s)
+    num, shape = setup.num_workers, setup.shape
+    block_size = setup.limits.block_size
+    capacity = sum(w.full_blocks for w in cluster.core.state.workers.values()) * block_size
+    token_bytes = shape.num_layers * shape.kv_bytes_per_token_layer
+    spare_copies = 0 if setup.params.overload_policy == "pipeline" else num - 1
+    return FairnessHeader(
+        mean_demand_tokens=mean_tokens,
+        peak_demand_tokens=peak_tokens,
+        demand_model=f"the requests' own times in run {options.name}, queue included",
+        parameter_share=shape.parameter_bytes / setup.memory.budget_bytes,
+        kv_capacity_tokens=float(capacity),
+        merged_capacity_tokens=float(capacity + math.floor(spare_copies * shape.parameter_bytes / token_bytes)),
+        arrivals=(workload.source, *workload.notes),
+    )

@@ -1,0 +1,153 @@
+"""Small clusters and small loads for the simulator's tests, all from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from jettison.core import ports
+from jettison.core.group import SchedulerLimits
+from jettison.core.params import ClusterParams
+from jettison.cost.hardware import HardwareProfile
+from jettison.cost.model import CostModel
+from jettison.policy.exchange import ExchangeMode
+from jettison.policy.lookahead import LookaheadParams
+from jettison.policy.migration import MigrationParams
+from jettison.policy.overload import OverloadParams
+from jettison.policy.restore import RestoreParams
+from jettison.policy.swapping import SwapParams
+from jettison.sim.cluster import SimulatedCluster
+from jettison.sim.setup import ClusterSetup, MemorySetup, setup_from_profile
+from jettison.types import (
+    EMBED_SHARD,
+    HEAD_SHARD,
+    FinishReason,
+    ModelShape,
+    Request,
+    SamplingParams,
+    layer_shard,
+)
+
+BLOCK_SIZE = 16
+PAGE_BYTES = 4096
+
+
+def make_shape(num_layers: int = 4, shard_bytes: int = 40 * PAGE_BYTES) -> ModelShape:
+    """Small enough to read: 64 bytes of KV a token and layer, so 4 blocks a page."""
+    shards = {layer_shard(i): shard_bytes for i in range(num_layers)}
+    shards |= {EMBED_SHARD: shard_bytes // 2, HEAD_SHARD: shard_bytes // 2}
+    return ModelShape(num_layers, 64, 4, 2, 8, 128, 256, 2, False, shards)
+
+
+COST = CostModel(
+    num_layers=4, pair_layer_s=2e-8, kv_token_layer_s=5e-8, token_layer_s=2e-5, layer_s=1e-4, step_s=2e-4,
+    entry_s=1e-5, entry_token_s=1e-7, head_s=1e-4, sample_s=1e-6, weight_tokens=16,
+)  # fmt: skip
+"""A decode step takes about 2 ms, 128 tokens of prefill 11 ms."""
+
+PROFILE = HardwareProfile(COST, 2e8, 2e-5, 1e-3, 1e-10, 1e9, 1e9)
+
+
+def make_setup(policy: str = "drop", *, num_workers: int = 2, num_blocks: int = 36, eager: bool = True,
+               exchange: str = "auto", **changes: Any) -> ClusterSetup:
+    """``eager``: moves follow each other closely, so that a short run has several."""
+    lookahead = LookaheadParams(policy == "drop")
+    limits = SchedulerLimits(BLOCK_SIZE, 128, 64, 4096, enable_prefix_caching=False, lookahead=lookahead)
+    params = ClusterParams(
+        overload_policy=policy, swap=SwapParams(512, None), migration=MigrationParams(3.0, 0.02),  # type: ignore[arg-type]
+        exchange=ExchangeMode(exchange), profile=PROFILE,
+    )
+    if eager:
+        params = replace(
+            params, drop_dwell_s=0.05, restore=RestoreParams(0.5, 0.1),
+            overload=OverloadParams(min_blocked_s=0.005, min_gain_s=0.01, min_gain_ratio=1.0, min_overloaded_s=0.0),
+        )
+    shape = changes.pop("shape", make_shape())
+    memory = MemorySetup.for_blocks(shape, BLOCK_SIZE, num_blocks, page_bytes=PAGE_BYTES)
+    setup = setup_from_profile(shape, limits, params, num_workers, memory, PROFILE)
+    return replace(setup, **changes)
+
+
+class Watched:
+    """A simulated cluster with all that its clients and its operator see; the core's books are checked on the way."""
+
+    def __init__(self, setup: ClusterSetup, *, checks: bool = True, check_every: int = 7) -> None:
+        self.ends: dict[str, list[FinishReason]] = {}
+        self.times: dict[str, list[int]] = {}
+        """Of each token."""
+        self.records: list[ports.Record] = []
+        self.requests: dict[str, Request] = {}
+        self.cluster = SimulatedCluster(
+            setup, on_emit=self._on_emit, on_tokens=self._on_tokens, on_record=self.records.append,
+            on_event=self._on_event if checks else None,
+        )
+        self._check_every = check_every
+        self._num_events = 0
+
+    def _on_event(self, event: ports.Event, now_ns: int) -> None:
+        self._num_events += 1
+        if self._num_events % self._check_every == 0:
+            self.cluster.core.check()
+
+    def _on_emit(self, emit: ports.Emit, now_ns: int) -> None:
+        self.times.setdefault(emit.request_id, []).extend(now_ns for _ in emit.tokens)
+        if emit.finish_reason is not None:
+            self.ends.setdefault(emit.request_id, []).append(emit.finish_reason)
+
+    def _on_tokens(self, request_ids: Sequence[str], ends_ns: Sequence[int]) -> None:
+        for name in request_ids:
+            self.times[name] += ends_ns
+
+    def submit(self, name: str, num_prompt: int, num_output: int, at_s: float) -> None:
+        params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
+        at_ns = round(at_s * 1e9)
+        request = Request(name, (0,) * num_prompt, params, at_ns)
+        self.requests[name] = request
+        self.cluster.submit(request, at_ns)
+
+    def load(self, seed: int, num_requests: int = 40, span_s: float = 0.5, mean_prompt: int = 60,
+             mean_output: int = 40) -> None:
+        """A burst: most arrive in the first part of the span."""
+        rng = random.Random(seed)
+        room = min(w.full_blocks for w in self.cluster.core.state.workers.values()) * BLOCK_SIZE
+        for i in range(num_requests):
+            at_s = span_s * rng.random() ** 2
+            prompt = 1 + min(600, room // 2, int(rng.expovariate(1 / mean_prompt)))
+            output = 1 + min(300, room // 2 - 2, int(rng.expovariate(1 / mean_output)))
+            self.submit(f"r{i}", prompt, output, at_s)
+
+    def kinds(self) -> list[str]:
+        return [record.kind for record in self.records]
+
+    def expect_all_served(self) -> None:
+        """Every request has one end and all of its tokens, and nothing is left behind."""
+        for name, request in self.requests.items():
+            assert self.ends.get(name) == [FinishReason.LENGTH], (name, self.ends.get(name))
+            assert len(self.times[name]) == request.params.max_tokens, name
+            assert self.times[name] == sorted(self.times[name])
+        self.expect_nothing_left()
+
+    def expect_one_end_each(self) -> None:
+        """As much as holds whatever dies: one end, never too many tokens."""
+        for name, request in self.requests.items():
+            ends = self.ends.get(name, [])
+            assert len(ends) == 1, (name, ends)
+            num = len(self.times.get(name, []))
+            assert num <= request.params.max_tokens
+            assert ends[0] is not FinishReason.LENGTH or num == request.params.max_tokens, name
+        self.expect_nothing_left()
+
+    def expect_nothing_left(self) -> None:
+        core = self.cluster.core
+        core.check()
+        assert core.state.is_idle() and not core.in_transition
+        for worker in core.state.workers.values():
+            assert worker.ledger.num_held == 0 and not worker.ghosts and not worker.ledger_locked
+            model = self.cluster.workers[worker.worker_id]
+            assert worker.alive == model.alive
+            if worker.alive:
+                assert worker.ledger.capacity == model.memory.capacity_blocks
+                assert worker.layout.shards == model.memory.shards
+                assert model.memory.shards <= model.filled | worker.unfilled
