@@ -122,4 +122,4 @@ def test_steps_at_once_take_what_they_take_one_by_one(noise: float, count: int) 
     executor = ModelledExecutor(COST, overhead_s=1e-4, noise=noise, seed=1)
     load, stage = StepLoad(7, 1234, 1241, 7), StageShape(4, True, True)
     singly = [executor.stage_ns(2, 30 + i, load.after(i), stage) for i in range(count)]
-    assert executor.decode_ns(2, 30, load, stage, count) == singly
+    assert executor.decode_ns(2, 30, load, stage, count).tolist() == singly

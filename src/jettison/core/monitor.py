@@ -162,6 +162,15 @@ class GroupMonitor:
         """A step has ended in which prompts took this share of the token budget."""
         self.prefill_fill += (share - self.prefill_fill) / NUM_FILLS
 
+    def note_decodes(self, num_steps: int) -> None:
+        """So many steps have ended in which nobody had a prompt to compute."""
+        fill = self.prefill_fill
+        for _ in range(num_steps):
+            if fill == 0.0:
+                break
+            fill += (0.0 - fill) / NUM_FILLS
+        self.prefill_fill = fill
+
     def patience(self, dwell_s: float) -> float:
         """Time to the next move, given what the last ones came to."""
         return dwell_s * 2.0 ** min(self.num_failures, MAX_DOUBLINGS)
