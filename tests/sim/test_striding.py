@@ -62,8 +62,13 @@ def run(setup: ClusterSetup, load: dict[str, int | float], seed: int, *, compres
 def books(watched: Watched) -> object:
     """What the core knows, but for ids of steps, which nobody keeps."""
     cluster = watched.cluster
-    state = cluster.core.state
+    state, loads, now_ns = cluster.core.state, cluster.core.loads, cluster.loop.now_ns
+    monitored = [  # rates over the last ticks, too
+        loads.monitor(g).load(g, cluster.core.steptime(len(g.stages)), now_ns, loads.traffic.mean_stay_s)
+        for g in cluster.core.groups.values()
+    ]
     return (
+        monitored,
         [
             (g.group_id, g.stages, list(g.running), [s.request_id for s in g.waiting], repr(g.counters), g.version)
             for g in cluster.core.groups.values()
