@@ -87,7 +87,9 @@ def books(watched: Watched) -> object:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("first", range(0, NUM_SCENARIOS, BATCH))
+@pytest.mark.parametrize("first", [
+    pytest.param(first, marks=[pytest.mark.slow] if first >= 100 else []) for first in range(0, NUM_SCENARIOS, BATCH)
+])  # fmt: skip
 def test_strides_change_nothing(first: int) -> None:
     saved = 0
     for seed in range(first, first + BATCH):
