@@ -145,8 +145,8 @@ class Striding:
 
     def _settle(self, stride: _Stride, tell: Tell, including_now: bool) -> None:
         ends, first = stride.ends_ns, stride.num_settled
-        side = "right" if including_now else "left"
-        ended = min(int(np.searchsorted(ends, self._loop.now_ns, side)), len(ends) - 1)
+        before_ns = self._loop.now_ns + including_now
+        ended = min(int(np.searchsorted(ends, before_ns)), len(ends) - 1)
         if ended <= first:
             return
         stride.num_settled = ended
