@@ -116,7 +116,8 @@ class ModelledExecutor:
             load.num_tokens, cast(Any, load.num_pairs + grown), cast(Any, load.num_kv_tokens + grown), stage.num_layers,
             is_first=stage.is_first, num_samples=samples,
         )
-        return np.rint((seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
+        whole: npt.NDArray[np.int64] = np.rint((seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
+        return whole
 
     def attention_ns(self, num_kv_tokens: int, num_rows: int) -> int:
         """See ``Executor``."""
