@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from fakes import FakeCluster
 
+from jettison.core.group import GroupCore
 from jettison.core.monitor import GroupMonitor, TrafficMonitor
+from jettison.cost.steptime import StepTimeModel
 
 
 def burst_after_calm(num_output: int) -> FakeCluster:
@@ -69,3 +71,18 @@ def test_verdicts_of_different_bursts_do_not_add_up() -> None:
     monitor = GroupMonitor()
     monitor.note_verdict(True, False, 0)
     assert monitor.note_verdict(True, False, 2_000_000_000) == 0.0
+
+
+def arriving(monitor: GroupMonitor, group: GroupCore, blocks_per_tick: list[int]) -> float | None:
+    for tick, blocks in enumerate(blocks_per_tick):
+        monitor.num_arrived_blocks += blocks
+        monitor.look(group, tick * 100_000_000)
+    return monitor.load(group, StepTimeModel(), len(blocks_per_tick) * 100_000_000).surge
+
+
+def test_a_surge_is_what_arrives_lately_over_what_usually_does() -> None:
+    group = FakeCluster().core.groups[0]
+    assert arriving(GroupMonitor(), group, [1]) is None
+    assert arriving(GroupMonitor(), group, [1] * 100) == pytest.approx(1.0)
+    assert arriving(GroupMonitor(), group, [1] * 100 + [7] * 5) == pytest.approx(4.0 / 1.3, rel=0.05)
+    assert arriving(GroupMonitor(), group, [0] * 30) is None

@@ -73,6 +73,19 @@ def test_just_across_each_threshold(changes: dict[str, float]) -> None:
     assert assess_overload(BINDING._replace(**changes), PARAMS).overloaded
 
 
+@pytest.mark.parametrize(("surge", "wait_s", "drops"), [
+    (1.0, 0.6, True), (1.0, 0.4, False), (1.9, 0.4, False), (2.0, 0.4, True), (None, 0.4, True), (5.0, 0.15, False),
+])
+def test_a_queue_that_chance_has_made_must_be_longer_than_one_of_a_burst(
+    surge: float | None, wait_s: float, drops: bool
+) -> None:
+    params = OverloadParams(min_gain_s=0.5, surge_gain_s=0.2, min_surge=2.0)
+    load = BINDING._replace(surge=surge, queued_prefill_tokens=0, freed_blocks_per_s=40 / wait_s)
+    verdict = assess_overload(load, params)
+    assert verdict.overloaded == drops
+    assert drops or verdict.reason == "predicted gain too small"
+
+
 def test_nothing_ever_comes_free() -> None:
     verdict = assess_overload(BINDING._replace(freed_blocks_per_s=0.0), PARAMS)
     assert verdict.overloaded and math.isinf(verdict.memory_wait_s)

@@ -36,6 +36,9 @@ EPISODE_NS = NANOSECONDS // 2
 NEWS_INTERVAL_NS = 5 * NANOSECONDS
 """Between two entries of the event log that say that nothing was done."""
 
+SURGE_WINDOW_NS = NANOSECONDS
+"""A burst has to show in the arrivals of so long: a few requests, or chance is taken for one."""
+
 TRAFFIC_WINDOW_NS = 10 * NANOSECONDS
 """What arrives is averaged over longer than a burst: a merged group has to catch up afterwards, not during it."""
 
@@ -136,6 +139,8 @@ class GroupMonitor:
     released: RateMeter = field(default_factory=RateMeter)
     demanded: RateMeter = field(default_factory=RateMeter)
     arrived: RateMeter = field(default_factory=RateMeter)
+    arrived_lately: RateMeter = field(default_factory=lambda: RateMeter(window_ns=SURGE_WINDOW_NS))
+    arrived_usually: RateMeter = field(default_factory=lambda: RateMeter(window_ns=TRAFFIC_WINDOW_NS))
     num_arrived_blocks: int = 0
     """Of the prompts that were dispatched to this group."""
     foreseen_since_ns: int | None = None
@@ -190,7 +195,8 @@ class GroupMonitor:
         self.freed.add(now_ns, group.counters.num_freed_blocks - group.counters.num_grown_blocks)
         self.used.add(now_ns, group.used_blocks)
         self.released.add(now_ns, group.counters.num_freed_blocks)
-        self.arrived.add(now_ns, self.num_arrived_blocks)
+        for meter in (self.arrived, self.arrived_lately, self.arrived_usually):
+            meter.add(now_ns, self.num_arrived_blocks)
         self.demanded.add(now_ns, self.num_arrived_blocks + group.counters.num_grown_blocks)
 
     def note_verdict(self, overloaded: bool, declines: bool, now_ns: int) -> float:
@@ -268,4 +274,9 @@ class GroupMonitor:
             self.released.per_s(),
             None if (arrived := self.arrived.per_s()) is None else arrived * group.limits.block_size,
             prefill_fill=self.prefill_fill,
+            surge=self._surge(),
         )
+
+    def _surge(self) -> float | None:
+        lately, usually = self.arrived_lately.per_s(), self.arrived_usually.per_s()
+        return lately / usually if lately is not None and usually else None

@@ -50,6 +50,8 @@ class GroupLoad(NamedTuple):
     """Prompt tokens that arrive at this group; None = not known yet."""
     prefill_fill: float = 0.0
     """Share of the token budget that prompts took in the last steps."""
+    surge: float | None = None
+    """What arrives lately (a second) over what usually does (ten); None = not known yet."""
     foreseen_s: float = 0.0
     """How long ``foreseen_missing_blocks`` has been above 0 without a break."""
     merged_compute_load: float | None = None
@@ -70,8 +72,12 @@ class OverloadParams:
     """How long that has to be foreseen before it counts."""
     burst_ratio: float = 1.5
     """Demand over release from which a rise is a burst, and not the noise of a busy hour."""
-    min_gain_s: float = 0.2
+    min_gain_s: float = 0.5
     """Predicted wait that must be saved."""
+    surge_gain_s: float = 0.2
+    """The same in a burst: the wait will be longer than what waits now says."""
+    min_surge: float = 2.0
+    """Arrivals over the usual ones that make a burst."""
     min_gain_ratio: float = 2.0
     """Predicted memory wait over predicted compute wait."""
     min_overloaded_s: float = 0.03
@@ -141,7 +147,7 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         # What arrives until then has to be computed, too: a burst of long prompts binds both.
         compute_soon_s = max(0.0, compute_wait_s + arriving_compute_s(load, params) - params.horizon_s)
         if (
-            memory_wait_s - compute_soon_s >= params.min_gain_s
+            memory_wait_s - compute_soon_s >= params.surge_gain_s
             and memory_wait_s >= params.min_gain_ratio * compute_soon_s
             and load.prefill_fill <= params.max_prefill_fill
             and not cannot_keep_up(load.merged_compute_load, load.separate_compute_load, params.max_compute_load)
@@ -155,13 +161,19 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         return verdict(False, "blocked for too short a time")
     if load.head_need_blocks > load.capacity_blocks:
         return verdict(True, "the head of the queue fits into no group as it is")
-    if memory_wait_s - compute_wait_s < params.min_gain_s:
+    if memory_wait_s - compute_wait_s < least_gain_s(load, params):
         return verdict(False, "predicted gain too small")
     if memory_wait_s < params.min_gain_ratio * compute_wait_s or load.prefill_fill > params.max_prefill_fill:
         return verdict(False, COMPUTE_BINDS)
     if cannot_keep_up(load.merged_compute_load, load.separate_compute_load, params.max_compute_load):
         return verdict(False, CANNOT_KEEP_UP)
     return verdict(True, "memory binds")
+
+
+def least_gain_s(load: GroupLoad, params: OverloadParams) -> float:
+    """A burst goes on for longer than it has lasted; a queue that chance has made passes."""
+    is_burst = load.surge is None or load.surge >= params.min_surge
+    return min(params.surge_gain_s, params.min_gain_s) if is_burst else params.min_gain_s
 
 
 def foreseen_missing_blocks(load: GroupLoad, params: OverloadParams) -> float:
