@@ -128,7 +128,7 @@ RATES = st.one_of(st.none(), st.floats(-10, 1000))
     st.builds(
         GroupLoad, st.just(0), st.integers(0, 100), st.integers(0, 100), st.integers(0, 50), st.integers(0, 500),
         st.integers(0, 50), st.booleans(), st.floats(0, 10), RATES, st.integers(0, 10_000), RATES, RATES, RATES,
-        RATES, st.floats(0, 1), st.floats(0, 1), RATES, RATES,
+        RATES, st.floats(0, 1), st.floats(0, 1), RATES, RATES, RATES,
     )
 )
 def test_any_load_has_a_verdict_and_only_memory_that_binds_is_overload(load: GroupLoad) -> None:

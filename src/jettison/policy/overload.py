@@ -50,14 +50,14 @@ class GroupLoad(NamedTuple):
     """Prompt tokens that arrive at this group; None = not known yet."""
     prefill_fill: float = 0.0
     """Share of the token budget that prompts took in the last steps."""
-    surge: float | None = None
-    """What arrives lately (a second) over what usually does (ten); None = not known yet."""
     foreseen_s: float = 0.0
     """How long ``foreseen_missing_blocks`` has been above 0 without a break."""
     merged_compute_load: float | None = None
     """Compute that the present traffic would need of a merged group (``policy.computeload``); None = not known yet."""
     separate_compute_load: float | None = None
     """The same of the instances as they are."""
+    surge: float | None = None
+    """What arrives lately (a second) over what usually does (ten); None = not known yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class OverloadParams:
     """How long that has to be foreseen before it counts."""
     burst_ratio: float = 1.5
     """Demand over release from which a rise is a burst, and not the noise of a busy hour."""
-    min_gain_s: float = 0.5
+    min_gain_s: float = 1.0
     """Predicted wait that must be saved."""
     surge_gain_s: float = 0.2
     """The same in a burst: the wait will be longer than what waits now says."""
-    min_surge: float = 2.0
+    min_surge: float = 1.7
     """Arrivals over the usual ones that make a burst."""
     min_gain_ratio: float = 2.0
     """Predicted memory wait over predicted compute wait."""
