@@ -72,7 +72,7 @@ class OverloadParams:
     """How long that has to be foreseen before it counts."""
     burst_ratio: float = 1.5
     """Demand over release from which a rise is a burst, and not the noise of a busy hour."""
-    min_gain_s: float = 1.0
+    min_gain_s: float = 0.4
     """Predicted wait that must be saved."""
     surge_gain_s: float = 0.2
     """The same in a burst: the wait will be longer than what waits now says."""
