@@ -6,6 +6,7 @@ takes part in one migration at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence, Set
 
 from jettison.core.group import GroupCore
@@ -31,6 +32,16 @@ class Balancing(Relief):
     def worker_ids(self) -> tuple[WorkerId, ...]:
         """Workers of groups that take part in a migration."""
         return tuple(w for migration in self.migrations for w in migration.worker_ids)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nobody migrates."""
+        return not self.migrations
+
+    @property
+    def due_ns(self) -> int | None:
+        """It looks at all instances every period."""
+        return 0 if self._looked_ns is None else self._looked_ns + math.ceil(self._params.period_s * NANOSECONDS)
 
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of a transfer."""

@@ -46,6 +46,7 @@ from jettison.core.relief import Relief
 from jettison.core.request import Phase, RequestState
 from jettison.core.restoring import Restoring
 from jettison.core.state import ClusterState, WorkerState
+from jettison.core.strides import Strides
 from jettison.core.swapping import Swapping
 from jettison.core.watching import Watching
 from jettison.cost.steptime import StepTimeModel
@@ -96,6 +97,7 @@ class ClusterCore:
         self.watching = Watching(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.loads, self.moves)
         self.rehousing = Rehousing(self.state, params.faults, self.dispatcher.place)
+        self.strides = Strides(self.state, self.loads, self.moves, self.recoveries)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -257,8 +259,9 @@ class ClusterCore:
             group, flight.num_tokens, len(flight.step.rows), flight.num_kv_tokens, seconds, now_ns
         )
         self.relief.note_step(group, seconds)
-        chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
-        group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
+        if len(group.stages) > 1:  # a lone stage's microbatches are not balanced, so nobody asks for their cost
+            chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
+            group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
         actions: list[Action] = []
         for result in group.commit(event, now_ns):
             self.loads.note_token(result.state)

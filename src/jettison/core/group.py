@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jettison.core.ports import RunStep, StepCompleted, StepRow
 from jettison.core.request import Phase, RequestState
@@ -431,6 +431,43 @@ class GroupCore:
                 state.first_token_ns = now_ns
             results.append(StepResult(state, token, *self._finish_reason(state, token.token_id)))
         return results
+
+    def growth_within(self, num_steps: int) -> int:
+        """Blocks that the rows in flight will take while so many more steps of one token each are planned."""
+        size, table_of = self.limits.block_size, self.ledgers[0].table
+        total = 0
+        for flight in self.in_flight.values():
+            for row in flight.step.rows:
+                scheduled = row.context_len + row.num_tokens
+                held = len(table_of(row.state.request_id).ids)
+                total += max(0, self.blocks_for(scheduled + num_steps) - held)
+        return total
+
+    def repeat(self, num_steps: int, token_id: int, now_ns: int) -> RunStep:
+        """Commit the step in flight and ``num_steps - 1`` like it, and plan each time what follows: the same rows again.
+
+        The caller has made sure that no row ends, nothing else could be planned and the blocks suffice
+        (``core.strides``). Blocks are taken in the order in which single plans would have taken them.
+        """
+        ((step_id, flight),) = self.in_flight.items()
+        rows, size = flight.step.rows, self.limits.block_size
+        growth: list[tuple[int, int]] = []
+        for index, row in enumerate(rows):
+            room = self.ledgers[0].num_blocks_of(row.state.request_id) * size - row.context_len - 1
+            growth += ((number, index) for number in range(room + 1, num_steps + 1, size))
+        for _, index in sorted(growth):
+            self._grow(rows[index].state, 1)
+        produced = [token_id] * num_steps
+        for row in rows:
+            row.state.num_computed += num_steps
+            row.state.tokens += produced
+        self._version += 2 * num_steps
+        self.counters.num_steps += num_steps
+        repeated = tuple(StepRow(row.state, row.context_len + num_steps, 1, True) for row in rows)
+        step = replace(flight.step, rows=repeated)
+        num_kv_tokens = flight.num_kv_tokens + num_steps * len(rows)
+        self.in_flight[step_id] = _InFlight(step, now_ns, num_kv_tokens, flight.num_tokens)
+        return step
 
     def _add_prompt_logprobs(self, state: RequestState, row: StepRow, entries: list[TokenLogprobs]) -> None:
         """Append what is new: after a preemption the same positions are computed again."""

@@ -31,6 +31,21 @@ class Relief:
         """Workers that a transfer is using, or that owe a request its KV: no layout may change there."""
         return ()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Nobody is on the way, or kept elsewhere, for whom a step of another request could matter."""
+        return True
+
+    @property
+    def due_ns(self) -> int | None:
+        """When it next looks at groups, whichever event comes first; None: only at those that an event is about."""
+        return None
+
+    @property
+    def steps_ahead(self) -> int:
+        """For how many steps of growth it wants to see room before it acts."""
+        return 0
+
     def owed_blocks(self, group: GroupCore) -> int:
         """Blocks that requests of the group need and neither hold nor wait for in its queue; dispatch counts them."""
         return 0

@@ -95,6 +95,16 @@ class Swapping(Relief):
         """Workers of groups with a swap."""
         return tuple(sorted({w for swap in self._swaps.values() for w in swap.group.worker_ids}))
 
+    @property
+    def is_quiet(self) -> bool:
+        """Nobody has been swapped out."""
+        return not self._swaps
+
+    @property
+    def steps_ahead(self) -> int:
+        """Victims are chosen before the blocks are missing."""
+        return self._params.ahead_steps + 1
+
     def owed_blocks(self, group: GroupCore) -> int:
         """What stored requests will take again."""
         return sum(

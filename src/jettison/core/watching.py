@@ -16,6 +16,7 @@ from jettison.core.moves import Moves
 from jettison.core.ports import Action, Record
 from jettison.core.restoring import Restoring, fits, room_blocks
 from jettison.core.state import ClusterState
+from jettison.policy.batching import BlockedBy
 from jettison.policy.merge import DropPlan, PlannerParams, plan_drop, throughput_cost
 from jettison.policy.overload import Assessment
 from jettison.policy.restore import MergedLoad, plan_splits, should_restore, should_yield
@@ -41,7 +42,7 @@ class Watching:
             return []
         actions: list[Action] = []
         for group in list(self._state.groups.values()):
-            if group.group_id not in self._state.groups or (after_step and not group.waiting):
+            if group.group_id not in self._state.groups or not self._may_bind(group, after_step):
                 continue
             assessment = self._assess(group, now_ns)
             monitor = self._loads.monitor(group)
@@ -55,6 +56,14 @@ class Watching:
             for group in list(self._state.groups.values()):
                 actions += self._consider_restore(group, now_ns)
         return actions
+
+    def _may_bind(self, group: GroupCore, after_step: bool) -> bool:
+        """Whether an assessment could come to anything; most groups need none."""
+        if self._loads.params.overload.horizon_s > 0.0 and not after_step:
+            return True
+        return bool(group.waiting) and (
+            group.head_blocked_by is BlockedBy.MEMORY or self._loads.params.overload.horizon_s > 0.0
+        )
 
     def _assess(self, group: GroupCore, now_ns: int) -> Assessment:
         return self._loads.assess(group, now_ns, is_restoring=self._moves.restore_of(group) is not None)

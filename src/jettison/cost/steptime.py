@@ -11,9 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from jettison.cost.model import CostModel
+
+MEMORY_STEPS = 8192
+"""Older observations weigh less than a rounding error (0.995 to this power), so they need not be folded in."""
+
+MAX_NOTED = 4 * MEMORY_STEPS
+"""Observations that are kept before the oldest are let go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,33 +34,62 @@ class StepTimePrior:
 
 
 class StepTimeModel:
-    """Online fit of seconds per step. Until the fit is determined, predictions are the prior's, or None."""
+    """Online fit of seconds per step. Until the fit is determined, predictions are the prior's, or None.
+
+    Observations are only noted; whoever asks has them folded in, in order of ``when``. So groups that share a fit may
+    tell of their steps late, as long as they do before anybody asks.
+    """
 
     def __init__(self, forgetting: float = 0.995, prior: StepTimePrior | None = None) -> None:
         self._prior = prior
         self._forgetting = forgetting
-        self._normal: npt.NDArray[np.float64] = np.zeros((3, 3))
-        self._moment: npt.NDArray[np.float64] = np.zeros(3)
-        self._coefficients: npt.NDArray[np.float64] | None = None
+        self._sums = (0.0,) * 9
+        """Of 1, u, v, u u, u v, v v, y, u y, v y, where u and v are scaled tokens and KV tokens, y seconds."""
+        self._coefficients: tuple[float, float, float] | None = None
         self._num_observations = 0
+        self._noted: list[tuple[tuple[int, int], int, int, float]] = []
 
-    def observe(self, num_tokens: int, num_kv_tokens: int, seconds: float) -> None:
-        """Add one finished step of ``num_tokens`` tokens that attended to ``num_kv_tokens`` cached tokens."""
-        x = np.array([1.0, num_tokens / 1e2, num_kv_tokens / 1e4])
-        self._normal = self._forgetting * self._normal + np.outer(x, x)
-        self._moment = self._forgetting * self._moment + x * seconds
+    def observe(
+        self, num_tokens: int, num_kv_tokens: int, seconds: float, when: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Add one finished step of ``num_tokens`` tokens that attended to ``num_kv_tokens`` cached tokens.
+
+        ``when``: time and group, by which observations are put in order; those of one ``when`` keep theirs.
+        """
+        self._noted.append((when, num_tokens, num_kv_tokens, seconds))
         self._num_observations += 1
-        self._coefficients = None
+        if len(self._noted) > MAX_NOTED:
+            self._noted.sort(key=_when)
+            del self._noted[:-MEMORY_STEPS]
 
     def predict_s(self, num_tokens: int, num_kv_tokens: int) -> float | None:
         """Seconds of such a step; while fewer than 8 steps were seen, what the prior says, or None without one."""
         if self._num_observations < 8:
             return None if self._prior is None else self._prior.predict_s(num_tokens, num_kv_tokens)
-        if self._coefficients is None:
-            ridge = 1e-9 * float(np.trace(self._normal)) * np.eye(3)
-            self._coefficients = np.maximum(np.linalg.solve(self._normal + ridge, self._moment), 0.0)
-        x = np.array([1.0, num_tokens / 1e2, num_kv_tokens / 1e4])
-        return float(x @ self._coefficients)
+        if self._noted or self._coefficients is None:
+            self._fold()
+            self._coefficients = self._solve()
+        fixed, token, kv = self._coefficients
+        return fixed + token * (num_tokens / 1e2) + kv * (num_kv_tokens / 1e4)
+
+    def _fold(self) -> None:
+        keep = self._forgetting
+        one, u1, v1, uu, uv, vv, y1, uy, vy = self._sums
+        for _, num_tokens, num_kv_tokens, y in sorted(self._noted, key=_when)[-MEMORY_STEPS:]:
+            u, v = num_tokens / 1e2, num_kv_tokens / 1e4
+            one, u1, v1 = keep * one + 1.0, keep * u1 + u, keep * v1 + v
+            uu, uv, vv = keep * uu + u * u, keep * uv + u * v, keep * vv + v * v
+            y1, uy, vy = keep * y1 + y, keep * uy + u * y, keep * vy + v * y
+        self._sums = one, u1, v1, uu, uv, vv, y1, uy, vy
+        self._noted.clear()
+
+    def _solve(self) -> tuple[float, float, float]:
+        one, u1, v1, uu, uv, vv, y1, uy, vy = self._sums
+        ridge = 1e-9 * (one + uu + vv)
+        normal = np.array([[one + ridge, u1, v1], [u1, uu + ridge, uv], [v1, uv, vv + ridge]])
+        found = np.maximum(np.linalg.solve(normal, np.array([y1, uy, vy])), 0.0)
+        fixed, token, kv = found.tolist()
+        return fixed, token, kv
 
     def prefill_tokens_per_s(self, max_num_tokens: int, num_decodes: int, num_kv_tokens: int) -> float | None:
         """Prefill rate when every step is filled up to the token budget beside ``num_decodes`` decodes."""
@@ -63,3 +97,7 @@ class StepTimeModel:
         if seconds is None or seconds <= 0.0:
             return None
         return max(1, max_num_tokens - num_decodes) / seconds
+
+
+def _when(noted: tuple[tuple[int, int], int, int, float]) -> tuple[int, int]:
+    return noted[0]

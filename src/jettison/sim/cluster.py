@@ -14,7 +14,7 @@ memory (``sim.memory``) and the links (``sim.network``, ``sim.transfers``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from jettison.core import ports
@@ -23,11 +23,12 @@ from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.sim.eventlog import EventLog
 from jettison.sim.executor import StepLoad
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
-from jettison.sim.loop import FAULT, LATE, EventLoop, Scheduled
+from jettison.sim.loop import ARRIVAL, FAULT, LATE, EventLoop, Scheduled
 from jettison.sim.network import Network
 from jettison.sim.setup import ClusterSetup
+from jettison.sim.striding import Striding
 from jettison.sim.transfers import Transfers
-from jettison.sim.worker import FarRows, SimWorker, StepRun, home_memory
+from jettison.sim.worker import TOKEN, FarRows, SimWorker, StepRun, home_memory
 from jettison.types import NANOSECONDS, Request, RequestId, WorkerId
 
 LINK_GRACE_NS = NANOSECONDS
@@ -45,8 +46,10 @@ class SimulatedCluster:
         on_emit: Callable[[ports.Emit, int], None] | None = None,
         on_record: Callable[[ports.Record], None] | None = None,
         on_event: Callable[[ports.Event, int], None] | None = None,
+        on_tokens: Callable[[Sequence[RequestId], Sequence[int]], None] | None = None,
     ) -> None:
-        """``on_event`` sees every event before the core does: a recording replays. Raises BudgetError."""
+        """``on_tokens`` takes tokens of several steps together: each of these requests has got one at each of these
+        times. Without it ``on_emit`` gets one after the other, late, but with their times. ``on_event`` sees every event before the core does: a recording replays. Raises BudgetError."""
         self.setup = setup
         self.loop = EventLoop()
         self.log = EventLog()
@@ -65,6 +68,7 @@ class SimulatedCluster:
         self._on_emit = on_emit
         self._on_record = on_record
         self._on_event = on_event
+        self._on_tokens = on_tokens
         self._workers = {
             stage.worker_id: SimWorker(stage.worker_id, self, partial(
                 home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
@@ -75,6 +79,9 @@ class SimulatedCluster:
         }
         self._capacity = {w: worker.memory.capacity_blocks for w, worker in self._workers.items()}
         self.core = ClusterCore(setup.shape, setup.limits, setup.params, self._capacity, setup.secret)
+        self.striding = Striding(
+            self, self.loop, self.core.strides, setup.hops.command_ns, setup.hops.report_ns
+        )
         self._down: set[tuple[WorkerId, WorkerId]] = set()
         """Pairs, smaller id first, whose link is broken though both live."""
         self._told_dead: dict[WorkerId, int] = {}
@@ -99,7 +106,7 @@ class SimulatedCluster:
             self._num_arriving -= 1
             send()
 
-        self.loop.at(at_ns, arrive)
+        self.loop.at(at_ns, arrive, ARRIVAL)
         self._start_ticks()
 
     def arrive_now(self, request: Request) -> None:
@@ -109,7 +116,7 @@ class SimulatedCluster:
 
     def cancel(self, request_id: RequestId, at_ns: int) -> None:
         """A client hangs up at a time."""
-        self.loop.at(at_ns, lambda: self.handle(ports.CancelRequested(request_id)))
+        self.loop.at(at_ns, lambda: self.handle(ports.CancelRequested(request_id)), ARRIVAL)
 
     def inject(self, faults: Iterable[Fault]) -> None:
         """Let these things go wrong."""
@@ -120,16 +127,19 @@ class SimulatedCluster:
 
     def request_drop(self) -> None:
         """Merge groups now, whatever the load."""
+        self.striding.cut_all(self._tell_tokens)
         self._carry_out(self.core.request_drop(self.loop.now_ns))
 
     def request_restore(self) -> None:
         """Restore merged groups now, whatever the load."""
+        self.striding.cut_all(self._tell_tokens)
         self._carry_out(self.core.request_restore(self.loop.now_ns))
 
     def run(self, until_ns: int | None = None, is_over: Callable[[], bool] = lambda: False) -> None:
         """Go on until everything has ended and come to rest, until a time, or until ``is_over`` says so."""
         self._start_ticks()
         self.loop.run(until_ns, is_over)
+        self.settle()
 
     @property
     def is_at_rest(self) -> bool:
@@ -150,10 +160,57 @@ class SimulatedCluster:
     def handle(self, event: ports.Event) -> None:
         """Let the core handle an event and carry out what follows."""
         now_ns = self.loop.now_ns
+        if not self.striding.is_idle:
+            self._catch_up(event)
         self.log.note_event(now_ns, event)
         if self._on_event is not None:
             self._on_event(event, now_ns)
         self._carry_out(self.core.handle(event, now_ns))
+        if not self.striding.is_idle:
+            self._cut_what_decides(event)
+
+    def settle(self) -> None:
+        """Bring the core's books up to now. They lag behind where decode steps are advanced together."""
+        self.striding.settle(self._tell_tokens)
+
+    def _catch_up(self, event: ports.Event) -> None:
+        """Before the core handles an event: commit the steps that it may depend on."""
+        match event:
+            case ports.StepCompleted():
+                due_ns = self.core.strides.due_ns
+                if due_ns is not None and self.loop.now_ns >= due_ns:
+                    self.settle()
+            case ports.Arrived() | ports.CancelRequested():
+                self.striding.settle(self._tell_tokens, including_now=False)
+            case _:
+                self.settle()
+
+    def _cut_what_decides(self, event: ports.Event) -> None:
+        """After an event: groups that it has given something to decide go on step by step."""
+        strides = self.striding
+        match event:
+            case _ if not self.core.strides.is_quiet:
+                strides.cut_all(self._tell_tokens, including_now=not isinstance(event, ports.Arrived))
+            case ports.Arrived():
+                state = self.core.state.requests.get(event.request.request_id)
+                if state is not None:
+                    strides.cut(state.group_id, self._tell_tokens, including_now=False)
+            case ports.StepCompleted():
+                pass
+            case ports.Tick():
+                for group in self.core.groups.values():
+                    if group.waiting:
+                        strides.cut(group.group_id, self._tell_tokens)
+            case _:
+                strides.cut_all(self._tell_tokens, including_now=not isinstance(event, ports.CancelRequested))
+
+    def _tell_tokens(self, request_ids: Sequence[RequestId], ends_ns: Sequence[int]) -> None:
+        if self._on_tokens is not None:
+            self._on_tokens(request_ids, ends_ns)
+        elif self._on_emit is not None:
+            for end_ns in ends_ns:
+                for request_id in request_ids:
+                    self._on_emit(ports.Emit(request_id, (TOKEN,)), end_ns)
 
     def _carry_out(self, actions: list[ports.Action]) -> None:
         now_ns = self.loop.now_ns
@@ -189,7 +246,12 @@ class SimulatedCluster:
 
     def _issue(self, step: ports.RunStep, arrives_ns: int) -> None:
         self.bubbles.issued(step)
-        run = StepRun(step, StepLoad.of(step.rows), self._far_rows(step), self._high_blocks(step))
+        load = StepLoad.of(step.rows)
+        if load.num_samples == load.num_tokens and len(step.stages) == 1 and self.setup.compress:
+            run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
+            if lone.worker_id not in self._duplicated and self.striding.begin(run, lone, arrives_ns):
+                return
+        run = StepRun(step, load, self._far_rows(step), self._high_blocks(step))
         for index, stage in enumerate(step.stages):
             worker = self._workers[stage.worker_id]
             if worker.alive:
@@ -247,9 +309,16 @@ class SimulatedCluster:
             return  # nothing that a dead worker has sent is delivered
         if isinstance(event, ports.StepCompleted | ports.StepFailed):
             self.bubbles.ended(event.step_id)
+            if not self.striding.is_idle:
+                self._settle_ended(event.step_id)
             if isinstance(event, ports.StepFailed) and event.lost_worker is not None:
                 self._suspect(event.lost_worker)
         self.handle(event)
+
+    def _settle_ended(self, step_id: int) -> None:
+        group_id = self.striding.group_of(step_id)
+        if group_id is not None:
+            self.striding.settle_ended(group_id, self._tell_tokens)
 
     def worker(self, worker_id: WorkerId) -> SimWorker:
         """A worker by its id."""
@@ -274,6 +343,7 @@ class SimulatedCluster:
 
     def _strike(self, fault: Fault) -> None:
         self._num_faults_ahead -= 1
+        self.striding.cut_all(self._tell_tokens, including_now=False)
         self.log.note(self.loop.now_ns, "fault", repr(fault))
         match fault:
             case Crash():
@@ -292,6 +362,7 @@ class SimulatedCluster:
 
     def _later(self, delay_s: float, act: Callable[[], object]) -> None:
         def run() -> None:
+            self.striding.cut_all(self._tell_tokens, including_now=False)
             act()
 
         self.loop.after(round(delay_s * NANOSECONDS), run, FAULT)

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 Handler = Callable[[], None]
 
-FAULT, NORMAL, LATE = 0, 1, 2
-"""Priorities: what breaks, what happens, and what looks at the result (ticks, samples)."""
+FAULT, ARRIVAL, NORMAL, LATE = 0, 1, 2, 3
+"""Priorities: what breaks, what clients do, what happens inside, and what looks at the result (ticks, samples)."""
 
 
 class Scheduled:
@@ -84,9 +84,13 @@ class EventLoop:
         return True
 
     def run(self, until_ns: int | None = None, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Run events until none is left, the next is later than ``until_ns``, or ``is_over`` says so between two."""
+        """Run events until none is left, the next is later than ``until_ns`` (which it is then), or ``is_over`` says so
+        between two."""
         while not is_over():
             next_ns = self.next_ns
-            if next_ns is None or (until_ns is not None and next_ns > until_ns):
+            if next_ns is None:
+                return
+            if until_ns is not None and next_ns > until_ns:
+                self.now_ns = max(self.now_ns, until_ns)
                 return
             self.step()

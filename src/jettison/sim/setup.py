@@ -71,6 +71,8 @@ class ClusterSetup:
     """Of bulk transfers."""
     coordinate_links: bool = True
     """Activations go before bulk, piece by piece."""
+    compress: bool = True
+    """Advance decode steps with nothing to decide in between together. The results are the same."""
     tick_s: float = 0.1
     secret: bytes = b"simulated"
 

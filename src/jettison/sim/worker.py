@@ -202,6 +202,22 @@ class SimWorker:
             return
         self._enqueue(task)
 
+    def can_stride(self, arrives_ns: int) -> bool:
+        """A step that arrives then would start at once, and nobody minds if it is not told of by itself."""
+        return (
+            self.alive and not self._stream and self._free_ns <= arrives_ns and not self.memory.has_intact_shards
+        )
+
+    def hold(self, run: StepRun, end: Scheduled, end_ns: int) -> None:
+        """Compute steps of a lone stage until a time; ``end`` tells of the last one (``sim.striding``)."""
+        self._free_ns = end_ns
+        self._running = _Running(StageTask(run, 0, end_ns, has_input=True), end, end_ns)
+
+    def count_steps(self, num_steps: int, busy_ns: int) -> None:
+        """Steps that were not run one by one."""
+        self.num_steps += num_steps
+        self.busy_ns += busy_ns
+
     def deliver(self, command: Command, arrives_ns: int) -> None:
         """Take a command of the control stream."""
         self._enqueue(CommandEntry(command, arrives_ns))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -110,6 +111,24 @@ class Clients:
             record.status = _STATUS.get(emit.finish_reason, "completed")  # type: ignore[assignment]
             record.error = emit.error
             self._end(emit.request_id)
+
+    def on_tokens(self, request_ids: Sequence[RequestId], ends_ns: Sequence[int]) -> None:
+        """Each of these requests, all of which have got tokens before, has got one at each of these times."""
+        seen_s = [end_ns / NANOSECONDS + self._edge.response_s for end_ns in ends_ns]
+        later_gaps_s = [after - before for before, after in pairwise(seen_s)]
+        for request_id in request_ids:
+            record = self._open[request_id]
+            record.output_tokens += len(seen_s)
+            first_gap_s = seen_s[0] - self._last_s[request_id]
+            if self._keeps_gaps:
+                record.gaps_s.append(first_gap_s)
+                record.gaps_s += later_gaps_s
+            else:
+                self.gaps.add(first_gap_s)
+            self._last_s[request_id] = seen_s[-1]
+        if not self._keeps_gaps:
+            for gap_s in later_gaps_s:
+                self.gaps.add(gap_s, len(request_ids))
 
     def _note_token(self, request_id: RequestId, record: RequestRecord, seen_s: float) -> None:
         record.output_tokens += 1

@@ -60,6 +60,7 @@ class Observer:
             self._cluster.loop.after(self._interval_ns, self._sample, LATE)
 
     def _take(self) -> None:
+        self._cluster.settle()
         core = self._cluster.core
         groups = core.groups.values()
         total = sum(g.capacity_blocks for g in groups)

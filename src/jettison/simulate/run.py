@@ -61,6 +61,7 @@ def simulate_workload(
     cluster = SimulatedCluster(
         setup,
         on_emit=lambda emit, now_ns: clients.on_emit(emit, now_ns),
+        on_tokens=lambda request_ids, ends_ns: clients.on_tokens(request_ids, ends_ns),
         on_record=lambda record: observer.note_record(record),
     )
     observer = Observer(cluster, options.observe_interval_s)

@@ -1,0 +1,125 @@
+"""Strides: decode steps of a group between which nothing is decided, told of together.
+
+For simulation. Most of a request's life is decode steps in which every running request of its group gets one token, and
+nothing else happens. Whoever runs steps in virtual time need not tell of them one by one: ``most_steps`` says how many
+steps, from the one in flight on, the group would plan again with the same rows, whatever the executor takes for them;
+``advance`` commits so many of them at once. The books are afterwards what they would be had every step been told of.
+
+A stride is possible only while the cluster is quiet: no move, no recovery, no pipeline and no queue that memory blocks,
+for those look at the clock or at other groups after each step. Who uses strides must catch up (``advance``) before it
+lets the core handle an event that reads the group: an arrival, a tick, a death, anything but steps of other groups.
+``due_ns`` says when a policy looks at all groups after whatever step comes first.
+
+What one step less told of does not change: ids of steps (nobody keeps them), and the fit of a lone stage's chunk costs
+(nobody reads it, ``core.stepplan``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jettison.core.group import GroupCore
+from jettison.core.loads import Loads
+from jettison.core.moves import Moves
+from jettison.core.ports import RunStep
+from jettison.core.recovering import Recoveries
+from jettison.core.request import RequestState
+from jettison.core.state import ClusterState
+from jettison.policy.batching import BlockedBy
+from jettison.types import GroupId
+
+
+class Strides:
+    """What ``ClusterCore`` offers to drivers in virtual time; changes books in ``advance`` alone."""
+
+    def __init__(self, state: ClusterState, loads: Loads, moves: Moves, recoveries: Recoveries) -> None:
+        self._state = state
+        self._loads = loads
+        self._moves = moves
+        self._recoveries = recoveries
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing goes on that a step of one group could decide about another."""
+        return (
+            not self._moves.under_way and self._recoveries.is_idle and self._moves.relief.is_quiet
+            and not self._state.homeless and not self._state.distrusted
+            and self._loads.params.overload.horizon_s <= 0.0
+            and not any(
+                len(group.stages) > 1 or (group.waiting and group.head_blocked_by is BlockedBy.MEMORY)
+                for group in self._state.groups.values()
+            )
+        )  # fmt: skip
+
+    @property
+    def due_ns(self) -> int | None:
+        """The first step that ends then or later must be told of by itself, with all groups caught up; None: never."""
+        return self._moves.relief.due_ns
+
+    def most_steps(self, group_id: GroupId) -> int:
+        """How many steps may be told of together, the one in flight included; 0 if it has to be told of by itself.
+
+        The one after them is in flight then and is told of as usual: it may end a request, or need a decision.
+        """
+        group = self._state.groups[group_id]
+        if not self.is_quiet or not _is_steady(group):
+            return 0
+        (flight,) = group.in_flight.values()
+        most = min(_steps_left(row.state, self._state.limits.max_model_len) for row in flight.step.rows)
+        (worker_id,) = group.worker_ids
+        if most < 1 or self._shares_worker(group):
+            return 0
+        ahead = self._moves.relief.steps_ahead
+        room = self._state.workers[worker_id].ledger.num_free
+        if group.growth_within(most + ahead) <= room:
+            return most
+        low, high = 0, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if group.growth_within(middle + ahead) <= room else (low, middle)
+        return low
+
+    def _shares_worker(self, group: GroupCore) -> bool:
+        """Another group's blocks come from the same ledger."""
+        mine = set(group.worker_ids)
+        return any(g is not group and mine & set(g.worker_ids) for g in self._state.groups.values())
+
+    def advance(self, group_id: GroupId, ends_ns: Sequence[int], token_id: int) -> RunStep:
+        """The step in flight and those after it have ended at these times; every row got ``token_id`` in each.
+
+        At most ``most_steps`` of them, as it was when the stride began. Returns the step that is in flight now, issued
+        at the last of the times; it keeps the id of the one that was.
+        """
+        group = self._state.groups[group_id]
+        (flight,) = group.in_flight.values()
+        seconds = self._loads.note_steps(
+            group, flight.num_tokens, flight.num_kv_tokens, [flight.issued_ns, *ends_ns]
+        )
+        for each in seconds:
+            self._moves.relief.note_step(group, each)
+        self._state.next_step_id += len(ends_ns)
+        return group.repeat(len(ends_ns), token_id, ends_ns[-1])
+
+
+def _is_steady(group: GroupCore) -> bool:
+    """The step in flight decodes one token of everybody, and the next plan could do nothing else."""
+    if len(group.in_flight) != 1 or group.waiting or group.moving or group.suspects or group.stranded:
+        return False
+    if group.paused or group.holds_preemption or group.landing.blocks or group.limits.enable_prefix_caching:
+        return False
+    (flight,) = group.in_flight.values()
+    rows = flight.step.rows
+    return len(rows) == len(group.running) and all(row.num_tokens == 1 and row.samples for row in rows)
+
+
+def _steps_left(state: RequestState, max_model_len: int) -> int:
+    """Steps, the one in flight included, after which a decoding request goes on all the same."""
+    params = state.request.params
+    is_plain = (
+        state.first_token_ns is not None and state.ending is None and state.prompt_logprobs is None
+        and not (state.paused or state.recompute or state.remote or state.moves)
+        and params.ignore_eos and not params.stop_token_ids
+    )  # fmt: skip
+    if not is_plain:
+        return 0
+    return min(params.max_tokens - state.num_output, max_model_len - len(state.tokens)) - 1

@@ -1,0 +1,217 @@
+"""The simulator's seam: decisions are imported with the core, never copied beside it (design.md, rule 3).
+
+Read from the source (what ``sim`` may import, call and define), and shown at run time: the decisions of a simulated
+cluster are the core's own functions, and between two events nothing of the core's state changes.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import jettison.core.ports as core_ports
+from jettison.core.cluster import ClusterCore
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
+
+from scenarios import Watched, make_setup  # noqa: E402 - the simulator's scenarios are next door
+
+ROOMS = ("sim", "simulate")
+
+FROM_CORE = {
+    "jettison.core.ports": None,
+    "jettison.core.params": {"ClusterParams"},
+    "jettison.core.group": {"SchedulerLimits"},
+    "jettison.core.cluster": {"ClusterCore", "initial_groups"},
+    "jettison.core.strides": None,
+    "jettison.core.bubbles": {"BubbleMeter"},
+    "jettison.core.totals": {"counters"},
+}
+"""What the simulator may know of the core: its door, its parameters, its meters. None: everything in it."""
+
+ASKED_OF_CORE = {"handle", "request_drop", "request_restore", "check", "is_idle", "max_request_blocks", "table", "values"}
+"""Methods of the core that the simulator calls: events in, actions out, and questions that change nothing."""
+
+DECIDING_NAMES = ("plan_", "choose_", "should_", "decide_", "assess_")
+
+ACTIONS = {name for name in ("RunStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "SwapOut", "SwapIn",
+                             "LoadShard", "CancelMove", "FenceWorker", "Emit", "Record")}  # fmt: skip
+
+
+def dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    if isinstance(node, ast.Subscript | ast.Call):
+        return dotted(node.value if isinstance(node, ast.Subscript) else node.func)
+    return ""
+
+
+def of_core(name: str) -> bool:
+    """Whether a chain of names goes through a core: ``self.core.state.workers``, ``core.groups``."""
+    return "core" in name.split(".")
+
+
+def complaints(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    imported: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str() as module):
+                names = {alias.name for alias in node.names}
+                imported |= names
+                if module.startswith("jettison.policy"):
+                    yield node.lineno, f"imports {module}: a decision, or on the way to one"
+                elif module == "jettison.core" or (module.startswith("jettison.core.") and module not in FROM_CORE):
+                    if not (module == "jettison.core" and names <= {"ports"}):
+                        yield node.lineno, f"imports {module}"
+                elif (allowed := FROM_CORE.get(module)) is not None and not names <= allowed:
+                    yield node.lineno, f"imports {sorted(names - allowed)} of {module}"
+            case ast.Import():
+                for alias in node.names:
+                    if alias.name.startswith(("jettison.core", "jettison.policy")):
+                        yield node.lineno, f"imports {alias.name}"
+            case ast.FunctionDef() if node.name.startswith(DECIDING_NAMES):
+                yield node.lineno, f"defines {node.name}()"
+            case ast.ClassDef():
+                for base in node.bases:
+                    if dotted(base).split(".")[-1] in {"ClusterCore", "GroupCore", "Relief", "StepPlanner"}:
+                        yield node.lineno, f"{node.name} is a {dotted(base)}"
+            case ast.Call():
+                name = dotted(node.func)
+                if name.startswith("ports.") and name.split(".")[1] in ACTIONS:
+                    yield node.lineno, f"makes an action: {name}()"
+                if of_core(name) and name.split(".")[-1] not in ASKED_OF_CORE and not name.endswith(".core"):
+                    yield node.lineno, f"calls {name}()"
+                if name in ("setattr", "object.__setattr__") and of_core(dotted(node.args[0])):
+                    yield node.lineno, "sets an attribute of the core"
+            case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.Delete():
+                targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
+                for target in targets:
+                    name = dotted(target)
+                    if of_core(name) and not name.endswith(".core") and name != "core":
+                        yield node.lineno, f"changes {name}"
+
+
+def test_the_simulator_holds_no_decision(sources):  # type: ignore[no-untyped-def]
+    found = [
+        f"{module.at(line)}: {what}"
+        for module in sources if module.room in ROOMS
+        for line, what in complaints(module.tree)
+    ]
+    assert any(module.room == "sim" for module in sources)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("snippet", [
+    "from jettison.policy.dispatch import choose_group",
+    "from jettison.policy import merge",
+    "import jettison.policy.batching",
+    "from jettison.core.merging import Merging",
+    "from jettison.core.group import GroupCore",
+    "from jettison.core import state",
+    "from jettison.core import ports\nports.RunStep(1, 2, 3, (), ())",
+    "def choose_worker(loads): return min(loads)",
+    "class Better(ClusterCore): pass",
+    "class A:\n    def f(self):\n        self.core.state.next_step_id += 1",
+    "class A:\n    def f(self):\n        self.core.groups[0].waiting.popleft()",
+    "class A:\n    def f(self):\n        self.core.dispatcher.place(1)",
+    "del core.state.requests['a']",
+    "setattr(self.core, 'params', 1)",
+])  # fmt: skip
+def test_the_rule_bites(snippet: str) -> None:
+    assert list(complaints(ast.parse(snippet)))
+
+
+@pytest.mark.parametrize("snippet", [
+    "from jettison.core import ports\nports.StepCompleted(1, [], {}, 2)",
+    "class A:\n    def f(self):\n        self.core = ClusterCore()\n        self.core.handle(1, 2)",
+    "x = sum(g.used_blocks for g in core.groups.values())",
+])  # fmt: skip
+def test_the_rule_does_not_bite_the_innocent(snippet: str) -> None:
+    assert not list(complaints(ast.parse(snippet)))
+
+
+def test_every_action_is_known_to_the_rule() -> None:
+    assert {kind.__name__ for kind in core_ports.Action.__args__} == ACTIONS
+
+
+# --- at run time -------------------------------------------------------------------------------------------------
+
+
+def fingerprint(core: ClusterCore) -> object:
+    """Everything that an event may change in a core's books."""
+    state = core.state
+    return (
+        [
+            (g.group_id, g.epoch, g.stages, g.paused, [s.request_id for s in g.waiting], list(g.running),
+             list(g.moving), list(g.in_flight), g.version, repr(g.counters))
+            for g in core.groups.values()
+        ],
+        [
+            (r, s.phase, s.num_computed, s.num_pending, len(s.tokens), sorted(s.moves), s.paused, s.remote)
+            for r, s in state.requests.items()
+        ],
+        [(w.worker_id, w.ledger.version, w.ledger.capacity, sorted(w.unfilled), w.layout) for w in
+         state.workers.values()],
+        repr(state.counters), sorted(state.open_moves), sorted(state.homeless), core.num_issued,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", ["drop", "swap", "migrate"])
+def test_only_events_change_the_core(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(make_setup(policy), checks=False)
+    core, handle = watched.cluster.core, watched.cluster.core.handle
+    last = [fingerprint(core)]
+
+    def spied(event, now_ns):  # type: ignore[no-untyped-def]
+        assert fingerprint(core) == last[0], f"something has changed before {event} at {now_ns}"
+        actions = handle(event, now_ns)
+        last[0] = fingerprint(core)
+        return actions
+
+    monkeypatch.setattr(core, "handle", spied)
+    watched.load(1, num_requests=60)
+    watched.cluster.run()
+    watched.expect_all_served()
+
+
+def decisions_of_core() -> Iterator[tuple[ModuleType, str, Callable[..., object]]]:
+    """Functions of ``jettison.policy`` that modules of the core have imported."""
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("jettison.core."):
+            for attribute, value in sorted(vars(module).items()):
+                if callable(value) and getattr(value, "__module__", "").startswith("jettison.policy."):
+                    if attribute.startswith(DECIDING_NAMES):
+                        yield module, attribute, value
+
+
+@pytest.mark.parametrize(("policy", "expected"), [
+    ("drop", {"plan_batch", "choose_group", "plan_drop", "assess_overload", "should_restore", "plan_kv_moves",
+              "choose_exchange", "plan_splits", "plan_microbatches"}),
+    ("swap", {"plan_batch", "choose_group", "choose_swap_outs", "choose_swap_ins"}),
+    ("migrate", {"plan_batch", "choose_group", "plan_pairs", "choose_request"}),
+])  # fmt: skip
+def test_a_simulated_cluster_asks_the_core_s_own_decisions(
+    policy: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: set[str] = set()
+
+    def counted(name: str, decide: Callable[..., object]) -> Callable[..., object]:
+        def ask(*args: object, **kwargs: object) -> object:
+            asked.add(name)
+            return decide(*args, **kwargs)
+
+        return ask
+
+    for module, name, decide in list(decisions_of_core()):
+        monkeypatch.setattr(module, name, counted(name, decide))
+    watched = Watched(make_setup(policy), checks=False)
+    watched.load(1, num_requests=60)
+    watched.cluster.run()
+    assert expected <= asked
