@@ -3,6 +3,7 @@
     python benchmarks/overload.py [--workloads burst conv code] [--instances 2 4] [--seeds 3] [--policies ...]
     python benchmarks/overload.py --sweep        # where the advantage ends: parameter share against burst height
     python benchmarks/overload.py --ablation     # drop, + coordinated exchange, + lookahead; restore off
+    python benchmarks/overload.py --rebalancing  # what overflows a batch limit goes to spare instances, or waits
     python benchmarks/overload.py --quick ...    # half of the burst's length, the first burst only
 
 Loads: ``burst`` is the built-in burst, calibrated to this machine by the rule of ``workload.calibrate``; ``conv`` and
@@ -19,6 +20,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -61,6 +64,12 @@ ABLATION: tuple[tuple[str, str, dict[str, object]], ...] = (
 )
 """Name, policy, flags. Uncoordinated: pieces so large that activations wait behind whole requests."""
 
+REBALANCING: tuple[tuple[str, str, dict[str, object]], ...] = (
+    ("drop", "drop", {"rebalance": True}),
+    ("drop, no rebalancing", "drop", {"rebalance": False}),
+)
+"""The batch limit comes from a profile, which ``--rebalancing`` makes first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -89,12 +98,16 @@ def main() -> None:
     contenders = [Contender(p, p, {}) for p in args.policies]
     if args.ablation:
         contenders = list(_ablation(console))
+    if args.rebalancing:
+        contenders = [Contender(*entry) for entry in REBALANCING]
     for instances in args.instances:
         if args.sweep:
             settings = _sweep(work, instances, args)
         else:
             settings = _settings(work, instances, args, console)
         for setup, load in settings:
+            if args.rebalancing:
+                _make_profile(setup)
             found, done = compare(setup, load, contenders, args.seeds, console)
             rows += found
             runs += done
@@ -115,6 +128,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shares", nargs="+", type=float, default=list(SWEEP_SHARES), help="of the sweep")
     parser.add_argument("--heights", nargs="+", type=float, default=list(SWEEP_HEIGHTS), help="of the sweep")
     parser.add_argument("--ablation", action="store_true", help="parts of dropping switched on one by one")
+    parser.add_argument("--rebalancing", action="store_true", help="dropping with and without rebalancing")
     parser.add_argument("--data", type=Path, help="folder with arrivals/ (else JETTISON_DATA, else ../shared/data)")
     parser.add_argument("--slice", type=float, default=90.0, help="seconds of replay of a trace slice")
     parser.add_argument("--scaling", choices=sorted(real_traces.MODELS), default="time", help="of the traces' lengths")
@@ -212,6 +226,12 @@ def _slice(whole: Workload, setup: ExperimentSetup, speed: MachineSpeed, args: a
     return _Slice(pieces[chosen], chosen, len(pieces), peaks[chosen], keep, bool(fitting))
 
 
+def _make_profile(setup: ExperimentSetup) -> None:
+    """Profile the setup's model, beside it, where ``serve`` finds it."""
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in setup.flags().items()]
+    subprocess.run([sys.executable, "-m", "jettison", "profile", str(setup.model_dir), "--quick", *flags], check=True)
+
+
 def _sweep(work: Path, instances: int, args: argparse.Namespace) -> Iterator[tuple[ExperimentSetup, Load]]:
     """Parameter share by the KV that is left beside the parameters; heights at the rate that height 7 calibrates to."""
     for share in args.shares:
@@ -297,6 +317,7 @@ def _figures(
             "window_requests": len(window), "window_p99_ttft_s": window_ttft_p99(run, window),
             "p50_tpot_s": run.tpot_s.p50, "p99_tpot_s": run.tpot_s.p99,
             "tokens_per_s": run.output_tokens_per_s,
+            "mean_queue_s": run.events.get("queue_seconds", 0.0) / max(1, run.requests.submitted),
             "slo_scales": list(SLO_SCALES), "slo": slo_violations(run, base),
             "events": {k: v for k, v in run.events.items() if k != "log" and v},
             "fairness": {k: run.config["fairness"][k] for k in
@@ -318,8 +339,8 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 # --- showing
 
 
-COLUMNS = ("p50_ttft_s", "p99_ttft_s", "window_p99_ttft_s", "p50_tpot_s", "p99_tpot_s", "tokens_per_s",
-           "p99_over_drop", "window_p99_over_drop", "throughput_over_drop")
+COLUMNS = ("p50_ttft_s", "p99_ttft_s", "window_p99_ttft_s", "mean_queue_s", "p50_tpot_s", "p99_tpot_s",
+           "tokens_per_s", "p99_over_drop", "window_p99_over_drop", "throughput_over_drop")
 
 
 def print_rows(rows: Sequence[dict[str, Any]], console: Console) -> None:
@@ -344,7 +365,7 @@ def print_rows(rows: Sequence[dict[str, Any]], console: Console) -> None:
     console.print(violations)
 
 
-_SHOWN = {"drops", "restores", "preemptions", "migrations", "swapped_out_blocks", "recomputed_tokens"}
+_SHOWN = {"drops", "restores", "rebalanced", "preemptions", "migrations", "swapped_out_blocks", "recomputed_tokens"}
 
 
 def _median(values: Sequence[float | None]) -> float | None:

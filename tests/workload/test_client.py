@@ -20,6 +20,10 @@ vllm:kv_cache_usage_perc{model_name="m",engine="0"} 0.5
 vllm:kv_cache_usage_perc{model_name="m",engine="1"} 0.7
 # TYPE vllm:num_preemptions_total counter
 vllm:num_preemptions_total{model_name="m"} 5.0
+# TYPE vllm:request_queue_time_seconds histogram
+vllm:request_queue_time_seconds_bucket{le="+Inf",model_name="m"} 2.0
+vllm:request_queue_time_seconds_sum{model_name="m"} 1.5
+vllm:request_queue_time_seconds_count{model_name="m"} 2.0
 vllm:time_to_first_token_seconds_bucket{le="0.1"} 9
 jettison:worker_memory_bytes{model_name="m",use="kv",worker="1"} 1048576
 # HELP jettison:kv_blocks_total A gauge, whatever its name.
@@ -155,7 +159,7 @@ def test_a_scrape_is_split_into_gauges_and_totals() -> None:
     gauges, totals = parse_metrics(METRICS)
     own = {"worker_memory_bytes/kv/1": 1048576.0, "kv_blocks_total/0": 99.0}
     assert gauges == {"running": 7.0, "kv_usage": pytest.approx(0.6), **own}
-    assert totals == {"preemptions": 5.0, "drops": 2.0, "sheds/queue": 4.0}
+    assert totals == {"preemptions": 5.0, "queue_seconds": 1.5, "drops": 2.0, "sheds/queue": 4.0}
 
 
 @pytest.mark.parametrize("body", [None, [], {}, {"now_s": "1"}, {"now_s": True}])

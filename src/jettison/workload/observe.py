@@ -23,8 +23,11 @@ GAUGE_SERIES = {
 }
 """vLLM's gauges under the names that every tool here uses; summed over engines, usage averaged."""
 
-COUNTER_EVENTS = {"vllm:num_preemptions_total": "preemptions"}
-"""Totals whose growth during the run becomes a count under ``events``, beside all of our own counters."""
+COUNTER_EVENTS = {
+    "vllm:num_preemptions_total": "preemptions",
+    "vllm:request_queue_time_seconds_sum": "queue_seconds",
+}
+"""Totals whose growth during the run becomes a figure under ``events``, beside all of our own counters."""
 
 _OWN = "jettison:"
 _SKIPPED_SUFFIXES = ("_bucket", "_sum", "_count", "_created", "_info")
@@ -62,8 +65,9 @@ def _is_wanted(line: str) -> bool:
     if line.startswith("# TYPE "):
         return line.startswith(f"# TYPE {_OWN}") and line.endswith((" counter", " gauge"))
     name = line.split("{", 1)[0].split(" ", 1)[0]
-    known = name.startswith(_OWN) or name in GAUGE_SERIES or name in COUNTER_EVENTS
-    return known and not name.endswith(_SKIPPED_SUFFIXES)
+    if name in COUNTER_EVENTS:
+        return True
+    return (name.startswith(_OWN) or name in GAUGE_SERIES) and not name.endswith(_SKIPPED_SUFFIXES)
 
 
 def _samples(lines: Iterable[str]) -> Iterable[tuple[str, dict[str, str], float, bool]]:
