@@ -37,15 +37,18 @@ class Assembly:
     limits: SchedulerLimits
     worker_specs: list[WorkerSpec]
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Activations and buffers of a worker: what is never dropped."""
+        spec = self.worker_specs[0]
+        dtype = resolve_dtype(spec.dtype, self.model)
+        return Runner.workspace_bytes(self.model, dtype, spec.max_num_tokens, spec.max_num_seqs)
+
     def memory_for_blocks(self, num_blocks: int) -> int:
         """Bytes of a worker that holds all parameters, its workspace and ``num_blocks`` KV blocks."""
         page = self.config.memory.page_bytes
-        spec = self.worker_specs[0]
-        workspace = Runner.workspace_bytes(
-            self.model, resolve_dtype(spec.dtype, self.model), spec.max_num_tokens, spec.max_num_seqs
-        )
         arena = num_blocks * self.shape.block_bytes_per_layer(self.config.memory.block_size)
-        parts = [workspace, *self.shape.shard_bytes.values(), *([arena] * self.shape.num_layers)]
+        parts = [self.workspace_bytes, *self.shape.shard_bytes.values(), *([arena] * self.shape.num_layers)]
         return sum(-(-part // page) * page for part in parts)
 
     def load_profile(self, kernels: str) -> HardwareProfile | None:
