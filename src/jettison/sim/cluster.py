@@ -28,10 +28,10 @@ from jettison.sim.loop import ARRIVAL, LATE, EventLoop, Scheduled
 from jettison.sim.network import Network
 from jettison.sim.setup import ClusterSetup
 from jettison.sim.striding import Striding
-from jettison.sim.tasks import TOKEN, FarRows, StepRun
+from jettison.sim.tasks import FarRows, StepRun
 from jettison.sim.transfers import Transfers
 from jettison.sim.worker import SimWorker, home_memory
-from jettison.types import Request, RequestId, WorkerId
+from jettison.types import GroupId, Request, RequestId, WorkerId
 
 
 class SimulatedCluster:
@@ -45,8 +45,8 @@ class SimulatedCluster:
         on_tokens: Callable[[Sequence[RequestId], Sequence[int]], None] | None = None,
     ) -> None:
         """``on_tokens`` takes tokens of several steps together: each of these requests has got one at each of these
-        times. Without it ``on_emit`` gets one after the other, late, but with their times. ``on_event`` sees every
-        event before the core does: a recording replays. Raises BudgetError.
+        times. Who takes ``on_emit`` without it gets no steps together. ``on_event`` sees every event before the core
+        does: a recording replays. Raises BudgetError.
         """
         self.setup = setup
         self.loop = EventLoop()
@@ -67,6 +67,7 @@ class SimulatedCluster:
         self._on_record = on_record
         self._on_event = on_event
         self._on_tokens = on_tokens
+        self._compress = setup.compress and (on_tokens is not None or on_emit is None)
         self._workers = {
             stage.worker_id: SimWorker(stage.worker_id, self, partial(
                 home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
@@ -80,6 +81,8 @@ class SimulatedCluster:
         self.striding = Striding(
             self, self.loop, self.core.strides, setup.hops.command_ns, setup.hops.report_ns
         )
+        self._including_now = True
+        self.core.strides.attach(self._settle_group)
         self.breaking = Breaking(self)
         self._num_arriving = 0
         self._tick: Scheduled | None = None
@@ -168,43 +171,39 @@ class SimulatedCluster:
         self.striding.cut_all(self._tell_tokens, including_now=including_now)
 
     def _catch_up(self, event: ports.Event) -> None:
-        """Before the core handles an event: commit the steps that it may depend on."""
-        match event:
-            case ports.StepCompleted():
-                due_ns = self.core.strides.due_ns
-                if due_ns is not None and self.loop.now_ns >= due_ns:
-                    self.settle()
-            case ports.Arrived() | ports.CancelRequested():
-                self.striding.settle(self._tell_tokens, including_now=False)
-            case _:
-                self.settle()
+        """Before the core handles an event: commit the steps that it depends on. On arrivals and ticks the core says
+        which (``_settle_group``). What clients do comes before what ends at the same time, a tick after it."""
+        self._including_now = not isinstance(event, ports.Arrived | ports.CancelRequested)
+        due_ns = self.core.strides.due_ns
+        is_due = due_ns is not None and self.loop.now_ns >= due_ns
+        if is_due or not isinstance(event, ports.StepCompleted | ports.Arrived | ports.Tick):
+            self.striding.settle(self._tell_tokens, including_now=self._including_now)
+
+    def _settle_group(self, group_id: GroupId) -> None:
+        if not self.striding.is_idle:
+            self.striding.settle_group(group_id, self._tell_tokens, including_now=self._including_now)
 
     def _cut_what_decides(self, event: ports.Event) -> None:
         """After an event: groups that it has given something to decide go on step by step."""
-        strides = self.striding
         match event:
             case _ if not self.core.strides.is_quiet:
-                strides.cut_all(self._tell_tokens, including_now=not isinstance(event, ports.Arrived))
+                self.stop_strides(including_now=self._including_now)
+            case ports.StepCompleted():
+                pass
             case ports.Arrived():
                 state = self.core.state.requests.get(event.request.request_id)
                 if state is not None:
-                    strides.cut(state.group_id, self._tell_tokens, including_now=False)
-            case ports.StepCompleted():
-                pass
+                    self.striding.cut(state.group_id, self._tell_tokens, including_now=False)
             case ports.Tick():
                 for group in self.core.groups.values():
                     if group.waiting:
-                        strides.cut(group.group_id, self._tell_tokens)
+                        self.striding.cut(group.group_id, self._tell_tokens)
             case _:
-                strides.cut_all(self._tell_tokens, including_now=not isinstance(event, ports.CancelRequested))
+                self.stop_strides(including_now=self._including_now)
 
     def _tell_tokens(self, request_ids: Sequence[RequestId], ends_ns: Sequence[int]) -> None:
         if self._on_tokens is not None:
             self._on_tokens(request_ids, ends_ns)
-        elif self._on_emit is not None:
-            for end_ns in ends_ns:
-                for request_id in request_ids:
-                    self._on_emit(ports.Emit(request_id, (TOKEN,)), end_ns)
 
     def _carry_out(self, actions: list[ports.Action]) -> None:
         now_ns = self.loop.now_ns
@@ -241,7 +240,7 @@ class SimulatedCluster:
     def _issue(self, step: ports.RunStep, arrives_ns: int) -> None:
         self.bubbles.issued(step)
         load = StepLoad.of(step.rows)
-        if load.num_samples == load.num_tokens and len(step.stages) == 1 and self.setup.compress:
+        if load.num_samples == load.num_tokens and len(step.stages) == 1 and self._compress:
             run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
             if lone.worker_id not in self.breaking.duplicated and self.striding.begin(run, lone, arrives_ns):
                 return

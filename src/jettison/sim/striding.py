@@ -6,7 +6,7 @@ about to handle something that may read its group, and cut, so that the step und
 the group has got something to decide. Results equal those of naive stepping to the nanosecond.
 
     begin    the step just issued and as many more as the core allows; one event at the end of the one after them
-    settle   steps that have ended by now are committed
+    settle   steps that have ended by now are committed: of one group or of all
     cut      settled, and the step under way is told of by itself
 """
 
@@ -110,6 +110,12 @@ class Striding:
     def settle(self, tell: Tell, *, including_now: bool = True) -> None:
         """Commit all steps that have ended by now, of all groups."""
         for stride in self._away.values():
+            self._settle(stride, tell, including_now)
+
+    def settle_group(self, group_id: GroupId, tell: Tell, *, including_now: bool) -> None:
+        """The same of one group; without a stride nothing happens."""
+        stride = self._away.get(group_id)
+        if stride is not None:
             self._settle(stride, tell, including_now)
 
     def settle_ended(self, group_id: GroupId, tell: Tell) -> None:
