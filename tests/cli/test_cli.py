@@ -15,13 +15,14 @@ from typer.main import get_command
 
 from jettison import __version__
 from jettison.cli.bench import bench
-from jettison.cli.flags import read_config_file
 from jettison.cli.main import app, main
 from jettison.config import KEYS
+from jettison.config.files import read_yaml_mapping
 from jettison.errors import ConfigError
 from jettison.workload.bench import run_bench
 
-COMMANDS = ["bench", "config show", "demo", "explain", "model create", "profile", "serve", "verify", "version"]
+COMMANDS = ["bench", "config show", "demo", "explain", "model create", "profile", "serve", "simulate", "trace info",
+            "trace slice", "trace upscale", "trace synth", "trace fetch", "verify", "version"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -202,14 +203,14 @@ def test_a_bad_file_is_named_with_its_line(text, words, tmp_path):
     path = tmp_path / "bad.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        read_config_file(path)
+        read_yaml_mapping(path)
     assert all(word in str(caught.value) for word in ["bad.yaml", *words]), str(caught.value)
 
 
 def test_an_empty_file_is_an_empty_mapping(tmp_path):
     path = tmp_path / "empty.yaml"
     path.write_text("# nothing\n")
-    assert read_config_file(path) == {}
+    assert read_yaml_mapping(path) == {}
 
 
 def test_every_option_of_bench_is_one_of_run_bench():

@@ -21,7 +21,7 @@ from jettison.types import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "core"))
 
-from fakes import describe  # noqa: E402 - one way to compare actions, beside the fake cluster
+from fakes import describe
 
 SECRET = b"local-cluster"
 

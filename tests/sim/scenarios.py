@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,7 +62,7 @@ def make_setup(policy: str = "drop", *, num_workers: int = 2, num_blocks: int = 
     if eager:
         params = replace(
             params, drop_dwell_s=0.05, restore=RestoreParams(0.5, 0.1),
-            overload=OverloadParams(0.01, 0.02, 1.0, min_overloaded_s=0.0),
+            overload=OverloadParams(min_blocked_s=0.005, min_gain_s=0.01, min_gain_ratio=1.0, min_overloaded_s=0.0),
         )
     shape = changes.pop("shape", make_shape())
     memory = MemorySetup.for_blocks(shape, BLOCK_SIZE, num_blocks, page_bytes=PAGE_BYTES)
@@ -70,23 +71,34 @@ def make_setup(policy: str = "drop", *, num_workers: int = 2, num_blocks: int = 
 
 
 class Watched:
-    """A simulated cluster with all that its clients and its operator see, checked after every event."""
+    """A simulated cluster with all that its clients and its operator see; the core's books are checked on the way."""
 
-    def __init__(self, setup: ClusterSetup, *, checks: bool = True) -> None:
+    def __init__(self, setup: ClusterSetup, *, checks: bool = True, check_every: int = 7) -> None:
         self.ends: dict[str, list[FinishReason]] = {}
         self.times: dict[str, list[int]] = {}
         """Of each token."""
         self.records: list[ports.Record] = []
         self.requests: dict[str, Request] = {}
         self.cluster = SimulatedCluster(
-            setup, on_emit=self._on_emit, on_record=self.records.append,
-            on_event=(lambda event, now_ns: self.cluster.core.check()) if checks else None,
+            setup, on_emit=self._on_emit, on_tokens=self._on_tokens, on_record=self.records.append,
+            on_event=self._on_event if checks else None,
         )
+        self._check_every = check_every
+        self._num_events = 0
+
+    def _on_event(self, event: ports.Event, now_ns: int) -> None:
+        self._num_events += 1
+        if self._num_events % self._check_every == 0:
+            self.cluster.core.check()
 
     def _on_emit(self, emit: ports.Emit, now_ns: int) -> None:
         self.times.setdefault(emit.request_id, []).extend(now_ns for _ in emit.tokens)
         if emit.finish_reason is not None:
             self.ends.setdefault(emit.request_id, []).append(emit.finish_reason)
+
+    def _on_tokens(self, request_ids: Sequence[str], ends_ns: Sequence[int]) -> None:
+        for name in request_ids:
+            self.times[name] += ends_ns
 
     def submit(self, name: str, num_prompt: int, num_output: int, at_s: float) -> None:
         params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
@@ -99,10 +111,12 @@ class Watched:
              mean_output: int = 40) -> None:
         """A burst: most arrive in the first part of the span."""
         rng = random.Random(seed)
+        room = min(w.full_blocks for w in self.cluster.core.state.workers.values()) * BLOCK_SIZE
         for i in range(num_requests):
             at_s = span_s * rng.random() ** 2
-            prompt = 1 + min(600, int(rng.expovariate(1 / mean_prompt)))
-            self.submit(f"r{i}", prompt, 1 + min(300, int(rng.expovariate(1 / mean_output))), at_s)
+            prompt = 1 + min(600, room // 2, int(rng.expovariate(1 / mean_prompt)))
+            output = 1 + min(300, room // 2 - 2, int(rng.expovariate(1 / mean_output)))
+            self.submit(f"r{i}", prompt, output, at_s)
 
     def kinds(self) -> list[str]:
         return [record.kind for record in self.records]

@@ -12,9 +12,11 @@ from dataclasses import replace
 import pytest
 from scenarios import COST, Watched, make_setup
 
+from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 from jettison.sim.faults import draw_faults
 from jettison.sim.setup import ClusterSetup, Hops
+from jettison.types import Request, SamplingParams
 
 NUM_SCENARIOS = int(os.environ.get("JETTISON_STRIDE_SCENARIOS", "300"))
 BATCH = 20
@@ -103,17 +105,15 @@ def test_a_lone_decode_is_two_events_and_its_ticks() -> None:
     assert watched.cluster.striding.num_steps > 240
 
 
-def test_tokens_of_a_stride_are_told_together_where_somebody_takes_them_so() -> None:
-    told: list[tuple[list[str], list[int]]] = []
-    watched = Watched(make_setup("recompute", num_workers=1, num_blocks=200))
-    watched.cluster._on_tokens = lambda ids, ends: told.append((list(ids), list(ends)))
-    watched.submit("a", 10, 100, 0.0)
-    watched.submit("b", 10, 60, 0.0)
-    watched.cluster.run()
-    assert {"a", "b"} in [set(ids) for ids, _ in told]
-    ends = [end for ids, ends in told if "a" in ids for end in ends]
-    assert ends == sorted(ends)
-    assert len(ends) + len(watched.times["a"]) == 100
+def test_who_takes_tokens_one_by_one_gets_them_one_by_one() -> None:
+    seen: list[int] = []
+    setup = make_setup("recompute", num_workers=1, num_blocks=200)
+    cluster = SimulatedCluster(setup, on_emit=lambda emit, now_ns: seen.extend(now_ns for _ in emit.tokens))
+    params = SamplingParams(max_tokens=100, temperature=0.0, ignore_eos=True)
+    cluster.submit(Request("r", (0,) * 10, params, 0), 0)
+    cluster.run()
+    assert len(seen) == 100 and seen == sorted(seen)
+    assert cluster.striding.num_steps == 0
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])

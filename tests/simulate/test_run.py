@@ -11,14 +11,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
 
-from scenarios import make_setup  # noqa: E402 - the simulator's scenarios are next door
+from scenarios import make_setup
 
-from jettison.report.results import read_results, summarize, write_results  # noqa: E402
-from jettison.sim.faults import Crash  # noqa: E402
-from jettison.simulate.clients import Edge, GapHistogram  # noqa: E402
-from jettison.simulate.run import SimulationOptions, simulate_workload  # noqa: E402
-from jettison.workload.prompts import PromptMaker  # noqa: E402
-from jettison.workload.traces import TraceRow, Workload  # noqa: E402
+from jettison.report.results import read_results, summarize, write_results
+from jettison.sim.faults import Crash
+from jettison.simulate.clients import Edge, GapHistogram
+from jettison.simulate.run import SimulationOptions, simulate_workload
+from jettison.workload.prompts import PromptMaker
+from jettison.workload.traces import TraceRow, Workload
 
 
 def workload(seed: int = 0, num: int = 100) -> Workload:

@@ -47,7 +47,9 @@ def test_a_request_beyond_a_group_is_refused_and_counted() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    rows=st.lists(st.builds(TraceRow, st.floats(0, 5), st.integers(1, 120), st.integers(1, 60)), max_size=15),
+    rows=st.lists(
+        st.tuples(st.floats(0, 5), st.integers(1, 120), st.integers(1, 60)).map(lambda row: TraceRow(*row)), max_size=15
+    ),
     capacity=st.integers(200, 600),
     groups=st.integers(1, 3),
 )

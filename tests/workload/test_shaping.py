@@ -9,7 +9,8 @@ from jettison.errors import ConfigError
 from jettison.workload import shaping
 from jettison.workload.traces import TraceRow, Workload
 
-ROWS = st.lists(st.builds(TraceRow, st.floats(0, 1000), st.integers(1, 5000), st.integers(1, 2000)), max_size=40)
+ROW = st.tuples(st.floats(0, 1000), st.integers(1, 5000), st.integers(1, 2000)).map(lambda row: TraceRow(*row))
+ROWS = st.lists(ROW, max_size=40)
 
 
 def workload_of(rows: list[TraceRow]) -> Workload:

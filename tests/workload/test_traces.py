@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jettison.errors import ConfigError, TraceError
-from jettison.workload.traces import Workload, read_trace
+from jettison.workload.traces import TraceRow, Workload, read_trace, write_trace
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -36,7 +38,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 def test_azure_is_read_with_seven_digits(tmp_path: Path, name: str) -> None:
     workload = read_trace(write(tmp_path, name, AZURE))
     assert workload.name == "trace"
-    assert [row[1:] for row in workload.rows] == [(374, 44), (396, 109), (879, 55)]
+    assert [row[1:3] for row in workload.rows] == [(374, 44), (396, 109), (879, 55)]
     assert [row.arrival_s for row in workload.rows] == pytest.approx([0.0, 4.314579, 4.541877], abs=5e-8)
 
 
@@ -47,7 +49,7 @@ def test_windows_line_ends_and_a_missing_last_one_are_fine(tmp_path: Path) -> No
 
 def test_burstgpt_failures_are_dropped_and_counted(tmp_path: Path) -> None:
     workload = read_trace(write(tmp_path, "b.csv", BURSTGPT))
-    assert [tuple(row) for row in workload.rows] == [(0.0, 472, 18), (113.0, 417, 276)]
+    assert [row[:3] for row in workload.rows] == [(0.0, 472, 18), (113.0, 417, 276)]
     assert "1 failed requests" in " ".join(workload.notes)
 
 
@@ -159,3 +161,84 @@ def test_jitter_removes_mooncakes_three_second_steps(data_dir: Path) -> None:
 
     assert gap_cv(read_trace(path, jitter=False)) == pytest.approx(3.03, abs=0.01)
     assert gap_cv(read_trace(path, seed=0)) == pytest.approx(1.0, abs=0.1)
+
+
+# Azure 2024, and our own format.
+
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:01+00:00,2399,6
+2024-05-10 02:00:02.5+02:00,76,15
+2024-05-10 00:00:03.25+00:00,100,0
+"""
+
+
+def test_azure_2024_has_offsets_and_unanswered_requests(tmp_path: Path) -> None:
+    workload = read_trace(write(tmp_path, "week.csv.gz", AZURE_2024))
+    assert [row.arrival_s for row in workload.rows] == pytest.approx([0.0, 0.99007, 2.49007], abs=1e-6)
+    assert [row[1:3] for row in workload.rows] == [(2162, 5), (2399, 6), (76, 15)]
+    assert workload.notes[0] == "3 requests read as azure-2024"
+    assert "1 failed requests" in workload.notes[1]
+
+
+@pytest.mark.parametrize("stamp", ["2024-05-10 00:00:00.+00:00", "2024-05-10", "2024-05-10 00:00:00.5+99:00", ".5"])
+def test_stamps_that_are_none_are_bad_rows(tmp_path: Path, stamp: str) -> None:
+    if stamp == "2024-05-10":  # a day is a stamp: midnight
+        assert read_trace(write(tmp_path, "a.csv", AZURE + f"{stamp},1,1\n")).rows
+        return
+    with pytest.raises(TraceError, match="line 5: TIMESTAMP is"):
+        read_trace(write(tmp_path, "a.csv", AZURE + f"{stamp},1,1\n"))
+
+
+ROWS = st.lists(
+    st.builds(
+        lambda at, tokens, out, cached, offline: TraceRow(at, tokens, out, min(cached, tokens), offline),
+        st.integers(0, 10**12).map(lambda micros: micros / 1e6), st.integers(1, 10**6), st.integers(1, 10**6),
+        st.integers(0, 100), st.booleans(),
+    ),
+    min_size=1, max_size=30,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["own.csv", "own.csv.gz"])
+@given(rows=ROWS, span=st.one_of(st.none(), st.floats(0, 1e7)))
+def test_what_is_written_is_read_back(tmp_path_factory, name: str, rows: list[TraceRow], span: float | None) -> None:
+    path = tmp_path_factory.mktemp("own") / name
+    empty = Workload((), "own", "somewhere", ("first: one", "then # two"), span)
+    workload = empty.with_rows(rows, "third", span_s=span)
+    write_trace(path, workload)
+    back = read_trace(path)
+    assert [tuple(row) for row in back.rows] == [tuple(row) for row in workload.rows]
+    assert back.source == "somewhere" and back.span_s == span
+    assert back.notes == ("first: one", "then # two", "third", f"{len(rows)} requests read as jettison")
+
+
+def test_equal_workloads_are_equal_files(tmp_path: Path) -> None:
+    workload = read_trace(write(tmp_path, "a.csv", AZURE))
+    for name in ("one.csv.gz", "two.csv.gz"):
+        write_trace(tmp_path / name, workload)
+    assert (tmp_path / "one.csv.gz").read_bytes() == (tmp_path / "two.csv.gz").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("# span_s: soon\narrival_s,input_tokens,output_tokens\n1,2,3\n", "span_s is 'soon'"),
+        ("arrival_s,input_tokens,output_tokens\n1,2,3\n-1,2,3\n", "line 3: arrival_s is '-1'"),
+        ("arrival_s,input_tokens,output_tokens\n1,2,3\n1,2,9999999999\n", "line 3: output_tokens is 9999999999"),
+        ("arrival_s,input_tokens,output_tokens,class\n1,2,3,batch\n", "line 2: class is 'batch'"),
+        ("arrival_s,input_tokens,output_tokens,cached_tokens\n1,2,3,4\n", "line 2: cached_tokens is 4, more than"),
+        ("# only notes\n", "the file is empty"),
+    ],
+)
+def test_bad_files_of_our_own_say_why(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        read_trace(write(tmp_path, "own.csv", text))
+    assert reason in str(caught.value) and "own.csv" in str(caught.value)
+
+
+def test_a_trace_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ConfigError, match=r"folder\.csv: cannot be written"):
+        write_trace(tmp_path / "folder.csv", read_trace(write(tmp_path, "a.csv", AZURE)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "folder.csv"]

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import typer
-import yaml
 
 from jettison.config import KEYS, EngineConfig, Key
-from jettison.errors import ConfigError
+from jettison.config.files import read_yaml_mapping
 
 _PANELS = {
     "model": "Model",
@@ -67,36 +66,5 @@ def resolve_config(
     """Flags over the environment over the file over the defaults. Raises ConfigError."""
     if model_dir is not None:
         flags = {"model": str(model_dir), **flags}
-    from_file = read_config_file(file) if file is not None else None
+    from_file = read_yaml_mapping(file) if file is not None else None
     return EngineConfig.resolve(file=from_file, environ=os.environ, needs_model=needs_model, **flags)
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML's plain types only, and a key given twice is an error instead of the last one winning."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [self.construct_object(name, deep=True) for name, _ in node.value]
-        doubled = sorted({str(name) for name in names if names.count(name) > 1})
-        if doubled:
-            raise yaml.constructor.ConstructorError(None, None, f"key {doubled[0]!r} is given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-def read_config_file(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; an empty file is an empty mapping. Raises ConfigError naming file and line."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError(f"cannot read the configuration file {path}: {reason}") from None
-    try:
-        content = yaml.load(text, Loader=_StrictLoader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}, line {mark.line + 1}" if mark is not None else str(path)
-        raise ConfigError(f"{where}: {getattr(error, 'problem', None) or 'not YAML'}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: needs `key: value` lines, not a {type(content).__name__}")
-    return content

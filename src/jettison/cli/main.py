@@ -14,7 +14,18 @@ from collections.abc import Sequence
 import typer
 
 from jettison import __version__
-from jettison.cli import bench, config_cmd, demo, explain_cmd, model, profile_cmd, serve, verify_cmd
+from jettison.cli import (
+    bench,
+    config_cmd,
+    demo,
+    explain_cmd,
+    model,
+    profile_cmd,
+    serve,
+    simulate_cmd,
+    trace_cmd,
+    verify_cmd,
+)
 from jettison.cli.help import Command, Group
 from jettison.errors import JettisonError, UserError
 
@@ -57,10 +68,12 @@ app.command("serve", cls=Command)(serve.serve)
 app.command("bench", cls=Command)(bench.bench)
 app.add_typer(model.app, name="model")
 app.add_typer(config_cmd.app, name="config")
+app.add_typer(trace_cmd.app, name="trace")
 app.command("verify", cls=Command)(verify_cmd.verify)
 app.command("demo", cls=Command)(demo.demo)
 app.command("profile", cls=Command)(profile_cmd.profile)
 app.command("explain", cls=Command)(explain_cmd.explain)
+app.command("simulate", cls=Command)(simulate_cmd.simulate)
 
 
 @app.command("version", cls=Command)

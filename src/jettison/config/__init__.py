@@ -4,8 +4,8 @@ Every key is declared once, beside its field (``config.sections``). The command 
 YAML file uses the same names (dashes or underscores), and ``config.engine`` resolves them all. What a person may write
 for a value is in ``config.values``.
 
-Standard library only. Reading files and printing tables belong to ``jettison.cli``; whether the model folder
-can be served, and whether the budget holds its parameters, is for ``jettison.device`` to say.
+Standard library only, but for ``config.files``, which reads YAML. Printing tables belongs to ``jettison.cli``; whether
+the model folder can be served, and whether the budget holds its parameters, is for ``jettison.device`` to say.
 """
 
 from __future__ import annotations

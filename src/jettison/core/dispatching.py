@@ -64,6 +64,7 @@ class Dispatcher:
         return any(g.capacity_blocks >= needed for g in others)
 
     def _group_queue(self, group: GroupCore, busy: set[WorkerId]) -> GroupQueue:
+        self._state.catch_up(group.group_id)
         num_stages, profile, most = len(group.stages), self._loads.params.profile, self._state.limits.max_num_seqs
         limit = self._loads.params.batch_limit or (profile.batch_limit(num_stages) if profile is not None else None)
         return GroupQueue(
@@ -77,6 +78,7 @@ class Dispatcher:
         )
 
     def _freeness(self, group: GroupCore) -> GroupFreeness:
+        self._state.catch_up(group.group_id)
         return GroupFreeness(
             group.group_id,
             min(group.capacity_blocks, group.admission_cap_blocks or group.capacity_blocks),

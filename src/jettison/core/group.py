@@ -432,19 +432,8 @@ class GroupCore:
             results.append(StepResult(state, token, *self._finish_reason(state, token.token_id)))
         return results
 
-    def growth_within(self, num_steps: int) -> int:
-        """Blocks that the rows in flight will take while so many more steps of one token each are planned."""
-        size, table_of = self.limits.block_size, self.ledgers[0].table
-        total = 0
-        for flight in self.in_flight.values():
-            for row in flight.step.rows:
-                scheduled = row.context_len + row.num_tokens
-                held = len(table_of(row.state.request_id).ids)
-                total += max(0, self.blocks_for(scheduled + num_steps) - held)
-        return total
-
     def repeat(self, num_steps: int, token_id: int, now_ns: int) -> RunStep:
-        """Commit the step in flight and ``num_steps - 1`` like it, and plan each time what follows: the same rows again.
+        """Commit the step in flight and ``num_steps - 1`` like it, and plan after each the same rows again.
 
         The caller has made sure that no row ends, nothing else could be planned and the blocks suffice
         (``core.strides``). Blocks are taken in the order in which single plans would have taken them.

@@ -41,6 +41,7 @@ class Loads:
         """Take samples (every tick)."""
         self.traffic.look(now_ns)
         for group in self._state.groups.values():
+            self._state.catch_up(group.group_id)
             self.monitor(group).look(group, now_ns)
 
     def note_blocked(self, now_ns: int) -> None:

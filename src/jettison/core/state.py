@@ -129,6 +129,8 @@ class ClusterState:
     exchange_mode: ExchangeMode = ExchangeMode.AUTO
     exchange_costs: Callable[[GroupCore], ExchangeCosts] = lambda group: ExchangeCosts()
     """What is known of prices for a merged group."""
+    catch_up: Callable[[GroupId], None] = lambda group_id: None
+    """Called before a group's books are read whose steps may not all have been told of yet (``core.strides``)."""
     link_rates: dict[LinkId, LinkRate] = field(default_factory=dict)
     distrusted: dict[RequestId, RequestState] = field(default_factory=dict)
     """Requests with ``recompute`` set."""

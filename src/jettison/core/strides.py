@@ -6,8 +6,9 @@ steps, from the one in flight on, the group would plan again with the same rows,
 ``advance`` commits so many of them at once. The books are afterwards what they would be had every step been told of.
 
 A stride is possible only while the cluster is quiet: no move, no recovery, no pipeline and no queue that memory blocks,
-for those look at the clock or at other groups after each step. Who uses strides must catch up (``advance``) before it
-lets the core handle an event that reads the group: an arrival, a tick, a death, anything but steps of other groups.
+for those look at the clock or at other groups after each step. Before the core reads the books of a group in a quiet
+cluster (to dispatch, to rebalance, on a tick) it calls what was given to ``attach``, which has to ``advance`` the group
+to now. Before any event but arrivals, ticks and steps of other groups the driver does so by itself, for all groups.
 ``due_ns`` says when a policy looks at all groups after whatever step comes first.
 
 What one step less told of does not change: ids of steps (nobody keeps them), and the fit of a lone stage's chunk costs
@@ -16,7 +17,7 @@ What one step less told of does not change: ids of steps (nobody keeps them), an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jettison.core.group import GroupCore
 from jettison.core.loads import Loads
@@ -37,6 +38,10 @@ class Strides:
         self._loads = loads
         self._moves = moves
         self._recoveries = recoveries
+
+    def attach(self, catch_up: Callable[[GroupId], None]) -> None:
+        """Have this called with each group whose books are about to be read."""
+        self._state.catch_up = catch_up
 
     @property
     def is_quiet(self) -> bool:
@@ -71,12 +76,12 @@ class Strides:
             return 0
         ahead = self._moves.relief.steps_ahead
         room = self._state.workers[worker_id].ledger.num_free
-        if group.growth_within(most + ahead) <= room:
+        if _growth_within(group, most + ahead) <= room:
             return most
         low, high = 0, most
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if group.growth_within(middle + ahead) <= room else (low, middle)
+            low, high = (middle, high) if _growth_within(group, middle + ahead) <= room else (low, middle)
         return low
 
     def _shares_worker(self, group: GroupCore) -> bool:
@@ -123,3 +128,12 @@ def _steps_left(state: RequestState, max_model_len: int) -> int:
     if not is_plain:
         return 0
     return min(params.max_tokens - state.num_output, max_model_len - len(state.tokens)) - 1
+
+
+def _growth_within(group: GroupCore, num_steps: int) -> int:
+    """Blocks that the rows in flight will take while so many more steps of one token each are planned."""
+    ledger, (flight,) = group.ledgers[0], group.in_flight.values()
+    return sum(
+        max(0, group.blocks_for(row.context_len + 1 + num_steps) - ledger.num_blocks_of(row.state.request_id))
+        for row in flight.step.rows
+    )

@@ -198,6 +198,14 @@ class CostModel:
             seconds += self.head_s + self.sample_s * self._head_rows(num_samples)
         return seconds
 
+    def _layer_rows(self, num_tokens: int) -> float:
+        """Tokens that a layer's products take as long as; at least ``num_tokens``."""
+        return _rows(num_tokens, self.row_tile, self.weight_tokens)
+
+    def _head_rows(self, num_samples: int) -> float:
+        """The same for the head."""
+        return _rows(num_samples, self.row_tile, self.head_tokens)
+
     def _batch_s(self, chunks: Iterable[ChunkShape], layers: int, is_first: bool, samples: int) -> float:
         num_tokens, num_pairs, num_kv_tokens = 0, 0.0, 0
         for chunk in chunks:

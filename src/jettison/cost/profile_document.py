@@ -61,35 +61,46 @@ class StoredProfile:
 
 def to_document(stored: StoredProfile) -> dict[str, Any]:
     """Plain dictionaries, lists, texts and numbers; ``from_document`` gives an equal value back."""
-    profile = dataclasses.asdict(stored.profile)
-    profile["batch_points"] = [point._asdict() for point in stored.profile.batch_points]
-    return {"format": FORMAT, "fingerprint": dataclasses.asdict(stored.fingerprint), "profile": profile}
+    return {
+        "format": FORMAT, "fingerprint": dataclasses.asdict(stored.fingerprint),
+        "profile": profile_to_plain(stored.profile),
+    }
 
 
 def from_document(document: object) -> StoredProfile:
     """The profile in a document. Raises ProfileDocumentError naming what is missing, unknown or of a wrong kind."""
     if isinstance(document, Mapping) and document.get("format") != FORMAT:
         raise ProfileDocumentError(f"format is {document.get('format')!r}, not {FORMAT!r}")
-    top = _checked(document, {"format": str, "fingerprint": dict, "profile": dict}, "the document")
-    fingerprint = Fingerprint(**_checked(top["fingerprint"], _fields(Fingerprint), "fingerprint"))
-    kinds = _fields(HardwareProfile) | {"cost": dict, "batch_points": list}
-    values = _checked(top["profile"], kinds, "profile")
-    cost = _checked(values["cost"], _fields(CostModel), "profile.cost")
+    top = checked(document, {"format": str, "fingerprint": dict, "profile": dict}, "the document")
+    fingerprint = Fingerprint(**checked(top["fingerprint"], field_kinds(Fingerprint), "fingerprint"))
+    return StoredProfile(fingerprint, profile_from_plain(top["profile"], "profile"))
+
+
+def profile_to_plain(profile: HardwareProfile) -> dict[str, Any]:
+    """A profile alone, as part of a document."""
+    return dataclasses.asdict(profile) | {"batch_points": [point._asdict() for point in profile.batch_points]}
+
+
+def profile_from_plain(plain: object, where: str) -> HardwareProfile:
+    """Back again. Raises ProfileDocumentError whose places begin with ``where``."""
+    kinds = field_kinds(HardwareProfile) | {"cost": dict, "batch_points": list}
+    values = checked(plain, kinds, where)
+    cost = checked(values["cost"], field_kinds(CostModel), f"{where}.cost")
     point_kinds = typing.get_type_hints(BatchPoint)
-    points = [_checked(item, point_kinds, "profile.batch_points") for item in values["batch_points"]]
+    points = [checked(item, point_kinds, f"{where}.batch_points") for item in values["batch_points"]]
     try:
-        model = CostModel(**cost)
-        made = tuple(BatchPoint(**point) for point in points)
-        return StoredProfile(fingerprint, HardwareProfile(**(values | {"cost": model, "batch_points": made})))
+        made = {"cost": CostModel(**cost), "batch_points": tuple(BatchPoint(**point) for point in points)}
+        return HardwareProfile(**(values | made))
     except ValueError as error:
         raise ProfileDocumentError(str(error)) from None
 
 
-def _fields(owner: type) -> dict[str, Any]:
+def field_kinds(owner: type) -> dict[str, Any]:
+    """The kind of each of a dataclass's fields."""
     return typing.get_type_hints(owner)
 
 
-def _checked(value: object, kinds: Mapping[str, Any], where: str) -> dict[str, Any]:
+def checked(value: object, kinds: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The mapping with exactly the keys of ``kinds``, each of its kind; whole numbers stand for float too."""
     if not isinstance(value, Mapping):
         raise ProfileDocumentError(f"{where} is not a mapping")

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jettison.config import EngineConfig
-from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
+from jettison.core.cluster import ClusterCore, initial_groups
+from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.group import SchedulerLimits
-from jettison.core.recovering import FaultParams
 from jettison.cost.hardware import HardwareProfile
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
@@ -21,12 +21,6 @@ from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
 from jettison.live.profile_file import fingerprint, load_profile
 from jettison.memory.hostpool import num_host_slots
-from jettison.policy.exchange import ExchangeMode
-from jettison.policy.lookahead import LookaheadParams
-from jettison.policy.migration import MigrationParams
-from jettison.policy.overload import OverloadParams
-from jettison.policy.restore import RestoreParams
-from jettison.policy.swapping import SwapParams
 from jettison.types import ModelShape, WorkerId
 
 MAX_PIECE_BYTES = 1 << 20
@@ -43,15 +37,18 @@ class Assembly:
     limits: SchedulerLimits
     worker_specs: list[WorkerSpec]
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Activations and buffers of a worker: what is never dropped."""
+        spec = self.worker_specs[0]
+        dtype = resolve_dtype(spec.dtype, self.model)
+        return Runner.workspace_bytes(self.model, dtype, spec.max_num_tokens, spec.max_num_seqs)
+
     def memory_for_blocks(self, num_blocks: int) -> int:
         """Bytes of a worker that holds all parameters, its workspace and ``num_blocks`` KV blocks."""
         page = self.config.memory.page_bytes
-        spec = self.worker_specs[0]
-        workspace = Runner.workspace_bytes(
-            self.model, resolve_dtype(spec.dtype, self.model), spec.max_num_tokens, spec.max_num_seqs
-        )
         arena = num_blocks * self.shape.block_bytes_per_layer(self.config.memory.block_size)
-        parts = [workspace, *self.shape.shard_bytes.values(), *([arena] * self.shape.num_layers)]
+        parts = [self.workspace_bytes, *self.shape.shard_bytes.values(), *([arena] * self.shape.num_layers)]
         return sum(-(-part // page) * page for part in parts)
 
     def load_profile(self, kernels: str) -> HardwareProfile | None:
@@ -67,23 +64,8 @@ class Assembly:
         self, capacity_blocks: Mapping[WorkerId, int], secret: bytes, profile: HardwareProfile | None = None
     ) -> ClusterCore:
         """A core over workers that have reported their capacity."""
-        overload = self.config.overload
-        params = ClusterParams(
-            overload_policy=overload.policy,
-            overload=OverloadParams(min_blocked_s=overload.min_wait_ms / 1e3, horizon_s=overload.horizon_ms / 1e3),
-            rebalance=overload.rebalance,
-            planner=overload.planner,
-            restore=RestoreParams(overload.restore_threshold, overload.restore_dwell_ms / 1e3),
-            swap=SwapParams(
-                num_host_slots(self.worker_specs[0].host_bytes, self.shape, self.limits.block_size),
-                overload.swap_budget_blocks,
-            ),
-            migration=MigrationParams(overload.migrate_threshold, overload.migrate_period_ms / 1e3),
-            drop_dwell_s=overload.drop_dwell_ms / 1e3,
-            profile=profile,
-            faults=FaultParams(max_outage_s=self.config.faults.outage_timeout_s),
-            exchange=ExchangeMode(overload.exchange),
-        )
+        slots = num_host_slots(self.worker_specs[0].host_bytes, self.shape, self.limits.block_size)
+        params = cluster_params(self.config, num_host_slots=slots, profile=profile)
         return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
 
 
@@ -99,20 +81,7 @@ def assemble(config: EngineConfig) -> Assembly:
         raise ConfigError(
             f"--max-model-len {max_model_len} exceeds the model's {model.max_position_embeddings} positions"
         )
-    limits = SchedulerLimits(
-        block_size=config.memory.block_size,
-        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_num_seqs=config.scheduler.max_num_seqs,
-        max_model_len=max_model_len,
-        watermark=config.scheduler.admission_watermark,
-        eos_token_ids=frozenset(model.eos_token_ids),
-        enable_prefix_caching=config.memory.enable_prefix_caching,
-        # Baselines form microbatches as their authors do: by token counts.
-        lookahead=LookaheadParams(
-            config.scheduler.lookahead == "on" and config.overload.policy == "drop",
-            config.scheduler.lookahead_min_tokens,
-        ),
-    )
+    limits = scheduler_limits(config, max_model_len, model.eos_token_ids)
     _check_step_size(limits)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)
     host_bytes = config.memory.host_memory_bytes if config.overload.policy == "swap" else 0

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jettison.core import ports
+from jettison.core.bubbles import BubbleMeter
 from jettison.core.cluster import ClusterCore
 from jettison.core.observing import RunObserver, group_gauges
 from jettison.live import codec
 from jettison.live import messages as m
-from jettison.core.bubbles import BubbleMeter
 from jettison.live.encoder import StepEncoder
 from jettison.types import FAILED_TOKEN_ID, SampledToken, WorkerId
 

@@ -17,9 +17,9 @@ from jettison.config import EngineConfig
 from jettison.core.merging import MergePhase
 from jettison.core.request import RequestState
 from jettison.core.restoring import RestorePhase
+from jettison.core.totals import counters
 from jettison.live.assembly import assemble
 from jettison.live.local_cluster import LocalCluster
-from jettison.core.totals import counters
 from jettison.policy.exchange import ExchangeMode
 from jettison.types import SamplingParams
 

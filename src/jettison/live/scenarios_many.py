@@ -5,6 +5,7 @@ As in ``live.scenarios``, each says whether what it is about really happened.
 
 from __future__ import annotations
 
+from jettison.core.totals import counters
 from jettison.live.local_cluster import LocalCluster
 from jettison.live.scenarios import (
     Outcome,
@@ -19,7 +20,6 @@ from jettison.live.scenarios import (
     produced,
     submit,
 )
-from jettison.core.totals import counters
 from jettison.policy.exchange import ExchangeMode
 
 

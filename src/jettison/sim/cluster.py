@@ -20,22 +20,18 @@ from functools import partial
 from jettison.core import ports
 from jettison.core.bubbles import BubbleMeter
 from jettison.core.cluster import ClusterCore, initial_groups
+from jettison.sim.breaking import Breaking
 from jettison.sim.eventlog import EventLog
 from jettison.sim.executor import StepLoad
-from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
-from jettison.sim.loop import ARRIVAL, FAULT, LATE, EventLoop, Scheduled
+from jettison.sim.faults import Fault
+from jettison.sim.loop import ARRIVAL, LATE, EventLoop, Scheduled
 from jettison.sim.network import Network
 from jettison.sim.setup import ClusterSetup
 from jettison.sim.striding import Striding
+from jettison.sim.tasks import FarRows, StepRun
 from jettison.sim.transfers import Transfers
-from jettison.sim.worker import TOKEN, FarRows, SimWorker, StepRun, home_memory
-from jettison.types import NANOSECONDS, Request, RequestId, WorkerId
-
-LINK_GRACE_NS = NANOSECONDS
-"""A peer that a stage has lost is declared lost so much later, as ``live.engine`` does."""
-
-DECLARED_RESTART_S = 1.0
-"""From then to its next life."""
+from jettison.sim.worker import SimWorker, home_memory
+from jettison.types import GroupId, Request, RequestId, WorkerId
 
 
 class SimulatedCluster:
@@ -49,7 +45,9 @@ class SimulatedCluster:
         on_tokens: Callable[[Sequence[RequestId], Sequence[int]], None] | None = None,
     ) -> None:
         """``on_tokens`` takes tokens of several steps together: each of these requests has got one at each of these
-        times. Without it ``on_emit`` gets one after the other, late, but with their times. ``on_event`` sees every event before the core does: a recording replays. Raises BudgetError."""
+        times. Who takes ``on_emit`` without it gets no steps together. ``on_event`` sees every event before the core
+        does: a recording replays. Raises BudgetError.
+        """
         self.setup = setup
         self.loop = EventLoop()
         self.log = EventLog()
@@ -69,6 +67,7 @@ class SimulatedCluster:
         self._on_record = on_record
         self._on_event = on_event
         self._on_tokens = on_tokens
+        self._compress = setup.compress and (on_tokens is not None or on_emit is None)
         self._workers = {
             stage.worker_id: SimWorker(stage.worker_id, self, partial(
                 home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
@@ -82,14 +81,10 @@ class SimulatedCluster:
         self.striding = Striding(
             self, self.loop, self.core.strides, setup.hops.command_ns, setup.hops.report_ns
         )
-        self._down: set[tuple[WorkerId, WorkerId]] = set()
-        """Pairs, smaller id first, whose link is broken though both live."""
-        self._told_dead: dict[WorkerId, int] = {}
-        """Worker -> first life of which the core has not been told the end."""
-        self._duplicated: dict[WorkerId, int] = {}
-        """Worker -> delay of the second copy of what it tells."""
+        self._including_now = True
+        self.core.strides.attach(self._settle_group)
+        self.breaking = Breaking(self)
         self._num_arriving = 0
-        self._num_faults_ahead = 0
         self._tick: Scheduled | None = None
 
     # --- what users call --------------------------------------------------------------------------------------
@@ -107,12 +102,12 @@ class SimulatedCluster:
             send()
 
         self.loop.at(at_ns, arrive, ARRIVAL)
-        self._start_ticks()
+        self.start_ticks()
 
     def arrive_now(self, request: Request) -> None:
         """A request arrives in this moment."""
         self.handle(ports.Arrived(request))
-        self._start_ticks()
+        self.start_ticks()
 
     def cancel(self, request_id: RequestId, at_ns: int) -> None:
         """A client hangs up at a time."""
@@ -120,31 +115,29 @@ class SimulatedCluster:
 
     def inject(self, faults: Iterable[Fault]) -> None:
         """Let these things go wrong."""
-        for fault in faults:
-            self._num_faults_ahead += 1
-            self.loop.at(round(fault.at_s * NANOSECONDS), partial(self._strike, fault), FAULT)
-        self._start_ticks()
+        self.breaking.plan(faults)
+        self.start_ticks()
 
     def request_drop(self) -> None:
         """Merge groups now, whatever the load."""
-        self.striding.cut_all(self._tell_tokens)
+        self.stop_strides()
         self._carry_out(self.core.request_drop(self.loop.now_ns))
 
     def request_restore(self) -> None:
         """Restore merged groups now, whatever the load."""
-        self.striding.cut_all(self._tell_tokens)
+        self.stop_strides()
         self._carry_out(self.core.request_restore(self.loop.now_ns))
 
     def run(self, until_ns: int | None = None, is_over: Callable[[], bool] = lambda: False) -> None:
         """Go on until everything has ended and come to rest, until a time, or until ``is_over`` says so."""
-        self._start_ticks()
+        self.start_ticks()
         self.loop.run(until_ns, is_over)
         self.settle()
 
     @property
     def is_at_rest(self) -> bool:
         """Nothing is expected, running or on the move, and no group is merged that would be restored."""
-        if self._num_arriving or self._num_faults_ahead or not self.core.state.is_idle() or self.core.in_transition:
+        if self._num_arriving or self.breaking.num_ahead or not self.core.state.is_idle() or self.core.in_transition:
             return False
         params = self.core.params
         restores = params.overload_policy == "drop" and params.auto_restore
@@ -173,44 +166,44 @@ class SimulatedCluster:
         """Bring the core's books up to now. They lag behind where decode steps are advanced together."""
         self.striding.settle(self._tell_tokens)
 
+    def stop_strides(self, *, including_now: bool = True) -> None:
+        """Settle, and go on step by step until the next chance: something is about to change."""
+        self.striding.cut_all(self._tell_tokens, including_now=including_now)
+
     def _catch_up(self, event: ports.Event) -> None:
-        """Before the core handles an event: commit the steps that it may depend on."""
-        match event:
-            case ports.StepCompleted():
-                due_ns = self.core.strides.due_ns
-                if due_ns is not None and self.loop.now_ns >= due_ns:
-                    self.settle()
-            case ports.Arrived() | ports.CancelRequested():
-                self.striding.settle(self._tell_tokens, including_now=False)
-            case _:
-                self.settle()
+        """Before the core handles an event: commit the steps that it depends on. On arrivals and ticks the core says
+        which (``_settle_group``). What clients do comes before what ends at the same time, a tick after it."""
+        self._including_now = not isinstance(event, ports.Arrived | ports.CancelRequested)
+        due_ns = self.core.strides.due_ns
+        is_due = due_ns is not None and self.loop.now_ns >= due_ns
+        if is_due or not isinstance(event, ports.StepCompleted | ports.Arrived | ports.Tick):
+            self.striding.settle(self._tell_tokens, including_now=self._including_now)
+
+    def _settle_group(self, group_id: GroupId) -> None:
+        if not self.striding.is_idle:
+            self.striding.settle_group(group_id, self._tell_tokens, including_now=self._including_now)
 
     def _cut_what_decides(self, event: ports.Event) -> None:
         """After an event: groups that it has given something to decide go on step by step."""
-        strides = self.striding
         match event:
             case _ if not self.core.strides.is_quiet:
-                strides.cut_all(self._tell_tokens, including_now=not isinstance(event, ports.Arrived))
+                self.stop_strides(including_now=self._including_now)
+            case ports.StepCompleted():
+                pass
             case ports.Arrived():
                 state = self.core.state.requests.get(event.request.request_id)
                 if state is not None:
-                    strides.cut(state.group_id, self._tell_tokens, including_now=False)
-            case ports.StepCompleted():
-                pass
+                    self.striding.cut(state.group_id, self._tell_tokens, including_now=False)
             case ports.Tick():
                 for group in self.core.groups.values():
                     if group.waiting:
-                        strides.cut(group.group_id, self._tell_tokens)
+                        self.striding.cut(group.group_id, self._tell_tokens)
             case _:
-                strides.cut_all(self._tell_tokens, including_now=not isinstance(event, ports.CancelRequested))
+                self.stop_strides(including_now=self._including_now)
 
     def _tell_tokens(self, request_ids: Sequence[RequestId], ends_ns: Sequence[int]) -> None:
         if self._on_tokens is not None:
             self._on_tokens(request_ids, ends_ns)
-        elif self._on_emit is not None:
-            for end_ns in ends_ns:
-                for request_id in request_ids:
-                    self._on_emit(ports.Emit(request_id, (TOKEN,)), end_ns)
 
     def _carry_out(self, actions: list[ports.Action]) -> None:
         now_ns = self.loop.now_ns
@@ -223,9 +216,9 @@ class SimulatedCluster:
                 case ports.Emit() | ports.Record():
                     told.append(action)
                 case ports.CancelMove():
-                    self._after_hop(action.src, lambda worker, i=action.move_id: worker.cancel_move(i))  # type: ignore[misc]
+                    self._after_hop(action.src, partial(SimWorker.cancel_move, move_id=action.move_id))
                 case ports.FenceWorker():
-                    self._after_hop(action.worker_id, lambda worker, dead=action.lost: self._close(worker, dead))  # type: ignore[misc]
+                    self._after_hop(action.worker_id, partial(self.breaking.close_link, lost=action.lost))
                     self._workers[action.worker_id].deliver(action, arrives_ns)
                 case ports.SendKV() | ports.SendShard():
                     self._workers[action.src].deliver(action, arrives_ns)
@@ -247,9 +240,9 @@ class SimulatedCluster:
     def _issue(self, step: ports.RunStep, arrives_ns: int) -> None:
         self.bubbles.issued(step)
         load = StepLoad.of(step.rows)
-        if load.num_samples == load.num_tokens and len(step.stages) == 1 and self.setup.compress:
+        if load.num_samples == load.num_tokens and len(step.stages) == 1 and self._compress:
             run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
-            if lone.worker_id not in self._duplicated and self.striding.begin(run, lone, arrives_ns):
+            if lone.worker_id not in self.breaking.duplicated and self.striding.begin(run, lone, arrives_ns):
                 return
         run = StepRun(step, load, self._far_rows(step), self._high_blocks(step))
         for index, stage in enumerate(step.stages):
@@ -283,14 +276,15 @@ class SimulatedCluster:
 
     # --- ticks ------------------------------------------------------------------------------------------------
 
-    def _start_ticks(self) -> None:
+    def start_ticks(self) -> None:
+        """Tick, from now on until all is at rest."""
         if self._tick is None or not self._tick.is_pending:
             self._tick = self.loop.after(self.setup.tick_ns, self._on_tick, LATE)
 
     def _on_tick(self) -> None:
         self.handle(ports.Tick())
         if not self.is_at_rest:
-            self._start_ticks()
+            self.start_ticks()
 
     # --- what workers need (sim.worker.Plant) -----------------------------------------------------------------
 
@@ -299,20 +293,20 @@ class SimulatedCluster:
         at_ns = max(at_ns + self.setup.hops.report_ns + worker.extra_hop_ns, worker.last_report_ns)
         worker.last_report_ns = at_ns
         life, worker_id = worker.life, worker.worker_id
-        if worker_id in self._duplicated:
-            again_ns = at_ns + self._duplicated[worker_id]
+        if worker_id in self.breaking.duplicated:
+            again_ns = at_ns + self.breaking.duplicated[worker_id]
             self.loop.at(again_ns, lambda: self._deliver(worker_id, life, event))
         return self.loop.at(at_ns, lambda: self._deliver(worker_id, life, event))
 
     def _deliver(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
-        if life < self._told_dead.get(worker_id, 0):
+        if self.breaking.is_told_dead(worker_id, life):
             return  # nothing that a dead worker has sent is delivered
         if isinstance(event, ports.StepCompleted | ports.StepFailed):
             self.bubbles.ended(event.step_id)
             if not self.striding.is_idle:
                 self._settle_ended(event.step_id)
             if isinstance(event, ports.StepFailed) and event.lost_worker is not None:
-                self._suspect(event.lost_worker)
+                self.breaking.suspect(event.lost_worker)
         self.handle(event)
 
     def _settle_ended(self, step_id: int) -> None:
@@ -326,9 +320,7 @@ class SimulatedCluster:
 
     def is_linked(self, a: WorkerId, b: WorkerId) -> bool:
         """Both live, and nothing has cut them from each other."""
-        if not (self._workers[a].alive and self._workers[b].alive):
-            return False
-        return not self._down or (min(a, b), max(a, b)) not in self._down
+        return self._workers[a].alive and self._workers[b].alive and not self.breaking.is_cut(a, b)
 
     def note_stage(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
         """A stage of a pipeline has computed."""
@@ -338,95 +330,3 @@ class SimulatedCluster:
         """An activation was so long on its way."""
         self.num_activations += 1
         self.activation_ns += delay_ns
-
-    # --- faults -----------------------------------------------------------------------------------------------
-
-    def _strike(self, fault: Fault) -> None:
-        self._num_faults_ahead -= 1
-        self.striding.cut_all(self._tell_tokens, including_now=False)
-        self.log.note(self.loop.now_ns, "fault", repr(fault))
-        match fault:
-            case Crash():
-                self._kill(fault.worker_id, fault.detect_s, fault.restart_after_s)
-            case Cut():
-                self._cut(fault.a, fault.b)
-            case Slow():
-                self._workers[fault.worker_id].slowness = fault.factor
-                self._later(fault.for_s, lambda: setattr(self._workers[fault.worker_id], "slowness", 1.0))
-            case Delay():
-                self._workers[fault.worker_id].extra_hop_ns = round(fault.delay_s * NANOSECONDS)
-                self._later(fault.for_s, lambda: setattr(self._workers[fault.worker_id], "extra_hop_ns", 0))
-            case Duplicate():
-                self._duplicated[fault.worker_id] = round(fault.delay_s * NANOSECONDS)
-                self._later(fault.for_s, lambda: self._duplicated.pop(fault.worker_id, None))
-
-    def _later(self, delay_s: float, act: Callable[[], object]) -> None:
-        def run() -> None:
-            self.striding.cut_all(self._tell_tokens, including_now=False)
-            act()
-
-        self.loop.after(round(delay_s * NANOSECONDS), run, FAULT)
-
-    def _kill(self, worker_id: WorkerId, detect_s: float, restart_after_s: float | None) -> None:
-        worker = self._workers[worker_id]
-        if not worker.alive:
-            return
-        for peer in self._workers:
-            if peer != worker_id and self.is_linked(worker_id, peer):
-                self._break_link(worker_id, peer, dead=worker_id)
-        worker.die()
-        self._num_faults_ahead += 1
-        self._later(detect_s, lambda: self._lost(worker_id, restart_after_s))
-
-    def _lost(self, worker_id: WorkerId, restart_after_s: float | None) -> None:
-        worker = self._workers[worker_id]
-        self._told_dead[worker_id] = worker.life
-        self.handle(ports.WorkerLost(worker_id))
-        if restart_after_s is None:
-            self._num_faults_ahead -= 1
-            self.handle(ports.WorkerGone(worker_id))
-        else:
-            self._later(restart_after_s, lambda: self._rise(worker_id))
-
-    def _rise(self, worker_id: WorkerId) -> None:
-        self._num_faults_ahead -= 1
-        worker = self._workers[worker_id]
-        self._down = {pair for pair in self._down if worker_id not in pair}
-        worker.rise()
-        self.handle(ports.WorkerJoined(worker_id, worker.memory.capacity_blocks, worker.life))
-        self._start_ticks()
-
-    def _cut(self, a: WorkerId, b: WorkerId) -> None:
-        if self.is_linked(a, b):
-            self._break_link(a, b, dead=None)
-            self._down.add((min(a, b), max(a, b)))
-            self._workers[a].lose_link(b)
-            self._workers[b].lose_link(a)
-
-    def _close(self, survivor: SimWorker, lost: WorkerId) -> None:
-        """A fence: the survivor listens to that life no more."""
-        if self.is_linked(survivor.worker_id, lost):
-            return  # the next life is linked already
-        survivor.lose_link(lost)
-
-    def _break_link(self, a: WorkerId, b: WorkerId, *, dead: WorkerId | None) -> None:
-        """Transfers between the two are over: who lives tells, the destination of those that have begun (rule 8)."""
-        for src, dst in ((a, b), (b, a)):
-            for transfer in self.transfers.drop(src, dst):
-                teller = src if transfer.begun_ns is None else dst
-                if teller != dead:
-                    ended = ports.MoveEnded(transfer.move_id, False, transfer.sent_bytes, 0)
-                    self.report(self._workers[teller], ended, self.loop.now_ns)
-        if dead is not None:
-            survivor, life = (self._workers[b if a == dead else a]), self._workers[b if a == dead else a].life
-            latency_ns = self.network.latency_ns(a, b)
-            self.loop.after(latency_ns, lambda: survivor.lose_link(dead) if survivor.life == life else None)
-
-    def _suspect(self, worker_id: WorkerId) -> None:
-        """A stage has lost this worker: if it still lives a moment later, a broken link has made it useless."""
-        worker, life = self._workers[worker_id], self._workers[worker_id].life
-        if worker.alive and any(worker_id in pair for pair in self._down):
-            self.loop.after(
-                LINK_GRACE_NS,
-                lambda: self._kill(worker_id, 0.0, DECLARED_RESTART_S) if worker.life == life else None,
-            )

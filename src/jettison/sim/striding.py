@@ -6,7 +6,7 @@ about to handle something that may read its group, and cut, so that the step und
 the group has got something to decide. Results equal those of naive stepping to the nanosecond.
 
     begin    the step just issued and as many more as the core allows; one event at the end of the one after them
-    settle   steps that have ended by now are committed
+    settle   steps that have ended by now are committed: of one group or of all
     cut      settled, and the step under way is told of by itself
 """
 
@@ -20,7 +20,8 @@ from jettison.core import ports
 from jettison.core.strides import Strides
 from jettison.sim.executor import StageShape
 from jettison.sim.loop import EventLoop, Scheduled
-from jettison.sim.worker import TOKEN, Plant, SimWorker, StepRun
+from jettison.sim.tasks import TOKEN, StepRun
+from jettison.sim.worker import Plant, SimWorker
 from jettison.types import GroupId, RequestId
 
 LEAST_STEPS = 2
@@ -101,6 +102,7 @@ class Striding:
             return False  # its reports are delayed; in order all the same
         end = self._tell_last(run, worker, starts[-1], took[-1])
         worker.hold(run, end, starts[-1] + took[-1])
+        worker.count_steps(1, took[0])
         self._away[group_id] = _Stride(run, worker, starts, took, ends, end, reported_ns)
         self._group_of[run.step.step_id] = group_id
         return True
@@ -110,12 +112,17 @@ class Striding:
         for stride in self._away.values():
             self._settle(stride, tell, including_now)
 
+    def settle_group(self, group_id: GroupId, tell: Tell, *, including_now: bool) -> None:
+        """The same of one group; without a stride nothing happens."""
+        stride = self._away.get(group_id)
+        if stride is not None:
+            self._settle(stride, tell, including_now)
+
     def settle_ended(self, group_id: GroupId, tell: Tell) -> None:
         """The last step of a group's stride is about to be told of; without a stride nothing happens."""
         stride = self._away.get(group_id)
         if stride is not None and stride.ends_ns[-1] <= self._loop.now_ns:
             self._settle(stride, tell, True)
-            stride.worker.count_steps(1, stride.took_ns[-1])
             del self._away[group_id], self._group_of[stride.run.step.step_id]
 
     def cut(self, group_id: GroupId, tell: Tell, *, including_now: bool = True) -> None:
@@ -129,7 +136,6 @@ class Striding:
         stride.end.cancel()
         stride.worker.last_report_ns = stride.ends_ns[now - 1] if now else stride.reported_ns
         end = self._tell_last(stride.run, stride.worker, stride.starts_ns[now], stride.took_ns[now])
-        stride.worker.count_steps(1, stride.took_ns[now])
         stride.worker.hold(stride.run, end, stride.starts_ns[now] + stride.took_ns[now])
 
     def cut_all(self, tell: Tell, *, including_now: bool = True) -> None:
@@ -145,7 +151,8 @@ class Striding:
             return
         stride.num_settled = ended
         self.num_steps += ended - first
-        stride.worker.count_steps(ended - first, sum(stride.took_ns[first:ended]))
+        # Those that have begun: all up to the one under way.
+        stride.worker.count_steps(ended - first, sum(stride.took_ns[first + 1 : ended + 1]))
         step = self._strides.advance(stride.run.step.group_id, ends[first:ended], TOKEN.token_id)
         stride.run.step = step
         tell([row.state.request_id for row in step.rows], ends[first:ended])

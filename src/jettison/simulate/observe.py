@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from jettison.core import ports
@@ -39,8 +40,9 @@ class Observer:
             self._take()
 
     def note_record(self, record: ports.Record) -> None:
-        """Keep a decision of the core for the log."""
-        self.log.append({"t": record.time_ns / NANOSECONDS, "kind": record.kind, **record.fields})
+        """Keep a decision of the core for the log; a wait without end is null there."""
+        fields = {key: None if value == math.inf else value for key, value in record.fields.items()}
+        self.log.append({"t": record.time_ns / NANOSECONDS, "kind": record.kind, **fields})
 
     def events(self) -> dict[str, Any]:
         """Counts by name, and the log."""

@@ -1,4 +1,4 @@
-"""What may be done to a workload between reading it and replaying it: slice, thin, rescale, swap lengths.
+"""What may be done to a workload between reading it and replaying it: cut, thin, upscale, rescale, swap lengths.
 
 Every function is pure, returns a new workload and adds a note that says what it did, so that a report can
 print the whole chain. Random draws come from a seed that the caller names.
@@ -7,11 +7,15 @@ print the whole chain. Random draws come from a seed that the caller names.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 
 from jettison.errors import ConfigError
-from jettison.workload.traces import TraceRow, Workload
+from jettison.workload.lengths import LengthModel
+from jettison.workload.rows import Columns, Workload
+
+Keep = Literal["requests", "span"]
 
 
 def slices(workload: Workload, window_s: float) -> list[Workload]:
@@ -23,18 +27,50 @@ def slices(workload: Workload, window_s: float) -> list[Workload]:
     if not window_s > 0:
         raise ConfigError(f"slice length must be above 0 s, got {window_s:g}")
     num_windows = max(1, math.ceil(workload.duration_s / window_s))
-    if workload.rows and workload.rows[-1].arrival_s >= num_windows * window_s:
+    columns = workload.columns
+    if len(columns) and columns.arrival_s[-1] >= num_windows * window_s:
         num_windows += 1  # the last arrival stands exactly on the last edge
-    windows: list[list[TraceRow]] = [[] for _ in range(num_windows)]
-    for row in workload.rows:
-        index = int(row.arrival_s / window_s)
-        windows[index].append(row._replace(arrival_s=row.arrival_s - index * window_s))
+    indices = (columns.arrival_s / window_s).astype(np.int64)
+    edges = np.searchsorted(indices, np.arange(num_windows + 1))
     cut = []
-    for index, rows in enumerate(windows):
+    for index in range(num_windows):
         span_s = min(window_s, max(workload.duration_s - index * window_s, 0.0))
         note = f"slice {index} of {num_windows}: {index * window_s:g} s to {index * window_s + span_s:g} s"
+        rows = columns[int(edges[index]) : int(edges[index + 1])]
+        rows = rows.with_arrivals(rows.arrival_s - index * window_s)
         cut.append(workload.with_rows(rows, note, span_s=span_s))
     return cut
+
+
+def window(workload: Workload, start_s: float = 0.0, end_s: float | None = None) -> Workload:
+    """The arrivals of [``start_s``, ``end_s``), counted from ``start_s``; to the end where ``end_s`` is None."""
+    last_s = workload.duration_s
+    if not (0 <= start_s <= last_s and (end_s is None or end_s > start_s)):
+        until = "the end" if end_s is None else f"{end_s:g} s"
+        raise ConfigError(f"{start_s:g} s to {until} is no window of {workload.name}, which has 0 s to {last_s:g} s")
+    columns = workload.columns
+    keep = columns.arrival_s >= start_s
+    if end_s is not None:
+        keep &= columns.arrival_s < end_s
+    rows = columns.at(keep)
+    span_s = (last_s if end_s is None else min(end_s, last_s)) - start_s
+    note = f"cut to {start_s:g} s to {start_s + span_s:g} s"
+    return workload.with_rows(rows.with_arrivals(rows.arrival_s - start_s), note, span_s=span_s)
+
+
+def skip(workload: Workload, num_requests: int) -> Workload:
+    """Without the first ``num_requests``; the one that comes first then arrives at 0."""
+    if num_requests < 0:
+        raise ConfigError(f"number of requests to leave out must be at least 0, got {num_requests}")
+    if num_requests == 0:
+        return workload
+    if num_requests >= len(workload.rows):
+        raise ConfigError(f"{workload.name} has {len(workload.rows)} requests, {num_requests} cannot be left out")
+    rows = workload.columns[num_requests:]
+    start_s = float(rows.arrival_s[0])
+    span_s = None if workload.span_s is None else workload.span_s - start_s
+    moved = rows.with_arrivals(rows.arrival_s - start_s)
+    return workload.with_rows(moved, f"without the first {num_requests} requests", span_s=span_s)
 
 
 def thin_by_probability(workload: Workload, keep: float, seed: int) -> Workload:
@@ -46,7 +82,7 @@ def thin_by_probability(workload: Workload, keep: float, seed: int) -> Workload:
     if not 0 < keep <= 1:
         raise ConfigError(f"the share of arrivals to keep must be in (0, 1], got {keep:g}")
     draws = np.random.default_rng(seed).random(len(workload.rows))
-    rows = [row for row, draw in zip(workload.rows, draws, strict=True) if draw < keep]
+    rows = workload.columns.at(draws < keep)
     return workload.with_rows(rows, f"kept each arrival with probability {keep:g}, seed {seed}", span_s=workload.span_s)
 
 
@@ -54,7 +90,73 @@ def thin_every(workload: Workload, k: int) -> Workload:
     """Keep the first of every ``k`` arrivals: what one of ``k`` servers behind a round-robin balancer sees."""
     if k < 1:
         raise ConfigError(f"keep one arrival in k: k must be at least 1, got {k}")
-    return workload.with_rows(workload.rows[::k], f"kept every {k}th arrival", span_s=workload.span_s)
+    return workload.with_rows(workload.columns[::k], f"kept every {k}th arrival", span_s=workload.span_s)
+
+
+def upscale(
+    workload: Workload, factor: float, seed: int, *, keep: Keep = "requests", spread_s: float | None = None
+) -> Workload:
+    """More users at the same moments: TraceUpscaler (Sajal et al., EuroSys 2024).
+
+    Each arrival becomes floor(``factor``) arrivals at its own time, and one more with the fraction's probability (one
+    seeded draw per arrival, whatever the factor). Requests keep their data and order and take the new times in turn. So
+    the rate of every interval is ``factor`` times what it was, while bursts and gaps keep their width. Open loop only.
+
+    ``keep="requests"`` (the authors') stops at as many arrivals as there are requests, within about the first
+    1/``factor`` of the time. ``"span"`` keeps the whole time and takes the requests again from their start when they
+    run out. ``spread_s`` spreads copies uniformly inside their source's time-stamp step of that width (1 for BurstGPT's
+    whole seconds); None, the authors' way, leaves them on one instant. Raises ConfigError for a factor below 1.
+    """
+    if not (factor >= 1 and math.isfinite(factor)):
+        raise ConfigError(f"upscaling needs a factor of at least 1, got {factor:g}; to have fewer requests, thin")
+    if spread_s is not None and not spread_s > 0:
+        raise ConfigError(f"the step to spread copies in must be above 0 s, got {spread_s:g}")
+    columns = workload.columns
+    draw_rng, spread_rng = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
+    whole = math.floor(factor)
+    copies = whole + (draw_rng.random(len(columns)) < factor - whole)
+    arrivals = np.repeat(columns.arrival_s, copies)
+    if keep == "requests":
+        arrivals = arrivals[: len(columns)]
+    if spread_s is not None:
+        offsets = spread_rng.uniform(0.0, spread_s, size=len(arrivals))
+        arrivals = np.sort(np.floor(arrivals / spread_s) * spread_s + offsets)
+    rows = columns.at(np.arange(len(arrivals)) % max(len(columns), 1)).with_arrivals(arrivals)
+    span_s = workload.span_s
+    if keep == "requests" and factor > 1:
+        span_s = None  # only the part of the time up to the last of them
+    spread = "" if spread_s is None else f", copies spread inside {spread_s:g} s"
+    note = f"upscaled {factor:g} times (TraceUpscaler), keeping the {keep}{spread}, seed {seed}"
+    return workload.with_rows(rows, note, span_s=span_s)
+
+
+def replay_burst(workload: Workload, start_s: float, end_s: float, repeats: int) -> Workload:
+    """Everything up to ``end_s``, then [``start_s``, ``end_s``) again and again: its intervals and its requests.
+
+    An extreme burst (KunServe v3 section 5.6): the first burst, repeated until every system has run out of memory.
+    """
+    if repeats < 1:
+        raise ConfigError(f"a burst is repeated at least once, got {repeats}")
+    burst = window(workload, start_s, end_s).columns
+    if not len(burst):
+        raise ConfigError(f"{workload.name} has no arrival from {start_s:g} s to {end_s:g} s: no burst to repeat")
+    columns = workload.columns
+    before = columns.at(columns.arrival_s < end_s)
+    width_s = end_s - start_s
+    parts = [before, *(burst.with_arrivals(burst.arrival_s + end_s + k * width_s) for k in range(repeats))]
+    note = f"{start_s:g} s to {end_s:g} s repeated {repeats} times after {end_s:g} s"
+    return workload.with_rows(joined(parts), note, span_s=end_s + repeats * width_s)
+
+
+def joined(parts: list[Columns]) -> Columns:
+    """Requests of all parts, in their order."""
+    return Columns(
+        np.concatenate([part.arrival_s for part in parts]),
+        np.concatenate([part.input_tokens for part in parts]),
+        np.concatenate([part.output_tokens for part in parts]),
+        np.concatenate([part.all_cached for part in parts]),
+        np.concatenate([part.all_offline for part in parts]),
+    )
 
 
 def scale_time(workload: Workload, rate_scale: float) -> Workload:
@@ -65,8 +167,9 @@ def scale_time(workload: Workload, rate_scale: float) -> Workload:
     """
     if not rate_scale > 0:
         raise ConfigError(f"rate scale must be above 0, got {rate_scale:g}")
-    rows = [row._replace(arrival_s=row.arrival_s / rate_scale) for row in workload.rows]
+    columns = workload.columns
     span_s = None if workload.span_s is None else workload.span_s / rate_scale
+    rows = columns.with_arrivals(columns.arrival_s / rate_scale)
     return workload.with_rows(rows, f"time stamps divided by {rate_scale:g}", span_s=span_s)
 
 
@@ -83,32 +186,24 @@ def scale_lengths(
         raise ConfigError(f"length scale must be above 0, got {min(factor, input_factor):g}")
     if floor_tokens < 1:
         raise ConfigError(f"the shortest length must be at least 1 token, got {floor_tokens}")
-
-    def scaled(num_tokens: int, by: float) -> int:
-        return max(floor_tokens, round(num_tokens * by))
-
-    rows = [
-        TraceRow(row.arrival_s, scaled(row.input_tokens, input_factor), scaled(row.output_tokens, factor))
-        for row in workload.rows
-    ]
+    columns = workload.columns
+    inputs = np.maximum(floor_tokens, np.rint(columns.input_tokens * input_factor))
+    outputs = np.maximum(floor_tokens, np.rint(columns.output_tokens * factor))
     by = f"{factor:g}" if input_factor == factor else f"{input_factor:g} (inputs) and {factor:g} (outputs)"
     note = f"lengths multiplied by {by}, at least {floor_tokens}"
-    return workload.with_rows(rows, note, span_s=workload.span_s)
+    return workload.with_rows(columns.with_lengths(inputs, outputs), note, span_s=workload.span_s)
 
 
 def cap_lengths(workload: Workload, max_model_len: int) -> Workload:
     """Make every request fit ``max_model_len`` tokens: the output is cut to the limit less one, then the input."""
     if max_model_len < 2:
         raise ConfigError(f"max_model_len must be at least 2 tokens, got {max_model_len}")
-
-    def capped(row: TraceRow) -> TraceRow:
-        output_tokens = min(row.output_tokens, max_model_len - 1)
-        return TraceRow(row.arrival_s, min(row.input_tokens, max_model_len - output_tokens), output_tokens)
-
-    rows = [capped(row) for row in workload.rows]
-    num_cut = sum(new != old for new, old in zip(rows, workload.rows, strict=True))
-    note = f"{num_cut} of {len(rows)} requests cut to {max_model_len} tokens in all"
-    return workload.with_rows(rows, note, span_s=workload.span_s)
+    columns = workload.columns
+    outputs = np.minimum(columns.output_tokens, max_model_len - 1)
+    inputs = np.minimum(columns.input_tokens, max_model_len - outputs)
+    num_cut = int(np.count_nonzero((inputs != columns.input_tokens) | (outputs != columns.output_tokens)))
+    note = f"{num_cut} of {len(columns)} requests cut to {max_model_len} tokens in all"
+    return workload.with_rows(columns.with_lengths(inputs, outputs), note, span_s=workload.span_s)
 
 
 def swap_lengths(workload: Workload, lengths: Workload) -> Workload:
@@ -116,24 +211,33 @@ def swap_lengths(workload: Workload, lengths: Workload) -> Workload:
 
     This is how the papers pair arrivals of one trace with the lengths of another data set.
     """
-    if not lengths.rows:
+    others = lengths.columns
+    if not len(others):
         raise ConfigError(f"{lengths.source}: has no lengths to take")
-    rows = []
-    for index, row in enumerate(workload.rows):
-        other = lengths.rows[index % len(lengths.rows)]
-        rows.append(TraceRow(row.arrival_s, other.input_tokens, other.output_tokens))
+    columns = workload.columns
+    taken = others.at(np.arange(len(columns)) % len(others))
+    rows = Columns(columns.arrival_s, taken.input_tokens, taken.output_tokens, is_offline=columns.is_offline)
     return workload.with_rows(rows, f"lengths taken in order from {lengths.source}", span_s=workload.span_s)
+
+
+def draw_lengths(workload: Workload, lengths: LengthModel, seed: int) -> Workload:
+    """Keep the arrivals and draw new lengths."""
+    columns = workload.columns
+    prompt_rng, output_rng = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
+    inputs, outputs = lengths.draw(prompt_rng, output_rng, len(columns))
+    rows = Columns(columns.arrival_s, inputs, outputs, is_offline=columns.is_offline)
+    return workload.with_rows(rows, f"{lengths.describe()}; seed {seed}", span_s=workload.span_s)
 
 
 def limit(workload: Workload, *, num_requests: int | None = None, duration_s: float | None = None) -> Workload:
     """Keep the first ``num_requests`` arrivals and those before ``duration_s``; None does not limit."""
-    rows = workload.rows
+    rows = workload.columns
     span_s = workload.span_s
     said = []
     if duration_s is not None:
         if not duration_s > 0:
             raise ConfigError(f"duration must be above 0 s, got {duration_s:g}")
-        rows = tuple(row for row in rows if row.arrival_s < duration_s)
+        rows = rows.at(rows.arrival_s < duration_s)
         span_s = min(duration_s, workload.duration_s)
         said.append(f"arrivals before {duration_s:g} s")
     if num_requests is not None:

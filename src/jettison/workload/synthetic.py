@@ -1,4 +1,4 @@
-"""Made-up workloads from a seed: Gamma arrivals with bursts, log-normal lengths, named presets.
+"""Made-up workloads from a seed: an arrival process and a length model, and presets of both by name.
 
 The same spec and seed give the same workload on every machine (numpy's PCG64 streams are stable for the
 distributions used here). Real traces are in ``traces``; nothing here knows about servers.
@@ -8,36 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
 from jettison.errors import ConfigError
-from jettison.workload.traces import TraceRow, Workload
+from jettison.workload.arrivals import ArrivalProcess, Burst, Steady, draw_arrivals, draw_num_arrivals
+from jettison.workload.lengths import LengthModel, Lengths, LogNormalPair
+from jettison.workload.rows import Columns, Workload
 
-
-@dataclass(frozen=True, slots=True)
-class Burst:
-    """From ``start_s`` for ``duration_s`` seconds the rate is ``multiplier`` times the base rate."""
-
-    start_s: float
-    duration_s: float
-    multiplier: float
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Log-normal token counts: ``median``, ``sigma`` of the logarithm, clipped to [``floor``, ``cap``]."""
-
-    median: float
-    sigma: float
-    cap: int
-    floor: int = 1
-
-    @classmethod
-    def from_mean(cls, median: float, mean: float, cap: int) -> Lengths:
-        """The log-normal with this median and mean: mean = median * exp(sigma^2 / 2)."""
-        return cls(median=median, sigma=math.sqrt(2.0 * math.log(mean / median)), cap=cap)
+__all__ = ["PRESETS", "Burst", "Lengths", "SyntheticSpec", "generate", "preset", "synthesise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +41,40 @@ class SyntheticSpec:
 def generate(spec: SyntheticSpec, seed: int) -> Workload:
     """Draw the workload. Raises ConfigError for a spec that makes no sense, naming the field."""
     _check(spec)
+    return synthesise(
+        Steady(spec.rate_per_s, spec.cv, spec.bursts),
+        LogNormalPair(spec.prompt, spec.output),
+        seed=seed,
+        duration_s=spec.duration_s,
+        name=spec.name,
+        source=spec.source,
+    )
+
+
+def synthesise(
+    process: ArrivalProcess,
+    lengths: LengthModel,
+    *,
+    seed: int,
+    duration_s: float | None = None,
+    num_requests: int | None = None,
+    name: str = "synthetic",
+    source: str = "synthetic",
+) -> Workload:
+    """Draw arrivals over a time or up to a number, one of the two, and a length for each. A million requests take about
+    a second and 8 + 4 + 4 bytes each. Raises ConfigError for a process or a duration that makes no sense."""
+    if (duration_s is None) == (num_requests is None):
+        raise ConfigError(f"workload {name}: needs a duration or a number of requests, one of the two")
     arrivals_rng, prompt_rng, output_rng = (
         np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(3)
     )
-    arrivals = _arrivals(spec, arrivals_rng)
-    prompts = _lengths(spec.prompt, prompt_rng, len(arrivals))
-    outputs = _lengths(spec.output, output_rng, len(arrivals))
-    rows = tuple(TraceRow(*row) for row in zip(arrivals, prompts, outputs, strict=True))
-    bursts = ", ".join(f"{b.multiplier:g}x for {b.duration_s:g} s at {b.start_s:g} s" for b in spec.bursts) or "none"
-    note = (
-        f"Gamma arrivals at {spec.rate_per_s:g} requests/s, CV {spec.cv:g}, bursts: {bursts}; log-normal lengths: "
-        f"prompt median {spec.prompt.median:g} (sigma {spec.prompt.sigma:.3g}), "
-        f"output median {spec.output.median:g} (sigma {spec.output.sigma:.3g}); seed {seed}"
-    )
-    return Workload(rows=rows, name=spec.name, source=spec.source, notes=(note,), span_s=spec.duration_s)
+    if duration_s is not None:
+        arrivals = draw_arrivals(process, duration_s, arrivals_rng)
+    elif num_requests is not None:
+        arrivals, duration_s = draw_num_arrivals(process, num_requests, arrivals_rng)
+    inputs, outputs = lengths.draw(prompt_rng, output_rng, len(arrivals))
+    note = f"{process.describe()}; {lengths.describe()}; seed {seed}"
+    return Workload(Columns(arrivals, inputs, outputs), name, source, (note,), duration_s)
 
 
 def _check(spec: SyntheticSpec) -> None:
@@ -91,34 +90,6 @@ def _check(spec: SyntheticSpec) -> None:
     for name, value in positive.items():
         if not (value > 0 and math.isfinite(value)):
             raise ConfigError(f"workload {spec.name}: {name} must be above 0, got {value:g}")
-
-
-def _arrivals(spec: SyntheticSpec, rng: np.random.Generator) -> list[float]:
-    """Arrival times in [0, duration): a unit-rate Gamma renewal process mapped through the inverse of the
-    cumulative rate, which is piecewise linear because the rate is piecewise constant."""
-    edges_s = sorted(
-        {0.0, spec.duration_s}
-        | {min(edge, spec.duration_s) for b in spec.bursts for edge in (b.start_s, b.start_s + b.duration_s)}
-    )
-    cumulative = [0.0]
-    for lo, hi in pairwise(edges_s):
-        middle = (lo + hi) / 2
-        multiplier = math.prod(b.multiplier for b in spec.bursts if b.start_s <= middle < b.start_s + b.duration_s)
-        cumulative.append(cumulative[-1] + spec.rate_per_s * multiplier * (hi - lo))
-    shape = 1.0 / spec.cv**2
-    stamps: list[float] = []
-    last = 0.0
-    while last < cumulative[-1]:
-        gaps = rng.gamma(shape, 1.0 / shape, size=1024)
-        block = last + np.cumsum(gaps)
-        last = float(block[-1])
-        stamps.extend(np.interp(block[block < cumulative[-1]], cumulative, edges_s).tolist())
-    return stamps
-
-
-def _lengths(lengths: Lengths, rng: np.random.Generator, count: int) -> list[int]:
-    drawn = lengths.median * np.exp(lengths.sigma * rng.standard_normal(count))
-    return [int(value) for value in np.clip(np.rint(drawn), lengths.floor, lengths.cap)]
 
 
 PRESETS: dict[str, SyntheticSpec] = {

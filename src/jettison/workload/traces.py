@@ -1,8 +1,7 @@
-"""Readers of published request traces, and the two types every workload is made of.
+"""Trace files in and out. A reader turns a file into a :class:`Workload` or raises; nothing is ever half-loaded.
 
-Each format is one entry of :data:`FORMATS`, recognised by the file's first line. A reader turns a file
-into a :class:`Workload` or raises; nothing is ever half-loaded. Cutting, thinning and rescaling are in
-``shaping``, made-up arrivals in ``synthetic``; nothing here knows about servers.
+The formats are in ``formats``. Cutting, thinning and rescaling are in ``shaping``, made-up arrivals in ``synthetic``;
+nothing here knows about servers.
 """
 
 from __future__ import annotations
@@ -11,82 +10,35 @@ import csv
 import gzip
 import io
 import json
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+import os
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO
 
 import numpy as np
 
 from jettison.errors import ConfigError, TraceError
+from jettison.workload.formats import (
+    CLASSES,
+    FORMATS,
+    MOONCAKE_STAMP_STEP_S,
+    OUR_COLUMNS,
+    OUR_EXTRA_COLUMNS,
+    BadRow,
+    Record,
+    TraceFormat,
+)
+from jettison.workload.rows import Columns, TraceRow, Workload
 
-MOONCAKE_STAMP_STEP_S = 3.0
-"""Mooncake's conversation stamps are multiples of 3 s: bursts measured on them are an artefact."""
+__all__ = ["MOONCAKE_STAMP_STEP_S", "TraceRow", "Workload", "read_csv", "read_trace", "write_trace"]
 
 _SHOWN_BAD_ROWS = 5
-_EPOCH = datetime(2020, 1, 1)
-"""Near the stamps, so that float seconds keep their seven fractional digits."""
-
-
-class TraceRow(NamedTuple):
-    """One request: arrival in seconds from the workload's start, lengths in tokens."""
-
-    arrival_s: float
-    input_tokens: int
-    output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Requests sorted by arrival. ``notes`` says in order what was done to them since the source."""
-
-    rows: tuple[TraceRow, ...]
-    name: str
-    source: str
-    notes: tuple[str, ...] = ()
-    span_s: float | None = None
-    """Length of the observation window where it is known (a slice's width); else up to the last arrival."""
-
-    @property
-    def duration_s(self) -> float:
-        """``span_s``, or the time of the last arrival."""
-        if self.span_s is not None:
-            return self.span_s
-        return self.rows[-1].arrival_s if self.rows else 0.0
-
-    @property
-    def mean_rate_per_s(self) -> float:
-        """Requests per second over ``duration_s``; 0 when that is empty."""
-        return len(self.rows) / self.duration_s if self.duration_s > 0 else 0.0
-
-    def with_rows(self, rows: Sequence[TraceRow], note: str, *, span_s: float | None = None) -> Workload:
-        """The same workload with other rows, sorted by arrival (stable), and one note more."""
-        ordered = tuple(sorted(rows, key=lambda row: row.arrival_s))
-        return replace(self, rows=ordered, notes=(*self.notes, note), span_s=span_s)
-
-
-class _BadRow(ValueError):
-    """Why one line cannot be used; becomes part of a TraceError."""
-
-
-Record = Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceFormat:
-    """How to recognise and read one published format."""
-
-    name: str
-    columns: tuple[str, ...]
-    """Columns (CSV) or keys (JSON lines) that must all be there."""
-    is_json_lines: bool
-    parse: Callable[[Record], TraceRow | None]
-    """One line's request; None where the source says that it failed. Raises _BadRow."""
-    stamp_step_s: float | None = None
-    """Width of the steps to which the source rounded arrivals down, None where it did not."""
-    jitter_by_default: bool = False
+_MAX_LINE_CHARS = 8 << 20
+"""Longer lines are no trace's; Mooncake's longest have a few thousand characters."""
 
 
 def read_trace(path: Path, *, jitter: bool | None = None, seed: int = 0) -> Workload:
@@ -94,186 +46,299 @@ def read_trace(path: Path, *, jitter: bool | None = None, seed: int = 0) -> Work
 
     ``jitter`` spreads each arrival uniformly inside the source's time-stamp step with a generator seeded by
     ``seed``; None means the format's default: on for Mooncake (3 s steps), off for BurstGPT (1 s steps).
-    Arrivals are shifted so that the first source stamp is time 0.
+    Arrivals are shifted so that the first source stamp is time 0 (not those of our own format, which count from their
+    workload's start).
 
     Raises TraceError for a file that cannot be read, has no known header, has no usable row, or has bad
     rows: the message lists the first few line numbers with reasons, and the count. Raises ConfigError
     for ``jitter=True`` on a source whose stamps are exact.
     """
-    lines = _read_lines(path)
-    trace_format, header = _detect(path, lines)
-    rows, num_failed = _parse_rows(path, trace_format, header, lines)
-    if not rows:
+    with _opened(path) as lines:
+        found = _detect(path, lines)
+        read = _parse_rows(path, found, lines)
+    trace_format, columns = found.trace_format, read.columns()
+    if not len(columns):
         raise TraceError(f"{path}: no usable request in the file")
-    notes = [f"{len(rows)} requests read as {trace_format.name}"]
-    if num_failed:
-        notes.append(f"{num_failed} failed requests (0 response tokens) dropped")
-    start_s = min(row.arrival_s for row in rows)
-    rows = [row._replace(arrival_s=row.arrival_s - start_s) for row in rows]
+    notes = [*found.notes, f"{len(columns)} requests read as {trace_format.name}"]
+    if read.num_failed:
+        notes.append(f"{read.num_failed} failed requests (0 response tokens) dropped")
+    if not trace_format.is_ours:
+        columns = columns.with_arrivals(columns.arrival_s - columns.arrival_s.min())
     if trace_format.jitter_by_default if jitter is None else jitter:
         if trace_format.stamp_step_s is None:
             raise ConfigError(f"{path}: {trace_format.name} stamps are exact, there is no step to jitter in")
-        rows = _jittered(rows, trace_format.stamp_step_s, seed)
+        offsets = np.random.default_rng(seed).uniform(0.0, trace_format.stamp_step_s, size=len(columns))
+        columns = columns.with_arrivals(columns.arrival_s + offsets)
         notes.append(f"arrivals jittered uniformly inside {trace_format.stamp_step_s:g} s steps, seed {seed}")
-    rows.sort(key=lambda row: row.arrival_s)
-    return Workload(rows=tuple(rows), name=_stem(path), source=f"{trace_format.name} ({path.name})", notes=tuple(notes))
+    source = found.source or f"{trace_format.name} ({path.name})"
+    return Workload(columns.in_order(), name=stem(path), source=source, notes=tuple(notes), span_s=found.span_s)
 
 
-def _jittered(rows: Sequence[TraceRow], step_s: float, seed: int) -> list[TraceRow]:
-    offsets = np.random.default_rng(seed).uniform(0.0, step_s, size=len(rows))
-    return [row._replace(arrival_s=row.arrival_s + float(offset)) for row, offset in zip(rows, offsets, strict=True)]
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-        return raw.decode("utf-8-sig").splitlines()
-    except (OSError, EOFError) as error:  # gzip.BadGzipFile is an OSError; a truncated member is an EOFError
-        raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
-
-
-def _detect(path: Path, lines: Sequence[str]) -> tuple[TraceFormat, list[str]]:
-    if not lines:
-        raise TraceError(f"{path}: the file is empty")
-    first = lines[0].strip()
-    names: list[str]
-    try:
-        parsed = json.loads(first)
-        names = list(parsed) if isinstance(parsed, dict) else []
-        is_json = isinstance(parsed, dict)
-    except ValueError:
-        names, is_json = [name.strip() for name in next(csv.reader([first]))], False
-    for candidate in FORMATS:
-        if candidate.is_json_lines == is_json and set(candidate.columns) <= set(names):
-            return candidate, names
-    known = "; ".join(f"{item.name}: {', '.join(item.columns)}" for item in FORMATS)
-    raise TraceError(f"{path}: line 1 is no header of a known trace format ({known})")
-
-
-def _parse_rows(
-    path: Path, trace_format: TraceFormat, header: list[str], lines: Sequence[str]
-) -> tuple[list[TraceRow], int]:
-    rows: list[TraceRow] = []
-    bad: list[str] = []
-    num_bad = num_failed = 0
-    for number, record in _records(trace_format, header, lines):
-        try:
-            if isinstance(record, _BadRow):
-                raise record
-            parsed = trace_format.parse(record)
-        except _BadRow as error:
-            num_bad += 1
-            if len(bad) < _SHOWN_BAD_ROWS:
-                bad.append(f"line {number}: {error}")
-            continue
-        if parsed is None:
-            num_failed += 1
-        else:
-            rows.append(parsed)
-    if num_bad:
-        more = f"; and {num_bad - len(bad)} more" if num_bad > len(bad) else ""
-        count = "1 bad row" if num_bad == 1 else f"{num_bad} bad rows"
-        raise TraceError(f"{path}: {count}, nothing loaded: {'; '.join(bad)}{more}")
-    return rows, num_failed
-
-
-def _records(
-    trace_format: TraceFormat, header: list[str], lines: Sequence[str]
-) -> Iterator[tuple[int, Record | _BadRow]]:
-    """Line numbers (from 1) with what stands there; blank lines are passed over."""
-    start = 0 if trace_format.is_json_lines else 1
-    for number, line in enumerate(lines[start:], start + 1):
-        if not line.strip():
-            continue
-        if trace_format.is_json_lines:
-            yield number, _json_record(line)
-            continue
-        cells = next(csv.reader(io.StringIO(line)))
-        if len(cells) != len(header):
-            yield number, _BadRow(f"{len(cells)} columns, the header has {len(header)}")
-        else:
-            yield number, dict(zip(header, cells, strict=True))
-
-
-def _json_record(line: str) -> Record | _BadRow:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return _BadRow("not JSON")
-    return record if isinstance(record, dict) else _BadRow("not a JSON object")
-
-
-def _cell(record: Record, key: str) -> object:
-    if key not in record:
-        raise _BadRow(f"no {key}")
-    return record[key]
-
-
-def _count(record: Record, key: str, *, minimum: int = 1) -> int:
-    raw = _cell(record, key)
-    try:
-        if isinstance(raw, bool) or (isinstance(raw, float) and not raw.is_integer()):
-            raise ValueError
-        value = int(raw)  # type: ignore[call-overload]  # strings and numbers; anything else raises below
-    except (TypeError, ValueError):
-        raise _BadRow(f"{key} is {raw!r}, a whole number is expected") from None
-    if value < minimum:
-        raise _BadRow(f"{key} is {value}, at least {minimum} is expected")
-    return int(value)
-
-
-def _seconds(record: Record, key: str) -> float:
-    raw = _cell(record, key)
-    try:
-        value = float(raw)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        raise _BadRow(f"{key} is {raw!r}, a number is expected") from None
-    if not math.isfinite(value) or value < 0:
-        raise _BadRow(f"{key} is {raw!r}, a finite number of at least 0 is expected")
-    return value
-
-
-def _parse_azure(record: Record) -> TraceRow | None:
-    raw = str(record["TIMESTAMP"])
-    # Seven fractional digits; fromisoformat takes six, so the fraction is added by hand.
-    whole, _, fraction = raw.partition(".")
-    try:
-        arrival_s = (datetime.fromisoformat(whole) - _EPOCH).total_seconds()
-        arrival_s += float(f"0.{fraction}") if fraction else 0.0
-    except (TypeError, ValueError):  # TypeError: a stamp with a time zone
-        raise _BadRow(f"TIMESTAMP is {raw!r}, 'YYYY-MM-DD HH:MM:SS.fffffff' is expected") from None
-    return TraceRow(arrival_s, _count(record, "ContextTokens"), _count(record, "GeneratedTokens"))
-
-
-def _parse_burstgpt(record: Record) -> TraceRow | None:
-    arrival_s = _seconds(record, "Timestamp")
-    output_tokens = _count(record, "Response tokens", minimum=0)
-    # A failed request may have an empty prompt too: only the rows that are kept must have one.
-    input_tokens = _count(record, "Request tokens", minimum=0 if output_tokens == 0 else 1)
-    return TraceRow(arrival_s, input_tokens, output_tokens) if output_tokens else None
-
-
-def _parse_mooncake(record: Record) -> TraceRow | None:
-    arrival_s = _seconds(record, "timestamp") / 1000.0
-    return TraceRow(arrival_s, _count(record, "input_length"), _count(record, "output_length"))
-
-
-def _stem(path: Path) -> str:
+def stem(path: Path) -> str:
+    """The file's name without what says how it is packed."""
     name = path.name
     for suffix in (".gz", ".csv", ".jsonl"):
         name = name.removesuffix(suffix)
     return name
 
 
-FORMATS: tuple[TraceFormat, ...] = (
-    TraceFormat("azure-2023", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), False, _parse_azure),
-    TraceFormat("burstgpt", ("Timestamp", "Request tokens", "Response tokens"), False, _parse_burstgpt, 1.0),
-    TraceFormat(
-        "mooncake", ("timestamp", "input_length", "output_length"), True, _parse_mooncake, MOONCAKE_STAMP_STEP_S, True
-    ),
-)
-"""Add a format here and nowhere else."""
+# --- lines
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Lines of a file with the number (from 1) of the last one taken."""
+
+    file: IO[str]
+    number: int = 0
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = self.file.readline(_MAX_LINE_CHARS)
+        if not line:
+            raise StopIteration
+        self.number += 1
+        if len(line) >= _MAX_LINE_CHARS:
+            raise TraceError(f"line {self.number} has more than {_MAX_LINE_CHARS} characters")
+        return line
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_Lines]:
+    """The file's lines, unpacked; whatever goes wrong while they are read is a TraceError with the file's name."""
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            binary = gzip.GzipFile(fileobj=raw) if packed else raw
+            with io.TextIOWrapper(binary, encoding="utf-8-sig", newline=None) as text:
+                yield _Lines(text)
+    except (OSError, EOFError, zlib.error) as error:  # gzip.BadGzipFile is an OSError; a cut member is an EOFError
+        raise TraceError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not a text file ({error.reason} at byte {error.start})") from error
+    except TraceError as error:
+        raise error if str(error).startswith(str(path)) else TraceError(f"{path}: {error}") from None
+
+
+# --- recognising
+
+
+@dataclass(slots=True)
+class _Found:
+    trace_format: TraceFormat
+    header: list[str]
+    first: str | None
+    """A line of data that was read ahead."""
+    notes: list[str] = field(default_factory=list)
+    source: str | None = None
+    span_s: float | None = None
+
+
+def _detect(path: Path, lines: _Lines) -> _Found:
+    comments: list[str] = []
+    first = next(lines, None)
+    while first is not None and first.startswith("#"):
+        comments.append(first[1:].strip())
+        first = next(lines, None)
+    if first is None:
+        raise TraceError(f"{path}: the file is empty")
+    names, is_json = _names(first)
+    candidates = [f for f in FORMATS if f.is_json_lines == is_json and set(f.columns) <= set(names)]
+    if not candidates:
+        known = "; ".join(f"{item.name}: {', '.join(item.columns)}" for item in FORMATS)
+        raise TraceError(f"{path}: line {lines.number} is no header of a known trace format ({known})")
+    ahead = first if is_json else next(lines, None)
+    chosen = next((f for f in candidates if _fits(f, names, ahead)), candidates[-1])
+    found = _Found(chosen, names, ahead)
+    for comment in comments if chosen.is_ours else ():
+        key, _, value = comment.partition(": ")
+        if key == "source":
+            found.source = value
+        elif key == "span_s":
+            found.span_s = _span_s(path, value)
+        elif key == "note":
+            found.notes.append(value)
+    return found
+
+
+def _span_s(path: Path, text: str) -> float:
+    try:
+        value = float(text)
+        if 0 <= value < float("inf"):
+            return value
+    except ValueError:
+        pass
+    raise TraceError(f"{path}: span_s is {text!r}, seconds are expected")
+
+
+def _names(first: str) -> tuple[list[str], bool]:
+    try:
+        parsed = json.loads(first)
+    except ValueError:
+        return [name.strip() for name in next(csv.reader([first.strip()]), [])], False
+    return (list(parsed), True) if isinstance(parsed, dict) else ([], False)
+
+
+def _fits(trace_format: TraceFormat, names: list[str], ahead: str | None) -> bool:
+    if trace_format.matches is None:
+        return True
+    cells = _cells(ahead) if ahead is not None else []
+    return len(cells) == len(names) and trace_format.matches(dict(zip(names, cells, strict=True)))
+
+
+# --- rows
+
+
+class _Read:
+    """Growing columns, 20 bytes a request."""
+
+    def __init__(self) -> None:
+        self.arrival_s, self.input_tokens, self.output_tokens = array("d"), array("i"), array("i")
+        self.cached_tokens, self.is_offline = array("i"), bytearray()
+        self.num_failed = 0
+
+    def add(self, row: TraceRow) -> None:
+        self.arrival_s.append(row.arrival_s)
+        self.input_tokens.append(row.input_tokens)
+        self.output_tokens.append(row.output_tokens)
+        self.cached_tokens.append(row.cached_tokens)
+        self.is_offline.append(row.is_offline)
+
+    def columns(self) -> Columns:
+        return Columns(
+            np.array(self.arrival_s), np.array(self.input_tokens), np.array(self.output_tokens),
+            np.array(self.cached_tokens), np.frombuffer(bytes(self.is_offline), dtype=np.bool_),
+        )  # fmt: skip
+
+
+def _parse_rows(path: Path, found: _Found, lines: _Lines) -> _Read:
+    read, bad = _Read(), BadRows(path)
+    for number, line in _data_lines(found, lines):
+        try:
+            row = found.trace_format.parse(_record(found, line))
+        except BadRow as error:
+            bad.add(number, error)
+            continue
+        if row is None:
+            read.num_failed += 1
+        else:
+            read.add(row)
+    bad.raise_if_any()
+    return read
+
+
+class BadRows:
+    """Lines of one file that cannot be used: the first few with their reasons, and how many."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._shown: list[str] = []
+        self._count = 0
+
+    def add(self, number: int, error: BadRow) -> None:
+        """One more."""
+        self._count += 1
+        if len(self._shown) < _SHOWN_BAD_ROWS:
+            self._shown.append(f"line {number}: {error}")
+
+    def raise_if_any(self) -> None:
+        """Raises TraceError: nothing of the file is loaded."""
+        if self._count:
+            more = f"; and {self._count - len(self._shown)} more" if self._count > len(self._shown) else ""
+            how_many = "1 bad row" if self._count == 1 else f"{self._count} bad rows"
+            raise TraceError(f"{self._path}: {how_many}, nothing loaded: {'; '.join(self._shown)}{more}")
+
+
+def read_csv(path: Path, columns: tuple[str, ...], parse: Callable[[Record], None]) -> None:
+    """Feed every row of a CSV file (gzip or plain) with exactly these columns to ``parse``, which raises BadRow.
+
+    Raises TraceError as :func:`read_trace` does, after the last row: what ``parse`` kept is not to be used then.
+    """
+    bad = BadRows(path)
+    with _opened(path) as lines:
+        header = [name.strip() for name in _cells(next(lines, ""))]
+        if header != list(columns):
+            raise TraceError(f"{path}: line 1 must be {','.join(columns)}")
+        for line in lines:
+            if line.isspace():
+                continue
+            cells = _cells(line)
+            try:
+                if len(cells) != len(header):
+                    raise BadRow(f"{len(cells)} columns, the header has {len(header)}")
+                parse(dict(zip(header, cells, strict=True)))
+            except BadRow as error:
+                bad.add(lines.number, error)
+    bad.raise_if_any()
+
+
+def _data_lines(found: _Found, lines: _Lines) -> Iterator[tuple[int, str]]:
+    """Line numbers (from 1) with what stands there; blank lines are passed over."""
+    if found.first is not None and found.first.strip():
+        yield lines.number, found.first
+    for line in lines:
+        if not line.isspace():
+            yield lines.number, line
+
+
+def _record(found: _Found, line: str) -> Record:
+    if found.trace_format.is_json_lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            raise BadRow("not JSON") from None
+        if not isinstance(record, dict):
+            raise BadRow("not a JSON object")
+        return record
+    cells = _cells(line)
+    if len(cells) != len(found.header):
+        raise BadRow(f"{len(cells)} columns, the header has {len(found.header)}")
+    return dict(zip(found.header, cells, strict=True))
+
+
+def _cells(line: str) -> list[str]:
+    line = line.rstrip("\n")
+    return next(csv.reader([line]), []) if '"' in line else line.split(",")
+
+
+# --- writing
+
+
+def write_trace(path: Path, workload: Workload) -> None:
+    """Write our own format (CSV; gzip if the name ends in ``.gz``): source and notes above the header, then the rows.
+
+    Arrivals keep microseconds. The file appears whole or not at all. Raises ConfigError where it cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as raw:
+            # No name and no time inside, so that equal workloads are equal files.
+            packed = gzip.GzipFile("", "wb", 6, raw, mtime=0) if path.suffix == ".gz" else raw
+            with io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as text:
+                _write_rows(text, workload)
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _write_rows(text: IO[str], workload: Workload) -> None:
+    about = [f"source: {workload.source}", *(f"note: {note}" for note in workload.notes)]
+    if workload.span_s is not None:
+        about.append(f"span_s: {workload.span_s!r}")
+    text.writelines(f"# {' '.join(line.split())}\n" for line in about)
+    columns = workload.columns
+    is_full = columns.cached_tokens is not None or columns.is_offline is not None
+    text.write(",".join((*OUR_COLUMNS, *(OUR_EXTRA_COLUMNS if is_full else ()))) + "\n")
+    if is_full:
+        text.writelines(
+            f"{row.arrival_s:.6f},{row.input_tokens},{row.output_tokens},{row.cached_tokens},{CLASSES[row.is_offline]}\n"
+            for row in columns
+        )
+    else:
+        text.writelines(f"{row.arrival_s:.6f},{row.input_tokens},{row.output_tokens}\n" for row in columns)

@@ -1,0 +1,246 @@
+"""``jettison trace``: look at traces of requests, cut them, upscale them, make them up, fetch public ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from jettison.cli.help import Command, Group
+
+app = typer.Typer(
+    help="Look at traces of requests, cut, upscale, make and fetch them.", no_args_is_help=True, cls=Group,
+    rich_markup_mode=None,
+)  # fmt: skip
+
+_ARRIVALS = "Arrivals"
+_LENGTHS = "Lengths"
+
+Trace = Annotated[Path, typer.Argument(metavar="TRACE", help="Trace file of a known format, plain or gzip.")]
+Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Trace to write (.gz packs it).")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of every draw.")]
+Jitter = Annotated[
+    bool | None,
+    typer.Option(
+        "--jitter/--no-jitter",
+        help="Spread arrivals inside the trace's clock step (default: where the step is coarse).",
+    ),
+]
+
+
+@app.callback()
+def _group() -> None:
+    """Look at traces of requests, cut, upscale, make and fetch them."""
+
+
+@app.command("info", cls=Command)
+def info(
+    trace: Trace,
+    jitter: Jitter = None,
+    seed: Seed = 0,
+    json_out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures.")] = None,
+) -> None:
+    """Print rates, burstiness and lengths of a trace, and a small plot."""
+    from rich.console import Console
+
+    from jettison.workload.trace_tools import show_info
+
+    show_info(trace, jitter=jitter, seed=seed, json_out=json_out, console=Console())
+
+
+@app.command("slice", cls=Command)
+def slice_(
+    trace: Trace,
+    out: Out,
+    start_s: Annotated[
+        float, typer.Option("--start", min=0.0, metavar="SECONDS", help="From here on; arrivals count from it.")
+    ] = 0.0,
+    end_s: Annotated[
+        float | None, typer.Option("--end", min=0.0, metavar="SECONDS", help="Up to here (default: the end).")
+    ] = None,
+    skip: Annotated[int, typer.Option(min=0, metavar="N", help="Leave out the first N requests of that.")] = 0,
+    num_requests: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Keep the first N of what is left.")
+    ] = None,
+    thin: Annotated[float | None, typer.Option(metavar="FRACTION", help="Then keep this part, drawn.")] = None,
+    jitter: Jitter = None,
+    seed: Seed = 0,
+) -> None:
+    """Cut a trace by time and by rows, and thin it."""
+    from rich.console import Console
+
+    from jettison.workload.trace_tools import slice_trace
+
+    slice_trace(
+        trace, out, start_s=start_s, end_s=end_s, skip=skip, num_requests=num_requests, thin=thin, jitter=jitter,
+        seed=seed, console=Console(),
+    )  # fmt: skip
+
+
+@app.command("upscale", cls=Command)
+def upscale(
+    trace: Trace,
+    out: Out,
+    factor: Annotated[float | None, typer.Option(metavar="FACTOR", help="Times as many requests a second.")] = None,
+    rate_per_s: Annotated[
+        float | None, typer.Option("--rate", metavar="RATE", help="Mean requests a second to scale to.")
+    ] = None,
+    keep: Annotated[
+        Literal["requests", "span"],
+        typer.Option(help="What stays: the number of requests (the paper's; shorter), or the trace's time."),
+    ] = "requests",
+    spread_s: Annotated[
+        float | None,
+        typer.Option("--spread", metavar="SECONDS", help="Spread copies inside the trace's clock step of this width."),
+    ] = None,
+    lengths_from: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Take lengths from another trace, in its order.")
+    ] = None,
+    jitter: Jitter = None,
+    seed: Seed = 0,
+) -> None:
+    """More requests at the same moments (TraceUpscaler): bursts and gaps keep their width."""
+    from rich.console import Console
+
+    from jettison.workload.trace_tools import upscale_trace
+
+    upscale_trace(
+        trace, out, factor=factor, rate_per_s=rate_per_s, keep=keep, spread_s=spread_s, lengths_from=lengths_from,
+        jitter=jitter, seed=seed, console=Console(),
+    )  # fmt: skip
+
+
+@app.command("synth", cls=Command)
+def synth(
+    out: Out,
+    process: Annotated[
+        Literal["poisson", "gamma", "on-off", "diurnal", "burst", "servegen"],
+        typer.Option(help="How requests arrive; burst repeats one of a trace, servegen draws from measured clients."),
+    ] = "poisson",
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="RATE", help="Requests a second (on-off: while on; diurnal: mean).",
+                     rich_help_panel=_ARRIVALS),
+    ] = None,
+    cv: Annotated[
+        float | None,
+        typer.Option(metavar="CV", help="Irregularity of the gaps: 1 is Poisson.", rich_help_panel=_ARRIVALS),
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Length of the trace.", rich_help_panel=_ARRIVALS)
+    ] = None,
+    num_requests: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Or its number of requests.", rich_help_panel=_ARRIVALS)
+    ] = None,
+    burst: Annotated[
+        list[str] | None,
+        typer.Option(metavar="START:SECONDS:FACTOR", help="A burst (poisson, gamma); may be given more than once.",
+                     rich_help_panel=_ARRIVALS),
+    ] = None,
+    on: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="on-off: time on.", rich_help_panel=_ARRIVALS)
+    ] = None,
+    off: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="on-off: time off.", rich_help_panel=_ARRIVALS)
+    ] = None,
+    off_rate: Annotated[
+        float | None, typer.Option(metavar="RATE", help="on-off: rate while off (0).", rich_help_panel=_ARRIVALS)
+    ] = None,
+    peak: Annotated[
+        float | None,
+        typer.Option(metavar="FACTOR", help="diurnal: peak over mean (1.6).", rich_help_panel=_ARRIVALS),
+    ] = None,
+    period: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="diurnal: a day (86400).", rich_help_panel=_ARRIVALS)
+    ] = None,
+    peak_at: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="diurnal: time of the peak (14 h of 24).", rich_help_panel=_ARRIVALS),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="burst: trace that has it.", rich_help_panel=_ARRIVALS)
+    ] = None,
+    burst_start: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="burst: where it starts.", rich_help_panel=_ARRIVALS)
+    ] = None,
+    burst_end: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="burst: where it ends.", rich_help_panel=_ARRIVALS)
+    ] = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="burst: times that it comes again.", rich_help_panel=_ARRIVALS),
+    ] = None,
+    windows: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="servegen: clients' windows (CSV).", rich_help_panel=_ARRIVALS),
+    ] = None,
+    histograms: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="servegen: token histograms (CSV).", rich_help_panel=_ARRIVALS),
+    ] = None,
+    start: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="servegen: from here on.", rich_help_panel=_ARRIVALS)
+    ] = None,
+    rate_scale: Annotated[
+        float | None, typer.Option(metavar="FACTOR", help="servegen: multiply rates.", rich_help_panel=_ARRIVALS)
+    ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Lengths of a published data set (docs/workloads.md).",
+                     rich_help_panel=_LENGTHS),
+    ] = None,
+    lengths_from: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Lengths of a trace, in its order.", rich_help_panel=_LENGTHS),
+    ] = None,
+    prompt: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="N", help="Median input, log-normal with sigma 0.5 (512).",
+                     rich_help_panel=_LENGTHS),
+    ] = None,
+    output: Annotated[
+        float | None,
+        typer.Option(min=1, metavar="N", help="Median output, the same way (128).", rich_help_panel=_LENGTHS),
+    ] = None,
+    seed: Seed = 0,
+) -> None:
+    """Make a trace up from an arrival process and a distribution of lengths."""
+    from rich.console import Console
+
+    from jettison.workload.trace_tools import SynthOptions, synthesise_trace
+
+    options = SynthOptions(
+        rate=rate, cv=cv, duration=duration, num_requests=num_requests, on=on, off=off, off_rate=off_rate, peak=peak,
+        period=period, peak_at=peak_at, bursts=tuple(burst or ()), trace=trace, burst_start=burst_start,
+        burst_end=burst_end, repeat=repeat, windows=windows, histograms=histograms, start=start, rate_scale=rate_scale,
+        lengths=lengths, lengths_from=lengths_from, prompt=prompt, output=output,
+    )  # fmt: skip
+    synthesise_trace(process, options, out, seed=seed, console=Console())
+
+
+@app.command("fetch", cls=Command)
+def fetch(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Public trace; without a name they are listed.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Where it goes (default: its own name, here).")
+    ] = None,
+    url: Annotated[str | None, typer.Option(metavar="URL", help="Fetch the same file from here.")] = None,
+    sha256: Annotated[
+        str | None, typer.Option(metavar="DIGEST", help="Expected digest, where none is published.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Longest wait for the network.")
+    ] = 30.0,
+) -> None:
+    """Download a public trace and check it."""
+    from rich.console import Console
+
+    from jettison.workload.trace_tools import fetch_trace, list_public_traces
+
+    if name is None:
+        list_public_traces(Console())
+    else:
+        fetch_trace(name, out, url=url, sha256=sha256, timeout_s=timeout_s, console=Console())

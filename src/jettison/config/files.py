@@ -1,0 +1,51 @@
+"""YAML files that people write: plain types only, every key once, errors with file and line.
+
+The one module of this room that reads files, and that needs more than the standard library.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jettison.errors import ConfigError
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's plain types only, and a key given twice is an error instead of the last one winning."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [self.construct_object(name, deep=True) for name, _ in node.value]
+        doubled = sorted({str(name) for name in names if names.count(name) > 1})
+        if doubled:
+            raise yaml.constructor.ConstructorError(None, None, f"key {doubled[0]!r} is given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml_mapping(path: Path, what: str = "the configuration file") -> dict[str, Any]:
+    """The mapping in a YAML file; an empty file is an empty mapping. Raises ConfigError naming file and line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"cannot read {what} {path}: {reason}") from None
+    content = parse_yaml(text, str(path))
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: needs `key: value` lines, not a {type(content).__name__}")
+    return content
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """One document, or one value. Raises ConfigError that begins with ``where`` and names the line."""
+    try:
+        return yaml.load(text, Loader=_StrictLoader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{where}, line {mark.line + 1}" if mark is not None else where
+        raise ConfigError(f"{place}: {getattr(error, 'problem', None) or 'not YAML'}") from None
+    except (ValueError, OverflowError) as error:  # a time stamp that is none, a number out of bounds
+        raise ConfigError(f"{where}: {error}") from None

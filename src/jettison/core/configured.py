@@ -1,0 +1,58 @@
+"""A core's limits and parameters from the configuration: the same words configure a live engine and a simulated one.
+
+Whoever calls knows the model (its context, its stop tokens) and the machine (its profile, its host memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jettison.config import EngineConfig
+from jettison.core.group import SchedulerLimits
+from jettison.core.params import ClusterParams
+from jettison.core.recovering import FaultParams
+from jettison.cost.hardware import HardwareProfile
+from jettison.policy.exchange import ExchangeMode
+from jettison.policy.lookahead import LookaheadParams
+from jettison.policy.migration import MigrationParams
+from jettison.policy.overload import OverloadParams
+from jettison.policy.restore import RestoreParams
+from jettison.policy.swapping import SwapParams
+
+
+def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: Iterable[int] = ()) -> SchedulerLimits:
+    """Bounds of every group's steps."""
+    return SchedulerLimits(
+        block_size=config.memory.block_size,
+        max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
+        max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=max_model_len,
+        watermark=config.scheduler.admission_watermark,
+        eos_token_ids=frozenset(eos_token_ids),
+        enable_prefix_caching=config.memory.enable_prefix_caching,
+        # Baselines form microbatches as their authors do: by token counts.
+        lookahead=LookaheadParams(
+            config.scheduler.lookahead == "on" and config.overload.policy == "drop",
+            config.scheduler.lookahead_min_tokens,
+        ),
+    )
+
+
+def cluster_params(
+    config: EngineConfig, *, num_host_slots: int, profile: HardwareProfile | None = None
+) -> ClusterParams:
+    """Policies and their numbers. ``num_host_slots``: blocks of one layer's KV that a worker's host pool holds."""
+    overload = config.overload
+    return ClusterParams(
+        overload_policy=overload.policy,
+        overload=OverloadParams(min_blocked_s=overload.min_wait_ms / 1e3, horizon_s=overload.horizon_ms / 1e3),
+        rebalance=overload.rebalance,
+        planner=overload.planner,
+        restore=RestoreParams(overload.restore_threshold, overload.restore_dwell_ms / 1e3),
+        swap=SwapParams(num_host_slots, overload.swap_budget_blocks),
+        migration=MigrationParams(overload.migrate_threshold, overload.migrate_period_ms / 1e3),
+        drop_dwell_s=overload.drop_dwell_ms / 1e3,
+        profile=profile,
+        faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
+        exchange=ExchangeMode(overload.exchange),
+    )

@@ -1,0 +1,64 @@
+"""What serving takes of the host's processors, beside the steps: measured constants, where processes share cores.
+
+On a machine whose workers are its own processors, controller and client run on the same cores. Steps are profiled with
+nobody else computing (``HardwareProfile.cost``); these constants say what else is computed, by whom, and how much slower
+a core is while others are busy. Measured by ``live.host_costs``, used by ``sim.processors``; docs/validation.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """Seconds of one core's time, alone on it; the defaults are nothing at all, as on a cluster of accelerators."""
+
+    num_cores: int = 0
+    """That all processes share; 0: nobody shares."""
+    core_speeds: tuple[float, ...] = ()
+    """Entry i: the speed of each of i + 1 busy cores over that of one alone."""
+    threads_per_worker: int = 1
+    worker_step_s: float = 0.0
+    """A worker, for each step: reading the command, telling the end."""
+    worker_row_s: float = 0.0
+    """The same, for each request in the step."""
+    controller_step_s: float = 0.0
+    """The controller, for each step: committing it and issuing the next."""
+    controller_row_s: float = 0.0
+    """The same, for each request in the step."""
+    controller_request_s: float = 0.0
+    """The server, for each request: from its first byte until the core has it."""
+    controller_prompt_token_s: float = 0.0
+    """The same, for each token of the prompt."""
+    controller_end_s: float = 0.0
+    """The server, at the end of each request."""
+    controller_token_s: float = 0.0
+    """The server, for each token that it sends to a client."""
+    controller_tick_s: float = 0.0
+    """One look of the monitor."""
+    controller_scrape_s: float = 0.0
+    """One answer to whoever asks for metrics."""
+    client_request_s: float = 0.0
+    """The load generator, for each request that it sends."""
+    client_token_s: float = 0.0
+    """The same, for each token that it receives."""
+    client_scrape_s: float = 0.0
+    """The same, for each reading of the metrics."""
+    hop_s: float = 0.0
+    """From one process's sending to another's waking up."""
+
+    def __post_init__(self) -> None:
+        times = [f.name for f in fields(self) if f.name.endswith("_s")]
+        bad = [name for name in times if not 0.0 <= getattr(self, name) < 1.0]
+        if bad:
+            raise ValueError(f"times must be from 0 to 1 s: {', '.join(bad)}")
+        if self.num_cores < 0 or self.threads_per_worker < 1:
+            raise ValueError("num_cores must be >= 0 and threads_per_worker >= 1")
+        if len(self.core_speeds) != self.num_cores or any(not 0.0 < speed <= 1.5 for speed in self.core_speeds):
+            raise ValueError("core_speeds needs a speed in (0, 1.5] for each number of busy cores")
+
+    @property
+    def is_shared(self) -> bool:
+        """Processes compete for cores."""
+        return self.num_cores > 0

@@ -1,0 +1,156 @@
+"""Faults, carried out: what dies, is cut off, slows down, or speaks late and twice (``sim.faults``).
+
+A death is seen at once by peers (their links close) and told to the core when it is detected; nothing that the dead
+worker has sent is delivered after that, as ``core.ports`` promises. A cut link stays cut until one of its ends starts a
+new life; a stage that loses a peer by it makes that peer suspect, and it is declared lost (``live.engine``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from jettison.core import ports
+from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
+from jettison.sim.loop import FAULT
+from jettison.sim.worker import SimWorker
+from jettison.types import NANOSECONDS, WorkerId
+
+if TYPE_CHECKING:
+    from jettison.sim.cluster import SimulatedCluster
+
+LINK_GRACE_NS = NANOSECONDS
+"""A peer that a stage has lost is declared lost so much later, if it has not been before."""
+
+DECLARED_RESTART_S = 1.0
+"""From then to its next life."""
+
+
+class Breaking:
+    """What is broken in one cluster, and will be."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self.num_ahead = 0
+        """Faults that are planned, and their consequences that are still to come."""
+        self.duplicated: dict[WorkerId, int] = {}
+        """Worker -> delay of the second copy of what it tells, in ns."""
+        self._cluster = cluster
+        self._cut: set[tuple[WorkerId, WorkerId]] = set()
+        """Pairs, smaller id first, whose link is broken though both live."""
+        self._told_dead: dict[WorkerId, int] = {}
+        """Worker -> first life of which the core has not been told the end."""
+
+    def plan(self, faults: Iterable[Fault]) -> None:
+        """Let these things go wrong at their times."""
+        for fault in faults:
+            self.num_ahead += 1
+            self._cluster.loop.at(round(fault.at_s * NANOSECONDS), partial(self._strike, fault), FAULT)
+
+    def is_cut(self, a: WorkerId, b: WorkerId) -> bool:
+        """Whether the link between two that live is broken."""
+        return bool(self._cut) and (min(a, b), max(a, b)) in self._cut
+
+    def is_told_dead(self, worker_id: WorkerId, life: int) -> bool:
+        """The core knows that this life is over."""
+        return life < self._told_dead.get(worker_id, 0)
+
+    def suspect(self, worker_id: WorkerId) -> None:
+        """A stage has lost this worker: if it still lives a moment later, a broken link has made it useless."""
+        worker, life = self._cluster.worker(worker_id), self._cluster.worker(worker_id).life
+        if worker.alive and any(worker_id in pair for pair in self._cut):
+            self._cluster.loop.after(
+                LINK_GRACE_NS,
+                lambda: self._kill(worker_id, 0.0, DECLARED_RESTART_S) if worker.life == life else None,
+            )
+
+    def close_link(self, survivor: SimWorker, lost: WorkerId) -> None:
+        """A fence: the survivor listens to that life no more; the next one may be linked already."""
+        if not self._cluster.is_linked(survivor.worker_id, lost):
+            survivor.lose_link(lost)
+
+    # --- striking ---------------------------------------------------------------------------------------------
+
+    def _strike(self, fault: Fault) -> None:
+        self.num_ahead -= 1
+        cluster = self._cluster
+        cluster.stop_strides(including_now=False)
+        cluster.log.note(cluster.loop.now_ns, "fault", repr(fault))
+        match fault:
+            case Crash():
+                self._kill(fault.worker_id, fault.detect_s, fault.restart_after_s)
+            case Cut():
+                self._cut_link(fault.a, fault.b)
+            case Slow():
+                worker = cluster.worker(fault.worker_id)
+                worker.slowness = fault.factor
+                self._later(fault.for_s, lambda: setattr(worker, "slowness", 1.0))
+            case Delay():
+                worker = cluster.worker(fault.worker_id)
+                worker.extra_hop_ns = round(fault.delay_s * NANOSECONDS)
+                self._later(fault.for_s, lambda: setattr(worker, "extra_hop_ns", 0))
+            case Duplicate():
+                self.duplicated[fault.worker_id] = round(fault.delay_s * NANOSECONDS)
+                self._later(fault.for_s, lambda: self.duplicated.pop(fault.worker_id, None))
+
+    def _later(self, delay_s: float, act: Callable[[], object]) -> None:
+        def run() -> None:
+            self._cluster.stop_strides(including_now=False)
+            act()
+
+        self._cluster.loop.after(round(delay_s * NANOSECONDS), run, FAULT)
+
+    # --- deaths -----------------------------------------------------------------------------------------------
+
+    def _kill(self, worker_id: WorkerId, detect_s: float, restart_after_s: float | None) -> None:
+        cluster, worker = self._cluster, self._cluster.worker(worker_id)
+        if not worker.alive:
+            return
+        cluster.stop_strides()
+        for peer in cluster.workers:
+            if peer != worker_id and cluster.is_linked(worker_id, peer):
+                self._break_link(worker_id, peer, dead=worker_id)
+        worker.die()
+        self.num_ahead += 1
+        self._later(detect_s, lambda: self._lost(worker_id, restart_after_s))
+
+    def _lost(self, worker_id: WorkerId, restart_after_s: float | None) -> None:
+        self._told_dead[worker_id] = self._cluster.worker(worker_id).life
+        self._cluster.handle(ports.WorkerLost(worker_id))
+        if restart_after_s is None:
+            self.num_ahead -= 1
+            self._cluster.handle(ports.WorkerGone(worker_id))
+        else:
+            self._later(restart_after_s, lambda: self._rise(worker_id))
+
+    def _rise(self, worker_id: WorkerId) -> None:
+        self.num_ahead -= 1
+        worker = self._cluster.worker(worker_id)
+        self._cut = {pair for pair in self._cut if worker_id not in pair}
+        worker.rise()
+        self._cluster.handle(ports.WorkerJoined(worker_id, worker.memory.capacity_blocks, worker.life))
+        self._cluster.start_ticks()
+
+    # --- links ------------------------------------------------------------------------------------------------
+
+    def _cut_link(self, a: WorkerId, b: WorkerId) -> None:
+        if self._cluster.is_linked(a, b):
+            self._break_link(a, b, dead=None)
+            self._cut.add((min(a, b), max(a, b)))
+            self._cluster.worker(a).lose_link(b)
+            self._cluster.worker(b).lose_link(a)
+
+    def _break_link(self, a: WorkerId, b: WorkerId, *, dead: WorkerId | None) -> None:
+        """Transfers between the two are over: who lives tells, the destination of those that have begun (rule 8)."""
+        cluster = self._cluster
+        for src, dst in ((a, b), (b, a)):
+            for transfer in cluster.transfers.drop(src, dst):
+                teller = src if transfer.begun_ns is None else dst
+                if teller != dead:
+                    ended = ports.MoveEnded(transfer.move_id, False, transfer.sent_bytes, 0)
+                    cluster.report(cluster.worker(teller), ended, cluster.loop.now_ns)
+        if dead is not None:
+            survivor = cluster.worker(b if a == dead else a)
+            life = survivor.life
+            latency_ns = cluster.network.latency_ns(a, b)
+            cluster.loop.after(latency_ns, lambda: survivor.lose_link(dead) if survivor.life == life else None)

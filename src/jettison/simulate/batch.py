@@ -1,0 +1,91 @@
+"""Many cases over the cores there are: processes of our own, one case at a time each.
+
+A case decides its result alone, so the number of processes and the order in which they finish change nothing.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing.sharedctypes import SynchronizedArray
+from typing import Any
+
+from jettison.errors import JettisonError
+from jettison.report.results import RunResult
+from jettison.simulate.cases import Case, run_case
+
+POLL_S = 0.25
+"""How often progress of other processes is looked at."""
+
+OnShares = Callable[[Sequence[float]], None]
+"""Told the share of each case that is done."""
+
+
+def usable_cores() -> int:
+    """That this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # absent on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def run_cases(
+    cases: Sequence[Case], *, num_processes: int | None = None, on_shares: OnShares = lambda shares: None
+) -> list[RunResult]:
+    """Results in the order of the cases. ``num_processes`` None: as many as there are cores and cases."""
+    number = min(len(cases), num_processes or usable_cores())
+    if number <= 1:
+        return _run_here(cases, on_shares)
+    context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
+    shares = context.Array("d", len(cases), lock=False)
+    results: dict[int, RunResult] = {}
+    with ProcessPoolExecutor(number, context, _remember, (shares,)) as pool:
+        waiting: dict[Future[RunResult], int] = {pool.submit(_run, i, case): i for i, case in enumerate(cases)}
+        try:
+            while waiting:
+                done, _ = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    results[waiting.pop(future)] = future.result()
+                on_shares(list(shares))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [results[index] for index in range(len(cases))]
+
+
+def _run_here(cases: Sequence[Case], on_shares: OnShares) -> list[RunResult]:
+    shares = [0.0] * len(cases)
+    results = []
+    for index, case in enumerate(cases):
+
+        def note(ended: int, total: int, index: int = index) -> None:
+            share = ended / total
+            if share - shares[index] >= 0.01 or ended == total:
+                shares[index] = share
+                on_shares(shares)
+
+        results.append(run_case(case, note))
+    return results
+
+
+_shares: SynchronizedArray[Any] | None = None
+"""In a process of the pool: where it says how far it is."""
+
+
+def _remember(shares: SynchronizedArray[Any]) -> None:
+    global _shares
+    _shares = shares
+
+
+def _run(index: int, case: Case) -> RunResult:
+    shares = _shares
+    assert shares is not None
+
+    def note(ended: int, total: int) -> None:
+        shares[index] = ended / total
+
+    try:
+        return run_case(case, note)
+    except JettisonError as error:
+        raise type(error)(f"{case.name}: {error}") from None

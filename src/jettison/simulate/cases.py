@@ -1,0 +1,158 @@
+"""Which runs a spec has, and one of them from beginning to end.
+
+A case is plain data: it goes to another process, and into the result file, from which it can be run again.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jettison.cost.deployment import deployment_to_document
+from jettison.errors import ConfigError
+from jettison.report.results import RunResult
+from jettison.report.timeline import Timeline
+from jettison.sim.faults import Fault, draw_faults
+from jettison.simulate.loads import OnPilot, find_factor
+from jettison.simulate.machines import Machine, cluster_setup, edge_of, resolve_config, resolve_machine
+from jettison.simulate.run import SimulationOptions, simulate_workload
+from jettison.simulate.spec import ExperimentSpec, RandomFaults, parse_spec
+from jettison.simulate.sweeps import SweepPoint, expand_sweep
+from jettison.simulate.workload_spec import WorkloadSpec
+from jettison.simulate.workloads import build_workload
+from jettison.workload.prompts import PromptMaker
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One run: a point of the sweep, a variant, a seed."""
+
+    name: str
+    raw: Mapping[str, Any]
+    """The spec with one variant and one seed, without a sweep."""
+    point: Mapping[str, Any] = field(default_factory=dict)
+    """Swept values by place."""
+    variant: str = ""
+    seed: int = 0
+    factor: float = 1.0
+    """Of ``build_workload``: what ``mean_load`` came to."""
+    base_dir: str = "."
+    timeline: str | None = None
+    """Where its time line goes."""
+
+
+def cases_of(
+    raw: Mapping[str, Any], name: str, base_dir: Path = Path(), *, on_pilot: OnPilot = lambda *_: None
+) -> list[Case]:
+    """All runs: by point, then by seed, then by variant, so that what is compared stands together.
+
+    Everything is checked first: each cluster is resolved, each variant's settings are, each workload is made once. A
+    mean load is that of the first point's cluster: a sweep changes the cluster under the same requests.
+    Raises ConfigError, TraceError, BudgetError, ModelError.
+    """
+    points = expand_sweep(raw)
+    prepared = [_prepare(point, name, base_dir) for point in points]
+    factors: dict[tuple[WorkloadSpec, int], float] = {}
+    cases: list[Case] = []
+    for point, (spec, _, plain) in zip(points, prepared, strict=True):
+        key = (spec.workload, spec.seeds[0])
+        if key not in factors:
+            first, machine, _ = prepared[0]
+            same = replace(spec, cluster=first.cluster, settings=first.settings)
+            factors[key] = find_factor(same, machine, base_dir, on_pilot=on_pilot)
+        for seed in spec.seeds:
+            for variant in spec.variants:
+                parts = [variant.name, point.label, f"seed={seed}" if len(spec.seeds) > 1 else ""]
+                cases.append(Case(
+                    " ".join(part for part in parts if part), _one(plain, variant.name, seed), point.values,
+                    variant.name, seed, factors[key], str(base_dir),
+                ))  # fmt: skip
+    return cases
+
+
+Prepared = tuple[ExperimentSpec, Machine, dict[str, Any]]
+
+
+def _prepare(point: SweepPoint, name: str, base_dir: Path) -> Prepared:
+    """Parsed, resolved, and as plain data that needs no model folder."""
+    spec = parse_spec(point.raw, name)
+    machine = resolve_machine(spec.cluster, spec.settings, base_dir)
+    for variant in spec.variants:
+        cluster_setup(machine, spec, variant, spec.seeds[0])
+    build_workload(spec.workload, spec.seeds[0], base_dir)
+    _faults(spec, machine)
+    return spec, machine, _portable(point.raw, spec, base_dir)
+
+
+def _portable(raw: Mapping[str, Any], spec: ExperimentSpec, base_dir: Path) -> dict[str, Any]:
+    """With a description in place of a model folder."""
+    plain = copy.deepcopy(dict(raw))
+    if spec.cluster.is_local:
+        from jettison.simulate.local import local_deployment  # torch, and only here
+
+        deployment = local_deployment(spec.cluster, spec.settings, base_dir)
+        kept = {key: plain["cluster"][key] for key in ("link", "block_size") if key in plain["cluster"]}
+        plain["cluster"] = {"description": deployment_to_document(deployment), **kept}
+    return plain
+
+
+def _one(plain: Mapping[str, Any], variant: str, seed: int) -> dict[str, Any]:
+    """The spec of a single run."""
+    variants = [v if isinstance(v, dict) else {"policy": v} for v in plain.get("variants") or ["drop"]]
+    chosen = next(v for v in variants if v.get("name", v.get("policy", "drop")) == variant)
+    kept = {key: value for key, value in plain.items() if key not in ("variants", "seeds", "sweep", "plan")}
+    return {**kept, "variants": [chosen], "seeds": [seed]}
+
+
+def run_case(case: Case, on_progress: OnProgress | None = None) -> RunResult:
+    """Simulate one case. The same case gives the same result, in whichever process."""
+    spec = parse_spec(case.raw, case.name)
+    base_dir = Path(case.base_dir)
+    machine = resolve_machine(spec.cluster, spec.settings, base_dir)
+    workload = build_workload(spec.workload, case.seed, base_dir, factor=case.factor)
+    variant = spec.variants[0]
+    config = resolve_config(machine, spec, variant)
+    timeline = None if case.timeline is None else Timeline()
+    options = SimulationOptions(
+        name=case.name,
+        edge=edge_of(spec.timing),
+        observe_interval_s=spec.run.observe_interval_s,
+        until_s=spec.run.until_s,
+        detail=spec.run.detail,
+        faults=_faults(spec, machine),
+        # The prompts of `jettison bench` with this seed: what was computed before a preemption may still be cached.
+        prompts=PromptMaker(seed=case.seed) if config.memory.enable_prefix_caching else None,
+        slo_ttft_s=spec.slo.ttft_s,
+        slo_tpot_s=spec.slo.tpot_s,
+        on_progress=on_progress,
+        observer=timeline,
+    )
+    run = simulate_workload(workload, cluster_setup(machine, spec, variant, case.seed), options)
+    run.config["spec"] = dict(case.raw)
+    run.config["point"] = dict(case.point)
+    run.config["variant"], run.config["seed"] = case.variant, case.seed
+    run.config["cluster"] |= {"name": machine.name, "gpus": machine.num_gpus}
+    if spec.workload.mean_load is not None:
+        run.config["workload"]["mean_load"] = {"wanted": spec.workload.mean_load, "factor": case.factor}
+    if timeline is not None and case.timeline is not None:
+        timeline.write(Path(case.timeline))
+    return run
+
+
+def _faults(spec: ExperimentSpec, machine: Machine) -> tuple[Fault, ...]:
+    """Listed, or drawn. Raises ConfigError for a worker that does not exist."""
+    if isinstance(spec.faults, RandomFaults):
+        drawn = spec.faults
+        return draw_faults(drawn.seed, range(machine.num_instances), drawn.span_s, drawn.number)
+    for index, fault in enumerate(spec.faults):
+        named = [getattr(fault, key) for key in ("worker_id", "a", "b") if hasattr(fault, key)]
+        if max(named) >= machine.num_instances:
+            raise ConfigError(
+                f"faults[{index}] names worker {max(named)}: the workers are 0 to {machine.num_instances - 1}"
+            )
+    return spec.faults

@@ -1,0 +1,99 @@
+"""What ``jettison simulate`` does with a spec: run its cases, show the table, write what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jettison.errors import ConfigError
+from jettison.report.html import write_html
+from jettison.report.results import RunResult, write_results
+from jettison.simulate.batch import run_cases
+from jettison.simulate.cases import Case, cases_of
+from jettison.simulate.table import print_table
+
+MAX_PICTURED_RUNS = 8
+"""Runs that a report page compares; the result file has all."""
+
+
+def simulate_command(
+    raw: Mapping[str, Any],
+    name: str,
+    base_dir: Path,
+    *,
+    json_out: Path | None = None,
+    html_out: Path | None = None,
+    timeline_out: Path | None = None,
+    num_processes: int | None = None,
+    console: Console | None = None,
+) -> list[RunResult]:
+    """Run every case of a spec. Raises UserError (one line) before anything runs that could have been known then."""
+    console = console or Console()
+    for path in (json_out, html_out, timeline_out):
+        if path is not None:
+            check_writable(path)
+    with console.status("preparing") as status:
+        cases = cases_of(
+            raw, name, base_dir,
+            on_pilot=lambda number, factor, load: status.update(
+                f"mean load: pilot {number}, {factor:.4g} times the users make {load:.2f}"
+            ),
+        )
+    if timeline_out is not None:
+        cases = with_timelines(cases, timeline_out)
+    runs = run_shown(cases, console, num_processes)
+    print_table(runs, console)
+    write_outputs(runs, name, json_out, html_out, console)
+    if timeline_out is not None:
+        console.print(f"time lines: {', '.join(str(c.timeline) for c in cases)}", soft_wrap=True)
+    return runs
+
+
+def run_shown(cases: Sequence[Case], console: Console, num_processes: int | None = None) -> list[RunResult]:
+    """Run cases under a progress bar."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
+        task = bar.add_task(f"{len(cases)} runs" if len(cases) > 1 else cases[0].name, total=float(len(cases)))
+        return run_cases(
+            cases, num_processes=num_processes, on_shares=lambda shares: bar.update(task, completed=sum(shares))
+        )
+
+
+def write_outputs(
+    runs: Sequence[RunResult], name: str, json_out: Path | None, html_out: Path | None, console: Console
+) -> None:
+    """The result file and the page."""
+    if json_out is not None:
+        write_results(json_out, runs)
+    if html_out is not None:
+        shown = list(runs[:MAX_PICTURED_RUNS])
+        write_html(html_out, shown, title=f"jettison simulate: {name}")
+        if len(runs) > len(shown):
+            console.print(f"{html_out} compares the first {len(shown)} of {len(runs)} runs", soft_wrap=True)
+
+
+def with_timelines(cases: Sequence[Case], path: Path) -> list[Case]:
+    """Each case with a file for its time line: the one that was named, or one a run beside it."""
+    if len(cases) == 1:
+        return [replace(cases[0], timeline=str(path))]
+    stem, dot, suffix = path.name.partition(".")
+    names = ["".join(c if c.isalnum() or c in "-=." else "-" for c in case.name) for case in cases]
+    return [
+        replace(case, timeline=str(path.with_name(f"{stem}-{name}{dot}{suffix}")))
+        for case, name in zip(cases, names, strict=True)
+    ]
+
+
+def check_writable(path: Path) -> None:
+    """What could fail after a long run fails before it. Raises ConfigError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,316 @@
+"""From a spec's cluster to what is simulated: the model's sizes, the memory, the links, and what things take.
+
+A ``Machine`` comes from presets (``of_preset``), or from what was measured (``of_deployment``: a model folder here, or
+what a live server told of itself). A variant's settings then make a ``sim.setup.ClusterSetup`` of it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from jettison.config import EngineConfig
+from jettison.core.configured import cluster_params, scheduler_limits
+from jettison.core.group import SchedulerLimits
+from jettison.cost.deployment import Deployment, deployment_from_document
+from jettison.cost.gpus import LINE_RATE_REACHED, LinkPreset
+from jettison.cost.hardware import HardwareProfile
+from jettison.cost.hostcosts import HostCosts
+from jettison.cost.presets import ClusterPreset, InstancePreset, cluster_preset, instance_preset
+from jettison.errors import BudgetError, ConfigError
+from jettison.memory.hostpool import num_host_slots
+from jettison.sim.executor import ModelledExecutor
+from jettison.sim.links import LATENCY_S, LinkClass, LinkSpec, Topology
+from jettison.sim.setup import CUDA_PAGE_BYTES, ClusterSetup, Hops, MemorySetup
+from jettison.simulate.clients import Edge
+from jettison.simulate.spec import ClusterSpec, ExperimentSpec, LinkChange, Settings, Timing, VariantSpec
+from jettison.types import ModelShape
+
+DEFAULT_CONTEXT = 131_072
+"""Most tokens of a request, where the model is a preset and nobody says ``max_model_len``."""
+
+DEFAULT_GBPS = 100.0
+"""Of each GPU's card, where a spec names a model and a GPU and no link."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A cluster without its settings. All memory is of one instance."""
+
+    name: str
+    shape: ModelShape
+    num_instances: int
+    gpus_per_instance: int | None
+    """None: not of GPUs."""
+    budget_bytes: int
+    profile: HardwareProfile
+    topology: Topology
+    workspace_bytes: int = 0
+    page_bytes: int | None = None
+    """None: the settings', or what CUDA has."""
+    max_model_len: int = DEFAULT_CONTEXT
+    settings: Settings = field(default_factory=dict)
+    """Of the deployment that was measured; a spec's beat them."""
+    costs: HostCosts = field(default_factory=HostCosts)
+    caches_prefixes: bool = False
+    """Prefix caching where the settings do not say: only a cluster that was measured had it on."""
+    core_knows_profile: bool = True
+
+    @property
+    def kv_tokens(self) -> int:
+        """What one instance's KV cache holds, undropped and before rounding to pages."""
+        free = self.budget_bytes - self.workspace_bytes - self.shape.parameter_bytes
+        return max(0, free // (self.shape.num_layers * self.shape.kv_bytes_per_token_layer))
+
+    @property
+    def is_preset(self) -> bool:
+        """Nobody has measured it: the model has no context of its own."""
+        return self.gpus_per_instance is not None
+
+    @property
+    def num_gpus(self) -> int | None:
+        """Of the whole cluster; None where it has none."""
+        return None if self.gpus_per_instance is None else self.num_instances * self.gpus_per_instance
+
+
+def resolve_machine(cluster: ClusterSpec, settings: Settings, base_dir: Path = Path()) -> Machine:
+    """The machine that a spec means. ``settings``: of all variants, as they decide what a model folder needs.
+
+    Raises ConfigError, ModelError and BudgetError, each in one line.
+    """
+    if cluster.preset is not None or cluster.gpu is not None:
+        machine = _of_presets(cluster)
+    elif cluster.is_local:
+        from jettison.simulate.local import local_deployment  # torch, and only here
+
+        machine = of_deployment(local_deployment(cluster, settings, base_dir), cluster)
+    else:
+        machine = of_deployment(_described(cluster, base_dir), cluster)
+    if machine.kv_tokens < 1:
+        needed = machine.shape.parameter_bytes + machine.workspace_bytes
+        raise BudgetError(
+            f"cluster: {machine.name} needs {needed} bytes for parameters and workspace, and more for KV; an instance "
+            f"has {machine.budget_bytes}"
+        )
+    return machine
+
+
+# --- presets
+
+
+def _of_presets(cluster: ClusterSpec) -> Machine:
+    preset = _cluster_preset(cluster)
+    instance = preset.instance
+    between, inside = _link(preset.scale_out, instance, cluster.link), preset.scale_up
+    topology = Topology(
+        between=between,
+        inside=None if inside is None else _spec_of(inside, LinkClass.NVLINK if _has_nvlink(instance) else LinkClass.PCIE),
+        host=LinkSpec.of(LinkClass.PCIE, instance.host_link_bytes_per_s),
+        machine_of={i: i // preset.instances_per_node for i in range(preset.num_instances)},
+    )
+    slowest = between if inside is None or preset.num_instances > preset.instances_per_node else topology.inside
+    assert slowest is not None
+    profile = replace(preset.profile(), link_bytes_per_s=slowest.bytes_per_s, link_latency_s=slowest.latency_s)
+    return Machine(
+        name=f"{preset.name} ({preset.num_instances} x {instance.name})",
+        shape=instance.shape,
+        num_instances=preset.num_instances,
+        gpus_per_instance=instance.num_gpus,
+        budget_bytes=_budget_bytes(cluster, instance),
+        profile=profile,
+        topology=topology,
+    )
+
+
+def _cluster_preset(cluster: ClusterSpec) -> ClusterPreset:
+    """With instances and utilisation as the spec has them."""
+    if cluster.preset is not None:
+        preset = cluster_preset(cluster.preset)
+    else:
+        assert cluster.gpu is not None and cluster.model is not None
+        instance = instance_preset(cluster.model, cluster.gpu, cluster.gpus_per_instance)
+        latency_s = instance.gpu.efficiency.network_s
+        link = LinkPreset("network", instance.num_gpus * DEFAULT_GBPS * 1e9 / 8, latency_s)
+        preset = ClusterPreset(cluster.gpu, instance, cluster.instances or 1, 1, link)
+    if cluster.instances is not None:
+        preset = replace(preset, num_instances=cluster.instances)
+    if cluster.memory_utilisation is not None:
+        try:
+            instance = replace(preset.instance, memory_utilisation=cluster.memory_utilisation)
+        except ValueError as error:
+            raise BudgetError(f"cluster.memory_utilisation: {error}") from None
+        preset = replace(preset, instance=instance)
+    return preset
+
+
+def _budget_bytes(cluster: ClusterSpec, instance: InstancePreset) -> int:
+    if cluster.memory_bytes is not None:
+        if cluster.memory_bytes > instance.memory_bytes:
+            raise BudgetError(
+                f"cluster.memory: {cluster.memory_bytes} bytes are more than the {instance.memory_bytes} of "
+                f"{instance.num_gpus} x {instance.gpu.name}"
+            )
+        return cluster.memory_bytes
+    if cluster.kv_tokens is not None:
+        return instance.parameter_bytes + cluster.kv_tokens * instance.kv_bytes_per_token
+    return instance.budget_bytes
+
+
+def _has_nvlink(instance: InstancePreset) -> bool:
+    return instance.gpu.nvlink_bytes_per_s is not None
+
+
+def _link(preset: LinkPreset, instance: InstancePreset, change: LinkChange) -> LinkSpec:
+    """The link between instances, as the preset or the spec has it: all GPUs' cards together."""
+    line = preset.line_bytes_per_s if change.gbps is None else instance.num_gpus * change.gbps * 1e9 / 8
+    return _changed(LinkPreset(preset.name, line, preset.latency_s, preset.efficiency, preset.duplex_efficiency), change)
+
+
+def _changed(preset: LinkPreset, change: LinkChange) -> LinkSpec:
+    link_class = LinkClass(change.link_class or (LinkClass.ETHERNET if "Gbps" == preset.name[-4:] else LinkClass.RDMA))
+    latency_s = preset.latency_s
+    if change.link_class is not None:
+        latency_s = LATENCY_S[link_class]
+    if change.latency_us is not None:
+        latency_s = change.latency_us / 1e6
+    changed = replace(
+        preset, latency_s=latency_s,
+        efficiency=preset.efficiency if change.efficiency is None else change.efficiency,
+        duplex_efficiency=preset.duplex_efficiency if change.duplex_efficiency is None else change.duplex_efficiency,
+    )
+    return _spec_of(changed, link_class)
+
+
+def _spec_of(preset: LinkPreset, link_class: LinkClass) -> LinkSpec:
+    """Presets say what each direction keeps (0.5 to 1), the simulator what both carry beyond one (0 to 1)."""
+    return LinkSpec(preset.bytes_per_s, preset.latency_s, 2.0 * preset.duplex_efficiency - 1.0, link_class)
+
+
+# --- measured
+
+
+def of_deployment(deployment: Deployment, cluster: ClusterSpec | None = None) -> Machine:
+    """What was measured, with the spec's changes. Raises ConfigError where nobody has profiled it."""
+    cluster = cluster or ClusterSpec()
+    profile = deployment.profile
+    if profile is None:
+        raise ConfigError(
+            f"cluster: there is no profile of {deployment.name} for this machine: run `jettison profile` with the same "
+            "settings first"
+        )
+    shape = deployment.shape
+    budget = deployment.budget_bytes if cluster.memory_bytes is None else cluster.memory_bytes
+    if cluster.kv_tokens is not None and not cluster.is_local:  # a local one has been made so large, to the page
+        kv_bytes = cluster.kv_tokens * shape.num_layers * shape.kv_bytes_per_token_layer
+        budget = deployment.workspace_bytes + shape.parameter_bytes + kv_bytes
+    measured = LinkPreset("shared memory", profile.link_bytes_per_s, profile.link_latency_s, 1.0)
+    change = cluster.link
+    if change.gbps is not None:
+        efficiency = LINE_RATE_REACHED if change.efficiency is None else change.efficiency
+        measured = replace(measured, line_bytes_per_s=change.gbps * 1e9 / 8, efficiency=efficiency)
+    return Machine(
+        name=deployment.name,
+        shape=shape,
+        num_instances=cluster.instances or deployment.num_instances,
+        gpus_per_instance=None,
+        budget_bytes=budget,
+        profile=profile,
+        topology=Topology(_changed(measured, change)),
+        workspace_bytes=deployment.workspace_bytes,
+        page_bytes=deployment.page_bytes,
+        max_model_len=deployment.max_model_len,
+        settings=deployment.settings,
+        costs=deployment.costs,
+        caches_prefixes=True,
+        core_knows_profile=deployment.core_knows_profile,
+    )
+
+
+def _described(cluster: ClusterSpec, base_dir: Path) -> Deployment:
+    if isinstance(cluster.description, str):
+        path = found_file(cluster.description, base_dir, "cluster.description")
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cluster.description: {path}: {error}") from None
+        return deployment_from_document(document, f"cluster.description: {path}")
+    return deployment_from_document(cluster.description, "cluster.description")
+
+
+def found_file(name: str, base_dir: Path, where: str) -> Path:
+    """A file by its name: as it is, or beside the spec. Raises ConfigError."""
+    for path in (Path(name), base_dir / name):
+        if path.is_file():
+            return path
+    raise ConfigError(f"{where}: there is no file {name}")
+
+
+# --- a variant's cluster
+
+
+def resolve_config(machine: Machine, spec: ExperimentSpec, variant: VariantSpec) -> EngineConfig:
+    """What a live engine would be told: the machine's settings, under the spec's, under the variant's.
+
+    Raises ConfigError for settings that contradict each other.
+    """
+    settings: dict[str, Any] = {**machine.settings, **spec.settings, **variant.settings}
+    settings |= {"overload": variant.policy, "instances": machine.num_instances, "memory": machine.budget_bytes}
+    if "enable_prefix_caching" not in settings:
+        settings["enable_prefix_caching"] = machine.caches_prefixes
+    try:
+        return EngineConfig.resolve(needs_model=False, num_cores=machine.costs.num_cores or 1, **settings)
+    except ConfigError as error:
+        raise ConfigError(f"variant {variant.name!r}: {error}") from None
+
+
+def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, seed: int) -> ClusterSetup:
+    """Everything but the requests. Raises ConfigError."""
+    config = resolve_config(machine, spec, variant)
+    limits = _limits(machine, config)
+    page_bytes = machine.page_bytes or CUDA_PAGE_BYTES
+    if "page_size" in {**spec.settings, **variant.settings}:
+        page_bytes = config.memory.page_bytes
+    host_bytes = config.memory.host_memory_bytes if variant.policy == "swap" else 0
+    params = cluster_params(
+        config, num_host_slots=num_host_slots(host_bytes, machine.shape, limits.block_size),
+        profile=machine.profile if machine.core_knows_profile and config.profile != "none" else None,
+    )
+    timing, costs = spec.timing, machine.costs
+    return ClusterSetup(
+        shape=machine.shape,
+        limits=limits,
+        params=params,
+        num_workers=machine.num_instances,
+        memory=MemorySetup(machine.budget_bytes, machine.workspace_bytes, page_bytes),
+        profile=machine.profile,
+        executor=ModelledExecutor(machine.profile.cost, timing.step_s or 0.0, timing.noise, seed),
+        topology=machine.topology,
+        hops=_hops(timing, machine),
+        piece_bytes=config.overload.exchange_piece_bytes or ClusterSetup.piece_bytes,
+        coordinate_links=config.overload.coordinate_links,
+        tick_s=config.overload.check_interval_ms / 1e3,
+    )
+
+
+def _limits(machine: Machine, config: EngineConfig) -> SchedulerLimits:
+    max_model_len = config.model.max_model_len or machine.max_model_len
+    if max_model_len > machine.max_model_len and not machine.is_preset:
+        raise ConfigError(
+            f"settings.max_model_len {max_model_len} exceeds the {machine.max_model_len} positions of {machine.name}"
+        )
+    return scheduler_limits(config, max_model_len)
+
+
+def _hops(timing: Timing, machine: Machine) -> Hops:
+    usual = Hops() if not machine.costs.is_shared else Hops(machine.costs.hop_s, machine.costs.hop_s)
+    return Hops(
+        usual.command_s if timing.command_s is None else timing.command_s,
+        usual.report_s if timing.report_s is None else timing.report_s,
+    )
+
+
+def edge_of(timing: Timing) -> Edge:
+    """Between clients and the engine."""
+    return Edge(timing.request_s or 0.0, timing.response_s or 0.0)

@@ -1,0 +1,151 @@
+"""The requests of a spec: its source, shaped in the one order, for one seed.
+
+``mean_load`` is not applied here: whoever knows the machine finds the factor (``simulate.loads``) and passes it as
+``factor``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from jettison.errors import ConfigError, TraceError
+from jettison.simulate.workload_spec import ArrivalSpec, LengthSpec, WorkloadSpec
+from jettison.workload import shaping
+from jettison.workload.arrivals import ArrivalProcess, Diurnal, OnOff, Steady
+from jettison.workload.lengths import LengthModel, LogNormalPair, published_lengths
+from jettison.workload.rows import Workload, as_columns
+from jettison.workload.servegen import draw_servegen, read_servegen
+from jettison.workload.synthetic import generate, preset, synthesise
+from jettison.workload.traces import read_trace
+
+DATA_VARIABLE = "JETTISON_DATA"
+"""Environment variable: a folder in which traces are looked for, too, its own folders included."""
+
+
+def build_workload(spec: WorkloadSpec, run_seed: int, base_dir: Path = Path(), *, factor: float = 1.0) -> Workload:
+    """The requests. ``factor``: so many times the users (or the speed of time, with ``mean_load_by: time``).
+
+    Raises ConfigError for shaping that leaves nothing or makes no sense, TraceError for bad files.
+    """
+    seed = run_seed if spec.seed is None else spec.seed
+    users = factor if spec.mean_load_by == "users" else 1.0
+    load, users_left = _source(spec, seed, base_dir, users)
+    load = _cut(load, spec, seed)
+    load = _more_users(load, spec, seed, users_left)
+    rate_scale = (spec.rate_scale or 1.0) * (factor if spec.mean_load_by == "time" else 1.0)
+    if rate_scale != 1.0:
+        load = shaping.scale_time(load, rate_scale)
+    if spec.replay_burst is not None:
+        burst = spec.replay_burst
+        load = shaping.replay_burst(load, burst.start_s, burst.end_s, burst.repeats)
+    if spec.lengths is not None and spec.arrivals is None:
+        load = _other_lengths(load, spec.lengths, seed, base_dir)
+    if spec.length_scale is not None:
+        load = shaping.scale_lengths(load, spec.length_scale)
+    if spec.max_model_len is not None:
+        load = shaping.cap_lengths(load, spec.max_model_len)
+    load = shaping.limit(load, num_requests=spec.num_requests, duration_s=spec.duration_s)
+    if not load.rows:
+        raise ConfigError(f"workload: no request is left of {load.name} ({'; '.join(load.notes)})")
+    return load
+
+
+def _source(spec: WorkloadSpec, seed: int, base_dir: Path, users: float) -> tuple[Workload, float]:
+    """The source with as many users as it can be asked for, and how many times more are still to come."""
+    if spec.trace is not None:
+        return read_trace(_data_file(spec.trace, base_dir, "workload.trace"), jitter=spec.jitter, seed=seed), users
+    if spec.rows is not None:
+        return Workload(as_columns(spec.rows), "rows", "requests of the spec", span_s=spec.span_s), users
+    if spec.builtin is not None:
+        return generate(preset(spec.builtin).scaled(users), seed), 1.0
+    if spec.servegen is not None:
+        part = spec.servegen
+        profile = read_servegen(
+            _data_file(part.windows, base_dir, "workload.servegen.windows"),
+            _data_file(part.histograms, base_dir, "workload.servegen.histograms"),
+        )
+        return draw_servegen(
+            profile, seed, start_s=part.start_s, duration_s=part.duration_s, rate_scale=part.rate_scale * users
+        ), 1.0
+    assert spec.arrivals is not None and spec.lengths is not None
+    lengths = _length_model(spec.lengths)
+    process = _process(spec.arrivals, users)
+    return synthesise(process, lengths, seed=seed, duration_s=spec.arrivals.duration_s, name=spec.arrivals.process), 1.0
+
+
+def _process(spec: ArrivalSpec, users: float) -> ArrivalProcess:
+    numbers = dict(spec.numbers)
+    if spec.process == "on_off":
+        process = OnOff(**numbers)
+        return replace(
+            process, on_rate_per_s=process.on_rate_per_s * users, off_rate_per_s=process.off_rate_per_s * users
+        )
+    if spec.process == "diurnal":
+        daily = Diurnal(**numbers)
+        return replace(daily, mean_rate_per_s=daily.mean_rate_per_s * users)
+    steady = Steady(**numbers, bursts=spec.bursts)
+    return replace(steady, rate_per_s=steady.rate_per_s * users)
+
+
+def _length_model(spec: LengthSpec) -> LengthModel:
+    if spec.trace is not None:
+        raise ConfigError("workload.lengths.trace gives lengths to a trace's arrivals; a process needs a set or input and output")
+    if spec.name is not None:
+        try:
+            return published_lengths(spec.name)
+        except ConfigError as error:
+            raise ConfigError(f"workload.lengths: {error}") from None
+    assert spec.input is not None and spec.output is not None
+    return LogNormalPair(spec.input, spec.output)
+
+
+def _cut(load: Workload, spec: WorkloadSpec, seed: int) -> Workload:
+    if spec.skip:
+        load = shaping.skip(load, spec.skip)
+    if spec.window_s is not None:
+        load = shaping.window(load, *spec.window_s)
+    if spec.slice_s is not None and spec.slice_index is not None:
+        cut = shaping.slices(load, spec.slice_s)
+        if spec.slice_index >= len(cut):
+            raise ConfigError(
+                f"workload.slice_index {spec.slice_index} does not exist: {load.name} has {len(cut)} slices of "
+                f"{spec.slice_s:g} s"
+            )
+        load = cut[spec.slice_index]
+    if spec.thin is not None:
+        load = shaping.thin_by_probability(load, spec.thin, seed)
+    if spec.thin_every is not None:
+        load = shaping.thin_every(load, spec.thin_every)
+    return load
+
+
+def _more_users(load: Workload, spec: WorkloadSpec, seed: int, users: float) -> Workload:
+    """Requests that are there already: upscaled, or thinned where fewer are wanted."""
+    factor = (spec.upscale or 1.0) * users
+    if factor == 1.0:
+        return load
+    if factor < 1.0:
+        return shaping.thin_by_probability(load, factor, seed)
+    return shaping.upscale(load, factor, seed, keep="span", spread_s=spec.spread_s)
+
+
+def _other_lengths(load: Workload, spec: LengthSpec, seed: int, base_dir: Path) -> Workload:
+    if spec.trace is not None:
+        path = _data_file(spec.trace, base_dir, "workload.lengths.trace")
+        return shaping.swap_lengths(load, read_trace(path, jitter=False))
+    return shaping.draw_lengths(load, _length_model(spec), seed)
+
+
+def _data_file(name: str, base_dir: Path, where: str) -> Path:
+    """As it is, beside the spec, or in the data folder or one of its folders. Raises TraceError."""
+    places = [Path(name), base_dir / name]
+    data = os.environ.get(DATA_VARIABLE)
+    if data:
+        places += [Path(data) / name, *sorted(Path(data).glob(f"*/{name}"))]
+    for path in places:
+        if path.is_file():
+            return path
+    more = "" if data else f" (traces are looked for under {DATA_VARIABLE}, too, where it is set)"
+    raise TraceError(f"{where}: there is no file {name}{more}")

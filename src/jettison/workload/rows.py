@@ -1,0 +1,176 @@
+"""What every workload is made of: requests by arrival, held as columns, seen as rows.
+
+A day of production traffic is a million requests and more: as columns they are 20 bytes each, and a row is made when
+somebody looks at it. Reading files is in ``traces``, making arrivals up in ``synthetic``; nothing here knows of either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int32]
+Flags = npt.NDArray[np.bool_]
+
+_ROWS_AT_ONCE = 1 << 16
+
+
+class TraceRow(NamedTuple):
+    """One request: arrival in seconds from the workload's start, lengths in tokens."""
+
+    arrival_s: float
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    """Of the input, what a prefix cache gave where this was recorded."""
+    is_offline: bool = False
+    """Best effort."""
+
+
+class Columns(Sequence[TraceRow]):
+    """Requests as equally long arrays; a sequence of :class:`TraceRow` that makes rows as they are asked for.
+
+    ``cached_tokens`` and ``is_offline`` are None where all are 0 and False. The arrays must not be changed afterwards.
+    """
+
+    __slots__ = ("arrival_s", "cached_tokens", "input_tokens", "is_offline", "output_tokens")
+
+    def __init__(
+        self,
+        arrival_s: npt.ArrayLike,
+        input_tokens: npt.ArrayLike,
+        output_tokens: npt.ArrayLike,
+        cached_tokens: npt.ArrayLike | None = None,
+        is_offline: npt.ArrayLike | None = None,
+    ) -> None:
+        self.arrival_s: Floats = np.asarray(arrival_s, dtype=np.float64)
+        self.input_tokens: Counts = np.asarray(input_tokens, dtype=np.int32)
+        self.output_tokens: Counts = np.asarray(output_tokens, dtype=np.int32)
+        cached = None if cached_tokens is None else np.asarray(cached_tokens, dtype=np.int32)
+        offline = None if is_offline is None else np.asarray(is_offline, dtype=np.bool_)
+        self.cached_tokens: Counts | None = cached if cached is not None and cached.any() else None
+        self.is_offline: Flags | None = offline if offline is not None and offline.any() else None
+        for column in (self.input_tokens, self.output_tokens, cached, offline):
+            if column is not None and column.shape != self.arrival_s.shape:
+                raise ValueError("columns of different lengths")
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def __iter__(self) -> Iterator[TraceRow]:
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            part = slice(start, start + _ROWS_AT_ONCE)
+            columns = [each[part].tolist() for each in (self.arrival_s, self.input_tokens, self.output_tokens)]
+            if self.cached_tokens is None and self.is_offline is None:
+                yield from map(TraceRow, *columns)
+            else:
+                yield from map(TraceRow, *columns, self.all_cached[part].tolist(), self.all_offline[part].tolist())
+
+    @overload
+    def __getitem__(self, index: int) -> TraceRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Columns: ...
+
+    def __getitem__(self, index: int | slice) -> TraceRow | Columns:
+        if isinstance(index, slice):
+            return self.at(index)
+        return TraceRow(
+            float(self.arrival_s[index]),
+            int(self.input_tokens[index]),
+            int(self.output_tokens[index]),
+            0 if self.cached_tokens is None else int(self.cached_tokens[index]),
+            False if self.is_offline is None else bool(self.is_offline[index]),
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Sequence) and not isinstance(other, str):
+            return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # arrays inside
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} requests>"
+
+    @property
+    def all_cached(self) -> Counts:
+        """``cached_tokens`` as an array in any case."""
+        return np.zeros(len(self), dtype=np.int32) if self.cached_tokens is None else self.cached_tokens
+
+    @property
+    def all_offline(self) -> Flags:
+        """``is_offline`` as an array in any case."""
+        return np.zeros(len(self), dtype=np.bool_) if self.is_offline is None else self.is_offline
+
+    def at(self, index: slice | npt.NDArray[np.generic]) -> Columns:
+        """The rows that a slice, a mask or positions choose, in their order."""
+        return Columns(
+            self.arrival_s[index],
+            self.input_tokens[index],
+            self.output_tokens[index],
+            None if self.cached_tokens is None else self.cached_tokens[index],
+            None if self.is_offline is None else self.is_offline[index],
+        )
+
+    def with_arrivals(self, arrival_s: npt.ArrayLike) -> Columns:
+        """The same requests at other times."""
+        return Columns(arrival_s, self.input_tokens, self.output_tokens, self.cached_tokens, self.is_offline)
+
+    def with_lengths(self, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Columns:
+        """Other lengths at the same times; what was cached cannot exceed the new inputs."""
+        cached = None if self.cached_tokens is None else np.minimum(self.cached_tokens, input_tokens)
+        return Columns(self.arrival_s, input_tokens, output_tokens, cached, self.is_offline)
+
+    def in_order(self) -> Columns:
+        """By arrival; requests that arrive together keep their order."""
+        if np.all(self.arrival_s[1:] >= self.arrival_s[:-1]):
+            return self
+        return self.at(np.argsort(self.arrival_s, kind="stable"))
+
+
+def as_columns(rows: Iterable[TraceRow]) -> Columns:
+    """Rows of any kind as columns."""
+    if isinstance(rows, Columns):
+        return rows
+    listed = list(rows)
+    columns = zip(*listed, strict=True) if listed else ((), (), (), (), ())
+    return Columns(*(list(column) for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests sorted by arrival. ``notes`` says in order what was done to them since the source."""
+
+    rows: Sequence[TraceRow]
+    name: str
+    source: str
+    notes: tuple[str, ...] = ()
+    span_s: float | None = None
+    """Length of the observation window where it is known (a slice's width); else up to the last arrival."""
+
+    @property
+    def columns(self) -> Columns:
+        """``rows`` as arrays."""
+        return as_columns(self.rows)
+
+    @property
+    def duration_s(self) -> float:
+        """``span_s``, or the time of the last arrival."""
+        if self.span_s is not None:
+            return self.span_s
+        return self.rows[-1].arrival_s if self.rows else 0.0
+
+    @property
+    def mean_rate_per_s(self) -> float:
+        """Requests per second over ``duration_s``; 0 when that is empty."""
+        return len(self.rows) / self.duration_s if self.duration_s > 0 else 0.0
+
+    def with_rows(self, rows: Iterable[TraceRow], note: str, *, span_s: float | None = None) -> Workload:
+        """The same workload with other rows, sorted by arrival (stable), and one note more."""
+        return replace(self, rows=as_columns(rows).in_order(), notes=(*self.notes, note), span_s=span_s)

@@ -1,0 +1,193 @@
+"""ServeGen-like characterisations: clients with a rate and an irregularity in each window, and histograms of lengths.
+
+Not a request log: requests are drawn from it. Two files after ServeGen (Xiang et al., arXiv 2505.09999,
+alibaba/ServeGen): ``client_id,timestamp,rate,cv,pattern,param1,param2``, a window of a client in each line, and
+``field,tokens,probability`` (docs/workloads.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jettison.errors import ConfigError, TraceError
+from jettison.workload.formats import BadRow, Record, count, number
+from jettison.workload.lengths import TokenHistogram
+from jettison.workload.rows import Columns, Counts, Floats, Workload
+from jettison.workload.traces import read_csv, stem
+
+WINDOW_COLUMNS = ("client_id", "timestamp", "rate", "cv", "pattern", "param1", "param2")
+HISTOGRAM_COLUMNS = ("field", "tokens", "probability")
+PATTERNS = ("Gamma", "Weibull")
+FIELDS = ("input_tokens", "output_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientWindow:
+    """One client from ``start_s`` on, for one window."""
+
+    start_s: float
+    rate_per_s: float
+    pattern: str
+    shape: float
+    """Of the inter-arrival distribution; its scale follows from the rate."""
+
+    def unit_gaps(self, rng: np.random.Generator, count: int) -> Floats:
+        """Gaps of mean 1."""
+        if self.pattern == "Gamma":
+            return rng.gamma(self.shape, 1.0 / self.shape, size=count)
+        drawn = rng.weibull(self.shape, size=count)
+        return np.asarray(drawn / _weibull_mean(self.shape))
+
+
+def _weibull_mean(shape: float) -> float:
+    return math.gamma(1.0 + 1.0 / shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeGenProfile:
+    """What was measured of a service: windows by client, in the order of time, and lengths."""
+
+    name: str
+    clients: dict[str, tuple[ClientWindow, ...]]
+    window_s: float
+    inputs: TokenHistogram
+    outputs: TokenHistogram
+
+    @property
+    def duration_s(self) -> float:
+        """To the end of the last window."""
+        return max(windows[-1].start_s for windows in self.clients.values()) + self.window_s
+
+    def expected_requests(self, start_s: float, end_s: float) -> float:
+        """Of all clients together, in [start_s, end_s)."""
+        return sum(
+            window.rate_per_s * max(0.0, min(end_s, window.start_s + self.window_s) - max(start_s, window.start_s))
+            for windows in self.clients.values()
+            for window in windows
+        )
+
+
+def read_servegen(windows: Path, histograms: Path) -> ServeGenProfile:
+    """Read both files, gzip or plain. Raises TraceError for bad rows (line numbers, nothing half-loaded), windows that
+    overlap, and histograms that are empty."""
+    clients: dict[str, list[ClientWindow]] = {}
+
+    def take_window(record: Record) -> None:
+        found = _window(record)
+        if found.rate_per_s > 0:
+            clients.setdefault(str(record["client_id"]), []).append(found)
+
+    tokens: dict[str, list[tuple[int, float]]] = {name: [] for name in FIELDS}
+
+    def take_bin(record: Record) -> None:
+        if record["field"] not in FIELDS:
+            raise BadRow(f"field is {record['field']!r}, {' or '.join(FIELDS)} is expected")
+        tokens[str(record["field"])].append((count(record, "tokens"), number(record, "probability")))
+
+    read_csv(windows, WINDOW_COLUMNS, take_window)
+    read_csv(histograms, HISTOGRAM_COLUMNS, take_bin)
+    if not clients:
+        raise TraceError(f"{windows}: no window has a rate above 0")
+    ordered = {client: tuple(sorted(found, key=lambda w: w.start_s)) for client, found in clients.items()}
+    inputs, outputs = (_histogram(histograms, name, tokens[name]) for name in FIELDS)
+    return ServeGenProfile(stem(windows), ordered, _width_s(windows, ordered), inputs, outputs)
+
+
+def _window(record: Record) -> ClientWindow:
+    if record["pattern"] not in PATTERNS:
+        raise BadRow(f"pattern is {record['pattern']!r}, {' or '.join(PATTERNS)} is expected")
+    shape = number(record, "param1")
+    if not shape > 0:
+        raise BadRow(f"param1 is {record['param1']!r}, a shape above 0 is expected")
+    return ClientWindow(number(record, "timestamp"), number(record, "rate"), str(record["pattern"]), shape)
+
+
+def _width_s(path: Path, clients: dict[str, tuple[ClientWindow, ...]]) -> float:
+    """The windows' common width: the least distance of two starts, of which all distances must be multiples."""
+    starts = np.unique([window.start_s for windows in clients.values() for window in windows])
+    if len(starts) < 2:
+        raise TraceError(f"{path}: windows of at least two times are needed to know how long one is")
+    width_s = float(np.diff(starts).min())
+    for client, windows in clients.items():
+        if len({window.start_s for window in windows}) < len(windows):
+            raise TraceError(f"{path}: client {client} has two windows that start at the same time")
+    if not np.allclose(np.diff(starts) / width_s, np.rint(np.diff(starts) / width_s), atol=1e-6):
+        raise TraceError(f"{path}: windows do not start at multiples of one width ({width_s:g} s)")
+    return width_s
+
+
+def _histogram(path: Path, name: str, bins: list[tuple[int, float]]) -> TokenHistogram:
+    bins.sort()
+    total = sum(probability for _, probability in bins)
+    if not total > 0:
+        raise TraceError(f"{path}: no {name} with a probability above 0")
+    if abs(total - 1.0) > 0.01:
+        raise TraceError(f"{path}: probabilities of {name} sum to {total:.4g}, 1 is expected")
+    return TokenHistogram(
+        np.array([tokens for tokens, _ in bins], dtype=np.int32), np.array([p / total for _, p in bins])
+    )
+
+
+def draw_servegen(
+    profile: ServeGenProfile,
+    seed: int,
+    *,
+    start_s: float = 0.0,
+    duration_s: float | None = None,
+    rate_scale: float = 1.0,
+) -> Workload:
+    """Draw the requests of [``start_s``, ``start_s + duration_s``), all clients' rates times ``rate_scale``.
+
+    Each client is a renewal process of its window's pattern and shape, on a clock that runs at its window's rate: so
+    its irregularity is kept whatever the scale. Lengths are independent of each other and of the client. Raises
+    ConfigError.
+    """
+    end_s = profile.duration_s if duration_s is None else start_s + duration_s
+    if not (0 <= start_s < end_s and start_s < profile.duration_s):
+        raise ConfigError(f"{profile.name} has 0 s to {profile.duration_s:g} s, not {start_s:g} s to {end_s:g} s")
+    if not rate_scale > 0:
+        raise ConfigError(f"rate scale must be above 0, got {rate_scale:g}")
+    seeds = np.random.SeedSequence(seed).spawn(len(profile.clients) + 2)
+    arrivals = [
+        part
+        for child, client in zip(seeds, sorted(profile.clients), strict=False)
+        for part in _client(profile, client, np.random.default_rng(child), start_s, end_s, rate_scale)
+    ]
+    times = np.sort(np.concatenate([*arrivals, np.zeros(0)])) - start_s
+    inputs: Counts = profile.inputs.draw(np.random.default_rng(seeds[-2]), len(times))
+    outputs: Counts = profile.outputs.draw(np.random.default_rng(seeds[-1]), len(times))
+    note = (
+        f"drawn from {len(profile.clients)} clients in windows of {profile.window_s:g} s, "
+        f"{start_s:g} s to {end_s:g} s, rates times {rate_scale:g}, seed {seed}"
+    )
+    span_s = min(end_s, profile.duration_s) - start_s
+    return Workload(Columns(times, inputs, outputs), profile.name, f"servegen ({profile.name})", (note,), span_s)
+
+
+def _client(
+    profile: ServeGenProfile, client: str, rng: np.random.Generator, start_s: float, end_s: float, rate_scale: float
+) -> Iterator[Floats]:
+    """Its arrivals, by window. What is left of a gap at a window's end runs on at the next one's rate."""
+    left = float(rng.random())  # of the first gap, in gaps: the client has been there before
+    for window in profile.clients[client]:
+        lo, hi = max(window.start_s, start_s), min(window.start_s + profile.window_s, end_s)
+        if hi <= lo:
+            continue
+        rate = window.rate_per_s * rate_scale
+        room = rate * (hi - lo)
+        if left >= room:
+            left -= room
+            continue
+        events = [np.array([left])]
+        while events[-1][-1] < room:
+            gaps = window.unit_gaps(rng, max(64, int(1.2 * room)))
+            events.append(events[-1][-1] + np.cumsum(gaps))
+        clock = np.concatenate(events)
+        inside = clock[clock < room]
+        left = float(clock[len(inside)] - room)
+        yield lo + inside / rate

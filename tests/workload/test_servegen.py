@@ -1,0 +1,109 @@
+"""Requests drawn from a characterisation have its rates, its irregularity and its lengths."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jettison.errors import ConfigError, TraceError
+from jettison.workload.servegen import ServeGenProfile, draw_servegen, read_servegen
+
+WINDOWS = """client_id,timestamp,rate,cv,pattern,param1,param2
+0,0,20,1.0,Gamma,1.0,0.05
+0,600,2,1.0,Gamma,1.0,0.5
+1,600,10,3.0,Weibull,0.45,0.05
+1,1200,0,1.0,Gamma,1.0,1.0
+"""
+BINS = """field,tokens,probability
+input_tokens,10,0.25
+input_tokens,100,0.75
+output_tokens,7,1.0
+"""
+
+
+def files(folder: Path, windows: str = WINDOWS, bins: str = BINS) -> tuple[Path, Path]:
+    first, second = folder / "w.csv.gz", folder / "h.csv"
+    first.write_bytes(gzip.compress(windows.encode()))
+    second.write_text(bins)
+    return first, second
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> ServeGenProfile:
+    return read_servegen(*files(tmp_path))
+
+
+def test_rates_are_those_of_the_windows(profile: ServeGenProfile) -> None:
+    assert profile.window_s == 600 and profile.duration_s == 1200
+    load = draw_servegen(profile, 1)
+    counts = np.histogram(load.columns.arrival_s, bins=(0, 600, 1200))[0]
+    assert counts[0] == pytest.approx(12_000, rel=0.05)
+    assert counts[1] == pytest.approx(7_200, rel=0.15)
+    assert profile.expected_requests(0, 1200) == 12_000 + 1_200 + 6_000
+    assert profile.expected_requests(300, 700) == 300 * 20 + 100 * 12
+    assert load.duration_s == 1200
+    assert (np.diff(load.columns.arrival_s) >= 0).all()
+
+
+def test_irregularity_is_kept_whatever_the_scale(profile: ServeGenProfile) -> None:
+    only = ServeGenProfile("one", {"1": profile.clients["1"]}, 600.0, profile.inputs, profile.outputs)
+    for scale in (1.0, 4.0):
+        gaps = np.diff(draw_servegen(only, 2, rate_scale=scale, start_s=600.0).columns.arrival_s)
+        assert gaps.std() / gaps.mean() == pytest.approx(2.5, rel=0.25)  # Weibull of shape 0.45
+
+
+def test_lengths_are_the_histograms(profile: ServeGenProfile) -> None:
+    columns = draw_servegen(profile, 3).columns
+    assert (columns.input_tokens == 10).mean() == pytest.approx(0.25, abs=0.02)
+    assert set(columns.output_tokens.tolist()) == {7}
+
+
+def test_a_part_of_the_time_starts_at_zero(profile: ServeGenProfile) -> None:
+    part = draw_servegen(profile, 4, start_s=300.0, duration_s=200.0, rate_scale=0.5)
+    assert part.columns.arrival_s.max() < 200
+    assert len(part.rows) == pytest.approx(2000, rel=0.1)
+    assert draw_servegen(profile, 4) == draw_servegen(profile, 4)
+    assert draw_servegen(profile, 4).rows != draw_servegen(profile, 5).rows
+
+
+@pytest.mark.parametrize(
+    ("windows", "bins", "reason"),
+    [
+        (WINDOWS + "2,600,-1,1,Gamma,1,1\n", BINS, "line 6: rate is '-1'"),
+        (WINDOWS + "2,600,1,1,Normal,1,1\n2,600\n", BINS, "2 bad rows, nothing loaded: line 6: pattern is 'Normal'"),
+        (WINDOWS + "2,600,1,1,Gamma,0,1\n", BINS, "line 6: param1 is '0'"),
+        (WINDOWS + "0,600,1,1,Gamma,1,1\n", BINS, "client 0 has two windows"),
+        (WINDOWS + "0,1500,1,1,Gamma,1,1\n0,1750,1,1,Gamma,1,1\n", BINS, "do not start at multiples"),
+        (WINDOWS.splitlines()[0] + "\n", BINS, "no window has a rate"),
+        ("a,b\n", BINS, "line 1 must be client_id"),
+        (WINDOWS, BINS + "input_tokens,0,0\n", "line 5: tokens is 0"),
+        (WINDOWS, BINS + "total,5,0.1\n", "line 5: field is 'total'"),
+        (WINDOWS, BINS.replace("1.0", "0.5"), "probabilities of output_tokens sum to 0.5"),
+        (WINDOWS, "field,tokens,probability\ninput_tokens,5,1\n", "no output_tokens"),
+    ],
+)
+def test_bad_files_are_refused_with_line_numbers(tmp_path: Path, windows: str, bins: str, reason: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        read_servegen(*files(tmp_path, windows, bins))
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("options", [{"start_s": 1200.0}, {"duration_s": -1.0}, {"rate_scale": 0.0}])
+def test_impossible_draws_are_refused(profile: ServeGenProfile, options: dict[str, float]) -> None:
+    with pytest.raises(ConfigError):
+        draw_servegen(profile, 0, **options)
+
+
+def test_the_published_day_has_its_published_figures(data_dir: Path) -> None:
+    folder = data_dir / "servegen"
+    day = read_servegen(folder / "deepseek-r1_24h_trace.csv.gz", folder / "deepseek-r1_24h_token_pdf.csv.gz")
+    assert len(day.clients) == 73
+    load = draw_servegen(day, 0, rate_scale=0.2)
+    windows = np.histogram(load.columns.arrival_s, bins=144, range=(0, 86_400))[0] / 600 / 0.2
+    assert windows.mean() == pytest.approx(16.0, rel=0.02)
+    assert windows.max() == pytest.approx(42.5, rel=0.1)
+    assert load.columns.input_tokens.mean() == pytest.approx(1268.2, rel=0.02)
+    assert load.columns.output_tokens.mean() == pytest.approx(1527.4, rel=0.02)
