@@ -21,6 +21,7 @@ from jettison.cli import (
     explain_cmd,
     model,
     profile_cmd,
+    reproduce_cmd,
     serve,
     simulate_cmd,
     trace_cmd,
@@ -74,6 +75,7 @@ app.command("demo", cls=Command)(demo.demo)
 app.command("profile", cls=Command)(profile_cmd.profile)
 app.command("explain", cls=Command)(explain_cmd.explain)
 app.command("simulate", cls=Command)(simulate_cmd.simulate)
+app.command("reproduce", cls=Command)(reproduce_cmd.reproduce)
 
 
 @app.command("version", cls=Command)

@@ -31,6 +31,9 @@ from jettison.types import ModelShape
 DEFAULT_CONTEXT = 131_072
 """Most tokens of a request, where the model is a preset and nobody says ``max_model_len``."""
 
+PIECE_BYTES = 4 << 20
+"""Of bulk transfers, where nobody says otherwise."""
+
 DEFAULT_GBPS = 100.0
 """Of each GPU's card, where a spec names a model and a GPU and no link."""
 
@@ -288,7 +291,7 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         executor=ModelledExecutor(machine.profile.cost, timing.step_s or 0.0, timing.noise, seed),
         topology=machine.topology,
         hops=_hops(timing, machine),
-        piece_bytes=config.overload.exchange_piece_bytes or ClusterSetup.piece_bytes,
+        piece_bytes=config.overload.exchange_piece_bytes or PIECE_BYTES,
         coordinate_links=config.overload.coordinate_links,
         tick_s=config.overload.check_interval_ms / 1e3,
     )
