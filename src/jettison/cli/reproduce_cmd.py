@@ -24,6 +24,12 @@ def reproduce(
     processes: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Simulate so many runs at once (default: one a core).")
     ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep finished runs there and take those that are there: goes on after a stop."
+        ),
+    ] = None,
 ) -> None:
     """Simulate the experiments behind figures of the KunServe papers; print the papers' numbers beside ours."""
     from jettison.simulate.reproduce import command
@@ -34,4 +40,4 @@ def reproduce(
         return
     if len(names) > 1 and {"all", "list"} & set(names):
         raise ConfigError("`all` and `list` stand alone")
-    command.reproduce(names, console, json_out=json_out, plots=plots, page=page, processes=processes)
+    command.reproduce(names, console, json_out=json_out, plots=plots, page=page, processes=processes, keep=keep)

@@ -27,18 +27,25 @@ def list_experiments(console: Console) -> None:
 
 
 def reproduce(
-    names: Sequence[str], console: Console, *, json_out: Path | None, plots: Path | None, page: Path | None,
+    names: Sequence[str],
+    console: Console,
+    *,
+    json_out: Path | None,
+    plots: Path | None,
+    page: Path | None,
     processes: int | None,
+    keep: Path | None = None,
 ) -> None:
     """Reproduce figures one after the other; runs that several need are simulated once.
 
-    ``json_out`` is written after each, so that what is done is kept. Raises ConfigError for an unknown name.
+    ``json_out`` is written after each; ``keep``: a folder for finished runs, as ``pool.Runs`` has it.
+    Raises ConfigError for an unknown name.
     """
     chosen = list(EXPERIMENTS.values()) if list(names) == ["all"] else [experiment(name) for name in names]
     if page is None and list(names) == ["all"]:
         page = PAGE
     started_s = time.monotonic()
-    runs = Runs(processes or usable_cores(), _progress(console, started_s))
+    runs = Runs(processes or usable_cores(), _progress(console, started_s), keep)
     outcomes: dict[str, Outcome] = {}
     for found in chosen:
         outcomes[found.name] = found.reproduce(runs)

@@ -7,8 +7,8 @@ from jettison.report.summary import fairness_rows
 from jettison.simulate.reproduce.specs import Results
 
 CALIBRATION = (
-    "step times: presets' roofline, calibrated on operators that others have timed (docs/presets.md); nothing is fitted "
-    "to a figure of the papers"
+    "step times: presets' roofline, calibrated on operators that others have timed (docs/presets.md); nothing is "
+    "fitted to a figure of the papers"
 )
 SHOWN_METRICS = ("ttft_s", "tpot_s")
 
@@ -26,12 +26,13 @@ def conditions(results: Results, run_name: str) -> list[tuple[str, str]]:
 def load_rule(results: Results) -> str:
     """How many users there are, and why."""
     spec = results.spec
-    arrivals = spec.parsed.workload.arrivals
-    base = None if arrivals is None else arrivals.numbers.get("rate_per_s")
+    workload = spec.parsed.workload
+    base = None if workload.arrivals is None else workload.arrivals.numbers.get("rate_per_s")
     if spec.mean_load is None or base is None:
         return f"as the spec {spec.name} has it"
-    rates = ", ".join(f"{factor * base:.3g}" for factor in results.factors)
+    times = workload.upscale or 1.0
+    rates = ", ".join(f"{factor * times * base:.3g}" for factor in results.factors)
     return (
-        f"each seed's rate is scaled until the mean KV demand with memory to spare is {spec.mean_load:g} of the undropped "
-        f"capacity (KunServe: 56.3 %, and under 60 %): {rates} requests/s outside bursts"
+        f"each seed's rate is scaled until the mean KV demand with memory to spare is {spec.mean_load:g} of the "
+        f"undropped capacity (KunServe: 56.3 %, and under 60 %): {rates} requests/s outside bursts"
     )

@@ -18,9 +18,9 @@ from jettison.sim.setup import ClusterSetup
 from jettison.simulate.machines import Machine, cluster_setup, resolve_machine
 from jettison.simulate.reproduce.load import find_load
 from jettison.simulate.reproduce.parameter_swap import StreamedParameters
+from jettison.simulate.reproduce.requests import requests_of
 from jettison.simulate.run import SimulationOptions, simulate_workload
 from jettison.simulate.spec import ExperimentSpec, parse_spec
-from jettison.simulate.workloads import build_workload
 from jettison.types import NANOSECONDS
 
 NO_GUARD = OverloadParams(
@@ -94,9 +94,12 @@ def run_job(text: str) -> RunResult | float:
 def _simulate(spec: ExperimentSpec, machine: Machine, factor: float, changes: Changes) -> RunResult:
     variant, seed = spec.variants[0], spec.seeds[0]
     setup = changed(cluster_setup(machine, spec, variant, seed), machine, changes)
-    workload = build_workload(spec.workload, seed, factor=factor)
+    workload = requests_of(spec, factor)
     options = SimulationOptions(
-        name=variant.name, detail=True, until_s=spec.run.until_s, observe_interval_s=spec.run.observe_interval_s,
+        name=variant.name,
+        detail=True,
+        until_s=spec.run.until_s,
+        observe_interval_s=spec.run.observe_interval_s,
         on_start=lambda cluster: _ask_for_merges(cluster, changes.num_merges),
     )
     run = simulate_workload(workload, setup, options)

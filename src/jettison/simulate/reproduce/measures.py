@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jettison.report.results import RunResult, percentile
 from jettison.simulate.reproduce.rows import Band, Row, median_and_spread, ratio
@@ -24,8 +25,7 @@ def tpot(q: float) -> Measure:
 def values(run: RunResult, key: str, start_s: float = 0.0, end_s: float = float("inf")) -> list[float]:
     """What the requests that arrived in a time span have."""
     return [
-        row[key] for row in run.requests_detail or []
-        if row[key] is not None and start_s <= row["scheduled_s"] < end_s
+        row[key] for row in run.requests_detail or [] if row[key] is not None and start_s <= row["scheduled_s"] < end_s
     ]
 
 
@@ -42,14 +42,14 @@ def throughput(run: RunResult) -> float:
     return done / end_s if end_s > 0 else 0.0
 
 
-def _tokens_until(row: dict[str, float], end_s: float) -> float:
+def _tokens_until(row: dict[str, Any], end_s: float) -> float:
     """Tokens of one request up to a time, evenly spread from its first to its last."""
     if row["ttft_s"] is None or row["e2e_s"] is None:
         return 0.0
     first, last = row["scheduled_s"] + row["ttft_s"], row["scheduled_s"] + row["e2e_s"]
     if last <= end_s:
-        return row["output_tokens"]
-    return row["output_tokens"] * (end_s - first) / (last - first) if end_s > first else 0.0
+        return float(row["output_tokens"])
+    return float(row["output_tokens"] * (end_s - first) / (last - first)) if end_s > first else 0.0
 
 
 def bubble_share(run: RunResult) -> float | None:
@@ -71,8 +71,19 @@ def over_median(q: float) -> Measure:
 
 
 def compared(
-    results: Results, figure: str, workload: str, metric: str, system: str, baseline: str, measure: Measure, *,
-    paper: Band | None, band: Band | None = None, band_source: str = "", unit: str = "x", inverse: bool = False,
+    results: Results,
+    figure: str,
+    workload: str,
+    metric: str,
+    system: str,
+    baseline: str,
+    measure: Measure,
+    *,
+    paper: Band | None,
+    band: Band | None = None,
+    band_source: str = "",
+    unit: str = "x",
+    inverse: bool = False,
     percent: bool = False,
 ) -> Row:
     """``baseline / system`` by seed (``inverse``: the other way round), its median and its range.
@@ -92,8 +103,18 @@ def compared(
 
 
 def alone(
-    results: Results, figure: str, workload: str, metric: str, system: str, measure: Measure, *, paper: Band | None,
-    band: Band | None = None, band_source: str = "", unit: str = "", scale: float = 1.0,
+    results: Results,
+    figure: str,
+    workload: str,
+    metric: str,
+    system: str,
+    measure: Measure,
+    *,
+    paper: Band | None,
+    band: Band | None = None,
+    band_source: str = "",
+    unit: str = "",
+    scale: float = 1.0,
 ) -> Row:
     """One system's own number."""
     found = [None if (value := measure(run)) is None else value * scale for run in results.runs[system]]

@@ -15,22 +15,23 @@ _HEAD = """# The papers' figures, reproduced in virtual time
 Written by `jettison reproduce all`. One figure: `jettison reproduce NAME`; all names: `jettison reproduce list`.
 
 Every system here is a policy on one simulated engine (docs/baselines.md): the group and cluster cores are those that
-serve live, the GPUs are presets whose step times were calibrated on operators that others have timed (docs/presets.md).
-**No constant is fitted to a figure of the papers.** Where a row lies outside of its band, it says so, and the remarks say
-by how much and why, as far as it is known.
+serve live, the GPUs are presets whose step times were calibrated on operators that others have timed
+(docs/presets.md). **No constant is fitted to a figure of the papers.** Where a row lies outside of its band, it says
+so, and the remarks say by how much and why, as far as it is known.
 
-What stands in for what: BurstGPT's trace is not to be had beyond 400 slow rows, so arrivals are synthetic, with what the papers
-tell of it: a rate that doubles at 45 s (and again at 440 s of the 640 s run), 14 times for v1's spike; a coefficient of
-variation of 1.37, that of the trace's first rows. How long an overload lasts is not in the papers' text: 40 s here, 3 s for v1's.
-Lengths are drawn by the data sets' published statistics (docs/workloads.md). The load rule is one for all: the rate is scaled until
-the mean KV demand, with memory to spare, is 0.56 of the undropped capacity (v1: 0.5, or as its sweep says).
+What stands in for what: BurstGPT's trace is not to be had beyond 400 slow rows, so arrivals are synthetic, with what
+the papers tell of it: a rate that doubles at 45 s (and again at 440 s of the 640 s run), 14 times for v1's spike; a
+coefficient of variation of 1.37, that of the trace's first rows. How long an overload lasts is not in the papers'
+text: 40 s here, 3 s for v1's. Lengths are drawn by the data sets' published statistics (docs/workloads.md). The load
+rule is one for all: the rate is scaled until the mean KV demand, with memory to spare, is 0.56 of the undropped
+capacity (v1: 0.5, or as its sweep says).
 
-`drop` is the policy as it is shipped. It does not drop where its cost model finds that compute binds. `drop without compute
-guard` is KunServe's own trigger: load above capacity with requests waiting. `memory to spare` is recompute with eight times the KV
-memory: what no policy can beat.
+`drop` is the policy as it is shipped. It does not drop where its cost model finds that compute binds. `drop without
+compute guard` is KunServe's own trigger: load above capacity with requests waiting. `memory to spare` is recompute
+with eight times the KV memory: what no policy can beat.
 
-A band is what reference figures of the papers were judged to allow beforehand, or the paper's own range; a row without one is
-stated and not judged. Medians of the seeds, with the range where there are several.
+A band is what reference figures of the papers were judged to allow beforehand, or the paper's own range; a row
+without one is stated and not judged. Medians of the seeds, with the range where there are several.
 """
 
 

@@ -13,9 +13,19 @@ from jettison.report.plots import run_color
 from jettison.report.results import RunResult
 
 STYLE = {
-    "font.size": 8, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": "#e6e8eb",
-    "grid.linewidth": 0.6, "axes.axisbelow": True, "axes.titlesize": 9, "axes.titleweight": "bold",
-    "axes.titlelocation": "left", "legend.frameon": False, "legend.fontsize": 7, "figure.dpi": 80,
+    "font.size": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e6e8eb",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "legend.frameon": False,
+    "legend.fontsize": 7,
+    "figure.dpi": 80,
 }
 WINDOW_S = 5.0
 """Of means over time."""
@@ -42,7 +52,11 @@ def bars(groups: Mapping[str, Mapping[str, float | None]], ylabel: str, title: s
 
 
 def lines(
-    series: Mapping[str, tuple[Sequence[float], Sequence[float]]], xlabel: str, ylabel: str, title: str, *,
+    series: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    *,
     log: bool = False,
 ) -> Figure:
     """Named lines."""
@@ -83,8 +97,15 @@ def time_lines(runs: Mapping[str, RunResult], title: str) -> Figure:
 def _draw_memory(axis: Axes, run: RunResult, color: str, name: str) -> None:
     for key, style, label in (("kv_blocks_used", "-", name), ("kv_blocks_total", "--", None)):
         points = run.series.get(key, [])
-        axis.step([t for t, _ in points], [v for _, v in points], where="post", color=color, linewidth=1.0,
-                  linestyle=style, label=label)
+        axis.step(
+            [t for t, _ in points],
+            [v for _, v in points],
+            where="post",
+            color=color,
+            linewidth=1.0,
+            linestyle=style,
+            label=label,
+        )
 
 
 def _draw_mean_ttft(axis: Axes, run: RunResult, color: str) -> None:

@@ -30,42 +30,62 @@ def reproduce_fig15(runs: Runs) -> Outcome:
     truth = cluster_preset("kunserve-a").instance.cost_model()
     grid = [Sample(item.shape, truth.step_cost_s(item.shape)) for item in plan_shapes(LIMITS).fitted]
     models: dict[str, StepPredictor] = {
-        "drop": fit_cost_model(grid, LIMITS.num_layers), "without attention": fit_attention_free(grid, LIMITS.num_layers),
+        "drop": fit_cost_model(grid, LIMITS.num_layers),
+        "without attention": fit_attention_free(grid, LIMITS.num_layers),
     }
     seen = {sample.shape for sample in grid}
     alone = _samples(truth, [(0, length) for length in range(384, 8192, 384)], seen)
     behind = _samples(truth, [(p, c) for p in range(1024, LONGEST + 1, 1024) for c in (384, 768, 1536)], seen)
     outcome = Outcome()
     for where, samples, paper_ours, paper_theirs in (
-        ("without prefix", alone, 5.0, 48.0), ("with prefix", behind, 5.0, 74.0),
+        ("without prefix", alone, 5.0, 48.0),
+        ("with prefix", behind, 5.0, 74.0),
         (f"with a prefix of {LONG_PREFIX} tokens or more", [s for s in behind if _prefix(s) >= LONG_PREFIX], 5.0, 74.0),
     ):
         for system, model in models.items():
             is_ours = system == "drop"
             worst = 100.0 * max(abs(error) for error in relative_errors(model, samples))
-            outcome.rows.append(Row(
-                FIGURE, WORKLOAD, f"largest deviation {where}", "ours" if is_ours else system, "",
-                Band(None, paper_ours) if is_ours else Band(None, paper_theirs), worst, "%", None,
-                Band(None, 5.0) if is_ours else Band(30.0, None) if "4096" in where else None, "reference.md 11",
-            ))  # fmt: skip
+            outcome.rows.append(
+                Row(
+                    FIGURE,
+                    WORKLOAD,
+                    f"largest deviation {where}",
+                    "ours" if is_ours else system,
+                    "",
+                    Band(None, paper_ours) if is_ours else Band(None, paper_theirs),
+                    worst,
+                    "%",
+                    None,
+                    Band(None, 5.0) if is_ours else Band(30.0, None) if "4096" in where else None,
+                    "reference.md 11",
+                )
+            )
     shown = [s for s in behind if s.shape.num_tokens == 768]
     outcome.pictures["with-prefix"] = lines(
-        {"measured (the roofline)": ([_prefix(s) for s in shown], [1e3 * s.seconds for s in shown])} | {
+        {"measured (the roofline)": ([_prefix(s) for s in shown], [1e3 * s.seconds for s in shown])}
+        | {
             ("ours" if name == "drop" else name): (
-                [_prefix(s) for s in shown], [1e3 * model.step_cost_s(s.shape) for s in shown]
-            ) for name, model in models.items()
+                [_prefix(s) for s in shown],
+                [1e3 * model.step_cost_s(s.shape) for s in shown],
+            )
+            for name, model in models.items()
         },
-        "tokens before the chunk", "ms", "a chunk of 768 tokens behind a prefix",
+        "tokens before the chunk",
+        "ms",
+        "a chunk of 768 tokens behind a prefix",
     )
     outcome.conditions[WORKLOAD] = [
         ("measured", "the preset's roofline, calibrated on Vidur's operator timings (docs/presets.md)"),
         ("fitted on", f"{len(grid)} steps of a profile's grid; none of them is judged"),
-        ("judged on", f"{len(alone)} prompts from 384 to 8,064 tokens, {len(behind)} chunks behind 1,024 to 16,384 tokens"),
+        (
+            "judged on",
+            f"{len(alone)} prompts from 384 to 8,064 tokens, {len(behind)} chunks behind 1,024 to 16,384 tokens",
+        ),
     ]
     outcome.remarks.append(
-        "The machine is itself a model, so ours is flattered where both have the same terms; what it is not told is the "
-        "curve between the two rooflines and the elementwise work. docs/cost-model.md has the same comparison on measured "
-        "steps of a real processor."
+        "The machine is itself a model, so ours is flattered where both have the same terms; what it is not told is "
+        "the curve between the two rooflines and the elementwise work. docs/cost-model.md has the same comparison on "
+        "measured steps of a real processor."
     )
     return outcome
 

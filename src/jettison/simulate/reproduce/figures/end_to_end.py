@@ -60,17 +60,47 @@ def reproduce_fig12(runs: Runs) -> Outcome:
     found = _results(runs)
     for workload, results in found.items():
         for baseline in ("recompute", "swap", "migrate", "drop"):
-            outcome.rows.append(compared(
-                results, "kunserve-fig12", workload, "mean throughput", "pipeline", baseline, throughput,
-                paper=Band(-21.8, -3.3), band=Band(-25.0, -3.0), band_source="reference.md 11", percent=True,
-            ))  # fmt: skip
-        outcome.rows.append(alone(
-            results, "kunserve-fig12", workload, "mean KV demand / capacity", "recompute", mean_load,
-            paper=Band(None, 60.0), unit="%", scale=100.0,
-        ))  # fmt: skip
-        outcome.rows.append(alone(
-            results, "kunserve-fig12", workload, "bubbles", "pipeline", bubble_share, paper=None, unit="%", scale=100.0,
-        ))  # fmt: skip
+            outcome.rows.append(
+                compared(
+                    results,
+                    "kunserve-fig12",
+                    workload,
+                    "mean throughput",
+                    "pipeline",
+                    baseline,
+                    throughput,
+                    paper=Band(-21.8, -3.3),
+                    band=Band(-25.0, -3.0),
+                    band_source="reference.md 11",
+                    percent=True,
+                )
+            )
+        outcome.rows.append(
+            alone(
+                results,
+                "kunserve-fig12",
+                workload,
+                "mean KV demand / capacity",
+                "recompute",
+                mean_load,
+                paper=Band(None, 60.0),
+                unit="%",
+                scale=100.0,
+            )
+        )
+        outcome.rows.append(
+            alone(
+                results,
+                "kunserve-fig12",
+                workload,
+                "bubbles",
+                "pipeline",
+                bubble_share,
+                paper=None,
+                unit="%",
+                scale=100.0,
+            )
+        )
         outcome.conditions[workload] = conditions(results, "recompute")
         shown = {name: results.one(name) for name in ("drop", WITHOUT_GUARD.name, "recompute", "pipeline", "migrate")}
         key = workload.lower().replace(" ", "-")
@@ -85,16 +115,36 @@ def _latency_rows(outcome: Outcome, workload: str, results: Results) -> None:
         for baseline in BASELINES:
             band = Band(5.0, None) if (workload, baseline) == ("LongBench 14B", "recompute") else p99
             source = "reference.md 11" if band.high is None else "the paper's own range"
-            outcome.rows.append(compared(
-                results, "kunserve-fig13", workload, "P99 TTFT, times lower", system, baseline, ttft(99),
-                paper=p99, band=band, band_source=source,
-            ))  # fmt: skip
+            outcome.rows.append(
+                compared(
+                    results,
+                    "kunserve-fig13",
+                    workload,
+                    "P99 TTFT, times lower",
+                    system,
+                    baseline,
+                    ttft(99),
+                    paper=p99,
+                    band=band,
+                    band_source=source,
+                )
+            )
         outcome.rows.append(_lowest_row(workload, results, system))
-        outcome.rows.append(compared(
-            results, "kunserve-fig13", workload, "P50 TPOT, increase", system, "recompute", tpot(50),
-            paper=_tpot_paper(workload), band=Band(10.0, 40.0) if "LongBench" in workload else None,
-            band_source="reference.md 11", percent=True,
-        ))  # fmt: skip
+        outcome.rows.append(
+            compared(
+                results,
+                "kunserve-fig13",
+                workload,
+                "P50 TPOT, increase",
+                system,
+                "recompute",
+                tpot(50),
+                paper=_tpot_paper(workload),
+                band=Band(10.0, 40.0) if "LongBench" in workload else None,
+                band_source="reference.md 11",
+                percent=True,
+            )
+        )
 
 
 def _tpot_paper(workload: str) -> Band | None:
@@ -110,9 +160,18 @@ def _lowest_row(workload: str, results: Results, system: str) -> Row:
         found.append(min(theirs) / ours if theirs and ours else None)
     middle, spread = median_and_spread(found)
     return Row(
-        "kunserve-fig13", workload, "lowest P99 TTFT of all: best baseline over ours", system, "the best baseline",
-        Band(8.4 if workload.endswith("72B") else 12.7, None), middle, "x", spread, Band(1.0, None), "must show 3",
-    )  # fmt: skip
+        "kunserve-fig13",
+        workload,
+        "lowest P99 TTFT of all: best baseline over ours",
+        system,
+        "the best baseline",
+        Band(8.4 if workload.endswith("72B") else 12.7, None),
+        middle,
+        "x",
+        spread,
+        Band(1.0, None),
+        "must show 3",
+    )
 
 
 def _slo_rows(outcome: Outcome, workload: str, results: Results) -> None:
@@ -133,10 +192,19 @@ def _slo_rows(outcome: Outcome, workload: str, results: Results) -> None:
             ("SLO violations left at scale 4", left, Band(0.0, 0.0)),
         ):
             middle, spread = median_and_spread(found)
-            outcome.rows.append(Row(
-                "kunserve-fig13", workload, metric, system, "" if "left" in metric else "mean of baselines", paper,
-                middle, "%" if "left" in metric else "points", spread,
-            ))  # fmt: skip
+            outcome.rows.append(
+                Row(
+                    "kunserve-fig13",
+                    workload,
+                    metric,
+                    system,
+                    "" if "left" in metric else "mean of baselines",
+                    paper,
+                    middle,
+                    "%" if "left" in metric else "points",
+                    spread,
+                )
+            )
 
 
 def _bound_remark(found: dict[str, Results]) -> str:
@@ -147,14 +215,16 @@ def _bound_remark(found: dict[str, Results]) -> str:
         base, spare = figures["recompute"], figures[SPARE.name]
         if base and spare:
             parts.append(
-                f"{workload}: recompute {base:.2f} s, eight times the KV memory {spare:.2f} s ({base / spare:.1f}x lower), "
-                + ", ".join(f"{name} {figures[name]:.2f} s" for name in SYSTEMS)
+                f"{workload}: recompute {base:.2f} s, eight times the KV memory {spare:.2f} s ({base / spare:.1f}x "
+                "lower), " + ", ".join(f"{name} {figures[name]:.2f} s" for name in SYSTEMS)
             )
     return (
-        "Upper bound. With eight times the KV memory and no pipeline at all, P99 TTFT is what compute alone makes of these "
-        "arrivals; no memory policy goes below it. " + "; ".join(parts) + ". Where that bound is near recompute's figure, "
-        "the papers' ratios are out of reach at this load on this machine model: a burst of twice the rate needs about all "
-        "of the prefill compute that the presets leave (a 5.9 K prompt takes 0.9 s of an A800)."
+        "Upper bound. With eight times the KV memory and no pipeline at all, P99 TTFT is what compute alone makes of "
+        "these arrivals; no memory policy goes below it. "
+        + "; ".join(parts)
+        + ". Where that bound is near recompute's figure, "
+        "the papers' ratios are out of reach at this load on this machine model: a burst of twice the rate needs about "
+        "all of the prefill compute that the presets leave (a 5.9 K prompt takes 0.9 s of an A800)."
     )
 
 
@@ -167,10 +237,10 @@ def _guard_remark(found: dict[str, Results]) -> str:
         ours, bare = (mean_of(results.runs[name], measure) for name in SYSTEMS)
         if ours and bare:
             parts.append(
-                f"{workload}: {drops['drop']} drops and P99 {ours:.2f} s with the test, {drops[WITHOUT_GUARD.name]} and "
-                f"{bare:.2f} s without"
+                f"{workload}: {drops['drop']} drops and P99 {ours:.2f} s with the test, {drops[WITHOUT_GUARD.name]} "
+                f"and {bare:.2f} s without"
             )
     return (
-        "`drop` is the policy as it is shipped: it declines where it finds that compute binds, or that a pipeline could not "
-        "keep up. `drop without compute guard` is KunServe's own trigger. " + "; ".join(parts) + "."
+        "`drop` is the policy as it is shipped: it declines where it finds that compute binds, or that a pipeline "
+        "could not keep up. `drop without compute guard` is KunServe's own trigger. " + "; ".join(parts) + "."
     )

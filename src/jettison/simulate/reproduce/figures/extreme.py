@@ -31,20 +31,58 @@ def reproduce_fig17(runs: Runs) -> Outcome:
             for ours, theirs in zip(results.runs[system], results.runs["recompute"], strict=True)
         ]
         middle, spread = median_and_spread(found)
-        outcome.rows.append(Row(
-            FIGURE, WORKLOAD, "standing time, from 60 s on", system, "recompute", Band(1.5, 1.5), middle, "x", spread,
-            Band(1.3, 1.7), "reference.md 11",
-        ))  # fmt: skip
-        outcome.rows.append(alone(
-            results, FIGURE, WORKLOAD, "drops", system, lambda run: float(run.events.get("drops", 0)), paper=Band(2, 2),
-        ))  # fmt: skip
-        outcome.rows.append(alone(
-            results, FIGURE, WORKLOAD, "KV gained", system, _gained, paper=Band(57.0, 57.0), unit="%", scale=100.0,
-        ))  # fmt: skip
+        outcome.rows.append(
+            Row(
+                FIGURE,
+                WORKLOAD,
+                "standing time, from 60 s on",
+                system,
+                "recompute",
+                Band(1.5, 1.5),
+                middle,
+                "x",
+                spread,
+                Band(1.3, 1.7),
+                "reference.md 11",
+            )
+        )
+        outcome.rows.append(
+            alone(
+                results,
+                FIGURE,
+                WORKLOAD,
+                "drops",
+                system,
+                lambda run: float(run.events.get("drops", 0)),
+                paper=Band(2, 2),
+            )
+        )
+        outcome.rows.append(
+            alone(
+                results,
+                FIGURE,
+                WORKLOAD,
+                "KV gained",
+                system,
+                _gained,
+                paper=Band(57.0, 57.0),
+                unit="%",
+                scale=100.0,
+            )
+        )
     for system, paper in (("recompute", 120.0), ("drop", 152.0), (WITHOUT_GUARD.name, 152.0)):
-        outcome.rows.append(alone(
-            results, FIGURE, WORKLOAD, "memory is full at", system, full_at_s, paper=Band(paper, paper), unit="s",
-        ))  # fmt: skip
+        outcome.rows.append(
+            alone(
+                results,
+                FIGURE,
+                WORKLOAD,
+                "memory is full at",
+                system,
+                full_at_s,
+                paper=Band(paper, paper),
+                unit="s",
+            )
+        )
     outcome.rows.append(_rise_row(results))
     outcome.conditions[WORKLOAD] = conditions(results, "recompute")
     outcome.pictures["time-line"] = time_lines({name: found[0] for name, found in results.runs.items()}, WORKLOAD)
@@ -82,6 +120,13 @@ def _rise_row(results: Results) -> Row:
         found.append(max(rising) / calm[len(calm) // 2] if calm and rising else None)
     middle, spread = median_and_spread(found)
     return Row(
-        FIGURE, WORKLOAD, "largest rise of TTFT until then", "recompute", "its own median before", Band(None, 42.0),
-        middle, "x", spread,
-    )  # fmt: skip
+        FIGURE,
+        WORKLOAD,
+        "largest rise of TTFT until then",
+        "recompute",
+        "its own median before",
+        Band(None, 42.0),
+        middle,
+        "x",
+        spread,
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from jettison.simulate.reproduce.conditions import conditions
 from jettison.simulate.reproduce.jobs import MERGE_INTERVAL_S, Changes, Variant
 from jettison.simulate.reproduce.measures import alone, bubble_share, compared, tpot, ttft, within
@@ -32,15 +34,27 @@ def reproduce_v1_fig5(runs: Runs) -> Outcome:
     results = _results(runs)
     outcome = _outcome(results)
     for stages, key, q, paper in (
-        ("2 stages", "ttft_s", 50, Band(1.0, 1.8)), ("2 stages", "tpot_s", 50, Band(1.0, 2.0)),
-        ("8 stages", "ttft_s", 99, Band(5.4, 5.4)), ("8 stages", "tpot_s", 99, Band(5.1, 5.1)),
+        ("2 stages", "ttft_s", 50, Band(1.0, 1.8)),
+        ("2 stages", "tpot_s", 50, Band(1.0, 2.0)),
+        ("8 stages", "ttft_s", 99, Band(5.4, 5.4)),
+        ("8 stages", "tpot_s", 99, Band(5.1, 5.1)),
     ):
         name = "TTFT" if key == "ttft_s" else "TBT (mean of a request)"
-        outcome.rows.append(compared(
-            results, "kunserve-v1-fig5", WORKLOAD, f"P{q} {name}, times higher", stages, REPLICAS,
-            within(key, q, SETTLED_S, 1e9), paper=paper, band=paper if paper.low != paper.high else None,
-            band_source="the paper's own range", inverse=True,
-        ))  # fmt: skip
+        outcome.rows.append(
+            compared(
+                results,
+                "kunserve-v1-fig5",
+                WORKLOAD,
+                f"P{q} {name}, times higher",
+                stages,
+                REPLICAS,
+                within(key, q, SETTLED_S, 1e9),
+                paper=paper,
+                band=paper if paper.low != paper.high else None,
+                band_source="the paper's own range",
+                inverse=True,
+            )
+        )
     return outcome
 
 
@@ -49,12 +63,23 @@ def reproduce_fig5(runs: Runs) -> Outcome:
     results = _results(runs)
     outcome = _outcome(results)
     names = [REPLICAS, *STAGES]
-    for shorter, longer in zip(names, names[1:], strict=False):
+    for shorter, longer in pairwise(names):
         for metric, measure in (("P50 TTFT", ttft(50)), ("P50 TPOT", tpot(50)), ("P99 TPOT", tpot(99))):
-            outcome.rows.append(compared(
-                results, "kunserve-fig5", WORKLOAD, f"{metric}, times higher", longer, shorter, measure,
-                paper=Band(1.0, None), band=Band(1.0, None), band_source="the paper's statement", inverse=True,
-            ))  # fmt: skip
+            outcome.rows.append(
+                compared(
+                    results,
+                    "kunserve-fig5",
+                    WORKLOAD,
+                    f"{metric}, times higher",
+                    longer,
+                    shorter,
+                    measure,
+                    paper=Band(1.0, None),
+                    band=Band(1.0, None),
+                    band_source="the paper's statement",
+                    inverse=True,
+                )
+            )
     return outcome
 
 
@@ -63,14 +88,17 @@ def _outcome(results: Results) -> Outcome:
     outcome.conditions[WORKLOAD] = conditions(results, REPLICAS)
     groups = {
         f"P{q} {label}, s": {name: within(key, q, SETTLED_S, 1e9)(found[0]) for name, found in results.runs.items()}
-        for key, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")) for q in (50, 99)
+        for key, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT"))
+        for q in (50, 99)
     }
     outcome.pictures["latency"] = bars(groups, "seconds", "static pipelines on eight processors", log=True)
     figure = "kunserve-fig5"
     bubbles = [alone(results, figure, WORKLOAD, "bubbles", name, bubble_share, paper=None).ours for name in STAGES]
     outcome.remarks.append(
-        "Bubbles: " + ", ".join(
+        "Bubbles: "
+        + ", ".join(
             f"{name} {100 * share:.0f} %" for name, share in zip(STAGES, bubbles, strict=True) if share is not None
-        ) + "."
+        )
+        + "."
     )
     return outcome

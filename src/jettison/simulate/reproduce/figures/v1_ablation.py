@@ -37,24 +37,50 @@ def reproduce_v1_fig4(runs: Runs) -> Outcome:
         kv, parameters = f"KV swap {gib:g} GiB", f"parameter swap {gib:g} GiB"
         few = gib == SWAPPED_GIB[0]
         for metric, measure, paper in (("P50 TTFT", ttft(50), Band(1.1, 1.3)), ("P50 TBT", tpot(50), Band(1.0, 2.6))):
-            outcome.rows.append(compared(
-                results, "kunserve-v1-fig4", V1_SWAP, f"{metric}, times lower, {gib:g} GiB", kv, parameters, measure,
-                paper=paper if few else None, band=paper if few else None, band_source="the paper's own range",
-            ))  # fmt: skip
-        outcome.rows.append(alone(
-            results, "kunserve-v1-fig4", V1_SWAP, f"requests that stood still for a second, {gib:g} GiB", kv, _share_swapped,
-            paper=Band(8.9, 9.9) if few else None, unit="%", scale=100.0,
-        ))  # fmt: skip
-    groups: dict[str, Measure] = {"P50 TTFT, s": ttft(50), "P99 TTFT, s": ttft(99), "P50 TPOT, s": tpot(50), "P99 TPOT, s": tpot(99)}
+            outcome.rows.append(
+                compared(
+                    results,
+                    "kunserve-v1-fig4",
+                    V1_SWAP,
+                    f"{metric}, times lower, {gib:g} GiB",
+                    kv,
+                    parameters,
+                    measure,
+                    paper=paper if few else None,
+                    band=paper if few else None,
+                    band_source="the paper's own range",
+                )
+            )
+        outcome.rows.append(
+            alone(
+                results,
+                "kunserve-v1-fig4",
+                V1_SWAP,
+                f"requests that stood still for a second, {gib:g} GiB",
+                kv,
+                _share_swapped,
+                paper=Band(8.9, 9.9) if few else None,
+                unit="%",
+                scale=100.0,
+            )
+        )
+    groups: dict[str, Measure] = {
+        "P50 TTFT, s": ttft(50),
+        "P99 TTFT, s": ttft(99),
+        "P50 TPOT, s": tpot(50),
+        "P99 TPOT, s": tpot(99),
+    }
     outcome.pictures["latency"] = bars(
         {label: {name: mean_of(found, m) for name, found in results.runs.items()} for label, m in groups.items()},
-        "seconds", V1_SWAP, log=True,
+        "seconds",
+        V1_SWAP,
+        log=True,
     )
     outcome.conditions[V1_SWAP] = conditions(results, f"KV swap {SWAPPED_GIB[0]:g} GiB")
     outcome.remarks.append(
-        "Streamed layers are fetched ahead while others compute, so a step takes the longer of its own time and the copy's: "
-        "0.5 GiB over PCIe 4 takes 21 ms, about what the shortest decode step takes, and is hidden behind longer ones. "
-        "v1 measured a real system in which fetching costs more than that."
+        "Streamed layers are fetched ahead while others compute, so a step takes the longer of its own time and the "
+        "copy's: 0.5 GiB over PCIe 4 takes 21 ms, about what the shortest decode step takes, and is hidden behind "
+        "longer ones. v1 measured a real system in which fetching costs more than that."
     )
     return outcome
 
@@ -81,28 +107,66 @@ def reproduce_v1_fig15(runs: Runs) -> Outcome:
     ]
     results = run_spec(spec, runs, variants)
     outcome, figure = Outcome(), "kunserve-v1-fig15"
-    outcome.rows.append(compared(
-        results, figure, V1_RESTORE, "P99 TTFT, times lower by restoring", RESTORE, KEEP, ttft(99), paper=Band(37.6, 37.6),
-        band=Band(3.0, None), band_source="reference.md 11",
-    ))  # fmt: skip
+    outcome.rows.append(
+        compared(
+            results,
+            figure,
+            V1_RESTORE,
+            "P99 TTFT, times lower by restoring",
+            RESTORE,
+            KEEP,
+            ttft(99),
+            paper=Band(37.6, 37.6),
+            band=Band(3.0, None),
+            band_source="reference.md 11",
+        )
+    )
     for metric, measure, paper in (
-        ("P50 TTFT", ttft(50), -30.7), ("P50 TBT", tpot(50), -34.3), ("P99 TBT", tpot(99), -9.1),
+        ("P50 TTFT", ttft(50), -30.7),
+        ("P50 TBT", tpot(50), -34.3),
+        ("P99 TBT", tpot(99), -9.1),
     ):
-        outcome.rows.append(compared(
-            results, figure, V1_RESTORE, f"{metric}, change by restoring", RESTORE, KEEP, measure,
-            paper=Band(paper, paper), percent=True,
-        ))  # fmt: skip
+        outcome.rows.append(
+            compared(
+                results,
+                figure,
+                V1_RESTORE,
+                f"{metric}, change by restoring",
+                RESTORE,
+                KEEP,
+                measure,
+                paper=Band(paper, paper),
+                percent=True,
+            )
+        )
     for system, free, violations in ((RESTORE, 25.7, 0.0), (KEEP, 0.0, 4.0)):
-        outcome.rows.append(alone(
-            results, figure, V1_RESTORE, "least free memory after the second spike", system, _least_free,
-            paper=Band(free, free), unit="%", scale=100.0,
-        ))  # fmt: skip
+        outcome.rows.append(
+            alone(
+                results,
+                figure,
+                V1_RESTORE,
+                "least free memory after the second spike",
+                system,
+                _least_free,
+                paper=Band(free, free),
+                unit="%",
+                scale=100.0,
+            )
+        )
         base = SloBase(*(mean_of(results.runs[RESTORE], m) or 0.0 for m in (ttft(50), tpot(50))))
-        outcome.rows.append(alone(
-            results, figure, V1_RESTORE, "SLO violations (5 times the median)", system,
-            lambda run, base=base: slo_violations(run, base, (5,))["either"][0],  # type: ignore[misc]
-            paper=Band(violations, violations), unit="%", scale=100.0,
-        ))  # fmt: skip
+        outcome.rows.append(
+            alone(
+                results,
+                figure,
+                V1_RESTORE,
+                "SLO violations (5 times the median)",
+                system,
+                lambda run, base=base: slo_violations(run, base, (5,))["either"][0],  # type: ignore[misc]
+                paper=Band(violations, violations),
+                unit="%",
+                scale=100.0,
+            )
+        )
     outcome.conditions[V1_RESTORE] = conditions(results, RESTORE)
     outcome.pictures["time-line"] = time_lines({name: found[0] for name, found in results.runs.items()}, V1_RESTORE)
     return outcome
@@ -122,36 +186,69 @@ THROUGHPUT, MEMORY = "throughput-greedy", "memory-greedy"
 
 def reproduce_v1_fig16(runs: Runs) -> Outcome:
     """Both greedy planners in a run, and each against every grouping of eight instances on paper."""
-    results = run_spec(read_spec("v1-burst"), runs, [
-        WITHOUT_GUARD, Variant(MEMORY, "drop", {"planner": "memory"}, WITHOUT_GUARD.changes), SPARE,
-    ])  # fmt: skip
+    results = run_spec(
+        read_spec("v1-burst"),
+        runs,
+        [
+            WITHOUT_GUARD,
+            Variant(MEMORY, "drop", {"planner": "memory"}, WITHOUT_GUARD.changes),
+            SPARE,
+        ],
+    )
     outcome, figure = Outcome(), "kunserve-v1-fig16"
     for metric, measure, paper in (
-        ("P50 TTFT", ttft(50), 1.2), ("P99 TTFT", ttft(99), 1.2), ("P99 TBT", tpot(99), 1.1),
+        ("P50 TTFT", ttft(50), 1.2),
+        ("P99 TTFT", ttft(99), 1.2),
+        ("P99 TBT", tpot(99), 1.1),
     ):
-        outcome.rows.append(compared(
-            results, figure, V1_GROUPING, f"{metric}, times higher", MEMORY, WITHOUT_GUARD.name, measure,
-            paper=Band(paper, paper), band=Band(1.0, 2.0 * paper - 1.0), band_source="from none to twice the paper's increase",
-            inverse=True,
-        ))  # fmt: skip
+        outcome.rows.append(
+            compared(
+                results,
+                figure,
+                V1_GROUPING,
+                f"{metric}, times higher",
+                MEMORY,
+                WITHOUT_GUARD.name,
+                measure,
+                paper=Band(paper, paper),
+                band=Band(1.0, 2.0 * paper - 1.0),
+                band_source="from none to twice the paper's increase",
+                inverse=True,
+            )
+        )
     for strategy in (THROUGHPUT, MEMORY):
         gaps = [_plan_cost(strategy, copies) / _best_cost(copies) for copies in range(1, NUM_INSTANCES)]
-        outcome.rows.append(Row(
-            figure, f"{NUM_INSTANCES} instances, 1 to {NUM_INSTANCES - 1} copies wanted",
-            "throughput lost, over the best of all groupings that free enough", strategy, "exhaustive search",
-            Band(1.0, 1.0) if strategy == THROUGHPUT else Band(1.0, None), max(gaps), "x", (min(gaps), max(gaps)),
-            Band(1.0, 1.05) if strategy == THROUGHPUT else None, "equal to the optimum, within 5 %",
-        ))  # fmt: skip
+        outcome.rows.append(
+            Row(
+                figure,
+                f"{NUM_INSTANCES} instances, 1 to {NUM_INSTANCES - 1} copies wanted",
+                "throughput lost, over the best of all groupings that free enough",
+                strategy,
+                "exhaustive search",
+                Band(1.0, 1.0) if strategy == THROUGHPUT else Band(1.0, None),
+                max(gaps),
+                "x",
+                (min(gaps), max(gaps)),
+                Band(1.0, 1.05) if strategy == THROUGHPUT else None,
+                "equal to the optimum, within 5 %",
+            )
+        )
     outcome.conditions[V1_GROUPING] = conditions(results, WITHOUT_GUARD.name)
     outcome.pictures["cost"] = bars(
-        {f"{copies} copies": {
-            "exhaustive": _best_cost(copies), THROUGHPUT: _plan_cost(THROUGHPUT, copies), MEMORY: _plan_cost(MEMORY, copies),
-        } for copies in range(1, NUM_INSTANCES)},
-        "instances' throughput over the groups'", "eight instances: what a plan costs, by what it has to free",
+        {
+            f"{copies} copies": {
+                "exhaustive": _best_cost(copies),
+                THROUGHPUT: _plan_cost(THROUGHPUT, copies),
+                MEMORY: _plan_cost(MEMORY, copies),
+            }
+            for copies in range(1, NUM_INSTANCES)
+        },
+        "instances' throughput over the groups'",
+        "eight instances: what a plan costs, by what it has to free",
     )
     outcome.remarks.append(
-        "Exhaustive: all 22 partitions of eight equal instances; cost is v1's, the profiled throughput of eight instances over "
-        "that of the groups (the preset's decode steps, pipelines without bubbles)."
+        "Exhaustive: all 22 partitions of eight equal instances; cost is v1's, the profiled throughput of eight "
+        "instances over that of the groups (the preset's decode steps, pipelines without bubbles)."
     )
     return outcome
 

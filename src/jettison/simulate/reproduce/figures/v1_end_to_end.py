@@ -40,7 +40,10 @@ def reproduce_v1_fig10(runs: Runs) -> Outcome:
                     name: (list(loads), [mean_of(r.runs[name], ttft(99)) or 0.0 for r in sweep])
                     for name in sweep[0].runs
                 },
-                "mean KV demand / capacity", "P99 TTFT, s", workload, log=True,
+                "mean KV demand / capacity",
+                "P99 TTFT, s",
+                workload,
+                log=True,
             )
     return outcome
 
@@ -53,10 +56,21 @@ def reproduce_v1_fig11(runs: Runs) -> Outcome:
     for system, paper in (("recompute", Band(38.9, 38.9)), ("drop", None), (WITHOUT_GUARD.name, None)):
         found = [over_median(100)(run) for run in results.runs[system]]
         middle, spread = median_and_spread(found)
-        outcome.rows.append(Row(
-            figure, workload, "largest over median TTFT", system, "", paper, middle, "x", spread,
-            Band(20.0, None) if system == "recompute" else None, "reference.md 11",
-        ))  # fmt: skip
+        outcome.rows.append(
+            Row(
+                figure,
+                workload,
+                "largest over median TTFT",
+                system,
+                "",
+                paper,
+                middle,
+                "x",
+                spread,
+                Band(20.0, None) if system == "recompute" else None,
+                "reference.md 11",
+            )
+        )
     outcome.conditions[workload] = conditions(results, "recompute")
     outcome.pictures["time-line"] = time_lines({name: found[0] for name, found in results.runs.items()}, workload)
     return outcome
@@ -67,14 +81,34 @@ def reproduce_v1_fig12(runs: Runs) -> Outcome:
     paper = {"recompute": Band(1.0, 48.7), "pipeline": Band(29.0, 29.0)}
     outcome, results = _large(runs, "kunserve-v1-fig12", "Llama-3.1-70B", "kunserve-v1-70b", paper)
     for metric, measure, increase in (("P50 TBT", tpot(50), Band(25.4, 54.1)), ("P99 TBT", tpot(99), Band(60.8, 92.6))):
-        outcome.rows.append(compared(
-            results, "kunserve-v1-fig12", "Llama-3.1-70B", f"{metric}, increase", "drop", "recompute", measure,
-            paper=increase, percent=True,
-        ))  # fmt: skip
-    outcome.rows.append(compared(
-        results, "kunserve-v1-fig12", "Llama-3.1-70B", "mean throughput", "pipeline", "recompute", throughput,
-        paper=Band(-16.4, -16.4), band=Band(-25.0, -3.0), band_source="reference.md 11", percent=True,
-    ))  # fmt: skip
+        outcome.rows.append(
+            compared(
+                results,
+                "kunserve-v1-fig12",
+                "Llama-3.1-70B",
+                f"{metric}, increase",
+                "drop",
+                "recompute",
+                measure,
+                paper=increase,
+                percent=True,
+            )
+        )
+    outcome.rows.append(
+        compared(
+            results,
+            "kunserve-v1-fig12",
+            "Llama-3.1-70B",
+            "mean throughput",
+            "pipeline",
+            "recompute",
+            throughput,
+            paper=Band(-16.4, -16.4),
+            band=Band(-25.0, -3.0),
+            band_source="reference.md 11",
+            percent=True,
+        )
+    )
     return outcome
 
 
@@ -86,9 +120,7 @@ def reproduce_v1_fig13(runs: Runs) -> Outcome:
     return outcome
 
 
-def _large(
-    runs: Runs, figure: str, workload: str, preset: str, paper: dict[str, Band]
-) -> tuple[Outcome, Results]:
+def _large(runs: Runs, figure: str, workload: str, preset: str, paper: dict[str, Band]) -> tuple[Outcome, Results]:
     base = read_spec("v1-burst-70b").changed(preset=preset)
     results = run_spec(base, runs, [*base.variants, WITHOUT_GUARD, SPARE])
     outcome = Outcome()
@@ -98,9 +130,7 @@ def _large(
     return outcome, results
 
 
-def _latency_rows(
-    outcome: Outcome, figure: str, workload: str, sweep: list[Results], paper: dict[str, Band]
-) -> None:
+def _latency_rows(outcome: Outcome, figure: str, workload: str, sweep: list[Results], paper: dict[str, Band]) -> None:
     """Largest ratio over the sweep, by system and baseline; and what memory alone could give."""
     for system in (*SYSTEMS, SPARE.name):
         for baseline, band in paper.items():
@@ -112,19 +142,40 @@ def _latency_rows(
             ]
             known = [value for value in ratios if value is not None]
             judged = None if system == SPARE.name else Band(band.low, None)
-            outcome.rows.append(Row(
-                figure, workload, "P99 TTFT, times lower, best of the sweep", system, baseline,
-                None if system == SPARE.name else band, max(known, default=None), "x",
-                (min(known), max(known)) if known else None, judged, "the paper's own range",
-            ))  # fmt: skip
-    best = max(sweep, key=lambda r: ratio(mean_of(r.runs["recompute"], ttft(99)), mean_of(r.runs["drop"], ttft(99))) or 0)
+            outcome.rows.append(
+                Row(
+                    figure,
+                    workload,
+                    "P99 TTFT, times lower, best of the sweep",
+                    system,
+                    baseline,
+                    None if system == SPARE.name else band,
+                    max(known, default=None),
+                    "x",
+                    (min(known), max(known)) if known else None,
+                    judged,
+                    "the paper's own range",
+                )
+            )
+    best = max(
+        sweep, key=lambda r: ratio(mean_of(r.runs["recompute"], ttft(99)), mean_of(r.runs["drop"], ttft(99))) or 0
+    )
     for metric, measure, increase in (("P50 TBT", tpot(50), Band(7.9, 37.5)), ("P99 TBT", tpot(99), Band(33.4, 77.4))):
         if figure == "kunserve-v1-fig10":
             for system in SYSTEMS:
-                outcome.rows.append(compared(
-                    best, figure, workload, f"{metric}, increase", system, "recompute", measure, paper=increase,
-                    percent=True,
-                ))  # fmt: skip
+                outcome.rows.append(
+                    compared(
+                        best,
+                        figure,
+                        workload,
+                        f"{metric}, increase",
+                        system,
+                        "recompute",
+                        measure,
+                        paper=increase,
+                        percent=True,
+                    )
+                )
 
 
 def _slo_row(figure: str, workload: str, sweep: list[Results], paper: Band) -> Row:
@@ -134,13 +185,20 @@ def _slo_row(figure: str, workload: str, sweep: list[Results], paper: Band) -> R
     for results in sweep:
         base = slo_base(results.runs[SPARE.name])
         shares = {
-            name: slo_violations(results.runs[name][0], base, (SLO_SCALE,))["either"][0] for name in ("recompute", "drop")
+            name: slo_violations(results.runs[name][0], base, (SLO_SCALE,))["either"][0]
+            for name in ("recompute", "drop")
         }
         if shares["recompute"] is not None and shares["drop"] is not None:
             if worst is None or shares["recompute"] > worst[0]:
                 worst = (shares["recompute"], shares["drop"])
     before = None if worst is None else 100.0 * worst[0]
     return Row(
-        figure, workload, f"SLO violations left (recompute: {before:.1f} %)" if before is not None else "SLO violations",
-        "drop", "", paper, None if worst is None else 100.0 * worst[1], "%",
-    )  # fmt: skip
+        figure,
+        workload,
+        f"SLO violations left (recompute: {before:.1f} %)" if before is not None else "SLO violations",
+        "drop",
+        "",
+        paper,
+        None if worst is None else 100.0 * worst[1],
+        "%",
+    )
