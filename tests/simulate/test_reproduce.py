@@ -14,12 +14,14 @@ from jettison.simulate.machines import cluster_setup
 from jettison.simulate.reproduce import figures
 from jettison.simulate.reproduce.figures import v1_ablation
 from jettison.simulate.reproduce.jobs import NO_GUARD, Changes, Variant, changed, job_text
+from jettison.simulate.reproduce.load import search
 from jettison.simulate.reproduce.measures import bubble_share, compared, throughput, ttft, values
 from jettison.simulate.reproduce.page import table, write_page
 from jettison.simulate.reproduce.parameter_swap import StreamedParameters
 from jettison.simulate.reproduce.pictures import time_lines
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.registry import EXPERIMENTS, experiment
+from jettison.simulate.reproduce.requests import requests_of
 from jettison.simulate.reproduce.rows import Band, Outcome, Row
 from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Spec, read_spec, run_spec, spec_names
 from jettison.simulate.spec import parse_spec
@@ -147,3 +149,30 @@ def test_the_command_lists_refuses_and_reproduces(tmp_path: Path, capsys: pytest
     assert rows and all(wanted <= row.keys() for row in rows)
     assert {row["figure"] for row in rows} == {"kunserve-fig15"}
     assert list((tmp_path / "plots").glob("kunserve-fig15-*.png"))
+
+
+def test_users_are_added_on_the_instants_that_are_there() -> None:
+    spec = read_spec("extreme-burst").changed(seeds=[3])
+    one, many = (requests_of(spec.parsed, factor) for factor in (1.0 / 90.0, 0.5))
+    stamps = set(one.columns.arrival_s.tolist())
+    assert set(many.columns.arrival_s.tolist()) == stamps
+    assert len(many.rows) == pytest.approx(45 * len(one.rows), rel=0.01)
+    assert len(set(many.columns.input_tokens.tolist())) > len(one.rows)  # lengths are drawn for each of them
+    assert many.duration_s == pytest.approx(85.0 + 4 * 40.0)
+
+
+def test_a_load_is_found_from_either_side() -> None:
+    for first in (0.1, 1.0, 7.0):
+        found = search(lambda factor, first=first: 0.3 * (first * factor) ** 1.4, 0.56)
+        assert found.load == pytest.approx(0.56, rel=0.05)
+
+
+def test_kept_runs_are_taken_again(tmp_path: Path) -> None:
+    spec = tiny().changed(seeds=[0], mean_load=0.3)
+    first = Runs(folder=tmp_path)
+    before = run_spec(spec, first, [Variant("recompute", "recompute")])
+    second = Runs(folder=tmp_path)
+    after = run_spec(spec, second, [Variant("recompute", "recompute")])
+    assert (first.num_done, second.num_done) == (2, 0)
+    assert after.factors == pytest.approx(before.factors)
+    assert after.one("recompute").ttft_s.p99 == pytest.approx(before.one("recompute").ttft_s.p99)

@@ -1,9 +1,9 @@
 """The requests of a job, upscaled as KunServe upscales BurstGPT.
 
-``simulate.workloads`` draws as many arrivals as a process has; here the process is one user's (BurstGPT's own rate) and
-users are added by TraceUpscaler's method: copies stand on their original's instant, so that a hundred times the users
-means a hundred requests at once. That clumpiness is the trace's as the papers replay it, and no process at the final rate
-has it. Lengths are drawn for every request, as the papers take them from another data set.
+``simulate.workloads`` draws as many arrivals as a process has. Here the process has BurstGPT's own rate, and users are
+added by TraceUpscaler's method: copies stand on their original's instant, so that a hundred times the users means a
+hundred requests at once. The papers' arrivals are that clumpy, and no process at the final rate is. Lengths are drawn
+for every request, as the papers take them from another data set.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Exchange:
     duration_s: float
     max_stall_s: float
     mean_decode_s: float
-    """At a moment of the exchange, how long the gap between tokens is that a running request is in: the mean over both."""
+    """At a moment of the exchange, how long the gap between tokens is that a request is in: the mean over both."""
     moved_bytes: int
 
 
