@@ -26,6 +26,8 @@ ROOMS = ("sim", "simulate")
 FROM_CORE = {
     "jettison.core.ports": None,
     "jettison.core.params": {"ClusterParams"},
+    "jettison.core.configured": {"scheduler_limits", "cluster_params"},
+    "jettison.core.observing": None,
     "jettison.core.group": {"SchedulerLimits"},
     "jettison.core.cluster": {"ClusterCore", "initial_groups"},
     "jettison.core.strides": None,

@@ -27,6 +27,13 @@ def explain(
         list[str] | None,
         typer.Option("--kind", metavar="KIND", help="Only such decisions; may be given more than once."),
     ] = None,
+    counterfactual: Annotated[
+        str | None,
+        typer.Option(
+            "--counterfactual", metavar="POLICIES",
+            help="Also simulate the recorded arrivals under these: recompute,swap,migrate,pipeline,drop.",
+        ),
+    ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write all of it as JSON.")
     ] = None,
@@ -34,12 +41,14 @@ def explain(
     """Show each decision with its inputs, its prediction and its outcome, and a card for each overload.
 
     Runs of the same file that met the same arrivals under other policies say what
-    would have happened without the drop.
+    would have happened without the drop; --counterfactual simulates it.
     """
     from jettison.report.decisions import decisions_of, incidents_of
     from jettison.report.explain import explain_document, print_decisions, print_incident
     from jettison.report.results import read_results
+    from jettison.simulate.counterfactual import counterfactual_runs, parse_policies
 
+    policies = parse_policies(counterfactual) if counterfactual is not None else ()
     runs = read_results(run_file)
     chosen = [r for r in runs if (r.name == name if name is not None else r.events.get("log"))]
     if not chosen:
@@ -50,6 +59,9 @@ def explain(
     documents = []
     for run in chosen:
         others = {r.config.get("policy") or r.name: r for r in runs if r is not run and _met_the_same(r, run)}
+        if policies:
+            with console.status("simulating"):
+                others |= counterfactual_runs(run, policies)
         decisions = [d for d in decisions_of(run) if not kinds or d.kind in kinds]
         incidents = incidents_of(run, slo_ttft_s, others)
         console.rule(run.name, align="left")

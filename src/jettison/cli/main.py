@@ -20,6 +20,7 @@ from jettison.cli import (
     demo,
     explain_cmd,
     model,
+    plan_cmd,
     profile_cmd,
     reproduce_cmd,
     serve,
@@ -76,6 +77,7 @@ app.command("profile", cls=Command)(profile_cmd.profile)
 app.command("explain", cls=Command)(explain_cmd.explain)
 app.command("simulate", cls=Command)(simulate_cmd.simulate)
 app.command("reproduce", cls=Command)(reproduce_cmd.reproduce)
+app.command("plan", cls=Command)(plan_cmd.plan)
 
 
 @app.command("version", cls=Command)

@@ -45,7 +45,7 @@ def simulate(
     html_out: HtmlOption = None,
     timeline_out: Annotated[
         Path | None,
-        typer.Option("--timeline", metavar="FILE", help="Write a time line for ui.perfetto.dev; several runs: one each."),
+        typer.Option("--timeline", metavar="FILE", help="Write a time line for ui.perfetto.dev, or one for each run."),
     ] = None,
     processes: ProcessesOption = None,
 ) -> None:

@@ -1,8 +1,8 @@
 """What serving takes of the host's processors, beside the steps: measured constants, where processes share cores.
 
-On a machine whose workers are its own processors, controller and client run on the same cores. Steps are profiled with
-nobody else computing (``HardwareProfile.cost``); these constants say what else is computed, by whom, and how much slower
-a core is while others are busy. Measured by ``live.host_costs``, used by ``sim.processors``; docs/validation.md.
+Where workers compute on a machine's own processors, controller and client run on the same cores. Steps are profiled
+with nobody else computing (``HardwareProfile.cost``); these constants say what else is computed, by whom, and how much
+slower a core is while others are busy. Measured by ``live.host_costs``, used by ``sim.processors``; docs/validation.md.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ class HostCosts:
     core_speeds: tuple[float, ...] = ()
     """Entry i: the speed of each of i + 1 busy cores over that of one alone."""
     threads_per_worker: int = 1
+    step_factor: float = 1.0
+    """What a step takes while serving over what it takes among other steps, as profiled: caches are colder."""
     worker_step_s: float = 0.0
     """A worker, for each step: reading the command, telling the end."""
     worker_row_s: float = 0.0
@@ -55,6 +57,8 @@ class HostCosts:
             raise ValueError(f"times must be from 0 to 1 s: {', '.join(bad)}")
         if self.num_cores < 0 or self.threads_per_worker < 1:
             raise ValueError("num_cores must be >= 0 and threads_per_worker >= 1")
+        if not 0.5 <= self.step_factor <= 3.0:
+            raise ValueError(f"a step factor of {self.step_factor:g} is no measurement")
         if len(self.core_speeds) != self.num_cores or any(not 0.0 < speed <= 1.5 for speed in self.core_speeds):
             raise ValueError("core_speeds needs a speed in (0, 1.5] for each number of busy cores")
 

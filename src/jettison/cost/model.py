@@ -216,14 +216,6 @@ class CostModel:
             num_tokens, num_pairs, num_kv_tokens, layers, is_first=is_first, num_samples=samples
         )
 
-    def _layer_rows(self, num_tokens: int) -> float:
-        """Tokens that a layer's products take as long as; at least ``num_tokens``."""
-        return _rows(num_tokens, self.row_tile, self.weight_tokens)
-
-    def _head_rows(self, num_samples: int) -> float:
-        """The same for the head."""
-        return _rows(num_samples, self.row_tile, self.head_tokens)
-
 
 COEFFICIENTS = (
     "pair_layer_s", "kv_token_layer_s", "token_layer_s", "layer_s", "step_s", "entry_s", "entry_token_s", "head_s",

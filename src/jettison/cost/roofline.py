@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jettison.cost.gpus import Efficiency, GpuPreset
-from jettison.cost.model import ChunkShape, CostModel
+from jettison.cost.model import CostModel
 from jettison.cost.models import BF16_BYTES, Experts, ModelPreset
 
 
@@ -44,9 +44,9 @@ class RooflineCostModel(CostModel):
         if min(self.token_extra_layer_s, self.expert_tokens) < 0.0 or self.knee < 1.0:
             raise ValueError("token_extra_layer_s and expert_tokens must be >= 0, knee >= 1")
 
-    def _chunk_s(self, chunk: ChunkShape, layers: int, is_first: bool) -> float:
-        extra = layers * self.token_extra_layer_s * chunk.num_tokens
-        return CostModel._chunk_s(self, chunk, layers, is_first) + extra
+    def _work_s(self, num_tokens: int, num_pairs: float, num_kv_tokens: int, layers: int, is_first: bool) -> float:
+        extra = layers * self.token_extra_layer_s * num_tokens
+        return CostModel._work_s(self, num_tokens, num_pairs, num_kv_tokens, layers, is_first) + extra
 
     def _layer_rows(self, num_tokens: int) -> float:
         read: float = self.weight_tokens

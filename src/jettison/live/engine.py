@@ -17,6 +17,7 @@ from pathlib import Path
 from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
+from jettison.cost.deployment import deployment_to_document
 from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
 from jettison.live import messages as m
 from jettison.live.api import (
@@ -27,6 +28,7 @@ from jettison.live.api import (
     TokenEvent,
 )
 from jettison.live.assembly import Assembly, assemble
+from jettison.live.deployed import deployment_of
 from jettison.live.driver import CoreDriver, Delays
 from jettison.live.encoder import StepEncoder
 from jettison.live.launcher import LocalLauncher
@@ -78,6 +80,8 @@ class Engine:
         self._restarter: Restarter | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._warm_up: WarmUp | None = None
+        self._kernels: str | None = None
+        """The workers' back end, by its own name."""
         self._idle = asyncio.Event()
         self._idle.set()
         self._first_step: dict[WorkerId, int] = {}
@@ -117,7 +121,8 @@ class Engine:
         )
         ready = await self._launcher.start()
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
-        core = assembly.build_core(capacity, os.urandom(16), assembly.load_profile(ready[0].kernels))
+        self._kernels = ready[0].kernels
+        core = assembly.build_core(capacity, os.urandom(16), assembly.load_profile(self._kernels))
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         driver = CoreDriver(
@@ -277,6 +282,15 @@ class Engine:
         start = self.started_ns
         events = [{"t": (r.time_ns - start) / 1e9, "kind": r.kind, **r.fields} for r in self.event_log]
         return {"now_s": (time.monotonic_ns() - start) / 1e9, "events": events}
+
+    def deployment_document(self) -> dict[str, object]:
+        """What runs here, for whoever simulates it (``cost.deployment``): ``GET /jettison/deployment``.
+
+        Raises NotReadyError before the workers have said what they compute with.
+        """
+        if self._assembly is None or self._kernels is None:
+            raise NotReadyError("the model is still loading")
+        return deployment_to_document(deployment_of(self._assembly, self._kernels))
 
     @property
     def delays(self) -> Delays:

@@ -5,11 +5,12 @@ The same code behind ``jettison demo`` and the live benchmarks: a fresh server p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jettison.config import EngineConfig
+from jettison.config import KEYS, EngineConfig
 from jettison.live.assembly import assemble
 from jettison.live.server_process import ServerProcess
 from jettison.report.results import RunResult
@@ -107,6 +108,35 @@ def run_policy(
         merged_capacity_tokens=setup.merged_capacity_tokens(),
         num_instances=setup.instances,
     ).as_dict()
+    return run
+
+
+def run_config(
+    keys: Mapping[str, object],
+    workload: Workload,
+    work_dir: Path,
+    *,
+    name: str,
+    seed: int = 0,
+    slo_ttft_s: float | None = None,
+    slo_tpot_s: float | None = None,
+) -> RunResult:
+    """A fresh server told these keys of ``jettison serve`` (the model folder among them) meets the arrivals.
+
+    Raises JettisonError when the server does not come up.
+    """
+    told = {key: value for key, value in keys.items() if KEYS[key].section != "server" and key != "log_level"}
+    told["max_num_queued_reqs"] = "none"  # a queue is what an overload makes
+    model_dir = Path(str(told.pop("model")))
+    config = work_dir / "serve.yaml"
+    config.write_text(json.dumps({key: value for key, value in told.items() if value is not None}), encoding="utf-8")
+    with ServerProcess(model_dir, {"config": config}, work_dir / "server.log") as server:
+        options = ReplayOptions(
+            name=name, seed=seed, prompts=PromptMaker(seed=seed), slo_ttft_s=slo_ttft_s, slo_tpot_s=slo_tpot_s,
+            total_timeout_s=10.0 * workload.duration_s + 300.0,
+        )
+        run = replay_sync(server.url, workload, options)
+    run.config |= {"policy": str(told.get("overload")), "flags": {key: str(value) for key, value in told.items()}}
     return run
 
 

@@ -99,7 +99,7 @@ def run_profile(
     assembly = assemble(config)
     limits = shape_limits(assembly)
     plan = plan_shapes(limits, seed=seed, quick=quick)
-    device = _device(assembly, limits)
+    device = make_profile_device(assembly, limits)
     device.start()
     try:
         timer = StepTimer(device, limits, seed)
@@ -143,7 +143,7 @@ def shape_limits(assembly: Assembly) -> ShapeLimits:
     )
 
 
-def _device(assembly: Assembly, limits: ShapeLimits) -> DeviceWorker:
+def make_profile_device(assembly: Assembly, limits: ShapeLimits) -> DeviceWorker:
     """A device like a worker's, with room for the largest shape whatever the configured budget is."""
     spec = assembly.worker_specs[0]
     return DeviceWorker(

@@ -81,7 +81,7 @@ def save_costs(path: Path, mark: Fingerprint, costs: HostCosts) -> None:
 
 
 def load_costs(model_dir: Path, mark: Fingerprint) -> HostCosts:
-    """What was measured for this fingerprint; nothing at all (and a note in the log) where nobody has, or it is damaged."""
+    """What was measured for this fingerprint; nothing at all where nobody has, or (with a warning) it is damaged."""
     path = costs_path(model_dir, mark)
     if not path.exists():
         return HostCosts()

@@ -18,6 +18,9 @@ from jettison.report.summary import comparison_headers, comparison_rows, fairnes
 
 _LOG_LINES = 200
 
+_LONG = ("metric_definitions", "deployment", "spec")
+"""Parts of a run's configuration that are for programs."""
+
 
 def render_html(runs: Sequence[RunResult], *, title: str = "Jettison report") -> str:
     """The page as text. The first run is the baseline of the ratios; everything that came from outside is escaped."""
@@ -65,7 +68,7 @@ def _run_view(run: RunResult, index: int) -> dict[str, Any]:
     return {
         "name": run.name,
         "color": plots.run_color(index),
-        "config": json.dumps({k: v for k, v in run.config.items() if k != "metric_definitions"}, indent=2, default=str),
+        "config": json.dumps({k: v for k, v in run.config.items() if k not in _LONG}, indent=2, default=str),
         "log": [_log_line(event) for event in log[:_LOG_LINES]],
         "log_left_out": max(0, len(log) - _LOG_LINES),
         "failures": sorted(failures.items(), key=lambda item: (-item[1], item[0]))[:5],

@@ -49,6 +49,8 @@ class InfoRoutes:
         ]
         if self._state.settings.event_log is not None:
             routes.append(Route("/jettison/events", self.events))
+        if self._state.settings.deployment is not None:
+            routes.append(Route("/jettison/deployment", self.deployment))
         return routes
 
     async def health(self, request: Request) -> Response:
@@ -184,3 +186,10 @@ class InfoRoutes:
         """The engine's log of moves, on the engine's clock."""
         event_log = self._state.settings.event_log
         return json_response({"now_s": 0.0, "events": []} if event_log is None else event_log())
+
+    async def deployment(self, request: Request) -> Response:
+        """What runs here, for whoever simulates it."""
+        describe = self._state.settings.deployment
+        if describe is None:
+            return json_response({}, 404)
+        return json_response(describe())

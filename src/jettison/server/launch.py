@@ -48,6 +48,7 @@ async def _serve(config: EngineConfig) -> int:
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
         event_log=engine.event_document,
+        deployment=engine.deployment_document,
     )
     tokenizer = Tokenizer.from_dir(model_dir, max_template_chars=settings.max_template_chars)
     app = create_app(engine, tokenizer, settings)

@@ -51,6 +51,8 @@ class ServerSettings:
     event_log: Callable[[], Mapping[str, Any]] | None = None
     """Answers ``GET /jettison/events`` with ``{"now_s": t, "events": [{"t": s, "kind": ...}, ...]}``; None: no such
     endpoint."""
+    deployment: Callable[[], Mapping[str, Any]] | None = None
+    """Answers ``GET /jettison/deployment`` (``cost.deployment``); None: no such endpoint."""
 
     @property
     def model_name(self) -> str:

@@ -20,10 +20,12 @@ from functools import partial
 from jettison.core import ports
 from jettison.core.bubbles import BubbleMeter
 from jettison.core.cluster import ClusterCore, initial_groups
+from jettison.core.observing import RunObserver, group_gauges
 from jettison.sim.breaking import Breaking
 from jettison.sim.eventlog import EventLog
 from jettison.sim.executor import StepLoad
 from jettison.sim.faults import Fault
+from jettison.sim.host import SharedHost
 from jettison.sim.loop import ARRIVAL, LATE, EventLoop, Scheduled
 from jettison.sim.network import Network
 from jettison.sim.setup import ClusterSetup
@@ -43,10 +45,12 @@ class SimulatedCluster:
         on_record: Callable[[ports.Record], None] | None = None,
         on_event: Callable[[ports.Event, int], None] | None = None,
         on_tokens: Callable[[Sequence[RequestId], Sequence[int]], None] | None = None,
+        observer: RunObserver | None = None,
     ) -> None:
         """``on_tokens`` takes tokens of several steps together: each of these requests has got one at each of these
         times. Who takes ``on_emit`` without it gets no steps together. ``on_event`` sees every event before the core
-        does: a recording replays. Raises BudgetError.
+        does: a recording replays. ``observer`` is told of everything, as by ``live.driver``, so steps are not taken
+        together. Raises BudgetError.
         """
         self.setup = setup
         self.loop = EventLoop()
@@ -67,7 +71,11 @@ class SimulatedCluster:
         self._on_record = on_record
         self._on_event = on_event
         self._on_tokens = on_tokens
-        self._compress = setup.compress and (on_tokens is not None or on_emit is None)
+        self._observer = observer
+        self.host = SharedHost(self.loop, setup.host) if setup.host.is_shared else None
+        """None: the controller is never busy, and workers have cores of their own."""
+        takes_strides = observer is None and self.host is None and (on_tokens is not None or on_emit is None)
+        self._compress = setup.compress and takes_strides
         self._workers = {
             stage.worker_id: SimWorker(stage.worker_id, self, partial(
                 home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
@@ -106,8 +114,7 @@ class SimulatedCluster:
 
     def arrive_now(self, request: Request) -> None:
         """A request arrives in this moment."""
-        self.handle(ports.Arrived(request))
-        self.start_ticks()
+        self._control(ports.Arrived(request), self.start_ticks)
 
     def cancel(self, request_id: RequestId, at_ns: int) -> None:
         """A client hangs up at a time."""
@@ -150,15 +157,32 @@ class SimulatedCluster:
 
     # --- the core's events and actions ------------------------------------------------------------------------
 
+    def _control(self, event: ports.Event, then: Callable[[], None] = lambda: None) -> None:
+        """Handle an event as soon as the controller has got to it."""
+
+        def act() -> None:
+            self.handle(event)
+            then()
+
+        if self.host is None:
+            act()
+        else:
+            self.host.controller.do(self.host.event_ns(event), act)
+
     def handle(self, event: ports.Event) -> None:
         """Let the core handle an event and carry out what follows."""
         now_ns = self.loop.now_ns
+        observer = self._observer
         if not self.striding.is_idle:
             self._catch_up(event)
         self.log.note_event(now_ns, event)
         if self._on_event is not None:
             self._on_event(event, now_ns)
+        if observer is not None and isinstance(event, ports.MoveEnded):
+            observer.transfer_ended(event, now_ns)
         self._carry_out(self.core.handle(event, now_ns))
+        if observer is not None and isinstance(event, ports.Tick):
+            observer.looked(group_gauges(self.core), now_ns)
         if not self.striding.is_idle:
             self._cut_what_decides(event)
 
@@ -209,7 +233,10 @@ class SimulatedCluster:
         now_ns = self.loop.now_ns
         told: list[ports.Emit | ports.Record] = []
         arrives_ns = now_ns + self.setup.hops.command_ns
+        observer = self._observer
         for action in actions:
+            if observer is not None and isinstance(action, ports.Transfer):
+                observer.transfer_begun(action)
             match action:
                 case ports.RunStep():
                     self._issue(action, arrives_ns)
@@ -227,10 +254,23 @@ class SimulatedCluster:
         for action in told:
             self.log.note_action(now_ns, action)
             if isinstance(action, ports.Record):
+                if observer is not None:
+                    observer.recorded(action)
                 if self._on_record is not None:
                     self._on_record(action)
-            elif self._on_emit is not None:
-                self._on_emit(action, now_ns)
+                continue
+            if observer is not None:
+                observer.emitted(action)
+            self._emit(action, now_ns)
+
+    def _emit(self, emit: ports.Emit, now_ns: int) -> None:
+        on_emit, host = self._on_emit, self.host
+        if on_emit is None:
+            return
+        if host is None:
+            on_emit(emit, now_ns)
+        else:
+            host.controller.do(host.emit_ns(emit), lambda: on_emit(emit, self.loop.now_ns))
 
     def _after_hop(self, worker_id: WorkerId, act: Callable[[SimWorker], None]) -> None:
         """Do something at a worker that need not wait for its turn there, if it still lives then."""
@@ -239,6 +279,8 @@ class SimulatedCluster:
 
     def _issue(self, step: ports.RunStep, arrives_ns: int) -> None:
         self.bubbles.issued(step)
+        if self._observer is not None:
+            self._observer.step_issued(step)
         load = StepLoad.of(step.rows)
         if load.num_samples == load.num_tokens and len(step.stages) == 1 and self._compress:
             run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
@@ -282,9 +324,11 @@ class SimulatedCluster:
             self._tick = self.loop.after(self.setup.tick_ns, self._on_tick, LATE)
 
     def _on_tick(self) -> None:
-        self.handle(ports.Tick())
-        if not self.is_at_rest:
-            self.start_ticks()
+        def then() -> None:
+            if not self.is_at_rest:
+                self.start_ticks()
+
+        self._control(ports.Tick(), then)
 
     # --- what workers need (sim.worker.Plant) -----------------------------------------------------------------
 
@@ -295,14 +339,23 @@ class SimulatedCluster:
         life, worker_id = worker.life, worker.worker_id
         if worker_id in self.breaking.duplicated:
             again_ns = at_ns + self.breaking.duplicated[worker_id]
-            self.loop.at(again_ns, lambda: self._deliver(worker_id, life, event))
-        return self.loop.at(at_ns, lambda: self._deliver(worker_id, life, event))
+            self.loop.at(again_ns, lambda: self._receive(worker_id, life, event))
+        return self.loop.at(at_ns, lambda: self._receive(worker_id, life, event))
+
+    def _receive(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
+        if self.host is None:
+            self._deliver(worker_id, life, event)
+        else:
+            work_ns = self.host.event_ns(event)
+            self.host.controller.do(work_ns, lambda: self._deliver(worker_id, life, event))
 
     def _deliver(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
         if self.breaking.is_told_dead(worker_id, life):
             return  # nothing that a dead worker has sent is delivered
         if isinstance(event, ports.StepCompleted | ports.StepFailed):
             self.bubbles.ended(event.step_id)
+            if self._observer is not None:
+                self._observer.step_ended(event.step_id)
             if not self.striding.is_idle:
                 self._settle_ended(event.step_id)
             if isinstance(event, ports.StepFailed) and event.lost_worker is not None:
@@ -322,9 +375,16 @@ class SimulatedCluster:
         """Both live, and nothing has cut them from each other."""
         return self._workers[a].alive and self._workers[b].alive and not self.breaking.is_cut(a, b)
 
+    @property
+    def is_watched(self) -> bool:
+        """Stages of groups of one are to be told of, too."""
+        return self._observer is not None
+
     def note_stage(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
-        """A stage of a pipeline has computed."""
+        """A stage computes its part from the one time to the other."""
         self.bubbles.stage_done(worker_id, step_id, started_ns, ended_ns)
+        if self._observer is not None:
+            self._observer.stage_done(worker_id, step_id, started_ns, ended_ns)
 
     def note_activation(self, delay_ns: int) -> None:
         """An activation was so long on its way."""

@@ -4,8 +4,8 @@ Work is time of one thread that is alone on the machine. What a thread gets of t
 
 - A core is slower while others are busy (shared caches and memory, or two hardware threads of one core):
   ``speeds[n - 1]`` where n are busy.
-- With more threads than cores those of workers get less than a core each, all of them equally. Threads that sleep most of
-  the time (the controller's, the clients') go first, as the operating system's scheduler has it: what wakes up has
+- With more threads than cores those of workers get less than a core each, all of them equally. Threads that sleep most
+  of the time (the controller's, the clients') go first, as the operating system's scheduler has it: what wakes up has
   used less than its share.
 
 Rates change only when a job begins or ends; in between work runs off linearly. ``Thread`` does jobs in order.
@@ -23,9 +23,13 @@ from jettison.sim.loop import EventLoop, Scheduled
 class Job:
     """Work under way."""
 
-    __slots__ = ("goes_first", "left_ns", "num_threads", "number", "on_done", "rate")
+    __slots__ = ("_processors", "goes_first", "left_ns", "num_threads", "number", "on_done", "rate")
 
-    def __init__(self, number: int, work_ns: int, num_threads: int, goes_first: bool, on_done: Callable[[], None]) -> None:
+    def __init__(
+        self, processors: Processors, number: int, work_ns: int, num_threads: int, goes_first: bool,
+        on_done: Callable[[], None],
+    ) -> None:
+        self._processors = processors
         self.number = number
         self.left_ns = float(work_ns)
         self.num_threads = num_threads
@@ -33,6 +37,10 @@ class Job:
         self.on_done = on_done
         self.rate = 0.0
         """Work done in a nanosecond."""
+
+    def cancel(self) -> None:
+        """Break off: ``on_done`` is not called. Idempotent."""
+        self._processors.stop(self)
 
 
 class Processors:
@@ -54,7 +62,7 @@ class Processors:
         self, work_ns: int, on_done: Callable[[], None], *, num_threads: int = 1, goes_first: bool = False
     ) -> Job:
         """Begin; ``on_done`` is called when the work is done. All its threads are busy until then."""
-        job = Job(self._next_number, work_ns, num_threads, goes_first, on_done)
+        job = Job(self, self._next_number, work_ns, num_threads, goes_first, on_done)
         self._next_number += 1
         self._advance()
         self._jobs[job.number] = job
@@ -62,7 +70,7 @@ class Processors:
         return job
 
     def stop(self, job: Job) -> None:
-        """Break off: ``on_done`` is not called. Idempotent."""
+        """See ``Job.cancel``."""
         if job.number in self._jobs:
             self._advance()
             del self._jobs[job.number]

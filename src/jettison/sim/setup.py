@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from jettison.core.group import SchedulerLimits
 from jettison.core.params import ClusterParams
 from jettison.cost.hardware import HardwareProfile
+from jettison.cost.hostcosts import HostCosts
 from jettison.sim.executor import Executor, ModelledExecutor
 from jettison.sim.links import LinkClass, LinkSpec, Topology
 from jettison.types import NANOSECONDS, ModelShape
@@ -74,6 +75,8 @@ class ClusterSetup:
     compress: bool = True
     """Advance decode steps with nothing to decide in between together. The results are the same."""
     tick_s: float = 0.1
+    host: HostCosts = field(default_factory=HostCosts)
+    """What workers, controller and clients take of cores that they share; by default they share none."""
     secret: bytes = b"simulated"
 
     @property

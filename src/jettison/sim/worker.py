@@ -18,10 +18,12 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.errors import JettisonError
 from jettison.memory.layout import LayoutSpec
 from jettison.sim.executor import Executor, StageShape
+from jettison.sim.host import SharedHost
 from jettison.sim.links import host_of
 from jettison.sim.loop import EventLoop, Scheduled
 from jettison.sim.memory import ModelledMemory
 from jettison.sim.network import FlowClass
+from jettison.sim.processors import Job
 from jettison.sim.tasks import TOKEN, Command, CommandEntry, Failure, FarRows, StageTask, StepRun
 from jettison.sim.transfers import Transfer, TransferEnd, Transfers
 from jettison.types import NANOSECONDS, LayerRange, ModelShape, MoveId, ShardId, WorkerId
@@ -37,6 +39,13 @@ class Plant(Protocol):
     shape: ModelShape
     has_copy_engine: bool
     """Swaps travel over the host link beside the steps."""
+    host: SharedHost | None
+    """Steps share cores with everything else."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Stages of groups of one are to be told of, too."""
+        ...
 
     def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
         """Send an event to the controller."""
@@ -51,7 +60,7 @@ class Plant(Protocol):
         ...
 
     def note_stage(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
-        """A stage that is not the last has computed."""
+        """A stage computes its part from the one time to the other."""
         ...
 
     def note_activation(self, delay_ns: int) -> None:
@@ -59,13 +68,18 @@ class Plant(Protocol):
         ...
 
 
+NEVER = 1 << 62
+"""Later than any time: when a worker is free whose step ends by an event."""
+
+
 @dataclass(slots=True)
 class _Running:
     """The step that the worker computes."""
 
     task: StageTask
-    end: Scheduled
+    end: Scheduled | Job
     end_ns: int
+    """``NEVER`` where only the end tells."""
 
 
 class SimWorker:
@@ -130,7 +144,8 @@ class SimWorker:
         previous = task.previous
         if previous is not None and not self._plant.is_linked(previous, self.worker_id):
             self._orphan(task)
-        if not self._stream and task.has_input and self._free_ns <= arrives_ns and self._wake_ns() is None:
+        is_next = not self._stream and task.has_input and self._free_ns <= arrives_ns and self._wake_ns() is None
+        if is_next and self._plant.host is None:
             self._run_step(task, arrives_ns)  # nothing can come between: one event less
             return
         self._enqueue(task)
@@ -202,7 +217,7 @@ class SimWorker:
         return self._wake.time_ns if self._wake is not None and self._wake.is_pending else None
 
     def _wake_at(self, time_ns: int) -> None:
-        if not self._stream:
+        if not self._stream or self._free_ns == NEVER:
             return
         time_ns = max(time_ns, self._free_ns)
         planned = self._wake_ns()
@@ -267,8 +282,26 @@ class SimWorker:
             took_ns += self._far_ns(far)
         self.num_steps += 1
         self.busy_ns += took_ns
+        if plant.host is not None:
+            self._compute(plant.host, task, took_ns)
+            return
         self._free_ns = start_ns + took_ns
         self._finish(task, start_ns, self._free_ns, None)
+
+    def _compute(self, host: SharedHost, task: StageTask, took_ns: int) -> None:
+        """On cores that others use as well: how long it takes is known at its end."""
+        loop, around_ns = self._plant.loop, host.worker_ns(len(task.run.step.rows))
+        began_ns = loop.now_ns
+
+        def done() -> None:
+            now_ns = self._free_ns = loop.now_ns
+            # What the worker does around the step is not counted as the step's.
+            start_ns = began_ns + round((now_ns - began_ns) * around_ns / max(1, took_ns + around_ns))
+            self._finish(task, start_ns, now_ns, None)
+            self._wake_at(now_ns)
+
+        self._free_ns = NEVER
+        self._running = _Running(task, host.compute(took_ns + around_ns, done), NEVER)
 
     def _why_not(self, run: StepRun, layers: LayerRange) -> Failure | None:
         if layers not in self._runnable:
@@ -305,7 +338,7 @@ class SimWorker:
             plant.report(self, ports.StepFailed(step.step_id, *failure), end_ns)
             return
         else:
-            if len(step.stages) > 1:
+            if len(step.stages) > 1 or plant.is_watched:
                 plant.note_stage(self.worker_id, step.step_id, start_ns, end_ns)
             tokens = [TOKEN] * task.run.load.num_samples
             end = plant.report(self, ports.StepCompleted(step.step_id, tokens, {}, end_ns - start_ns), end_ns)

@@ -12,6 +12,7 @@ import numpy as np
 from jettison.core import ports
 from jettison.report.results import RequestRecord, Summary
 from jettison.sim.cluster import SimulatedCluster
+from jettison.sim.host import SharedHost
 from jettison.types import NANOSECONDS, FinishReason, Request, RequestId, SamplingParams
 from jettison.workload.traces import TraceRow
 
@@ -80,9 +81,14 @@ class Clients:
         self._open: dict[RequestId, RequestRecord] = {}
         self._last_s: dict[RequestId, float] = {}
         self._next = 0
+        self._host: SharedHost | None = None
+        """Where clients take turns on cores that they share with the cluster."""
+        self._now_ns: Callable[[], int] = lambda: 0
 
     def start(self, cluster: SimulatedCluster) -> None:
         """Send every request at its time. One event ahead at a time, so that a long workload needs no heap of it."""
+        self._host = cluster.host
+        self._now_ns = lambda: cluster.loop.now_ns
         self._plan_next(cluster)
 
     @property
@@ -100,6 +106,13 @@ class Clients:
 
     def on_emit(self, emit: ports.Emit, now_ns: int) -> None:
         """A token, or an end, has left the engine."""
+        host = self._host
+        if host is None:
+            self._see(emit, now_ns)
+        else:
+            host.receive(len(emit.tokens), lambda: self._see(emit, self._now_ns()))
+
+    def _see(self, emit: ports.Emit, now_ns: int) -> None:
         record = self._open.get(emit.request_id)
         if record is None:
             return
@@ -171,4 +184,12 @@ class Clients:
         self.most_open = max(self.most_open, len(self._open))
         params = SamplingParams(max_tokens=record.wanted_tokens, temperature=0.0, ignore_eos=True)
         prompt = self._make_prompt(record.index, record.input_tokens)
-        cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns))
+
+        def send() -> None:
+            record.sent_s = cluster.loop.now_ns / NANOSECONDS - self._edge.request_s
+            cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns))
+
+        if cluster.host is None:
+            cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns))
+        else:
+            cluster.host.send_request(send)

@@ -56,7 +56,8 @@ def simulate_command(
 
 def run_shown(cases: Sequence[Case], console: Console, num_processes: int | None = None) -> list[RunResult]:
     """Run cases under a progress bar."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn())
+    percent = TextColumn("{task.percentage:>3.0f} %")
+    columns = (TextColumn("{task.description}"), BarColumn(), percent, TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
         task = bar.add_task(f"{len(cases)} runs" if len(cases) > 1 else cases[0].name, total=float(len(cases)))
         return run_cases(

@@ -38,7 +38,7 @@ OnPilot = Callable[[int, float, float], None]
 def find_factor(
     spec: ExperimentSpec, machine: Machine, base_dir: Path = Path(), *, on_pilot: OnPilot = lambda *_: None
 ) -> float:
-    """The ``factor`` of ``build_workload`` at which mean demand is ``workload.mean_load`` of the capacity; 1 without one.
+    """The ``factor`` of ``build_workload`` at which mean demand is ``workload.mean_load`` of the capacity; else 1.
 
     With the first seed; demand is what requests hold or wait for, each by its own times in the pilot, undropped and
     with recompute, which has nothing to do as memory is to spare. Raises ConfigError where no factor gets there.

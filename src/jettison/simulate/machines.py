@@ -107,9 +107,10 @@ def _of_presets(cluster: ClusterSpec) -> Machine:
     preset = _cluster_preset(cluster)
     instance = preset.instance
     between, inside = _link(preset.scale_out, instance, cluster.link), preset.scale_up
+    near = LinkClass.PCIE if instance.gpu.nvlink_bytes_per_s is None else LinkClass.NVLINK
     topology = Topology(
         between=between,
-        inside=None if inside is None else _spec_of(inside, LinkClass.NVLINK if _has_nvlink(instance) else LinkClass.PCIE),
+        inside=None if inside is None else _spec_of(inside, near),
         host=LinkSpec.of(LinkClass.PCIE, instance.host_link_bytes_per_s),
         machine_of={i: i // preset.instances_per_node for i in range(preset.num_instances)},
     )
@@ -161,18 +162,14 @@ def _budget_bytes(cluster: ClusterSpec, instance: InstancePreset) -> int:
     return instance.budget_bytes
 
 
-def _has_nvlink(instance: InstancePreset) -> bool:
-    return instance.gpu.nvlink_bytes_per_s is not None
-
-
 def _link(preset: LinkPreset, instance: InstancePreset, change: LinkChange) -> LinkSpec:
     """The link between instances, as the preset or the spec has it: all GPUs' cards together."""
     line = preset.line_bytes_per_s if change.gbps is None else instance.num_gpus * change.gbps * 1e9 / 8
-    return _changed(LinkPreset(preset.name, line, preset.latency_s, preset.efficiency, preset.duplex_efficiency), change)
+    return _changed(replace(preset, line_bytes_per_s=line), change)
 
 
 def _changed(preset: LinkPreset, change: LinkChange) -> LinkSpec:
-    link_class = LinkClass(change.link_class or (LinkClass.ETHERNET if "Gbps" == preset.name[-4:] else LinkClass.RDMA))
+    link_class = LinkClass(change.link_class or (LinkClass.ETHERNET if preset.name[-4:] == "Gbps" else LinkClass.RDMA))
     latency_s = preset.latency_s
     if change.link_class is not None:
         latency_s = LATENCY_S[link_class]
@@ -280,7 +277,7 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         config, num_host_slots=num_host_slots(host_bytes, machine.shape, limits.block_size),
         profile=machine.profile if machine.core_knows_profile and config.profile != "none" else None,
     )
-    timing, costs = spec.timing, machine.costs
+    timing = spec.timing
     return ClusterSetup(
         shape=machine.shape,
         limits=limits,
@@ -294,6 +291,7 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         piece_bytes=config.overload.exchange_piece_bytes or PIECE_BYTES,
         coordinate_links=config.overload.coordinate_links,
         tick_s=config.overload.check_interval_ms / 1e3,
+        host=machine.costs,
     )
 
 

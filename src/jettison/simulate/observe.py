@@ -59,6 +59,8 @@ class Observer:
     def _sample(self) -> None:
         if self._is_on:
             self._take()
+            if self._cluster.host is not None:
+                self._cluster.host.scrape()
             self._cluster.loop.after(self._interval_ns, self._sample, LATE)
 
     def _take(self) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from jettison.core.observing import RunObserver
 from jettison.report.fairness import FairnessHeader, measured_demand
 from jettison.report.results import METRIC_DEFINITIONS, RunResult, build_run
 from jettison.sim.cluster import SimulatedCluster
@@ -52,6 +53,8 @@ class SimulationOptions:
     """Called with (requests ended, requests in all) as they end."""
     on_start: Callable[[SimulatedCluster], None] | None = None
     """Called with the cluster before the first request: for what an operator asks of it at certain times."""
+    observer: RunObserver | None = None
+    """Told of every step, transfer, decision and token: a time line, say. The run is slower and its result the same."""
 
 
 def simulate_workload(
@@ -65,6 +68,7 @@ def simulate_workload(
         on_emit=lambda emit, now_ns: clients.on_emit(emit, now_ns),
         on_tokens=lambda request_ids, ends_ns: clients.on_tokens(request_ids, ends_ns),
         on_record=lambda record: observer.note_record(record),
+        observer=options.observer,
     )
     observer = Observer(cluster, options.observe_interval_s)
     limits = setup.limits

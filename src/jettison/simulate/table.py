@@ -1,11 +1,13 @@
-"""What runs of a spec come to, on one screen: a row a variant and point, seeds taken together, ratios to the baseline."""
+"""What runs of a spec come to on one screen: a row a variant and point, seeds together, ratios to the baseline."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 
 from jettison.report.brief import brief_conditions
@@ -26,15 +28,20 @@ class Column:
 
 
 COLUMNS = (
-    Column("P50 TTFT", lambda run: run.ttft_s.p50),
-    Column("P99 TTFT", lambda run: run.ttft_s.p99, has_ratio=True),
-    Column("P50 TPOT", lambda run: run.tpot_s.p50),
-    Column("P99 TPOT", lambda run: run.tpot_s.p99),
-    Column("tokens/s", lambda run: run.output_tokens_per_s, ""),
+    Column("TTFT\nP50", lambda run: run.ttft_s.p50),
+    Column("TTFT\nP99", lambda run: run.ttft_s.p99, has_ratio=True),
+    Column("TPOT\nP50", lambda run: run.tpot_s.p50),
+    Column("TPOT\nP99", lambda run: run.tpot_s.p99),
+    Column("tokens\n/s", lambda run: run.output_tokens_per_s, ""),
     Column("good", lambda run: run.goodput["share"] if run.goodput else None, "%"),
     Column("drops", lambda run: run.events.get("drops"), ""),
-    Column("preempted", lambda run: run.events.get("preemptions"), ""),
+    Column("pre-\nempted", lambda run: run.events.get("preemptions"), ""),
+    Column("not\nserved", lambda run: run.requests.submitted - run.requests.completed, ""),
 )
+
+
+MAY_BE_LEFT_OUT = {"drops", "pre-\nempted", "not\nserved"}
+"""Columns of which nothing but zeros need not be seen."""
 
 
 def grouped(runs: Sequence[RunResult]) -> dict[tuple[str, str], list[RunResult]]:
@@ -53,7 +60,7 @@ def mean(runs: Sequence[RunResult], figure: Figure) -> float | None:
 
 
 def table_rows(runs: Sequence[RunResult]) -> list[list[str]]:
-    """Cells: point, variant, then each column's mean over seeds; P99 TTFT with how many times better than the baseline."""
+    """Cells: point, variant, each column's mean over seeds; P99 TTFT with how many times better than the baseline."""
     rows = []
     baselines: dict[str, list[RunResult]] = {}
     for (point, variant), same in grouped(runs).items():
@@ -65,8 +72,6 @@ def table_rows(runs: Sequence[RunResult]) -> list[list[str]]:
             if column.has_ratio:
                 theirs = mean(baseline, column.figure)
                 cells.append("" if baseline is same or not value or not theirs else f"{theirs / value:.2f}x")
-        total, completed = sum(r.requests.submitted for r in same), sum(r.requests.completed for r in same)
-        cells.append(f"{completed}/{total}")
         rows.append(cells)
     return rows
 
@@ -77,8 +82,13 @@ def _cell(value: float | None, column: Column) -> str:
     if column.unit == "%":
         return f"{value:.1%}"
     if column.unit == "" and value == int(value):
-        return f"{int(value):,}"
-    return format_value(value, column.unit)
+        return f"{int(value):,}" if value else "0"
+    return format_value(float(f"{value:.3g}"), column.unit)
+
+
+def _width(table: Table, console: Console) -> int:
+    """What it needs: a table that is cut off says nothing."""
+    return Measurement.get(console, console.options.update(width=1000), table).maximum
 
 
 def print_table(runs: Sequence[RunResult], console: Console) -> None:
@@ -87,14 +97,14 @@ def print_table(runs: Sequence[RunResult], console: Console) -> None:
     headers = ["", "variant"]
     for column in COLUMNS:
         headers += [column.title, "better"] if column.has_ratio else [column.title]
-    headers.append("served")
-    shown = [i for i in range(len(headers)) if any(row[i] not in ("", "-") for row in rows)]
-    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    empty = {i: ("", "-", "0") if headers[i] in MAY_BE_LEFT_OUT else ("", "-") for i in range(len(headers))}
+    shown = [i for i in range(len(headers)) if any(row[i] not in empty[i] for row in rows)]
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for index in shown:
-        table.add_column(headers[index], justify="left" if index < 2 else "right", no_wrap=index >= 2)
+        table.add_column(headers[index], justify="left" if index < 2 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(row[index] for index in shown))
-    console.print(table)
+    console.print(table, crop=False, overflow="ignore", no_wrap=True, width=max(console.width, _width(table, console)))
     num_seeds = max(len(same) for same in grouped(runs).values())
     if num_seeds > 1:
         console.print(f"means over {num_seeds} seeds", style="dim")

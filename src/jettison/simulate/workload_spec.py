@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from jettison.errors import ConfigError
 from jettison.simulate.fields import Section, above, boolean, number, shown, text, whole, word
@@ -25,7 +24,7 @@ class ArrivalSpec:
 
     process: str
     """``poisson``, ``gamma``, ``on_off`` or ``diurnal``."""
-    numbers: Mapping[str, float]
+    numbers: tuple[tuple[str, float], ...]
     """What the process needs, by its own names: rates, times, the CV."""
     duration_s: float
     bursts: tuple[Burst, ...] = ()
@@ -227,16 +226,16 @@ _PROCESSES: Mapping[str, Mapping[str, tuple[Parse, float | None]]] = {
 
 def _arrivals(section: Section) -> ArrivalSpec:
     process = section.take("process", word(*_PROCESSES), "poisson")
-    numbers = {
-        key: section.take(key, parse) if default is None else section.take(key, parse, default)
+    numbers = tuple(
+        (key, section.take(key, parse) if default is None else section.take(key, parse, default))
         for key, (parse, default) in _PROCESSES[process].items()
-    }
+    )
     duration_s = section.take("duration_s", above(0.0))
     bursts: tuple[Burst, ...] = ()
     if process in ("poisson", "gamma"):
         bursts = tuple(_burst(raw, where) for raw, where in section.items("bursts"))
     section.close()
-    return ArrivalSpec(process, MappingProxyType(numbers), duration_s, bursts)
+    return ArrivalSpec(process, numbers, duration_s, bursts)
 
 
 def _burst(raw: object, where: str) -> Burst:

@@ -91,7 +91,7 @@ def _process(spec: ArrivalSpec, users: float) -> ArrivalProcess:
 
 def _length_model(spec: LengthSpec) -> LengthModel:
     if spec.trace is not None:
-        raise ConfigError("workload.lengths.trace gives lengths to a trace's arrivals; a process needs a set or input and output")
+        raise ConfigError("workload.lengths.trace is for a trace's arrivals; name a set, or say input and output")
     if spec.name is not None:
         try:
             return published_lengths(spec.name)

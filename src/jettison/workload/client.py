@@ -142,10 +142,11 @@ class _Replay:
         if options.observe:
             await observer.close()
             events = await observer.events()
+        deployment = await observer.deployment() if options.observe else None
         return build_run(
             options.name,
             self._records,
-            config=self._config(),
+            config=self._config() | ({} if deployment is None else {"deployment": deployment}),
             events=events,
             series=observer.series,
             client=self._client_report(cpu_share, observer.num_failed_polls),

@@ -145,17 +145,22 @@ class ServerObserver:
         log = await self._fetch_log()
         return counts | ({"log": log} if log is not None else {})
 
+    async def deployment(self) -> dict[str, Any] | None:
+        """What the server says that it is (``GET /jettison/deployment``); None where it does not."""
+        body = await self._fetch("/jettison/deployment")
+        return body if isinstance(body, dict) and "format" in body else None
+
     async def _fetch_log(self) -> list[dict[str, Any]] | None:
+        body = await self._fetch("/jettison/events")
+        return shift_log(body, self._clock())
+
+    async def _fetch(self, path: str) -> Any:
+        """A JSON document; None where there is none."""
         try:
-            async with self._session.get(
-                f"{self._url}/jettison/events", timeout=aiohttp.ClientTimeout(total=10)
-            ) as response:
-                if response.status != 200:
-                    return None
-                body = await response.json(content_type=None)
+            async with self._session.get(self._url + path, timeout=aiohttp.ClientTimeout(total=10)) as response:
+                return await response.json(content_type=None) if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError, ValueError):
             return None
-        return shift_log(body, self._clock())
 
 
 def shift_log(body: Any, now_s: float) -> list[dict[str, Any]] | None:

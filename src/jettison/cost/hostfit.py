@@ -1,0 +1,109 @@
+"""Host costs from what was measured while a server served known loads: sums over phases, gaps between steps. Pure.
+
+Measuring is ``live.host_costs``'s; what each constant means is said in ``cost.hostcosts``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from jettison.cost.fit import non_negative_least_squares
+from jettison.cost.hostcosts import HostCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One load, and what it took. All of one instance."""
+
+    wall_s: float
+    num_steps: int
+    num_rows: int
+    """Requests in steps, summed over the steps."""
+    num_tokens: int
+    """Sent to clients."""
+    num_requests: int
+    num_prompt_tokens: int
+    controller_s: float
+    """Processor time of the server."""
+    worker_s: float
+    """Of the worker."""
+    steps_s: float
+    """Of the worker's steps alone, as it times them itself."""
+    client_s: float
+    """Of the load generator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scrapes:
+    """Reading the metrics, and nothing else going on."""
+
+    number: int
+    controller_s: float
+    client_s: float
+
+
+def fit_host_costs(
+    phases: Sequence[Phase], idle: Phase, scrapes: Scrapes, gaps_s: Mapping[int, Sequence[float]], *,
+    tick_interval_s: float, core_speeds: Sequence[float], threads_per_worker: int, step_factor: float,
+) -> HostCosts:
+    """Least squares over the phases. ``gaps_s``: by the number of requests in a step, the times between the end of a
+    decode step and the beginning of the next, with nothing else to do.
+
+    The gap is what a step waits for: the worker's own work, the way to the controller and back, and the controller's
+    critical part. What the controller does besides, for each token that a step has made, runs beside the next step.
+    """
+    tick_s = idle.controller_s / max(1.0, idle.wall_s / tick_interval_s)
+    ticks = [phase.wall_s / tick_interval_s * tick_s for phase in phases]
+    busy = [max(0.0, phase.controller_s - idle_s) for phase, idle_s in zip(phases, ticks, strict=True)]
+    step_s, token_s, request_s, prompt_s = _fit(
+        [[p.num_steps, p.num_tokens, p.num_requests, p.num_prompt_tokens] for p in phases], busy
+    )
+    worker_step_s, worker_row_s = _fit(
+        [[p.num_steps, p.num_rows] for p in phases],
+        [max(0.0, p.worker_s - threads_per_worker * p.steps_s) for p in phases],
+    )
+    client_token_s, client_request_s = _fit(
+        [[p.num_tokens, p.num_requests] for p in phases], [p.client_s for p in phases]
+    )
+    gap_s, gap_row_s = _fit_gaps(gaps_s)
+    row_s = min(max(0.0, gap_row_s - worker_row_s), token_s)
+    return HostCosts(
+        num_cores=len(core_speeds),
+        core_speeds=tuple(core_speeds),
+        threads_per_worker=threads_per_worker,
+        step_factor=step_factor,
+        worker_step_s=worker_step_s,
+        worker_row_s=worker_row_s,
+        controller_step_s=step_s,
+        controller_row_s=row_s,
+        controller_request_s=request_s,
+        controller_prompt_token_s=prompt_s,
+        controller_token_s=token_s - row_s,
+        controller_tick_s=tick_s,
+        controller_scrape_s=scrapes.controller_s / scrapes.number,
+        client_request_s=client_request_s,
+        client_token_s=client_token_s,
+        client_scrape_s=scrapes.client_s / scrapes.number,
+        hop_s=max(0.0, (gap_s - worker_step_s - step_s) / 2),
+    )
+
+
+def _fit(counts: Sequence[Sequence[int]], seconds: Sequence[float]) -> list[float]:
+    """Seconds of one of each, weighted so that every phase counts alike, whatever it took."""
+    matrix = np.array(counts, dtype=np.float64)
+    target = np.array(seconds, dtype=np.float64)
+    weights = 1.0 / np.maximum(target, 1e-3)
+    _, found = non_negative_least_squares(matrix * weights[:, None], target * weights)
+    return [float(value) for value in found]
+
+
+def _fit_gaps(gaps_s: Mapping[int, Sequence[float]]) -> tuple[float, float]:
+    """A line through the medians: the gap of no request, and of each more."""
+    points = [(rows, statistics.median(gaps)) for rows, gaps in sorted(gaps_s.items()) if gaps]
+    matrix = np.array([[1.0, float(rows)] for rows, _ in points])
+    _, (gap_s, row_s) = non_negative_least_squares(matrix, np.array([gap for _, gap in points]))
+    return float(gap_s), float(row_s)

@@ -1,0 +1,177 @@
+"""The smallest cluster that holds a workload within an objective: a search over the number of instances.
+
+More instances nearly always help, so the search doubles and halves; but queues, bursts and routing are no smooth
+functions, so neighbours of what it finds are tried, too, and a result says where more instances did *worse*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jettison.report.results import RunResult
+from jettison.simulate.cases import Case
+
+NEIGHBOURS = 2
+"""So many smaller clusters must fail in a row before the smallest is believed."""
+
+Search = Generator[list[int], Mapping[int, bool], "Found"]
+"""Asks for numbers of instances, is told which of them hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search has come to."""
+
+    smallest: int | None
+    """None: not even the largest holds."""
+    held: Mapping[int, bool]
+    """Every number that was tried."""
+
+    @property
+    def exceptions(self) -> list[int]:
+        """Larger clusters that were tried and do not hold."""
+        return [n for n, holds in self.held.items() if self.smallest is not None and n > self.smallest and not holds]
+
+
+def search(largest: int) -> Search:
+    """Find the smallest number from 1 to ``largest`` that holds, if more never holds less; else one that holds, and
+    whose neighbours below do not."""
+    held: dict[int, bool] = {}
+
+    def ask(numbers: Iterable[int]) -> Generator[list[int], Mapping[int, bool], None]:
+        new = [n for n in numbers if 1 <= n <= largest and n not in held]
+        if new:
+            answers = yield new
+            held.update({n: answers[n] for n in new})
+
+    low, high = 0, 1  # low has failed (nothing serves nothing); high is to be tried
+    while True:
+        yield from ask([high])
+        if held[high]:
+            break
+        low = high
+        if high == largest:
+            return Found(None, dict(sorted(held.items())))
+        high = min(largest, 2 * high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        yield from ask([middle])
+        low, high = (low, middle) if held[middle] else (middle, high)
+    while True:
+        below = list(range(max(1, high - NEIGHBOURS), high))
+        yield from ask([*below, high + 1])
+        smaller = [n for n in below if held[n]]
+        if not smaller:
+            return Found(high, dict(sorted(held.items())))
+        high = smaller[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """P99s that a cluster must keep, of every seed; None is not asked for."""
+
+    ttft_p99_s: float | None = None
+    tpot_p99_s: float | None = None
+
+    def holds(self, runs: Sequence[RunResult]) -> bool:
+        """In every run: all requests served, and the P99s within."""
+        return all(self._holds(run) for run in runs)
+
+    def _holds(self, run: RunResult) -> bool:
+        ttft, tpot = run.ttft_s.p99, run.tpot_s.p99
+        if run.requests.completed < run.requests.submitted or ttft is None:
+            return False
+        return (self.ttft_p99_s is None or ttft <= self.ttft_p99_s) and (
+            self.tpot_p99_s is None or tpot is None or tpot <= self.tpot_p99_s
+        )
+
+    def describe(self) -> str:
+        """``P99 TTFT 1 s and P99 TPOT 0.1 s``."""
+        parts = [("P99 TTFT", self.ttft_p99_s), ("P99 TPOT", self.tpot_p99_s)]
+        return " and ".join(f"{name} {value:g} s" for name, value in parts if value is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One number of instances, all seeds."""
+
+    num_instances: int
+    holds: bool
+    ttft_p99_s: float | None
+    """Of the worst seed."""
+    tpot_p99_s: float | None
+    completed: int
+    submitted: int
+    num_gpus: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What one variant needs at one point of a sweep."""
+
+    variant: str
+    policy: str
+    point: Mapping[str, Any]
+    found: Found
+    trials: Mapping[int, Trial] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Trial:
+        """The smallest that holds; else the largest tried."""
+        number = max(self.trials) if self.found.smallest is None else self.found.smallest
+        return self.trials[number]
+
+
+RunCases = Callable[[Sequence[Case]], list[RunResult]]
+
+
+def size_all(cases: Sequence[Case], objective: Objective, largest: int, run: RunCases) -> list[Sizing]:
+    """Search for every variant and point among ``cases`` at once, so that probes of several searches run side by side.
+
+    ``cases``: as of ``cases.cases_of``; their number of instances is replaced.
+    """
+    groups: dict[tuple[str, str], list[Case]] = {}
+    for case in cases:
+        groups.setdefault((str(sorted(case.point.items())), case.variant), []).append(case)
+    open_searches = {key: search(largest) for key in groups}
+    asked = {key: next(found) for key, found in open_searches.items()}
+    trials: dict[tuple[str, str], dict[int, Trial]] = {key: {} for key in groups}
+    done: dict[tuple[str, str], Found] = {}
+    while asked:
+        probes = [(key, n, _with_instances(case, n)) for key, ns in asked.items() for n in ns for case in groups[key]]
+        runs = run([case for _, _, case in probes])
+        results: dict[tuple[tuple[str, str], int], list[RunResult]] = {}
+        for (key, number, _), result in zip(probes, runs, strict=True):
+            results.setdefault((key, number), []).append(result)
+        for (key, number), same in results.items():
+            trials[key][number] = _trial(number, same, objective)
+        again: dict[tuple[str, str], list[int]] = {}
+        for key, numbers in asked.items():
+            try:
+                again[key] = open_searches[key].send({n: trials[key][n].holds for n in numbers})
+            except StopIteration as end:
+                done[key] = end.value
+        asked = again
+    return [
+        Sizing(same[0].variant, same[0].raw["variants"][0].get("policy", "drop"), same[0].point, done[key], trials[key])
+        for key, same in groups.items()
+    ]
+
+
+def _with_instances(case: Case, number: int) -> Case:
+    cluster = case.raw["cluster"]
+    cluster = {"preset": cluster} if isinstance(cluster, str) else dict(cluster)
+    raw = {**case.raw, "cluster": {**cluster, "instances": number}}
+    return replace(case, raw=raw, name=f"{case.name} instances={number}")
+
+
+def _trial(number: int, runs: Sequence[RunResult], objective: Objective) -> Trial:
+    ttft = [run.ttft_s.p99 for run in runs if run.ttft_s.p99 is not None]
+    tpot = [run.tpot_s.p99 for run in runs if run.tpot_s.p99 is not None]
+    return Trial(
+        number, objective.holds(runs), max(ttft, default=None), max(tpot, default=None),
+        sum(run.requests.completed for run in runs), sum(run.requests.submitted for run in runs),
+        runs[0].config["cluster"]["gpus"],
+    )  # fmt: skip

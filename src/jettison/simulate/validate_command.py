@@ -1,0 +1,171 @@
+"""What ``jettison validate`` does with a spec: run it live and simulated, interleaved over the seeds, and compare."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jettison.device.kernels import load_kernels
+from jettison.errors import ConfigError
+from jettison.live.assembly import assemble
+from jettison.live.experiment import run_config
+from jettison.live.host_costs import measure_host_costs
+from jettison.live.profile import run_profile
+from jettison.live.profile_file import (
+    costs_path,
+    default_path,
+    fingerprint,
+    load_costs,
+    read_profile,
+    save_costs,
+    save_profile,
+)
+from jettison.report.summary import format_value
+from jettison.simulate.cases import Case, cases_of, run_case
+from jettison.simulate.command import check_writable
+from jettison.simulate.local import local_config
+from jettison.simulate.machines import resolve_config, resolve_machine
+from jettison.simulate.spec import ExperimentSpec, parse_spec
+from jettison.simulate.sweeps import expand_sweep
+from jettison.simulate.validation import Comparison, Pair, compare, compare_means, worst
+from jettison.simulate.workloads import build_workload
+
+FORMAT = "jettison-validation-1"
+
+
+def validate_command(
+    raw: Mapping[str, Any], name: str, base_dir: Path, *, json_out: Path | None = None, calibrates: bool = False,
+    console: Console | None = None,
+) -> list[Pair]:
+    """Run every case live and simulated and print what differs. ``calibrates``: measure profile and host costs first,
+    also where they are there. Raises ConfigError for a cluster that cannot be started here."""
+    console = console or Console()
+    if json_out is not None:
+        check_writable(json_out)
+    specs = [parse_spec(point.raw, name) for point in expand_sweep(raw)]
+    for spec in specs:
+        if not spec.cluster.is_local:
+            raise ConfigError("cluster: only a model folder can be served on this machine, not a preset or a description")
+        ensure_calibrated(spec, base_dir, console, again=calibrates)
+    with console.status("preparing") as status:
+        cases = cases_of(raw, name, base_dir, on_pilot=lambda number, *_: status.update(f"mean load: pilot {number}"))
+    pairs = run_pairs(cases, raw, name, base_dir, console)
+    print_comparison(pairs, console)
+    if json_out is not None:
+        json_out.write_text(json.dumps(validation_document(pairs), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return pairs
+
+
+def run_pairs(
+    cases: Sequence[Case], raw: Mapping[str, Any], name: str, base_dir: Path, console: Console
+) -> list[Pair]:
+    """Each case live, then simulated; variants of a seed follow each other, so that a drift of the machine meets all."""
+    specs = {str(sorted(point.values.items())): parse_spec(point.raw, name) for point in expand_sweep(raw)}
+    pairs = []
+    with tempfile.TemporaryDirectory(prefix="jettison-validate-") as folder:
+        for number, case in enumerate(cases, 1):
+            spec = specs[str(sorted(case.point.items()))]
+            workload = build_workload(spec.workload, case.seed, base_dir, factor=case.factor)
+            with console.status(f"{number} of {len(cases)}: {case.name}, live, about {workload.duration_s:.0f} s"):
+                machine = resolve_machine(spec.cluster, spec.settings, base_dir)
+                variant = next(v for v in spec.variants if v.name == case.variant)
+                config = resolve_config(machine, spec, variant)
+                keys = {**config.flat(), "model": local_config(spec.cluster, spec.settings, base_dir).model.model}
+                live = run_config(
+                    keys, workload, Path(folder), name=case.name, seed=case.seed,
+                    slo_ttft_s=spec.slo.ttft_s, slo_tpot_s=spec.slo.tpot_s,
+                )
+            with console.status(f"{number} of {len(cases)}: {case.name}, simulated"):
+                simulated = run_case(case)
+            pairs.append(Pair(spec.name, case.name.replace(f" seed={case.seed}", ""), case.seed, live, simulated))
+    return pairs
+
+
+# --- calibration
+
+
+def ensure_calibrated(spec: ExperimentSpec, base_dir: Path, console: Console, *, again: bool = False) -> None:
+    """Measure what is missing of the profile and the host's costs, and keep it beside the model."""
+    config = local_config(spec.cluster, spec.settings, base_dir)
+    worker = assemble(config).worker_specs[0]
+    model_dir = Path(worker.model_dir)
+    mark = fingerprint(model_dir, worker.dtype, worker.num_threads, load_kernels(str(config.model.kernels)).name)
+    path = default_path(model_dir, mark)
+    if again or not path.exists():
+        with console.status("profiling steps, about a minute") as status:
+            result = run_profile(config, progress=lambda share, text: status.update(f"profile: {text}"))
+        save_profile(path, result.stored)
+    if again or not load_costs(model_dir, mark).is_shared:
+        with console.status("measuring what serving takes, about a minute") as status:
+            measured = measure_host_costs(
+                config, read_profile(path).profile, progress=lambda share, text: status.update(f"host: {text}")
+            )
+        save_costs(costs_path(model_dir, mark), mark, measured.costs)
+
+
+# --- results
+
+
+def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
+    """Means over seeds against what is demanded, then the worst single scenario."""
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for header in ("", "metric", "real", "simulated", "difference", ""):
+        table.add_column(header, justify="right" if header in ("real", "simulated", "difference") else "left")
+    before = ""
+    for row in compare_means(pairs):
+        table.add_row("" if row.scenario == before else row.scenario, *_cells(row))
+        before = row.scenario
+    console.print(table)
+    console.print("means over seeds; goal: within the goal, yes: within what is demanded", style="dim")
+    single = worst([row for pair in pairs for row in compare(pair)])
+    console.print(f"worst of all: {single.scenario}: {' '.join(_cells(single))}", highlight=False)
+
+
+def _cells(row: Comparison) -> list[str]:
+    difference = f"{row.difference:+.1f}" if row.is_count else f"{row.difference:+.1%}"
+    mark = "goal" if row.is_within_goal else "yes" if row.is_within else "NO"
+    return [
+        row.metric, format_value(float(f"{row.real:.4g}"), row.unit), format_value(float(f"{row.simulated:.4g}"), row.unit),
+        difference, mark,
+    ]  # fmt: skip
+
+
+def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Everything that was compared, and with which constants it was simulated."""
+    rows = [row for pair in pairs for row in compare(pair)]
+    means = compare_means(pairs)
+    deployment = pairs[0].live.config.get("deployment") or {}
+    return {
+        "format": FORMAT,
+        "means": [row.as_dict() for row in means],
+        "rows": [row.as_dict() for row in rows],
+        "worst": worst(rows).as_dict(),
+        "within": all(row.is_within for row in means),
+        "host_costs": deployment.get("costs"),
+        "profile": deployment.get("profile"),
+        "runs": [
+            {
+                "scenario": pair.scenario,
+                **{
+                    side: {
+                        "requests": asdict(run.requests), "ttft_s": asdict(run.ttft_s), "tpot_s": asdict(run.tpot_s),
+                        "e2e_s": asdict(run.e2e_s), "output_tokens_per_s": run.output_tokens_per_s,
+                        "duration_s": run.duration_s,
+                        "events": {k: v for k, v in run.events.items() if k != "log"},
+                        "fairness": run.config.get("fairness"),
+                    }
+                    for side, run in (("live", pair.live), ("simulated", pair.simulated))
+                },
+            }
+            for pair in pairs
+        ],
+    }  # fmt: skip
+

@@ -1,0 +1,146 @@
+"""From a spec to results: the cases, what they say of themselves, and that processes change nothing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from specs import deployment, spec
+
+from jettison.cost.deployment import deployment_to_document
+from jettison.errors import BudgetError, ConfigError, TraceError
+from jettison.simulate.batch import run_cases
+from jettison.simulate.cases import Case, cases_of, run_case
+from jettison.simulate.command import with_timelines
+from jettison.simulate.table import table_rows
+
+
+def test_a_case_for_each_point_seed_and_variant() -> None:
+    cases = cases_of(spec(seeds=2, sweep={"cluster.instances": [2, 3]}), "file")
+    assert [case.name for case in cases] == [
+        "recompute instances=2 seed=0", "drop instances=2 seed=0", "recompute instances=2 seed=1",
+        "drop instances=2 seed=1", "recompute instances=3 seed=0", "drop instances=3 seed=0",
+        "recompute instances=3 seed=1", "drop instances=3 seed=1",
+    ]
+    assert cases[0].raw["variants"] == [{"policy": "recompute"}] and cases[3].raw["seeds"] == [1]
+
+
+def test_results_say_what_they_are_and_run_again_from_it() -> None:
+    cases = cases_of(spec(), "file")
+    runs = run_cases(cases, num_processes=1)
+    recompute, drop = runs
+    assert drop.events["drops"] >= 1 and recompute.events["drops"] == 0
+    assert drop.config["policy"] == "drop" and drop.config["variant"] == "drop"
+    again = run_case(Case("drop", drop.config["spec"], variant="drop", seed=drop.config["seed"]))
+    assert again.config["event_log_hash"] == drop.config["event_log_hash"]
+    rows = table_rows(runs)
+    assert [row[:2] for row in rows] == [["", "recompute"], ["", "drop"]] and rows[1][4].endswith("x")
+
+
+def test_the_number_of_processes_changes_nothing() -> None:
+    cases = cases_of(spec(seeds=2), "file")
+    alone, shared = (run_cases(cases, num_processes=number) for number in (1, 3))
+    assert [asdict(run) for run in alone] == [asdict(run) for run in shared]
+
+
+def test_a_failure_in_another_process_says_which_case() -> None:
+    good, other = cases_of(spec(), "file")
+    bad = Case("broken", {**other.raw, "workload": {"trace": "nowhere.csv"}}, variant="drop")
+    with pytest.raises(TraceError, match=r"^broken: workload\.trace: there is no file nowhere\.csv"):
+        run_cases([good, bad], num_processes=2)
+
+
+def test_progress_of_every_case_is_told() -> None:
+    seen: list[list[float]] = []
+    run_cases(cases_of(spec(), "file"), num_processes=1, on_shares=lambda shares: seen.append(list(shares)))
+    assert seen[-1] == [1.0, 1.0]
+
+
+def test_settings_are_those_of_serve_and_of_the_variant_first() -> None:
+    variants = [{"name": "a", "policy": "drop"}, {"name": "b", "policy": "drop", "settings": {"max-num-seqs": 3}}]
+    a, b = run_cases(cases_of(spec(variants=variants), "file"), num_processes=1)
+    assert a.config["cluster"]["max_num_seqs"] == 64 and b.config["cluster"]["max_num_seqs"] == 3
+    assert a.config["cluster"]["memory_bytes"] == deployment().budget_bytes
+
+
+IMPOSSIBLE: list[tuple[dict[str, object], type[Exception], str]] = [
+    ({"settings": {"max_num_seqs": 300, "max_num_batched_tokens": 100}}, ConfigError, "variant 'recompute': --max-num"),
+    ({"faults": [{"kind": "crash", "at_s": 1, "worker": 2}]}, ConfigError, "faults[0] names worker 2: the workers"),
+    ({"workload": {"trace": "nowhere.csv"}}, TraceError, "workload.trace: there is no file nowhere.csv"),
+    ({"workload": "brust"}, ConfigError, "unknown workload 'brust'"),
+    ({"workload": {"rows": [[0, 5, 5]], "skip": 1}}, ConfigError, "rows has 1 requests, 1 cannot"),
+    ({"cluster": "kunserve-z"}, ConfigError, "unknown cluster 'kunserve-z' (did you mean 'kunserve-"),
+    ({"cluster": {"gpu": "h100", "model": "qwen2.5-14b"}}, ConfigError, "unknown GPU 'h100'"),
+    ({"cluster": {"gpu": "rtx-4090", "model": "qwen2.5-72b", "gpus_per_instance": 1}}, ConfigError, "qwen2.5-72b "),
+    ({"cluster": {"preset": "kunserve-a", "memory_utilisation": 0.3}}, BudgetError, "cluster.memory_utilisation: qwen"),
+    ({"cluster": {"preset": "kunserve-a", "memory": "20GiB"}}, BudgetError, "cluster: kunserve-a (8 x qwen2.5-14b/a8"),
+    ({"cluster": {"preset": "kunserve-a", "memory": "100GiB"}}, BudgetError, "cluster.memory: 107374182400 bytes are"),
+    ({"cluster": {"description": "nowhere.json"}}, ConfigError, "cluster.description: there is no file nowhere.json"),
+    ({"cluster": {"description": {"format": "x"}}}, ConfigError, "cluster.description: format is 'x', not 'jettison-"),
+    ({"cluster": {"model": "nowhere"}}, ConfigError, "cluster.model: there is no model folder nowhere"),
+    ({"workload": {"rows": [[0, 5, 5]], "mean_load": 0.5}}, ConfigError, "workload.mean_load: rows has no demand"),
+]
+
+
+@pytest.mark.parametrize(("changes", "kind", "message"), IMPOSSIBLE)
+def test_what_cannot_be_run_is_one_line(changes: dict[str, object], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as raised:
+        cases_of(spec(**changes), "file")
+    assert str(raised.value).startswith(message), str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_mean_load_is_found_and_the_same_for_all_variants_and_points() -> None:
+    workload = spec()["workload"] | {"mean_load": 0.4}
+    workload["arrivals"] = {"process": "poisson", "rate_per_s": 20.0, "duration_s": 6.0}
+    pilots: list[float] = []
+    cases = cases_of(
+        spec(workload=workload, sweep={"cluster.instances": [2, 4]}), "file",
+        on_pilot=lambda n, f, load: pilots.append(load),
+    )
+    assert len({case.factor for case in cases}) == 1 and cases[0].factor != 1.0
+    assert abs(pilots[-1] / 0.4 - 1.0) < 0.05
+    first = run_case(cases[0])
+    assert first.config["workload"]["mean_load"]["factor"] == cases[0].factor
+    assert 0.2 < first.config["fairness"]["mean_load"] < 0.8
+
+
+def test_mean_load_by_time_and_of_rows_in_hand() -> None:
+    rows = [[0.02 * i, 40, 30] for i in range(150)]
+    for way in ("time", "users"):
+        raw = spec(workload={"rows": rows, "mean_load": 0.3, "mean_load_by": way}, variants=["recompute"])
+        run = run_case(cases_of(raw, "file")[0])
+        assert run.config["fairness"]["mean_load"] == pytest.approx(0.3, rel=0.15), way
+
+
+def test_time_lines_of_simulated_runs_have_steps_transfers_and_decisions(tmp_path: Path) -> None:
+    cases = with_timelines(cases_of(spec(), "file"), tmp_path / "line.json.gz")
+    assert [Path(str(case.timeline)).name for case in cases] == ["line-recompute.json.gz", "line-drop.json.gz"]
+    watched = [run_case(case) for case in cases]
+    plain = run_cases(cases_of(spec(), "file"), num_processes=1)
+    assert [run.config["event_log_hash"] for run in watched] == [run.config["event_log_hash"] for run in plain]
+    assert [run.events for run in watched] == [run.events for run in plain]
+    events = json.loads(gzip.decompress((tmp_path / "line-drop.json.gz").read_bytes()))["traceEvents"]
+    found = {event.get("cat") for event in events}
+    assert {"step", "transfer", "decision", "move", "request"} <= found
+    num_requests = plain[1].requests.completed
+    ends = [e for e in events if e.get("cat") == "request" and e["ph"] == "e" and e["name"].startswith("r")]
+    assert len(ends) == num_requests
+    steps = [e for e in events if e.get("cat") == "step"]
+    assert {e["tid"] for e in steps} == {0, 1} and all(e["dur"] > 0 for e in steps)
+
+
+def test_a_description_reads_back(tmp_path: Path) -> None:
+    path = tmp_path / "deployment.json"
+    path.write_text(json.dumps(deployment_to_document(deployment())))
+    by_file = cases_of(spec(cluster={"description": "deployment.json", "instances": 3}), "file", tmp_path)
+    inline = cases_of(spec(cluster={"description": deployment_to_document(deployment()), "instances": 3}), "file")
+    hashes = {run_case(case).config["event_log_hash"] for case in (by_file[1], inline[1])}
+    assert len(hashes) == 1
