@@ -27,7 +27,7 @@ def load_rule(results: Results) -> str:
     """How many users there are, and why."""
     spec = results.spec
     workload = spec.parsed.workload
-    base = None if workload.arrivals is None else workload.arrivals.numbers.get("rate_per_s")
+    base = None if workload.arrivals is None else dict(workload.arrivals.numbers).get("rate_per_s")
     if spec.mean_load is None or base is None:
         return f"as the spec {spec.name} has it"
     times = workload.upscale or 1.0

@@ -72,7 +72,7 @@ class Runs:
         self._found[job] = found
         file = self._file(job)
         if file is not None:
-            run = found if isinstance(found, RunResult) else RunResult(_FACTOR, {"factor": found})
+            run = found if isinstance(found, RunResult) else RunResult(_FACTOR, {"factor": repr(found)})
             write_results(file, [run])
         self.num_done += 1
         if self._on_done is not None:
