@@ -22,6 +22,7 @@ from jettison.cli import (
     model,
     plan_cmd,
     profile_cmd,
+    reproduce_cmd,
     serve,
     simulate_cmd,
     trace_cmd,
@@ -75,6 +76,7 @@ app.command("demo", cls=Command)(demo.demo)
 app.command("profile", cls=Command)(profile_cmd.profile)
 app.command("explain", cls=Command)(explain_cmd.explain)
 app.command("simulate", cls=Command)(simulate_cmd.simulate)
+app.command("reproduce", cls=Command)(reproduce_cmd.reproduce)
 app.command("plan", cls=Command)(plan_cmd.plan)
 
 

@@ -51,6 +51,8 @@ class SimulationOptions:
     slo_tpot_s: float | None = None
     on_progress: Callable[[int, int], None] | None = None
     """Called with (requests ended, requests in all) as they end."""
+    on_start: Callable[[SimulatedCluster], None] | None = None
+    """Called with the cluster before the first request: for what an operator asks of it at certain times."""
     observer: RunObserver | None = None
     """Told of every step, transfer, decision and token: a time line, say. The run is slower and its result the same."""
 
@@ -78,6 +80,8 @@ def simulate_workload(
     observer.start()
     cluster.inject(options.faults)
     clients.start(cluster)
+    if options.on_start is not None:
+        options.on_start(cluster)
     until_ns = None if options.until_s is None else round(options.until_s * NANOSECONDS)
     cluster.run(until_ns, is_over=lambda: clients.all_ended)
     observer.stop()

@@ -1,0 +1,43 @@
+"""``jettison reproduce``: figures of the papers beside ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from jettison.errors import ConfigError
+
+
+def reproduce(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Figures (`list` shows them), or `all`.")],
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write rows, conditions and remarks.")
+    ] = None,
+    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the plots as PNG.")] = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with its plots (with `all`: docs/reproduction.md)."),
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Simulate so many runs at once (default: one a core).")
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Keep finished runs there and take those that are there: goes on after a stop."
+        ),
+    ] = None,
+) -> None:
+    """Simulate the experiments behind figures of the KunServe papers; print the papers' numbers beside ours."""
+    from jettison.simulate.reproduce import command
+
+    console = Console()
+    if names == ["list"]:
+        command.list_experiments(console)
+        return
+    if len(names) > 1 and {"all", "list"} & set(names):
+        raise ConfigError("`all` and `list` stand alone")
+    command.reproduce(names, console, json_out=json_out, plots=plots, page=page, processes=processes, keep=keep)

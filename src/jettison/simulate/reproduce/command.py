@@ -1,0 +1,92 @@
+"""``jettison reproduce``: runs figures, prints them, writes what was asked for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from jettison.simulate.batch import usable_cores
+from jettison.simulate.reproduce.page import row_cells, save_pictures, write_page
+from jettison.simulate.reproduce.pool import Runs
+from jettison.simulate.reproduce.registry import EXPERIMENTS, Experiment, experiment
+from jettison.simulate.reproduce.rows import Outcome
+
+PAGE = Path("docs/reproduction.md")
+
+
+def list_experiments(console: Console) -> None:
+    """Names and titles."""
+    for found in EXPERIMENTS.values():
+        console.print(f"{found.name:20} {found.title}", markup=False, highlight=False)
+
+
+def reproduce(
+    names: Sequence[str],
+    console: Console,
+    *,
+    json_out: Path | None,
+    plots: Path | None,
+    page: Path | None,
+    processes: int | None,
+    keep: Path | None = None,
+) -> None:
+    """Reproduce figures one after the other; runs that several need are simulated once.
+
+    ``json_out`` is written after each; ``keep``: a folder for finished runs, as ``pool.Runs`` has it.
+    Raises ConfigError for an unknown name.
+    """
+    chosen = list(EXPERIMENTS.values()) if list(names) == ["all"] else [experiment(name) for name in names]
+    if page is None and list(names) == ["all"]:
+        page = PAGE
+    started_s = time.monotonic()
+    runs = Runs(processes or usable_cores(), _progress(console, started_s), keep)
+    outcomes: dict[str, Outcome] = {}
+    for found in chosen:
+        outcomes[found.name] = found.reproduce(runs)
+        print_outcome(found, outcomes[found.name], console)
+        if json_out is not None:
+            _write_json(json_out, outcomes)
+        if plots is not None:
+            save_pictures(plots, found.name, outcomes[found.name])
+        if page is not None:
+            write_page(page, outcomes, time.monotonic() - started_s)
+    console.print(f"{runs.num_done} simulations in {time.monotonic() - started_s:.0f} s", style="dim")
+
+
+def _progress(console: Console, started_s: float) -> Any:
+    def note(done: int, total: int, name: str) -> None:
+        console.print(f"[{time.monotonic() - started_s:6.0f} s] {done}/{total} {name}", style="dim", markup=False)
+
+    return note
+
+
+def print_outcome(found: Experiment, outcome: Outcome, console: Console) -> None:
+    """Rows, remarks and conditions in a terminal."""
+    console.rule(f"{found.name}: {found.title}", align="left")
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    for header in ("workload", "metric", "system", "against", "paper", "ours", "in band"):
+        table.add_column(header, overflow="fold")
+    for row in outcome.rows:
+        table.add_row(*row_cells(row))
+    console.print(table)
+    for remark in outcome.remarks:
+        console.print(remark, markup=False)
+    for workload, rows in outcome.conditions.items():
+        console.print(f"{workload}:", markup=False, style="dim")
+        for label, value in rows:
+            console.print(f"  {label}: {value}", markup=False, style="dim")
+
+
+def _write_json(path: Path, outcomes: dict[str, Outcome]) -> None:
+    rows = [row.as_dict() for outcome in outcomes.values() for row in outcome.rows]
+    conditions = {name: outcome.conditions for name, outcome in outcomes.items()}
+    remarks = {name: outcome.remarks for name, outcome in outcomes.items()}
+    document = {"rows": rows, "conditions": conditions, "remarks": remarks}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""One module a group of figures: which runs, which rows, which plots, and why ours differs."""

@@ -1,0 +1,175 @@
+"""KunServe v3, Figs. 2 and 16: 640 s with two overloads; what they do to each system, and what restoring is worth."""
+
+from __future__ import annotations
+
+from jettison.report.results import RunResult
+from jettison.simulate.reproduce.conditions import conditions
+from jettison.simulate.reproduce.jobs import Variant
+from jettison.simulate.reproduce.measures import (
+    alone,
+    compared,
+    mean_load,
+    over_median,
+    tpot,
+    ttft,
+    within,
+)
+from jettison.simulate.reproduce.pictures import time_lines
+from jettison.simulate.reproduce.pool import Runs
+from jettison.simulate.reproduce.rows import Band, Outcome
+from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Results, read_spec, run_spec
+
+WORKLOAD = "BurstGPT 14B, 640 s"
+SECOND_WAVE_S = (430.0, 520.0)
+WITHOUT_RESTORE = "drop without restore"
+RESTORING = WITHOUT_GUARD.name
+"""Both without the test for compute, so that both drop."""
+
+SPIKES = {"recompute": 239.0, "swap": 92.0, "migrate": 148.0}
+
+
+def _results(runs: Runs) -> Results:
+    spec = read_spec("long-run")
+    never = Variant(WITHOUT_RESTORE, "drop", {"restore_threshold": 0.0}, WITHOUT_GUARD.changes)
+    return run_spec(spec, runs, [*spec.variants, WITHOUT_GUARD, never, SPARE])
+
+
+def reproduce_fig2(runs: Runs) -> Outcome:
+    """How far TTFT rises in each system."""
+    results, outcome = _results(runs), Outcome()
+    for system, paper in SPIKES.items():
+        outcome.rows.append(
+            alone(
+                results,
+                "kunserve-fig2",
+                WORKLOAD,
+                "P99 over P50 TTFT",
+                system,
+                over_median(99),
+                paper=Band(paper, paper),
+                band=Band(20.0, None),
+                band_source="reference.md 11",
+                unit="x",
+            )
+        )
+    for system in ("drop", WITHOUT_GUARD.name):
+        outcome.rows.append(
+            alone(
+                results,
+                "kunserve-fig2",
+                WORKLOAD,
+                "P99 over P50 TTFT",
+                system,
+                over_median(99),
+                paper=None,
+                band=Band(None, 5.0),
+                band_source="reference.md 11",
+                unit="x",
+            )
+        )
+    outcome.rows.append(
+        alone(
+            results,
+            "kunserve-fig2",
+            WORKLOAD,
+            "mean KV demand / capacity",
+            "recompute",
+            mean_load,
+            paper=Band(56.3, 56.3),
+            unit="%",
+            scale=100.0,
+        )
+    )
+    for metric, measure, paper in (
+        ("mean stay", _mean_stay_s, 11.0),
+        ("longest stay", _longest_stay_s, 150.0),
+        ("peak KV demand of an instance", _peak_tokens, 243.0),
+    ):
+        outcome.rows.append(
+            alone(
+                results,
+                "kunserve-fig2",
+                WORKLOAD,
+                metric,
+                "recompute",
+                measure,
+                paper=Band(paper, paper),
+                unit="K tokens" if "KV" in metric else "s",
+            )
+        )
+    outcome.conditions[WORKLOAD] = conditions(results, "recompute")
+    shown = {name: results.one(name) for name in ("recompute", "swap", "migrate", "drop", RESTORING)}
+    outcome.pictures["time-line"] = time_lines(shown, WORKLOAD)
+    return outcome
+
+
+def reproduce_fig16(runs: Runs) -> Outcome:
+    """With and without restoring."""
+    results, outcome = _results(runs), Outcome()
+    figure = "kunserve-fig16"
+    for metric, measure, paper in (("P50 TTFT", ttft(50), -28.0), ("P50 TPOT", tpot(50), -23.0)):
+        outcome.rows.append(
+            compared(
+                results,
+                figure,
+                WORKLOAD,
+                f"{metric}, change by restoring",
+                RESTORING,
+                WITHOUT_RESTORE,
+                measure,
+                paper=Band(paper, paper),
+                percent=True,
+                band=Band(None, -16.7) if "TTFT" in metric else None,
+                band_source="reference.md 11 (1.2 times or more)",
+            )
+        )
+    for metric, measure, paper, band in (
+        ("P99 TTFT", ttft(99), 6.4, None),
+        ("P99 TPOT", tpot(99), 1.2, None),
+        ("P99 TTFT of the second wave", within("ttft_s", 99, *SECOND_WAVE_S), 6.4, Band(3.0, None)),
+    ):
+        outcome.rows.append(
+            compared(
+                results,
+                figure,
+                WORKLOAD,
+                f"{metric}, times lower by restoring",
+                RESTORING,
+                WITHOUT_RESTORE,
+                measure,
+                paper=Band(paper, paper),
+                band=band,
+                band_source="reference.md 11",
+            )
+        )
+    outcome.conditions[WORKLOAD] = conditions(results, RESTORING)
+    shown = {name: results.one(name) for name in (RESTORING, WITHOUT_RESTORE, "recompute")}
+    outcome.pictures["time-line"] = time_lines(shown, WORKLOAD)
+    outcome.remarks.append(
+        "Drops and restores: "
+        + ", ".join(
+            f"{name} {int(run.events.get('drops', 0))} and {int(run.events.get('restores', 0))}"
+            for name, run in shown.items()
+            if name != "recompute"
+        )
+        + "."
+    )
+    return outcome
+
+
+def _stays(run: RunResult) -> list[float]:
+    return [row["e2e_s"] - row["ttft_s"] for row in run.requests_detail or [] if row["e2e_s"] and row["ttft_s"]]
+
+
+def _mean_stay_s(run: RunResult) -> float:
+    stays = _stays(run)
+    return sum(stays) / len(stays)
+
+
+def _longest_stay_s(run: RunResult) -> float:
+    return max(_stays(run))
+
+
+def _peak_tokens(run: RunResult) -> float:
+    per_instance = run.config["fairness"]["peak_demand_tokens"] / run.config["cluster"]["instances"]
+    return float(per_instance) / 1e3

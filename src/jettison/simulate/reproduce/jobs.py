@@ -1,0 +1,130 @@
+"""One run of a reproduction: a ``jettison simulate`` spec with one variant and one seed, and what no setting can say.
+
+A job is text, so that it can be compared, kept and sent to another process; the same job gives the same result.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from jettison.policy.overload import OverloadParams
+from jettison.report.results import RunResult
+from jettison.sim.cluster import SimulatedCluster
+from jettison.sim.setup import ClusterSetup
+from jettison.simulate.machines import Machine, cluster_setup, resolve_machine
+from jettison.simulate.reproduce.load import find_load
+from jettison.simulate.reproduce.parameter_swap import StreamedParameters
+from jettison.simulate.reproduce.requests import requests_of
+from jettison.simulate.run import SimulationOptions, simulate_workload
+from jettison.simulate.spec import ExperimentSpec, parse_spec
+from jettison.types import NANOSECONDS
+
+NO_GUARD = OverloadParams(
+    min_blocked_s=0.1, min_gain_s=-math.inf, min_gain_ratio=0.0, max_prefill_fill=math.inf, max_compute_load=math.inf
+)
+"""KunServe's own trigger (v3 section 4.1): load above capacity with requests waiting, whatever compute has to say."""
+
+MERGE_INTERVAL_S = 0.05
+"""Between the merges that are asked for at the start: one has to be over when the next begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a run differs in beyond its settings."""
+
+    kv_scale: float = 1.0
+    """Times the undropped KV memory."""
+    compute_guard: bool = True
+    """False: ``NO_GUARD``."""
+    num_merges: int = 0
+    """Merges that are asked for at the start, and stay: static pipelines of any length."""
+    streamed_bytes: int = 0
+    """Parameters that live in host memory and are streamed in at every step; KV takes their place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to run a spec's cluster."""
+
+    name: str
+    policy: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    changes: Changes = field(default_factory=Changes)
+
+
+def job_text(raw: Mapping[str, Any], variant: Variant, seed: int, factor: float) -> str:
+    """The job. ``raw``: cluster, workload and settings of a spec; ``factor``: what its ``mean_load`` came to."""
+    spec = {key: value for key, value in raw.items() if key not in ("variants", "seeds")}
+    spec["variants"] = [{"name": variant.name, "policy": variant.policy, "settings": dict(variant.settings)}]
+    spec["seeds"] = [seed]
+    changes = {name: getattr(variant.changes, name) for name in Changes.__slots__}
+    return json.dumps({"spec": spec, "factor": factor, "changes": changes}, sort_keys=True)
+
+
+def load_text(raw: Mapping[str, Any], seed: int) -> str:
+    """The job that finds the factor of ``build_workload`` at which the spec's ``mean_load`` is met, before any burst of
+    it is replayed."""
+    spec = {key: value for key, value in raw.items() if key not in ("variants", "seeds")}
+    spec["workload"] = {key: value for key, value in raw["workload"].items() if key != "replay_burst"}
+    return json.dumps({"spec": {**spec, "seeds": [seed]}, "factor": None}, sort_keys=True)
+
+
+def job_name(text: str) -> str:
+    """For progress."""
+    job = json.loads(text)
+    spec = job["spec"]
+    what = "load" if job["factor"] is None else spec["variants"][0]["name"]
+    return f"{spec['name']}: {what}, seed {spec['seeds'][0]}"
+
+
+def run_job(text: str) -> RunResult | float:
+    """The result of a run, or the factor where that is asked for. Raises ConfigError."""
+    job = json.loads(text)
+    spec = parse_spec(job["spec"])
+    machine = resolve_machine(spec.cluster, spec.settings)
+    if job["factor"] is None:
+        return find_load(spec, machine)
+    return _simulate(spec, machine, job["factor"], Changes(**job["changes"]))
+
+
+def _simulate(spec: ExperimentSpec, machine: Machine, factor: float, changes: Changes) -> RunResult:
+    variant, seed = spec.variants[0], spec.seeds[0]
+    setup = changed(cluster_setup(machine, spec, variant, seed), machine, changes)
+    workload = requests_of(spec, factor)
+    options = SimulationOptions(
+        name=variant.name,
+        detail=True,
+        until_s=spec.run.until_s,
+        observe_interval_s=spec.run.observe_interval_s,
+        on_start=lambda cluster: _ask_for_merges(cluster, changes.num_merges),
+    )
+    run = simulate_workload(workload, setup, options)
+    run.config["factor"] = factor
+    return run
+
+
+def changed(setup: ClusterSetup, machine: Machine, changes: Changes) -> ClusterSetup:
+    """The cluster with what no setting can say."""
+    # Copies run on engines beside the steps, so a whole step's time is theirs, as InferCept has it.
+    params = replace(setup.params, swap=replace(setup.params.swap, time_share=1.0))
+    if not changes.compute_guard:
+        params = replace(params, overload=NO_GUARD)
+    if changes.num_merges:
+        params = replace(params, auto_restore=False)
+    kv_bytes = machine.kv_tokens * machine.shape.num_layers * machine.shape.kv_bytes_per_token_layer
+    budget = setup.memory.budget_bytes + round(kv_bytes * (changes.kv_scale - 1.0)) + changes.streamed_bytes
+    executor = setup.executor
+    if changes.streamed_bytes:
+        host = setup.topology.host
+        assert host is not None
+        executor = StreamedParameters(executor, changes.streamed_bytes / host.bytes_per_s, machine.shape.num_layers)
+    return replace(setup, params=params, executor=executor, memory=replace(setup.memory, budget_bytes=budget))
+
+
+def _ask_for_merges(cluster: SimulatedCluster, num_merges: int) -> None:
+    for number in range(num_merges):
+        cluster.loop.at(round((number + 1) * MERGE_INTERVAL_S * NANOSECONDS), cluster.request_drop)

@@ -1,0 +1,108 @@
+"""docs/reproduction.md: every figure's rows beside the paper's, its plots and its conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jettison.report.plots import to_png
+from jettison.simulate.reproduce.registry import EXPERIMENTS, Experiment
+from jettison.simulate.reproduce.rows import Outcome, Row
+
+DPI = 70
+_HEAD = """# The papers' figures, reproduced in virtual time
+
+Written by `jettison reproduce all`. One figure: `jettison reproduce NAME`; all names: `jettison reproduce list`.
+
+Every system here is a policy on one simulated engine (docs/baselines.md): the group and cluster cores are those that
+serve live, the GPUs are presets whose step times were calibrated on operators that others have timed
+(docs/presets.md). **No constant is fitted to a figure of the papers.** Where a row lies outside of its band, it says
+so, and the remarks say by how much and why, as far as it is known.
+
+What stands in for what: BurstGPT's trace is not to be had beyond 400 slow rows, so arrivals are synthetic, with what
+the papers tell of it: its mean rate (0.271 requests/s), a rate that doubles at 45 s (and again at 440 s of the 640 s
+run), a coefficient of variation of 1.37 (that of the trace's first rows). They are upscaled by TraceUpscaler's
+method, as the papers do it: all copies of an arrival stand on its instant. v1 divides time instead; its arrivals are
+drawn at the final rate, with its spike of 14 times. How long an overload lasts is not in the papers' text: 40 s here,
+3 s for v1's. Lengths are drawn by the data sets' published statistics (docs/workloads.md). The load rule is one for
+all: users are added until the mean KV demand, with memory to spare, is 0.56 of the undropped capacity (v1: 0.5, or as
+its sweep says). Where fewer instances than the papers' serve, so that all of it takes minutes, the conditions say so.
+
+`drop` is the policy as it is shipped. It does not drop where its cost model finds that compute binds. `drop without
+compute guard` is KunServe's own trigger: load above capacity with requests waiting. `memory to spare` is recompute
+with eight times the KV memory: what no policy can beat.
+
+A band is what reference figures of the papers were judged to allow beforehand, or the paper's own range; a row
+without one is stated and not judged. Medians of the seeds, with the range where there are several.
+"""
+
+
+def write_page(path: Path, outcomes: Mapping[str, Outcome], took_s: float) -> None:
+    """The page, and its pictures in a folder beside it. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    parts = [_HEAD, _summary(outcomes)]
+    for name, outcome in outcomes.items():
+        parts.append(_section(EXPERIMENTS[name], outcome, save_pictures(folder, name, outcome), folder.name))
+    parts.append(f"\nAll of it took {took_s / 60:.0f} minutes here.\n")
+    path.write_text("\n".join(parts), encoding="utf-8")
+
+
+def save_pictures(folder: Path, name: str, outcome: Outcome) -> list[str]:
+    """Write the plots as PNG; their file names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for what, picture in outcome.pictures.items():
+        file = f"{name}-{what}.png"
+        (folder / file).write_bytes(to_png(picture, dpi=DPI))
+        files.append(file)
+    return files
+
+
+def _summary(outcomes: Mapping[str, Outcome]) -> str:
+    lines = ["## Summary", "", "| figure | rows with a band | inside |", "|---|---|---|"]
+    for name, outcome in outcomes.items():
+        judged = [row.in_band for row in outcome.rows if row.in_band is not None]
+        lines.append(f"| [{name}](#{name}) | {len(judged)} | {sum(judged)} |")
+    return "\n".join([*lines, ""])
+
+
+def _section(experiment: Experiment, outcome: Outcome, files: Sequence[str], folder: str) -> str:
+    lines = [f"## {experiment.name}", "", f"{experiment.title[0].upper()}{experiment.title[1:]}.", ""]
+    if experiment.specs:
+        specs = ", ".join(f"`{name}.yaml`" for name in experiment.specs)
+        lines += [f"Specs (`src/jettison/simulate/reproduce/specs/`): {specs}.", ""]
+    lines += table(outcome.rows)
+    for remark in outcome.remarks:
+        lines += ["", remark]
+    for file in files:
+        lines += ["", f"![{file.removesuffix('.png')}]({folder}/{file})"]
+    lines += ["", "<details><summary>Conditions</summary>", ""]
+    for workload, rows in outcome.conditions.items():
+        lines += [f"**{workload}**", "", *(f"- {label}: {value}" for label, value in rows), ""]
+    return "\n".join([*lines, "</details>", ""])
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """A Markdown table."""
+    lines = ["| workload | metric | system | against | paper | ours | in band |", "|---|---|---|---|---|---|---|"]
+    for row in rows:
+        lines.append("| " + " | ".join(row_cells(row)) + " |")
+    return lines
+
+
+def row_cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
+    """The columns of a row, as text."""
+    paper = "-" if row.paper is None else _with_unit(str(row.paper), row.unit)
+    ours = "-" if row.ours is None else _with_unit(f"{row.ours:.3g}", row.unit)
+    if row.spread is not None and row.spread[0] != row.spread[1]:
+        ours += f" ({row.spread[0]:.3g} to {row.spread[1]:.3g})"
+    verdict = {None: "", True: "yes", False: f"**no** ({row.band})"}[row.in_band]
+    return row.workload, row.metric, row.system, row.baseline or "-", paper, ours, verdict
+
+
+def _with_unit(text: str, unit: str) -> str:
+    if not unit:
+        return text
+    return f"{text}x" if unit == "x" else f"{text} {unit}"

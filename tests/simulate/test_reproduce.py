@@ -1,0 +1,179 @@
+"""Reproductions: the registry, specs, rows, and one small experiment from the spec to the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jettison.cli.main import main
+from jettison.errors import ConfigError
+from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
+from jettison.simulate.machines import cluster_setup
+from jettison.simulate.reproduce import figures
+from jettison.simulate.reproduce.figures import v1_ablation
+from jettison.simulate.reproduce.jobs import NO_GUARD, Changes, Variant, changed, job_text
+from jettison.simulate.reproduce.load import search
+from jettison.simulate.reproduce.measures import bubble_share, compared, throughput, ttft, values
+from jettison.simulate.reproduce.page import table, write_page
+from jettison.simulate.reproduce.parameter_swap import StreamedParameters
+from jettison.simulate.reproduce.pictures import time_lines
+from jettison.simulate.reproduce.pool import Runs
+from jettison.simulate.reproduce.registry import EXPERIMENTS, experiment
+from jettison.simulate.reproduce.requests import requests_of
+from jettison.simulate.reproduce.rows import Band, Outcome, Row
+from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Spec, read_spec, run_spec, spec_names
+from jettison.simulate.spec import parse_spec
+
+FIGURES = {
+    *(f"kunserve-fig{n}" for n in (2, 5, 12, 13, 14, 15, 16, 17)),
+    *(f"kunserve-v1-fig{n}" for n in (4, 5, 10, 11, 12, 13, 14, 15, 16)),
+}
+
+TINY = {
+    "name": "tiny",
+    "cluster": {"preset": "kunserve-a", "instances": 2, "kv_tokens": 6_000},
+    "workload": {
+        "arrivals": {"process": "poisson", "rate_per_s": 2, "duration_s": 6,
+                     "bursts": [{"start_s": 2, "duration_s": 2, "multiplier": 6}]},
+        "lengths": {"input": 500, "output": 200},
+    },
+    "settings": {"block_size": 64, "max_num_batched_tokens": 2048, "max_num_seqs": 256},
+    "variants": ["drop", "recompute"],
+    "seeds": [0, 1],
+}  # fmt: skip
+
+
+def tiny() -> Spec:
+    return Spec("tiny", TINY, parse_spec(TINY))
+
+
+def test_every_figure_has_an_experiment_whose_specs_are_in_the_tree() -> None:
+    assert set(EXPERIMENTS) == FIGURES
+    named = {spec for found in EXPERIMENTS.values() for spec in found.specs}
+    assert named == set(spec_names())
+    for name in spec_names():
+        assert read_spec(name).name == name
+        assert read_spec(name).machine.kv_tokens > 0
+    assert figures.__doc__
+
+
+def test_unknown_names_are_one_line() -> None:
+    with pytest.raises(ConfigError, match="did you mean"):
+        experiment("kunserve-fig31")
+    with pytest.raises(ConfigError, match="no spec"):
+        read_spec("nothing")
+
+
+def test_bands_and_rows() -> None:
+    assert [Band(1, 2).holds(v) for v in (0.9, 1, 2, 2.1)] == [False, True, True, False]
+    assert (str(Band(5, None)), str(Band(None, 5)), str(Band(3, 3)), str(Band(1, 2))) == (">= 5", "<= 5", "3", "1 to 2")
+    row = Row("f", "w", "m", "drop", "recompute", Band(12.7, 72.2), 6.0, "x", (5.0, 7.0), Band(5, None), "somebody's")
+    assert row.in_band is True
+    assert row.as_dict().items() >= {
+        "figure": "f", "workload": "w", "metric": "m", "system": "drop", "baseline": "recompute", "paper": [12.7, 72.2],
+        "ours": 6.0, "in_band": True, "band": [5, None],
+    }.items()  # fmt: skip
+    assert Row("f", "w", "m", "drop", "", None, None, band=Band(1, 2)).in_band is None
+    assert Row("f", "w", "m", "drop", "", None, 3.0, band=Band(1, 2)).in_band is False
+    assert "| **no** (1 to 2) |" in table([Row("f", "w", "m", "drop", "", None, 3.0, band=Band(1, 2))])[-1]
+
+
+def test_a_small_experiment_from_the_spec_to_the_page(tmp_path: Path) -> None:
+    runs = Runs()
+    results = run_spec(tiny(), runs, [*tiny().variants, WITHOUT_GUARD, SPARE])
+    assert runs.num_done == 8
+    assert {name: len(found) for name, found in results.runs.items()} == dict.fromkeys(results.runs, 2)
+    again = run_spec(tiny(), runs, tiny().variants)
+    assert runs.num_done == 8  # nothing is simulated twice
+    assert again.runs["recompute"] == results.runs["recompute"]
+    row = compared(
+        results, "kunserve-fig13", "tiny", "P99 TTFT, times lower", SPARE.name, "recompute", ttft(99), paper=None
+    )
+    assert row.ours is not None and row.ours > 1.0  # memory is short
+    assert row.spread is not None and row.spread[0] <= row.ours <= row.spread[1]
+    for run in results.runs["recompute"]:
+        assert 0 < throughput(run) <= run.output_tokens_per_s * run.duration_s / 5.0
+        assert values(run, "ttft_s", 0.0, 1e9) and not values(run, "ttft_s", 1e8, 1e9)
+        assert (bubble_share(run) or 0.0) < 0.01  # lone instances have none
+    picture = time_lines({name: found[0] for name, found in results.runs.items()}, "tiny")
+    outcome = Outcome([row], {"time-line": picture}, {"tiny": [("cluster", "tiny")]}, ["A remark."])
+    write_page(tmp_path / "page.md", {"kunserve-fig13": outcome}, 60.0)
+    text = (tmp_path / "page.md").read_text()
+    assert "A remark." in text and "page/kunserve-fig13-time-line.png" in text
+    assert (tmp_path / "page" / "kunserve-fig13-time-line.png").stat().st_size < 150_000
+
+
+def test_what_a_variant_changes_beyond_its_settings() -> None:
+    spec = tiny()
+    machine = spec.machine
+    plain = cluster_setup(machine, spec.parsed, spec.parsed.variants[0], 0)
+    spare = changed(plain, machine, SPARE.changes)
+    assert spare.memory.budget_bytes - plain.memory.budget_bytes == pytest.approx(
+        7 * machine.kv_tokens * machine.shape.num_layers * machine.shape.kv_bytes_per_token_layer
+    )
+    assert changed(plain, machine, WITHOUT_GUARD.changes).params.overload == NO_GUARD
+    assert not changed(plain, machine, Changes(num_merges=1)).params.auto_restore
+    streamed = changed(plain, machine, Changes(streamed_bytes=1 << 29))
+    assert isinstance(streamed.executor, StreamedParameters)
+    assert job_text(TINY, SPARE, 0, 1.0) != job_text(TINY, Variant(SPARE.name, "recompute"), 0, 1.0)
+
+
+def test_streamed_parameters_are_hidden_behind_long_steps_and_not_behind_short_ones() -> None:
+    spec = tiny()
+    inner = ModelledExecutor(spec.machine.profile.cost)
+    executor = StreamedParameters(inner, 0.05, 48)
+    whole, half = StageShape(48, True, True), StageShape(24, True, False)
+    prefill, decode = StepLoad(2048, 2048 * 1024, 2048, 1), StepLoad(1, 100, 100, 1)
+    assert executor.stage_ns(0, 0, prefill, whole) == inner.stage_ns(0, 0, prefill, whole)
+    assert executor.stage_ns(0, 0, decode, whole) == 50_000_000
+    assert executor.stage_ns(0, 0, decode, half) == 25_000_000
+    assert executor.decode_ns(0, 0, decode, whole, 3) == [50_000_000] * 3
+
+
+def test_partitions() -> None:
+    assert [len(list(v1_ablation._partitions(n))) for n in (1, 4, 8)] == [1, 5, 22]
+    assert all(sum(parts) == 8 for parts in v1_ablation._partitions(8))
+
+
+def test_the_command_lists_refuses_and_reproduces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in FIGURES)
+    assert main(["reproduce", "kunserve-fig31"]) == 2
+    assert main(["reproduce", "all", "kunserve-fig2"]) == 2
+    file = tmp_path / "rows.json"
+    assert main(["reproduce", "kunserve-fig15", "--json", str(file), "--plots", str(tmp_path / "plots")]) == 0
+    rows = json.loads(file.read_text())["rows"]
+    wanted = {"figure", "workload", "metric", "system", "baseline", "paper", "ours", "in_band"}
+    assert rows and all(wanted <= row.keys() for row in rows)
+    assert {row["figure"] for row in rows} == {"kunserve-fig15"}
+    assert list((tmp_path / "plots").glob("kunserve-fig15-*.png"))
+
+
+def test_users_are_added_on_the_instants_that_are_there() -> None:
+    spec = read_spec("extreme-burst").changed(seeds=[3])
+    one, many = (requests_of(spec.parsed, factor) for factor in (1.0 / 90.0, 0.5))
+    stamps = set(one.columns.arrival_s.tolist())
+    assert set(many.columns.arrival_s.tolist()) == stamps
+    assert len(many.rows) == pytest.approx(45 * len(one.rows), rel=0.01)
+    assert len(set(many.columns.input_tokens.tolist())) > len(one.rows)  # lengths are drawn for each of them
+    assert many.duration_s == pytest.approx(85.0 + 4 * 40.0)
+
+
+def test_a_load_is_found_from_either_side() -> None:
+    for first in (0.1, 1.0, 7.0):
+        found = search(lambda factor, first=first: 0.3 * (first * factor) ** 1.4, 0.56)
+        assert found.load == pytest.approx(0.56, rel=0.05)
+
+
+def test_kept_runs_are_taken_again(tmp_path: Path) -> None:
+    spec = tiny().changed(seeds=[0], mean_load=0.3)
+    first = Runs(folder=tmp_path)
+    before = run_spec(spec, first, [Variant("recompute", "recompute")])
+    second = Runs(folder=tmp_path)
+    after = run_spec(spec, second, [Variant("recompute", "recompute")])
+    assert (first.num_done, second.num_done) == (2, 0)
+    assert after.factors == pytest.approx(before.factors)
+    assert after.one("recompute").ttft_s.p99 == pytest.approx(before.one("recompute").ttft_s.p99)
