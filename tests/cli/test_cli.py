@@ -21,8 +21,8 @@ from jettison.config.files import read_yaml_mapping
 from jettison.errors import ConfigError
 from jettison.workload.bench import run_bench
 
-COMMANDS = ["bench", "config show", "demo", "explain", "model create", "plan", "profile", "serve", "simulate",
-            "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "verify",
+COMMANDS = ["bench", "config show", "demo", "explain", "model create", "plan", "profile", "reproduce", "serve",
+            "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "verify",
             "version"]  # fmt: skip
 
 
