@@ -25,6 +25,7 @@ from jettison.cli import (
     serve,
     simulate_cmd,
     trace_cmd,
+    validate_cmd,
     verify_cmd,
 )
 from jettison.cli.help import Command, Group
@@ -76,6 +77,7 @@ app.command("profile", cls=Command)(profile_cmd.profile)
 app.command("explain", cls=Command)(explain_cmd.explain)
 app.command("simulate", cls=Command)(simulate_cmd.simulate)
 app.command("plan", cls=Command)(plan_cmd.plan)
+app.command("validate", cls=Command)(validate_cmd.validate)
 
 
 @app.command("version", cls=Command)
