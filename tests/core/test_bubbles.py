@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jettison.core.ports import RunStep
 from jettison.core.bubbles import BubbleMeter
+from jettison.core.ports import RunStep
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange
 

@@ -20,6 +20,7 @@ from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.setup import ClusterSetup, MemorySetup, setup_from_profile
+from jettison.sim.striding import Times
 from jettison.types import (
     EMBED_SHARD,
     HEAD_SHARD,
@@ -96,9 +97,9 @@ class Watched:
         if emit.finish_reason is not None:
             self.ends.setdefault(emit.request_id, []).append(emit.finish_reason)
 
-    def _on_tokens(self, request_ids: Sequence[str], ends_ns: Sequence[int]) -> None:
+    def _on_tokens(self, request_ids: Sequence[str], ends_ns: Times) -> None:
         for name in request_ids:
-            self.times[name] += ends_ns
+            self.times[name] += ends_ns.tolist()
 
     def submit(self, name: str, num_prompt: int, num_output: int, at_s: float) -> None:
         params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)

@@ -46,7 +46,9 @@ def faulty(seed: int, faults: tuple[Fault, ...] | None = None, *, num_workers: i
     return watched
 
 
-@pytest.mark.parametrize("first", range(0, NUM_SCHEDULES, BATCH))
+@pytest.mark.parametrize("first", [
+    pytest.param(first, marks=[pytest.mark.slow] if first >= 100 else []) for first in range(0, NUM_SCHEDULES, BATCH)
+])  # fmt: skip
 def test_any_schedule_of_faults_leaves_every_request_with_one_end(first: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(first, first + BATCH):

@@ -6,7 +6,6 @@ Nothing is decided here and nothing is started; ``core.watching`` reads these vi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from jettison.core.group import GroupCore
 from jettison.core.monitor import GroupMonitor, TrafficMonitor
@@ -74,7 +73,8 @@ class Loads:
         What it took a pipeline is known if all its places were taken since the step before ended.
         """
         num_stages, monitor = len(group.stages), self.monitor(group)
-        self.steptime(num_stages).observe(num_tokens, num_kv_tokens, seconds, when=(now_ns, group.group_id))
+        begun_ns = now_ns - round(seconds * NANOSECONDS)
+        self.steptime(num_stages).observe_run(num_tokens, num_kv_tokens, (begun_ns, now_ns), group.group_id)
         monitor.note_fill((num_tokens - num_rows) / group.limits.max_num_batched_tokens)
         since_ns, monitor.step_ended_ns = monitor.step_ended_ns, now_ns
         if num_stages == 1 or since_ns is None or len(group.in_flight) < num_stages:
@@ -83,19 +83,14 @@ class Loads:
         if alone_s is not None and all(f.issued_ns <= since_ns for f in group.in_flight.values()):
             self.efficiency(num_stages).observe(alone_s / num_stages, (now_ns - since_ns) / NANOSECONDS)
 
-    def note_steps(
-        self, group: GroupCore, num_rows: int, num_kv_tokens: int, times_ns: Sequence[int]
-    ) -> list[float]:
+    def note_steps(self, group: GroupCore, num_rows: int, num_kv_tokens: int, times_ns: Sequence[int]) -> None:
         """Steps of a group of one stage, a token for each row in every one, have followed each other: the first was
-        issued at the first of the times, and each ended, and the next was issued, at the next. Returns their seconds.
+        issued at the first of the times, and each ended, and the next was issued, at the next.
         """
-        monitor, fit = self.monitor(group), self.steptime(1)
-        seconds = [(end - begin) / NANOSECONDS for begin, end in pairwise(times_ns)]
-        for number, (end_ns, each) in enumerate(zip(times_ns[1:], seconds, strict=True)):
-            fit.observe(num_rows, num_kv_tokens + number * num_rows, each, when=(end_ns, group.group_id))
-            monitor.note_fill(0.0)
+        monitor = self.monitor(group)
+        self.steptime(1).observe_run(num_rows, num_kv_tokens, times_ns, group.group_id)
+        monitor.note_decodes(len(times_ns) - 1)
         monitor.step_ended_ns = times_ns[-1]
-        return seconds
 
     def note_settled(self, worker_ids: tuple[WorkerId, ...], now_ns: int, *, failed: bool = False) -> None:
         """A move that touched these workers has ended: their groups' dwell times begin."""

@@ -21,6 +21,9 @@ MAX_DOUBLINGS = 7
 NUM_FILLS = 8
 """Steps over which the prompts' share of the token budget is averaged: a burst's beginning has to show."""
 
+LEAST_FILL = 1e-3
+"""Less of the token budget is nothing."""
+
 NUM_STAYS = 50
 """How many ended requests the mean stay remembers: it has to follow the load's own step times."""
 
@@ -160,7 +163,15 @@ class GroupMonitor:
 
     def note_fill(self, share: float) -> None:
         """A step has ended in which prompts took this share of the token budget."""
-        self.prefill_fill += (share - self.prefill_fill) / NUM_FILLS
+        fill = self.prefill_fill + (share - self.prefill_fill) / NUM_FILLS
+        self.prefill_fill = fill if fill >= LEAST_FILL else 0.0
+
+    def note_decodes(self, num_steps: int) -> None:
+        """So many steps have ended in which nobody had a prompt to compute."""
+        for _ in range(num_steps):
+            if self.prefill_fill == 0.0:
+                break
+            self.note_fill(0.0)
 
     def patience(self, dwell_s: float) -> float:
         """Time to the next move, given what the last ones came to."""

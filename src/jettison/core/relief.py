@@ -53,6 +53,9 @@ class Relief:
     def note_step(self, group: GroupCore, seconds: float) -> None:
         """A step of the group took so long, from its issue to its commit."""
 
+    def note_steps(self, group: GroupCore, times_ns: Sequence[int]) -> None:
+        """``note_step`` for steps that followed each other: each ended, and the next was issued, at the next time."""
+
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of a transfer; None if it is not one of these."""
         return None

@@ -97,11 +97,9 @@ class Strides:
         """
         group = self._state.groups[group_id]
         (flight,) = group.in_flight.values()
-        seconds = self._loads.note_steps(
-            group, flight.num_tokens, flight.num_kv_tokens, [flight.issued_ns, *ends_ns]
-        )
-        for each in seconds:
-            self._moves.relief.note_step(group, each)
+        times_ns = [flight.issued_ns, *ends_ns]
+        self._loads.note_steps(group, flight.num_tokens, flight.num_kv_tokens, times_ns)
+        self._moves.relief.note_steps(group, times_ns)
         self._state.next_step_id += len(ends_ns)
         return group.repeat(len(ends_ns), token_id, ends_ns[-1])
 

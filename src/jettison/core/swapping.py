@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from jettison.core.group import GroupCore
 from jettison.core.ports import Action, MoveEnded, SwapIn, SwapOut
@@ -122,6 +123,11 @@ class Swapping(Relief):
     def note_step(self, group: GroupCore, seconds: float) -> None:
         """Part of the budget: what a step takes."""
         self._step_s[group.group_id] = _smoothed(self._step_s.get(group.group_id), seconds)
+
+    def note_steps(self, group: GroupCore, times_ns: Sequence[int]) -> None:
+        """The same, one after the other."""
+        for begin_ns, end_ns in pairwise(times_ns):
+            self.note_step(group, (end_ns - begin_ns) / NANOSECONDS)
 
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of a piece."""

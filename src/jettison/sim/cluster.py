@@ -29,7 +29,7 @@ from jettison.sim.host import SharedHost
 from jettison.sim.loop import ARRIVAL, LATE, EventLoop, Scheduled
 from jettison.sim.network import Network
 from jettison.sim.setup import ClusterSetup
-from jettison.sim.striding import Striding
+from jettison.sim.striding import Striding, Tell, Times
 from jettison.sim.tasks import FarRows, StepRun
 from jettison.sim.transfers import Transfers
 from jettison.sim.worker import SimWorker, home_memory
@@ -44,7 +44,7 @@ class SimulatedCluster:
         on_emit: Callable[[ports.Emit, int], None] | None = None,
         on_record: Callable[[ports.Record], None] | None = None,
         on_event: Callable[[ports.Event, int], None] | None = None,
-        on_tokens: Callable[[Sequence[RequestId], Sequence[int]], None] | None = None,
+        on_tokens: Tell | None = None,
         observer: RunObserver | None = None,
     ) -> None:
         """``on_tokens`` takes tokens of several steps together: each of these requests has got one at each of these
@@ -225,7 +225,7 @@ class SimulatedCluster:
             case _:
                 self.stop_strides(including_now=self._including_now)
 
-    def _tell_tokens(self, request_ids: Sequence[RequestId], ends_ns: Sequence[int]) -> None:
+    def _tell_tokens(self, request_ids: Sequence[RequestId], ends_ns: Times) -> None:
         if self._on_tokens is not None:
             self._on_tokens(request_ids, ends_ns)
 

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from jettison.core.ports import StepRow
 from jettison.cost.model import CostModel
 from jettison.types import NANOSECONDS, LayerRange, WorkerId
-
-FEW_STEPS = 12
-"""Fewer are quicker one by one than as an array."""
 
 
 class StepLoad(NamedTuple):
@@ -69,7 +67,9 @@ class Executor(Protocol):
         """Whole nanoseconds of one stage for one microbatch, the worker's ``number``-th step."""
         ...
 
-    def decode_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int) -> list[int]:
+    def decode_ns(
+        self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int
+    ) -> npt.NDArray[np.int64]:
         """``stage_ns`` of ``count`` decode steps of the same rows that follow each other."""
         ...
 
@@ -103,18 +103,21 @@ class ModelledExecutor:
             seconds *= random.Random(f"{self.seed}/{worker_id}/{number}").lognormvariate(0.0, self.noise)
         return round((seconds + self.overhead_s) * NANOSECONDS)
 
-    def decode_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int) -> list[int]:
+    def decode_ns(
+        self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int
+    ) -> npt.NDArray[np.int64]:
         """See ``Executor``. The same arithmetic for all steps at once, so the same nanoseconds."""
-        if self.noise or count < FEW_STEPS:
-            return [self.stage_ns(worker_id, number + i, load.after(i), stage) for i in range(count)]
+        if self.noise:
+            singly = [self.stage_ns(worker_id, number + i, load.after(i), stage) for i in range(count)]
+            return np.array(singly, dtype=np.int64)
         grown = np.arange(count, dtype=np.int64) * load.num_tokens
         samples = load.num_samples if stage.is_last else 0
         seconds: Any = self.cost.totals_cost_s(
             load.num_tokens, cast(Any, load.num_pairs + grown), cast(Any, load.num_kv_tokens + grown), stage.num_layers,
             is_first=stage.is_first, num_samples=samples,
         )
-        whole = np.rint((seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
-        return cast("list[int]", whole.tolist())
+        whole: npt.NDArray[np.int64] = np.rint((seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
+        return whole
 
     def attention_ns(self, num_kv_tokens: int, num_rows: int) -> int:
         """See ``Executor``."""

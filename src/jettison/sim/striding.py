@@ -12,9 +12,11 @@ the group has got something to decide. Results equal those of naive stepping to 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from jettison.core import ports
 from jettison.core.strides import Strides
@@ -24,24 +26,27 @@ from jettison.sim.tasks import TOKEN, StepRun
 from jettison.sim.worker import Plant, SimWorker
 from jettison.types import GroupId, RequestId
 
-LEAST_STEPS = 2
+LEAST_STEPS = 3
 """Shorter strides cost more than they save."""
 
-Tell = Callable[[Sequence[RequestId], Sequence[int]], None]
+Times = npt.NDArray[np.int64]
+"""Nanoseconds, ascending."""
+
+Tell = Callable[[Sequence[RequestId], Times], None]
 """These requests have got a token each at each of these times."""
 
 
 @dataclass(slots=True, eq=False)
 class _Stride:
-    """Steps of one group. Entry i of both lists is step i; the last is told of as usual."""
+    """Steps of one group. Entry i of the arrays is step i; the last is told of as usual."""
 
     run: StepRun
     worker: SimWorker
-    starts_ns: list[int]
-    """On the worker."""
-    took_ns: list[int]
-    ends_ns: list[int]
+    took_ns: Times
+    ends_ns: Times
     """At the controller."""
+    around_ns: int
+    """From a step's end on the worker to the controller."""
     end: Scheduled
     reported_ns: int
     """When the worker's last report before the stride arrives."""
@@ -83,27 +88,22 @@ class Striding:
         shape = StageShape(self._plant.shape.num_layers, True, True)
         took = self._plant.executor.decode_ns(worker.worker_id, worker.num_steps, run.load, shape, count + 1)
         if worker.slowness != 1.0:
-            took = [round(each * worker.slowness) for each in took]
-        starts, ends, start_ns = [], [], arrives_ns
+            took = np.rint(took * worker.slowness).astype(np.int64)
         around_ns = self._report_ns + worker.extra_hop_ns
-        for each in took:
-            starts.append(start_ns)
-            ends.append(start_ns + each + around_ns)
-            start_ns += each + around_ns + self._command_ns
+        ends = np.cumsum(took + (around_ns + self._command_ns)) + (arrives_ns - self._command_ns)
         due_ns = self._strides.due_ns
         if due_ns is not None:
             # The first step that ends then or later is told of by itself.
-            count = min(count, bisect_left(ends, due_ns))
+            count = min(count, int(np.searchsorted(ends, due_ns)))
             if count < LEAST_STEPS:
                 return False
-            del starts[count + 1 :], ends[count + 1 :], took[count + 1 :]
+            took, ends = took[: count + 1], ends[: count + 1]
         reported_ns = worker.last_report_ns
         if ends[0] < reported_ns:
             return False  # its reports are delayed; in order all the same
-        end = self._tell_last(run, worker, starts[-1], took[-1])
-        worker.hold(run, end, starts[-1] + took[-1])
-        worker.count_steps(1, took[0])
-        self._away[group_id] = _Stride(run, worker, starts, took, ends, end, reported_ns)
+        end = self._tell_last(run, worker, int(ends[-1]) - around_ns, int(took[-1]))
+        worker.count_steps(1, int(took[0]))
+        self._away[group_id] = _Stride(run, worker, took, ends, around_ns, end, reported_ns)
         self._group_of[run.step.step_id] = group_id
         return True
 
@@ -134,9 +134,9 @@ class Striding:
         self._settle(stride, tell, including_now)
         now = stride.num_settled
         stride.end.cancel()
-        stride.worker.last_report_ns = stride.ends_ns[now - 1] if now else stride.reported_ns
-        end = self._tell_last(stride.run, stride.worker, stride.starts_ns[now], stride.took_ns[now])
-        stride.worker.hold(stride.run, end, stride.starts_ns[now] + stride.took_ns[now])
+        stride.worker.last_report_ns = int(stride.ends_ns[now - 1]) if now else stride.reported_ns
+        ended_ns = int(stride.ends_ns[now]) - stride.around_ns
+        self._tell_last(stride.run, stride.worker, ended_ns, int(stride.took_ns[now]))
 
     def cut_all(self, tell: Tell, *, including_now: bool = True) -> None:
         """End all strides."""
@@ -145,20 +145,22 @@ class Striding:
 
     def _settle(self, stride: _Stride, tell: Tell, including_now: bool) -> None:
         ends, first = stride.ends_ns, stride.num_settled
-        find = bisect_right if including_now else bisect_left
-        ended = min(find(ends, self._loop.now_ns, lo=first), len(ends) - 1)
+        before_ns = self._loop.now_ns + including_now
+        ended = min(int(np.searchsorted(ends, before_ns)), len(ends) - 1)
         if ended <= first:
             return
         stride.num_settled = ended
         self.num_steps += ended - first
         # Those that have begun: all up to the one under way.
-        stride.worker.count_steps(ended - first, sum(stride.took_ns[first + 1 : ended + 1]))
-        step = self._strides.advance(stride.run.step.group_id, ends[first:ended], TOKEN.token_id)
+        stride.worker.count_steps(ended - first, int(stride.took_ns[first + 1 : ended + 1].sum()))
+        step = self._strides.advance(stride.run.step.group_id, ends[first:ended].tolist(), TOKEN.token_id)
         stride.run.step = step
         tell([row.state.request_id for row in step.rows], ends[first:ended])
 
-    def _tell_last(self, run: StepRun, worker: SimWorker, start_ns: int, took_ns: int) -> Scheduled:
+    def _tell_last(self, run: StepRun, worker: SimWorker, ended_ns: int, took_ns: int) -> Scheduled:
+        """The worker is busy until then, and tells of the step that ends then."""
         tokens = [TOKEN] * run.load.num_samples
-        return self._plant.report(
-            worker, ports.StepCompleted(run.step.step_id, tokens, {}, took_ns), start_ns + took_ns
-        )
+        done = ports.StepCompleted(run.step.step_id, tokens, {}, took_ns)
+        end = self._plant.report(worker, done, ended_ns)
+        worker.hold(run, end, ended_ns)
+        return end

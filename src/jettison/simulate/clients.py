@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
 
 from jettison.core import ports
 from jettison.report.results import RequestRecord, Summary
@@ -46,6 +46,17 @@ class GapHistogram:
         self._counts[at] = self._counts.get(at, 0) + count
         self._sum_s += gap_s * count
         self._max_s = max(self._max_s, gap_s)
+
+    def add_all(self, gaps_s: npt.NDArray[np.float64], count: int) -> None:
+        """Add ``count`` of each of these gaps."""
+        if len(gaps_s):
+            at = np.rint(np.log10(np.maximum(gaps_s, _LEAST_GAP_S)) * _BINS_PER_DECADE).astype(np.int64)
+            lowest = int(at.min())
+            for offset, num in enumerate(np.bincount(at - lowest).tolist()):
+                if num:
+                    self._counts[lowest + offset] = self._counts.get(lowest + offset, 0) + num * count
+            self._sum_s += float(gaps_s.sum()) * count
+            self._max_s = max(self._max_s, float(gaps_s.max()))
 
     def summary(self) -> Summary:
         """Percentiles at the middle of their bins."""
@@ -125,23 +136,22 @@ class Clients:
             record.error = emit.error
             self._end(emit.request_id)
 
-    def on_tokens(self, request_ids: Sequence[RequestId], ends_ns: Sequence[int]) -> None:
+    def on_tokens(self, request_ids: Sequence[RequestId], ends_ns: npt.NDArray[np.int64]) -> None:
         """Each of these requests, all of which have got tokens before, has got one at each of these times."""
-        seen_s = [end_ns / NANOSECONDS + self._edge.response_s for end_ns in ends_ns]
-        later_gaps_s = [after - before for before, after in pairwise(seen_s)]
+        seen_s = ends_ns / NANOSECONDS + self._edge.response_s
+        first_s, last_s, later_gaps_s = float(seen_s[0]), float(seen_s[-1]), np.diff(seen_s)
+        listed = later_gaps_s.tolist() if self._keeps_gaps else []
         for request_id in request_ids:
             record = self._open[request_id]
             record.output_tokens += len(seen_s)
-            first_gap_s = seen_s[0] - self._last_s[request_id]
             if self._keeps_gaps:
-                record.gaps_s.append(first_gap_s)
-                record.gaps_s += later_gaps_s
+                record.gaps_s.append(first_s - self._last_s[request_id])
+                record.gaps_s += listed
             else:
-                self.gaps.add(first_gap_s)
-            self._last_s[request_id] = seen_s[-1]
+                self.gaps.add(first_s - self._last_s[request_id])
+            self._last_s[request_id] = last_s
         if not self._keeps_gaps:
-            for gap_s in later_gaps_s:
-                self.gaps.add(gap_s, len(request_ids))
+            self.gaps.add_all(later_gaps_s, len(request_ids))
 
     def _note_token(self, request_id: RequestId, record: RequestRecord, seen_s: float) -> None:
         record.output_tokens += 1
