@@ -196,6 +196,12 @@ class ServerConfig:
     api_keys: tuple[str, ...] = config_key(
         (), nonempty_list, f"Key that clients must send; may be given more than once (also: {API_KEY_VARIABLE}).",
         name="api_key", metavar="KEY")
+    record_trace: str | None = config_key(
+        None, nonempty, "Record arrivals and lengths of requests, nothing else, for replay (docs/workloads.md).",
+        metavar="FILE", unset="none")
+    record_trace_bytes: int = config_key(
+        64 << 20, size_from(1 << 16), "Most bytes of the recording, the file before it (FILE.1) included.",
+        name="record_trace_size", metavar="SIZE")
     shutdown_timeout_s: float = config_key(
         30.0, float_from(0.0), "Seconds that running requests get to finish after SIGTERM.",
         name="shutdown_timeout", metavar="SECONDS")

@@ -85,7 +85,7 @@ class InstancePreset:
     def split(self) -> Split:
         """How the model is spread. Latent attention caches one vector, which every rank of it needs."""
         copies = self.ranks if self.model.latent is not None else math.ceil(self.ranks / self.model.num_kv_heads)
-        return Split(self.num_gpus, self.ranks, copies, self.num_gpus > self.gpus_per_node)
+        return Split(self.num_gpus, self.ranks, copies)
 
     # --- memory -----------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class InstancePreset:
 
     @property
     def collective(self) -> Collective:
-        """What all-reduces run over."""
+        """What all-reduces run over: the network where the instance does not fit into one node."""
         reached = self.gpu.efficiency
         if self.num_gpus > self.gpus_per_node:
             return Collective(reached.collective_s + reached.network_s, self.network_bytes_per_s * reached.collective)

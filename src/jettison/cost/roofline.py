@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jettison.cost.gpus import Efficiency, GpuPreset
+from jettison.cost.gpus import GpuPreset
 from jettison.cost.model import CostModel
 from jettison.cost.models import BF16_BYTES, Experts, ModelPreset
 
@@ -66,8 +66,6 @@ class Split(NamedTuple):
     """Processors over which one attention is split; the others hold copies of everything but routed experts."""
     kv_copies: int = 1
     """Copies of a token's KV among those ranks: more than one where there are more ranks than KV heads."""
-    spans_nodes: bool = False
-    """Collectives go through the network."""
 
 
 class Collective(NamedTuple):
@@ -76,24 +74,9 @@ class Collective(NamedTuple):
     latency_s: float
     bytes_per_s: float
 
-    def all_reduce_s(self, num_bytes: float, num_ranks: int) -> float:
-        """Ring: each rank sends 2 (n - 1) / n of the bytes."""
-        if num_ranks < 2:
-            return 0.0
-        return self.latency_s + self.token_s(num_bytes, num_ranks)
-
     def token_s(self, num_bytes: float, num_ranks: int) -> float:
-        """The part of it that grows with the bytes."""
+        """Seconds beyond the latency, of a ring: each rank sends 2 (n - 1) / n of the bytes."""
         return 2.0 * (num_ranks - 1) / num_ranks * num_bytes / self.bytes_per_s
-
-
-def layer_products_s(
-    efficiency: Efficiency, gpu: GpuPreset, *, num_tokens: float, parameters: float, read_bytes: float
-) -> float:
-    """One layer's matrix products on one processor, which holds ``parameters`` of them (those that a token passes)."""
-    compute_s = 2.0 * num_tokens * parameters / (gpu.flops_per_s * efficiency.gemm)
-    memory_s = read_bytes / (gpu.memory_bytes_per_s * efficiency.memory)
-    return efficiency.gemm_layer_s + smooth_max(compute_s, memory_s, efficiency.knee)
 
 
 def elementwise_bytes(hidden: int, rotated: float, activated: float) -> float:

@@ -119,7 +119,7 @@ class GenerationEndpoint(ABC):
         # The tenant comes first and has a fixed length: no salt that a client sends reaches another tenant's cache.
         cache_salt = state.keys.tenant(dict(scope["headers"]).get(b"authorization")) + plan.cache_salt
         jobs = self._jobs(plan, prompts, arrival_ns, cache_salt)
-        generation = Generation(state.engine, state.admission, state.metrics, jobs)
+        generation = Generation(state.engine, state.admission, state.metrics, jobs, state.settings.record_request)
         state.generations.add(generation)
         try:
             generation.submit()
@@ -148,7 +148,7 @@ class GenerationEndpoint(ABC):
                     cache_salt=cache_salt,
                 )
                 text = ChoiceText(self.state.tokenizer, plan, num_echoed_chars)
-                jobs.append(Job(len(jobs), prompt, sample == 0, request, text))
+                jobs.append(Job(len(jobs), prompt, sample == 0, request, text, is_offline=plan.wants_offline))
         return jobs
 
     def _bounded_length(self, plan: GenerationPlan, num_prompt_tokens: int) -> int:

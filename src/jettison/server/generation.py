@@ -24,6 +24,9 @@ from jettison.types import FinishReason, Request
 Sink = Callable[["Job", TokenEvent, Delta], Awaitable[None]]
 """Takes what an event added to a choice. Called in order for each choice; choices interleave."""
 
+RecordRequest = Callable[[int, int, int, int, bool], None]
+"""``ServerSettings.record_request``."""
+
 
 @dataclass(slots=True, eq=False)
 class Job:
@@ -36,6 +39,8 @@ class Job:
     request: Request
     text: ChoiceText
     events: AsyncIterator[TokenEvent] | None = None
+    is_offline: bool = False
+    """The client asked for best effort."""
     num_cached_tokens: int = 0
     num_events: int = 0
     is_started: bool = False
@@ -47,8 +52,16 @@ class Job:
 class Generation:
     """Runs the jobs of one HTTP request. ``submit`` once, then ``run`` once."""
 
-    def __init__(self, engine: EngineClient, admission: Admission, metrics: ServerMetrics, jobs: Sequence[Job]) -> None:
+    def __init__(
+        self,
+        engine: EngineClient,
+        admission: Admission,
+        metrics: ServerMetrics,
+        jobs: Sequence[Job],
+        record: RecordRequest | None = None,
+    ) -> None:
         self._engine = engine
+        self._record = record
         self._admission = admission
         self._metrics = metrics
         self.jobs = jobs
@@ -189,4 +202,7 @@ class Generation:
         if not job.is_started:
             self._admission.num_unstarted -= 1
         timings = event.timings if event is not None else None
-        self._metrics.count_finished(reason, len(job.prompt.token_ids), job.text.num_tokens, timings)
+        num_prompt, num_output = len(job.prompt.token_ids), job.text.num_tokens
+        self._metrics.count_finished(reason, num_prompt, num_output, timings)
+        if self._record is not None:
+            self._record(job.request.arrival_ns, num_prompt, num_output, job.num_cached_tokens, job.is_offline)

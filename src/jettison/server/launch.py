@@ -10,6 +10,7 @@ from jettison.config import EngineConfig
 from jettison.live.engine import Engine
 from jettison.live.garbage import settle_garbage_collector
 from jettison.server.app import create_app
+from jettison.server.recorder import TraceRecorder
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
@@ -41,17 +42,23 @@ async def _serve(config: EngineConfig) -> int:
     model_dir = Path(config.model.model)
     engine = Engine(config)
     dtype = engine.prepare()
+    recorder = None
+    if config.server.record_trace is not None:
+        recorder = TraceRecorder(Path(config.server.record_trace), config.server.record_trace_bytes)
     settings = ServerSettings(
         model_names=(config.model.served_model_name,),
         api_keys=config.server.api_keys,
         default_seed=config.model.seed,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
+        record_request=None if recorder is None else recorder.record,
         event_log=engine.event_document,
         deployment=engine.deployment_document,
     )
     tokenizer = Tokenizer.from_dir(model_dir, max_template_chars=settings.max_template_chars)
     app = create_app(engine, tokenizer, settings)
+    if recorder is not None:
+        recorder.start()  # an unusable path is told before the model is loaded
     stop = asyncio.Event()
     # A supervisor restarts what ends; a server that answers 503 for ever helps nobody.
     engine.on_failure = stop.set
@@ -76,4 +83,6 @@ async def _serve(config: EngineConfig) -> int:
         finally:
             failed = engine.state == "failed"
             await engine.close()
+            if recorder is not None:
+                await asyncio.to_thread(recorder.close)
     return 1 if failed else code

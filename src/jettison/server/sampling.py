@@ -62,6 +62,8 @@ class GenerationPlan:
     """The client's own; empty for none."""
     service_tier: str | None
     """As served; None when none was asked for."""
+    wants_offline: bool
+    """The client asked for the tier ``flex``."""
     length_field: str | None
     """What the client may lower where its prompt would fit with fewer tokens behind it; None: it named no length."""
 
@@ -134,6 +136,7 @@ def _plan(
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
         service_tier=None if fields.service_tier is None else SERVED_TIER,
+        wants_offline=fields.service_tier == "flex",
         length_field=length_field,
     )
 
