@@ -22,7 +22,7 @@ from jettison.errors import ConfigError
 from jettison.workload.bench import run_bench
 
 COMMANDS = ["bench", "config show", "demo", "explain", "model create", "plan", "profile", "reproduce", "serve",
-            "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "verify",
+            "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "validate", "verify",
             "version"]  # fmt: skip
 
 

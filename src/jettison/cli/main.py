@@ -26,6 +26,7 @@ from jettison.cli import (
     serve,
     simulate_cmd,
     trace_cmd,
+    validate_cmd,
     verify_cmd,
 )
 from jettison.cli.help import Command, Group
@@ -78,6 +79,7 @@ app.command("explain", cls=Command)(explain_cmd.explain)
 app.command("simulate", cls=Command)(simulate_cmd.simulate)
 app.command("reproduce", cls=Command)(reproduce_cmd.reproduce)
 app.command("plan", cls=Command)(plan_cmd.plan)
+app.command("validate", cls=Command)(validate_cmd.validate)
 
 
 @app.command("version", cls=Command)

@@ -6,6 +6,9 @@ The same code behind ``jettison demo`` and the live benchmarks: a fresh server p
 from __future__ import annotations
 
 import json
+import os
+import resource
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,7 +132,9 @@ def run_config(
     told["max_num_queued_reqs"] = "none"  # a queue is what an overload makes
     model_dir = Path(str(told.pop("model")))
     config = work_dir / "serve.yaml"
-    config.write_text(json.dumps({key: value for key, value in told.items() if value is not None}), encoding="utf-8")
+    given = {key: value for key, value in told.items() if value not in (None, "")}
+    config.write_text(json.dumps(given), encoding="utf-8")  # JSON is YAML
+    before = _ProcessorTime.now()
     with ServerProcess(model_dir, {"config": config}, work_dir / "server.log") as server:
         options = ReplayOptions(
             name=name, seed=seed, prompts=PromptMaker(seed=seed), slo_ttft_s=slo_ttft_s, slo_tpot_s=slo_tpot_s,
@@ -137,7 +142,38 @@ def run_config(
         )
         run = replay_sync(server.url, workload, options)
     run.config |= {"policy": str(told.get("overload")), "flags": {key: str(value) for key, value in told.items()}}
+    run.client["foreign_cores"] = _ProcessorTime.now().foreign_cores_since(before)
     return run
+
+
+@dataclass(frozen=True, slots=True)
+class _ProcessorTime:
+    """Of this machine and of this process with the children that have ended, in seconds."""
+
+    wall_s: float
+    machine_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls) -> _ProcessorTime:
+        own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        own_s = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+        return cls(time.monotonic(), _machine_busy_s(), own_s)
+
+    def foreign_cores_since(self, before: _ProcessorTime) -> float:
+        """Cores that others have kept busy meanwhile, on average: what disturbs a measurement."""
+        foreign_s = (self.machine_s - before.machine_s) - (self.own_s - before.own_s)
+        return max(0.0, foreign_s / max(self.wall_s - before.wall_s, 1e-9))
+
+
+def _machine_busy_s() -> float:
+    """All processors' time that was not idle; 0 where the system does not tell."""
+    try:
+        first = Path("/proc/stat").read_text().splitlines()[0].split()
+    except OSError:
+        return 0.0
+    user, nice, system, _idle, _iowait, *rest = (int(field) for field in first[1:])
+    return (user + nice + system + sum(rest[:3])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure_speed(setup: ExperimentSetup, *, batches: tuple[int, ...] = (4, 16, 40)) -> MachineSpeed:

@@ -2,7 +2,8 @@
 
 Processor times of server and worker are the operating system's, of the load generator its own; steps and the gaps
 between them are from the server's time line. What follows from the sums is ``cost.hostfit``'s. The loads are made for
-this: batches of equal requests, prompts alone, nothing at all. No workload that a simulation is judged by is among them.
+this: batches of equal requests, prompts alone, nothing at all. No workload that a simulation is judged by is among
+them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +177,7 @@ def _serve_phases(
     for index in range(ROUNDS):
         for load in loads:
             progress(0.3 + 0.6 * index / ROUNDS, f"serving, round {index + 1} of {ROUNDS}: {load.name}")
-            windows.append(_watched(server.pid, worker, load, lambda load=load: _replay(server.url, load, config)))  # type: ignore[misc]
+            windows.append(_watched(server.pid, worker, load, partial(_replay, server.url, load, config)))
     progress(0.95, "doing nothing, and reading metrics")
     idle = _watched(server.pid, worker, _Load("idle", ()), lambda: time.sleep(IDLE_S))
     before, begin_s = _processor_s(server.pid), time.process_time()
@@ -277,7 +280,7 @@ def _gaps(windows: Sequence[_Window], steps: Sequence[_Step]) -> dict[int, list[
         if not window.load.name.startswith("decode"):
             continue
         ours = _of(window, steps)
-        for before, after in zip(ours, ours[1:], strict=False):
+        for before, after in pairwise(ours):
             if before.num_tokens == after.num_tokens == before.num_requests == after.num_requests == size:
                 gaps.setdefault(size, []).append((after.begin_ns - before.end_ns) / 1e9)
     return gaps

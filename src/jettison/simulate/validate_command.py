@@ -53,7 +53,7 @@ def validate_command(
     specs = [parse_spec(point.raw, name) for point in expand_sweep(raw)]
     for spec in specs:
         if not spec.cluster.is_local:
-            raise ConfigError("cluster: only a model folder can be served on this machine, not a preset or a description")
+            raise ConfigError("cluster: only a model folder can be served on this machine, no preset, no description")
         ensure_calibrated(spec, base_dir, console, again=calibrates)
     with console.status("preparing") as status:
         cases = cases_of(raw, name, base_dir, on_pilot=lambda number, *_: status.update(f"mean load: pilot {number}"))
@@ -67,7 +67,7 @@ def validate_command(
 def run_pairs(
     cases: Sequence[Case], raw: Mapping[str, Any], name: str, base_dir: Path, console: Console
 ) -> list[Pair]:
-    """Each case live, then simulated; variants of a seed follow each other, so that a drift of the machine meets all."""
+    """Each case live, then simulated; variants of a seed follow each other, so that the machine's drift meets both."""
     specs = {str(sorted(point.values.items())): parse_spec(point.raw, name) for point in expand_sweep(raw)}
     pairs = []
     with tempfile.TemporaryDirectory(prefix="jettison-validate-") as folder:
@@ -126,16 +126,17 @@ def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
     console.print(table)
     console.print("means over seeds; goal: within the goal, yes: within what is demanded", style="dim")
     single = worst([row for pair in pairs for row in compare(pair)])
+    foreign = max((pair.live.client.get("foreign_cores") or 0.0) for pair in pairs)
+    if foreign > 0.05:
+        console.print(f"others kept up to {foreign:.2f} cores busy meanwhile: the live side is not what it could be")
     console.print(f"worst of all: {single.scenario}: {' '.join(_cells(single))}", highlight=False)
 
 
 def _cells(row: Comparison) -> list[str]:
     difference = f"{row.difference:+.1f}" if row.is_count else f"{row.difference:+.1%}"
     mark = "goal" if row.is_within_goal else "yes" if row.is_within else "NO"
-    return [
-        row.metric, format_value(float(f"{row.real:.4g}"), row.unit), format_value(float(f"{row.simulated:.4g}"), row.unit),
-        difference, mark,
-    ]  # fmt: skip
+    figures = [format_value(float(f"{value:.4g}"), row.unit) for value in (row.real, row.simulated)]
+    return [row.metric, *figures, difference, mark]
 
 
 def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
@@ -153,7 +154,7 @@ def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
         "profile": deployment.get("profile"),
         "runs": [
             {
-                "scenario": pair.scenario,
+                "scenario": pair.scenario, "foreign_cores": pair.live.client.get("foreign_cores"),
                 **{
                     side: {
                         "requests": asdict(run.requests), "ttft_s": asdict(run.ttft_s), "tpot_s": asdict(run.tpot_s),

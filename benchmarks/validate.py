@@ -1,0 +1,94 @@
+"""The simulator against live clusters on this machine: every spec of benchmarks/validation, and a page of the results.
+
+    python benchmarks/validate.py --calibrate            # profile and host costs anew, then all specs: most of an hour
+    python benchmarks/validate.py --only chat waves-4    # some of them
+    python benchmarks/validate.py --page                 # the page again, from what is there
+
+The calibration has loads of its own; no spec of this folder was used to fit or to choose a constant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from jettison.config.files import read_yaml_mapping
+from jettison.simulate.validate_command import validate_command
+
+FOLDER = Path(__file__).parent / "validation"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="specs by their file's stem")
+    parser.add_argument("--calibrate", action="store_true", help="measure profile and host costs first")
+    parser.add_argument("--seeds", type=int, help="seeds 0 to N - 1 in place of the specs' own")
+    parser.add_argument("--out", type=Path, default=FOLDER / "results", help="folder of the results")
+    parser.add_argument("--page", action="store_true", help="write the page only")
+    options = parser.parse_args()
+    specs = sorted(path for path in FOLDER.glob("*.yaml") if not options.only or path.stem in options.only)
+    options.out.mkdir(parents=True, exist_ok=True)
+    if not options.page:
+        calibrates = options.calibrate
+        for path in specs:
+            raw = read_yaml_mapping(path, "the spec")
+            if options.seeds:
+                raw["seeds"] = options.seeds
+            validate_command(
+                raw, path.stem, path.parent, json_out=options.out / f"{path.stem}.json", calibrates=calibrates,
+                console=Console(),
+            )
+            calibrates = False  # the specs share a model and a number of threads
+    page = options.out.parent / "README.md"
+    page.write_text(render(options.out), encoding="utf-8")
+    print(f"wrote {page}")
+
+
+def render(folder: Path) -> str:
+    """The page: a table of means over seeds for each spec, the worst scenario of all, and the constants."""
+    documents: dict[str, dict[str, Any]] = {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.json"))
+    }
+    rows = [row for document in documents.values() for row in document["means"]]
+    singles = [row for document in documents.values() for row in document["rows"]]
+    lines = [
+        "# The simulator against live runs", "",
+        "Written by `python benchmarks/validate.py` ([docs/validation.md](../../docs/validation.md) says how it is",
+        "done). Each line is a mean over the seeds of a spec; differences are simulated over real, less 1 (of counts:",
+        "how many more).", "",
+        f"{sum(row['within'] for row in rows)} of {len(rows)} means are within what is demanded, "
+        f"{sum(row['within_goal'] for row in rows)} within the goal; of single runs "
+        f"{sum(row['within'] for row in singles)} of {len(singles)}.", "",
+        "| scenario | metric | real | simulated | difference | |", "|---|---|---:|---:|---:|---|",
+    ]
+    before = ""
+    for row in rows:
+        lines.append(_line(row, "" if row["scenario"] == before else row["scenario"]))
+        before = row["scenario"]
+    if documents:
+        found = max((document["worst"] for document in documents.values()), key=lambda row: abs(row["difference"]))
+        lines += [
+            "", f"The worst single run: {found['scenario']}, {found['metric']}: real {found['real']:.4g}, simulated "
+            f"{found['simulated']:.4g} (difference {found['difference']:+.3g}).",
+        ]
+        lines += ["", "## Constants of the host", "", "| constant | value |", "|---|---:|"]
+        costs = next(iter(documents.values())).get("host_costs") or {}
+        for name, value in costs.items():
+            shown = f"{1e6 * value:.1f} µs" if name.endswith("_s") else f"{value}"
+            lines.append(f"| `{name}` | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def _line(row: dict[str, Any], scenario: str) -> str:
+    is_count = row["metric"] in ("drops", "preemptions")
+    difference = f"{row['difference']:+.1f}" if is_count else f"{row['difference']:+.1%}"
+    mark = "goal" if row["within_goal"] else "yes" if row["within"] else "**no**"
+    return f"| {scenario} | {row['metric']} | {row['real']:.4g} | {row['simulated']:.4g} | {difference} | {mark} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""``jettison validate``: one spec, live and simulated."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from jettison.cli.simulate_cmd import JsonOption, SeedsOption, SetOption, SpecArgument, naming, read_spec
+
+
+def validate(
+    spec: SpecArgument,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure profile and host costs anew, also where they are there.")
+    ] = False,
+    assignments: SetOption = None,
+    seeds: SeedsOption = None,
+    json_out: JsonOption = None,
+) -> None:
+    """Run a spec live on this machine and simulated with what was measured here, and compare metric by metric.
+
+    The cluster must be a model folder. What is missing of its profile and of the
+    host's costs is measured first, with loads of its own.
+    """
+    raw = read_spec(spec, assignments, seeds)
+    from jettison.simulate.validate_command import validate_command
+
+    with naming(spec):
+        validate_command(raw, spec.stem, spec.parent, json_out=json_out, calibrates=calibrate)

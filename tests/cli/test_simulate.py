@@ -1,0 +1,122 @@
+"""`jettison simulate`, `plan`, `validate`, `explain --counterfactual` at the command line: output, files, bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "simulate"))
+
+from specs import spec
+
+from jettison.cli.main import main
+from jettison.report.results import read_results
+
+
+@pytest.fixture
+def spec_file(tmp_path: Path) -> Path:
+    return written(tmp_path, spec())
+
+
+def written(folder: Path, raw: object) -> Path:
+    path = folder / "spec.yaml"
+    path.write_text(raw if isinstance(raw, str) else yaml.safe_dump(raw))
+    return path
+
+
+def test_simulate_prints_a_table_and_writes_what_was_asked_for(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, page, line = tmp_path / "out" / "runs.json", tmp_path / "page.html", tmp_path / "line.json"
+    code = main([
+        "simulate", str(spec_file), "--json", str(results), "--html", str(page), "--timeline", str(line),
+        "--processes", "1", "--set", "slo.ttft_s=0.2",
+    ])  # fmt: skip
+    assert code == 0
+    text = capsys.readouterr().out
+    assert "recompute" in text and "drop" in text and "parameters" in text
+    runs = read_results(results)
+    assert [run.name for run in runs] == ["recompute", "drop"] and runs[0].goodput is not None
+    assert "<svg" in page.read_text() or "data:image/svg" in page.read_text()
+    assert json.loads((tmp_path / "line-drop.json").read_text())["traceEvents"]
+
+
+def test_explain_simulates_what_other_policies_would_have_done(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, explained = tmp_path / "runs.json", tmp_path / "explained.json"
+    assert main(["simulate", str(spec_file), "--json", str(results), "--processes", "1"]) == 0
+    capsys.readouterr()
+    code = main([
+        "explain", str(results), "--run", "drop", "--counterfactual", "swap", "--slo-ttft", "0.1",
+        "--json", str(explained),
+    ])  # fmt: skip
+    assert code == 0
+    text = capsys.readouterr().out
+    assert "swap (simulated)" in text and "recompute:" in text
+    incident = json.loads(explained.read_text())["runs"][0]["incidents"][0]
+    assert {c["policy"] for c in incident["counterfactuals"]} == {"recompute", "swap (simulated)"}
+    assert set(incident["saved"]) == {"recompute", "swap (simulated)"}
+
+
+def test_plan_finds_a_cluster(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(spec_file), "--slo-ttft-p99", "0.5", "--max-instances", "4", "--processes", "1"]) == 0
+    assert "smallest cluster with P99 TTFT 0.5 s" in capsys.readouterr().out
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    return spec(**changes)
+
+
+BAD: list[tuple[list[str], object, str]] = [
+    (["simulate"], "cluster: [1", "line 1: expected ',' or ']'"),
+    (["simulate"], "cluster: a\ncluster: b\n", "line 1: key 'cluster' is given twice"),
+    (["simulate"], "- 1\n", "needs `key: value` lines, not a list"),
+    (["simulate"], "", "cluster is missing"),
+    (["simulate"], changed(clustre={}), "clustre: unknown key (did you mean 'cluster'?)"),
+    (["simulate"], changed(cluster="kunserve-b2"), "unknown cluster 'kunserve-b2'"),
+    (["simulate"], changed(workload={"trace": "bad.csv"}), "bad.csv: 2 bad rows, nothing loaded: line 3: "),
+    (["simulate"], changed(workload={"trace": "none.csv"}), "workload.trace: there is no file none.csv"),
+    (["simulate"], changed(cluster={"gpu": "rtx-4090", "model": "llama-3.1-70b", "gpus_per_instance": 4}),
+     "llama-3.1-70b needs 141107412992 bytes for parameters, 4 x rtx-4090 at 0.9 have"),
+    (["simulate"], changed(cluster={"preset": "kunserve-a", "memory": "20GiB"}), "bytes for parameters and workspace"),
+    (["simulate", "--set", "cluster"], changed(), "--set 'cluster': needs key=value"),
+    (["simulate", "--set", "seeds=none"], changed(), "seeds needs a number of seeds or a list of them, not 'none'"),
+    (["simulate", "--json", "spec.yaml/x.json"], changed(), "spec.yaml/x.json: cannot be written"),
+    (["plan"], changed(), "an objective is missing"),
+    (["plan", "--slo-ttft-p99", "0"], changed(), "--slo-ttft-p99 needs a time above 0, not 0"),
+    (["plan", "--slo-ttft-p99", "0.00001", "--max-instances", "2", "--processes", "1"], changed(),
+     "P99 TTFT 1e-05 s is not reached with 2 instances"),
+    (["plan", "--slo-ttft-p99", "1"], changed(cluster={"preset": "kunserve-a", "memory_utilisation": 0.2}),
+     "cluster.memory_utilisation: qwen2.5-14b needs"),
+    (["validate"], changed(), "cluster: only a model folder can be served on this machine"),
+    (["validate"], changed(cluster={"model": "none"}), "cluster.model: there is no model folder none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "raw", "message"), BAD)
+def test_what_the_caller_can_mend_is_one_line_and_exit_2(
+    arguments: list[str], raw: object, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.csv").write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\nyesterday,1,2\n"
+        "2023-11-16 18:15:47.0000000,3,-1\n"
+    )
+    code = main([arguments[0], str(written(tmp_path, raw)), *arguments[1:]])
+    err = capsys.readouterr().err
+    assert code == 2, err
+    lines = err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("jettison: "), err
+    assert message in lines[0], lines[0]
+
+
+def test_a_spec_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(tmp_path / "none.yaml")]) == 2
+    assert "cannot read the spec" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""Deployments as documents."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from jettison.cost.deployment import Deployment, deployment_from_document, deployment_to_document
+from jettison.cost.hardware import BatchPoint, HardwareProfile
+from jettison.cost.hostcosts import HostCosts
+from jettison.cost.model import CostModel
+from jettison.errors import ConfigError
+from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, layer_shard
+
+SHAPE = ModelShape(2, 64, 4, 2, 16, 128, 256, 4, False, {
+    layer_shard(0): 10, layer_shard(1): 10, EMBED_SHARD: 5, HEAD_SHARD: 5,
+})  # fmt: skip
+COST = CostModel(2, 1e-9, 1e-9, 1e-6, 1e-5, 1e-4, 0.0, 0.0, 1e-5, 1e-6)
+PROFILE = HardwareProfile(COST, 1e9, 1e-5, 1e-3, 0.0, 1e9, 1e9, (BatchPoint(1, 2, 3, 4.0),))
+DEPLOYMENT = Deployment(
+    "tiny", SHAPE, 2, 1000, 10, 4, 512, PROFILE, True, {"block_size": 8},
+    HostCosts(num_cores=2, core_speeds=(1.0, 0.75), hop_s=1e-5),
+)
+
+
+def document() -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(json.dumps(deployment_to_document(DEPLOYMENT)))
+    return made
+
+
+def test_there_and_back_by_way_of_json() -> None:
+    assert deployment_from_document(document(), "here") == DEPLOYMENT
+    bare = replace(DEPLOYMENT, profile=None, core_knows_profile=False)
+    assert deployment_from_document(json.loads(json.dumps(deployment_to_document(bare))), "here") == bare
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (["format"], "x", "format is 'x'"),
+        (["name"], 3, "name is 3"),
+        (["num_instances"], 0, "num_instances, page_bytes and max_model_len must be >= 1"),
+        (["budget_bytes"], "much", "budget_bytes is 'much'"),
+        (["profile", "cost", "layer_s"], -1.0, "coefficients must be finite"),
+        (["profile", "links"], 1, "profile has an unknown key 'links'"),
+        (["shape", "shard_bytes", "layer:1"], -4, "shape.shard_bytes.layer:1 is -4: not a size"),
+        (["shape", "shard_bytes", "layer:7"], 4, "shape.shard_bytes does not name every lending unit once"),
+        (["costs", "core_speeds"], [1.0], "costs: core_speeds needs a speed"),
+        (["costs", "core_speeds"], ["fast", 1.0], "costs.core_speeds needs numbers"),
+    ],
+)
+def test_what_is_wrong_is_named(place: list[str], value: object, message: str) -> None:
+    broken = document()
+    node = broken
+    for step in place[:-1]:
+        node = node[step]
+    node[place[-1]] = value
+    with pytest.raises(ConfigError) as raised:
+        deployment_from_document(broken, "here")
+    assert str(raised.value).startswith("here: ") and message in str(raised.value)
+
+
+@pytest.mark.parametrize("broken", [None, [], 3, {}])
+def test_what_is_no_description(broken: object) -> None:
+    with pytest.raises(ConfigError, match=r"^here: "):
+        deployment_from_document(broken, "here")

@@ -1,0 +1,79 @@
+"""Host costs come back out of phases that were made with them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from jettison.cost.hostcosts import HostCosts
+from jettison.cost.hostfit import Phase, Scrapes, fit_host_costs
+
+TRUE = HostCosts(
+    num_cores=2, core_speeds=(1.0, 0.8), threads_per_worker=1, step_factor=1.1, worker_step_s=100e-6, worker_row_s=5e-6,
+    controller_step_s=300e-6, controller_row_s=10e-6, controller_request_s=1500e-6, controller_prompt_token_s=0.5e-6,
+    controller_token_s=90e-6, controller_tick_s=200e-6, controller_scrape_s=4e-3, client_request_s=600e-6,
+    client_token_s=70e-6, client_scrape_s=2e-3, hop_s=40e-6,
+)  # fmt: skip
+
+
+def phase(num_requests: int, prompt: int, output: int, batch: int, noise: float = 0.0, seed: int = 0) -> Phase:
+    rng = random.Random(seed)
+    tokens = num_requests * output
+    steps = max(1, tokens // batch)
+    wall_s, steps_s = 2.0, steps * 0.005
+
+    def off(seconds: float) -> float:
+        return seconds * (1.0 + rng.uniform(-noise, noise))
+
+    controller = (
+        steps * TRUE.controller_step_s + tokens * (TRUE.controller_row_s + TRUE.controller_token_s)
+        + num_requests * TRUE.controller_request_s + num_requests * prompt * TRUE.controller_prompt_token_s
+    )  # fmt: skip
+    return Phase(
+        wall_s, steps, tokens, tokens, num_requests, num_requests * prompt,
+        off(controller) + wall_s / 0.1 * TRUE.controller_tick_s,
+        off(steps * TRUE.worker_step_s + tokens * TRUE.worker_row_s) + steps_s, steps_s,
+        off(num_requests * TRUE.client_request_s + tokens * TRUE.client_token_s),
+    )  # fmt: skip
+
+
+def fitted(noise: float) -> HostCosts:
+    phases = [
+        phase(*load, noise=noise, seed=seed) for seed in range(3)
+        for load in ((1, 16, 96, 1), (8, 16, 96, 8), (32, 16, 96, 32), (120, 16, 1, 1), (10, 500, 1, 1))
+    ]
+    idle = Phase(4.0, 0, 0, 0, 0, 0, 40 * TRUE.controller_tick_s, 0.0, 0.0, 0.0)
+    row_s = TRUE.worker_row_s + TRUE.controller_row_s
+    gap_s = TRUE.worker_step_s + TRUE.controller_step_s + 2 * TRUE.hop_s
+    gaps = {size: [gap_s + size * row_s] * 5 + [9.0] for size in (1, 8, 32)}
+    return fit_host_costs(
+        phases, idle, Scrapes(30, 30 * 4e-3, 30 * 2e-3), gaps, tick_interval_s=0.1, core_speeds=[1.0, 0.8],
+        threads_per_worker=1, step_factor=1.1,
+    )
+
+
+def test_without_noise_every_constant_comes_back() -> None:
+    found = fitted(0.0)
+    for name in TRUE.__dataclass_fields__:
+        expected, got = getattr(TRUE, name), getattr(found, name)
+        assert got == pytest.approx(expected, rel=1e-3, abs=2e-8), name
+
+
+def test_with_noise_the_large_ones_do() -> None:
+    found = fitted(0.05)
+    for name in ("controller_request_s", "controller_token_s", "client_request_s", "client_token_s", "worker_step_s"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.25), name
+
+
+@pytest.mark.parametrize("bad", [
+    {"num_cores": 2}, {"core_speeds": (1.0,)}, {"num_cores": 1, "core_speeds": (0.0,)}, {"hop_s": -1.0},
+    {"client_token_s": 2.0}, {"threads_per_worker": 0}, {"step_factor": 9.0},
+])  # fmt: skip
+def test_costs_that_are_none(bad: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        HostCosts(**bad)  # type: ignore[arg-type]
+
+
+def test_by_default_nobody_shares() -> None:
+    assert not HostCosts().is_shared and TRUE.is_shared

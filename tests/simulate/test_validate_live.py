@@ -1,0 +1,64 @@
+"""One little spec live and simulated: both sides run, from one file, and what is compared is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from jettison.config.files import parse_yaml
+from jettison.cost.hardware import HardwareProfile
+from jettison.cost.hostcosts import HostCosts
+from jettison.cost.model import CostModel
+from jettison.cost.profile_document import StoredProfile
+from jettison.device.kernels import load_kernels
+from jettison.live.assembly import assemble
+from jettison.live.profile_file import costs_path, default_path, fingerprint, save_costs, save_profile
+from jettison.simulate.counterfactual import counterfactual_runs
+from jettison.simulate.local import local_config
+from jettison.simulate.spec import parse_spec
+from jettison.simulate.validate_command import validate_command
+
+SPEC = """
+name: tiny
+cluster:
+  model: {folder}
+  create: {{arch: qwen2, layers: 2, hidden: 32, heads: 4, kv_heads: 2, max_position_embeddings: 256}}
+  instances: 2
+  kv_tokens: 512
+settings: {{dtype: float32, max_num_batched_tokens: 64, max_num_seqs: 16, num_threads: 1, page_size: 4096}}
+workload: {{rows: [[0.0, 20, 10], [0.1, 30, 12], [0.2, 8, 20], [0.3, 40, 5]]}}
+variants: [drop]
+"""
+
+PROFILE = HardwareProfile(
+    CostModel(2, 1e-9, 1e-8, 2e-6, 5e-5, 3e-4, 0.0, 0.0, 5e-5, 2e-6), 1e9, 2e-5, 1e-3, 0.0, 1e9, 1e9
+)
+COSTS = HostCosts(num_cores=2, core_speeds=(1.0, 0.9), controller_step_s=3e-4, controller_request_s=1e-3, hop_s=5e-5)
+
+
+@pytest.mark.live
+def test_a_spec_live_and_simulated(tmp_path: Path) -> None:
+    raw: dict[str, Any] = parse_yaml(SPEC.format(folder=tmp_path / "model"), "test")
+    # In place of two minutes of measuring.
+    spec = parse_spec(raw)
+    config = local_config(spec.cluster, spec.settings, tmp_path)
+    worker = assemble(config).worker_specs[0]
+    mark = fingerprint(Path(worker.model_dir), worker.dtype, worker.num_threads, load_kernels("auto").name)
+    save_profile(default_path(tmp_path / "model", mark), StoredProfile(mark, PROFILE))
+    save_costs(costs_path(tmp_path / "model", mark), mark, COSTS)
+    console, out = Console(record=True, width=160), tmp_path / "validation.json"
+    (pair,) = validate_command(raw, "tiny", tmp_path, json_out=out, console=console)
+    for run in (pair.live, pair.simulated):
+        assert run.requests.completed == 4
+        assert [row["output_tokens"] for row in run.requests_detail or []] == [10, 12, 20, 5]
+    assert "TTFT mean" in console.export_text()
+    document = json.loads(out.read_text())
+    assert {row["metric"] for row in document["rows"]} >= {"output tokens/s", "TPOT mean", "TTFT P99", "drops"}
+    assert document["host_costs"]["num_cores"] == 2
+    # The live run says of itself what a simulation needs.
+    others = counterfactual_runs(pair.live, ["recompute"], num_processes=1)
+    assert all(run.requests.completed == 4 for run in others.values()) and len(others) == 2

@@ -1,0 +1,108 @@
+"""Live against simulated: what counts as near, and cores that a whole cluster shares."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from specs import deployment, spec
+
+from jettison.cost.deployment import deployment_to_document
+from jettison.cost.hostcosts import HostCosts
+from jettison.report.results import RunResult, Summary
+from jettison.simulate.cases import cases_of, run_case
+from jettison.simulate.validation import Pair, compare, compare_means, worst
+
+COSTS = HostCosts(
+    num_cores=2, core_speeds=(1.0, 0.8), worker_step_s=1e-4, controller_step_s=2e-4, controller_row_s=1e-5,
+    controller_request_s=1e-3, controller_token_s=5e-5, controller_tick_s=1e-4, client_request_s=5e-4,
+    client_token_s=5e-5, hop_s=3e-5,
+)  # fmt: skip
+
+
+def run(tokens_per_s: float, ttft: float, **events: int) -> RunResult:
+    times = Summary(ttft, ttft, ttft, 3 * ttft, 4 * ttft)
+    return RunResult("r", ttft_s=times, tpot_s=times, e2e_s=times, output_tokens_per_s=tokens_per_s, events=events)
+
+
+def test_differences_against_what_is_demanded() -> None:
+    pair = Pair("s", "drop", 0, run(100.0, 1.0, drops=2, preemptions=4), run(104.0, 1.07, drops=3, preemptions=6))
+    rows = {row.metric: row for row in compare(pair)}
+    assert rows["output tokens/s"].difference == pytest.approx(0.04)
+    assert rows["output tokens/s"].is_within and not rows["output tokens/s"].is_within_goal
+    assert rows["TPOT mean"].is_within and rows["TTFT mean"].is_within_goal
+    assert rows["drops"].is_within and not rows["preemptions"].is_within
+    assert worst(list(rows.values())).metric == "preemptions"
+    assert rows["drops"].as_dict() == {
+        "scenario": "s, drop, seed 0", "metric": "drops", "real": 2.0, "simulated": 3.0, "difference": 1.0,
+        "within": True, "within_goal": True,
+    }
+
+
+def test_means_are_over_seeds_of_the_same_scenario() -> None:
+    pairs = [
+        Pair("s", "drop", seed, run(100.0, 1.0 + seed), run(100.0, 1.5)) for seed in (0, 1)
+    ] + [Pair("s", "recompute", 0, run(100.0, 1.0), run(100.0, 1.0))]
+    rows = {(row.scenario, row.metric): row for row in compare_means(pairs)}
+    assert rows["s, drop", "TTFT mean"].difference == pytest.approx(0.0)
+    assert rows["s, recompute", "TTFT mean"].real == 1.0
+
+
+def test_what_one_side_does_not_have_is_not_compared() -> None:
+    lone = replace(run(100.0, 1.0), tpot_s=Summary())
+    assert "TPOT mean" not in {row.metric for row in compare(Pair("s", "d", 0, lone, run(100.0, 1.0)))}
+
+
+# --- simulated on cores that are shared
+
+
+def shared(costs: HostCosts = COSTS, instances: int = 2, **changes: Any) -> list[RunResult]:
+    described = deployment_to_document(deployment(costs=costs, num_instances=instances))
+    return [run_case(case) for case in cases_of(spec(cluster={"description": described}, **changes), "file")]
+
+
+def test_everyone_is_served_and_the_same_again() -> None:
+    first, again = shared(), shared()
+    for one, other in zip(first, again, strict=True):
+        assert one.requests.completed == one.requests.submitted > 0
+        assert one.config["event_log_hash"] == other.config["event_log_hash"]
+    assert first[1].events["drops"] >= 1
+
+
+def test_sharing_costs_time_and_more_cores_give_it_back() -> None:
+    few = shared(variants=["recompute"])[0]
+    many = shared(replace(COSTS, num_cores=8, core_speeds=(1.0,) * 8), variants=["recompute"])[0]
+    alone = run_case(cases_of(spec(variants=["recompute"]), "file")[0])
+    assert alone.tpot_s.mean and many.tpot_s.mean and few.tpot_s.mean
+    assert alone.tpot_s.mean < many.tpot_s.mean < few.tpot_s.mean
+    assert few.requests.completed == many.requests.completed == alone.requests.completed
+
+
+def test_more_instances_than_cores_do_not_compute_more() -> None:
+    """Of compute there is no more; memory there is."""
+    load = {"rows": [[0.0, 20, 60]] * 24}
+    two, six = (shared(instances=n, workload=load, variants=["recompute"])[0] for n in (2, 6))
+    assert six.output_tokens_per_s < 1.2 * two.output_tokens_per_s
+
+
+def test_costs_of_nothing_on_cores_enough_change_next_to_nothing() -> None:
+    free = HostCosts(num_cores=16, core_speeds=(1.0,) * 16, hop_s=50e-6)
+    (with_cores,) = shared(free, variants=["recompute"])
+    alone = run_case(cases_of(spec(variants=["recompute"]), "file")[0])
+    for name in ("ttft_s", "tpot_s", "e2e_s"):
+        for which in ("mean", "p50", "p99"):
+            one, other = getattr(getattr(with_cores, name), which), getattr(getattr(alone, name), which)
+            assert one == pytest.approx(other, rel=0.02), (name, which)
+
+
+def test_workers_that_die_while_they_share_leave_nobody_behind() -> None:
+    faults = [{"kind": "crash", "at_s": 0.25, "worker": 1, "restart_after_s": 0.3}]
+    for one in shared(faults=faults):
+        assert one.requests.completed == one.requests.submitted
+        assert one.events["worker_losses"] == 1
