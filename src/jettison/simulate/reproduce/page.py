@@ -65,6 +65,9 @@ def _summary(outcomes: Mapping[str, Outcome]) -> str:
     for name, outcome in outcomes.items():
         judged = [row.in_band for row in outcome.rows if row.in_band is not None]
         lines.append(f"| [{name}](#{name}) | {len(judged)} | {sum(judged)} |")
+    missing = [name for name in EXPERIMENTS if name not in outcomes]
+    if missing:
+        lines += ["", f"Not run for this page: {', '.join(missing)}."]
     return "\n".join([*lines, ""])
 
 
