@@ -30,7 +30,7 @@ its sweep says). Where fewer instances than the papers' serve, so that all of it
 
 `drop` is the policy as it is shipped. It does not drop where its cost model finds that compute binds. `drop without
 compute guard` is KunServe's own trigger: load above capacity with requests waiting. `memory to spare` is recompute
-with eight times the KV memory: what no policy can beat.
+with eight times the KV memory: what memory alone could give.
 
 A band is what reference figures of the papers were judged to allow beforehand, or the paper's own range; a row
 without one is stated and not judged. Medians of the seeds, with the range where there are several.
@@ -65,6 +65,9 @@ def _summary(outcomes: Mapping[str, Outcome]) -> str:
     for name, outcome in outcomes.items():
         judged = [row.in_band for row in outcome.rows if row.in_band is not None]
         lines.append(f"| [{name}](#{name}) | {len(judged)} | {sum(judged)} |")
+    missing = [name for name in EXPERIMENTS if name not in outcomes]
+    if missing:
+        lines += ["", f"Not run for this page: {', '.join(missing)}."]
     return "\n".join([*lines, ""])
 
 

@@ -18,7 +18,7 @@ from jettison.simulate.spec import ExperimentSpec, parse_spec
 
 WITHOUT_GUARD = Variant("drop without compute guard", "drop", changes=Changes(compute_guard=False))
 SPARE = Variant("memory to spare", "recompute", changes=Changes(kv_scale=8.0))
-"""What no policy can beat: eight times the KV memory."""
+"""What memory alone could give: eight times of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,8 +223,9 @@ def _bound_remark(found: dict[str, Results]) -> str:
                 f"({base / spare:.1f}x lower), {ours}"
             )
     return (
-        "Upper bound. With eight times the KV memory and no pipeline, P99 TTFT is what compute alone makes of these "
-        "arrivals; no memory policy goes below it. " + "; ".join(parts) + "."
+        "What memory alone could give: eight times the KV memory, everything else equal. " + "; ".join(parts) + ". "
+        "Below that a system gets only by sharing compute, too: a merged group has one queue for its members, and "
+        "lookahead spreads a long prompt over both."
     )
 
 
