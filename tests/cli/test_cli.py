@@ -22,8 +22,8 @@ from jettison.errors import ConfigError
 from jettison.workload.bench import run_bench
 
 COMMANDS = ["bench", "config show", "demo", "explain", "model create", "plan", "profile", "reproduce", "serve",
-            "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "validate", "verify",
-            "version"]  # fmt: skip
+            "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "validate",
+            "verify", "version"]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS)
