@@ -27,6 +27,11 @@ class Relief:
     """Nothing is done. One call of the core asks in this order: an event's own method, then before and after steps."""
 
     @property
+    def awaits_tick(self) -> bool:
+        """It may do something although nothing but time has passed."""
+        return False
+
+    @property
     def worker_ids(self) -> tuple[WorkerId, ...]:
         """Workers that a transfer is using, or that owe a request its KV: no layout may change there."""
         return ()

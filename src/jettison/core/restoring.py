@@ -142,6 +142,11 @@ class Restoring:
         """The new groups, once split."""
         return self.returning.homes if self.returning is not None else []
 
+    @property
+    def waits_for_time(self) -> bool:
+        """Its next step may come without an event of its members."""
+        return self.phase is RestorePhase.REDROP
+
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
@@ -374,6 +379,7 @@ class Restoring:
 
     def _turned(self, now_ns: int) -> list[Action]:
         self._reap_ended()
+        self.group.touch()
         for state in self.group.running.values():
             state.paused = False
         if self.has_split:
@@ -429,7 +435,7 @@ def fits(cluster: ClusterState, group: GroupCore, split: SplitPlan) -> bool:
         held = max(cluster.workers[s.worker_id].ledger.num_held for s in part)
         if held > room[index] - room[index] // HEADROOM:
             return False
-    if any(group.blocks_for(len(s.tokens)) > max(room.values()) for s in group.waiting):
+    if any(group.blocks_for(s.num_tokens) > max(room.values()) for s in group.waiting):
         return False
     ledger = group.ledgers[0]
     requests = [PlacedRequest(r, ledger.num_blocks_of(r)) for r in (*group.running, *group.moving)]
