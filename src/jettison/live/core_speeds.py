@@ -30,7 +30,7 @@ DECODES, CONTEXT = (1, 16), 128
 def measure_core_speeds(config: EngineConfig, num_cores: int, *, rounds: int = 3, window_s: float = 1.5) -> list[float]:
     """Entry i: the speed of a core while i + 1 are busy, over that while one is. Raises WorkerLostError.
 
-    A process has the threads that a worker of ``config`` has, so the speeds between multiples of those are interpolated.
+    A process has the threads that a worker of ``config`` has; the speeds between multiples of those are interpolated.
     Rounds go through all numbers of processes in turn: a machine that drifts moves all of them.
     """
     threads = config.num_threads

@@ -2,7 +2,7 @@
 
 Processor times of server and worker are the operating system's, of the load generator its own; steps and the gaps
 between them are from the server's time line. What follows from the sums is ``cost.hostfit``'s. The loads are made for
-this: batches of equal requests, prompts alone, nothing at all. No workload that a simulation is judged by is among them.
+this: batches of equal requests, prompts alone, nothing at all; none is a workload that a simulation is judged by.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,7 @@ def _gaps(windows: Sequence[_Window], steps: Sequence[_Step]) -> dict[int, list[
         if not window.load.name.startswith("decode"):
             continue
         ours = _of(window, steps)
-        for before, after in zip(ours, ours[1:], strict=False):
+        for before, after in pairwise(ours):
             if before.num_tokens == after.num_tokens == before.num_requests == after.num_requests == size:
                 gaps.setdefault(size, []).append((after.begin_ns - before.end_ns) / 1e9)
     return gaps

@@ -53,7 +53,7 @@ def validate_command(
     specs = [parse_spec(point.raw, name) for point in expand_sweep(raw)]
     for spec in specs:
         if not spec.cluster.is_local:
-            raise ConfigError("cluster: only a model folder can be served on this machine, not a preset or a description")
+            raise ConfigError("cluster: only a model folder can be served here, not a preset or a description")
         ensure_calibrated(spec, base_dir, console, again=calibrates)
     with console.status("preparing") as status:
         cases = cases_of(raw, name, base_dir, on_pilot=lambda number, *_: status.update(f"mean load: pilot {number}"))
@@ -67,7 +67,7 @@ def validate_command(
 def run_pairs(
     cases: Sequence[Case], raw: Mapping[str, Any], name: str, base_dir: Path, console: Console
 ) -> list[Pair]:
-    """Each case live, then simulated; variants of a seed follow each other, so that a drift of the machine meets all."""
+    """Each case live, then simulated; variants of a seed follow each other: a drift of the machine meets all."""
     specs = {str(sorted(point.values.items())): parse_spec(point.raw, name) for point in expand_sweep(raw)}
     pairs = []
     with tempfile.TemporaryDirectory(prefix="jettison-validate-") as folder:
@@ -133,8 +133,8 @@ def _cells(row: Comparison) -> list[str]:
     difference = f"{row.difference:+.1f}" if row.is_count else f"{row.difference:+.1%}"
     mark = "goal" if row.is_within_goal else "yes" if row.is_within else "NO"
     return [
-        row.metric, format_value(float(f"{row.real:.4g}"), row.unit), format_value(float(f"{row.simulated:.4g}"), row.unit),
-        difference, mark,
+        row.metric, format_value(float(f"{row.real:.4g}"), row.unit),
+        format_value(float(f"{row.simulated:.4g}"), row.unit), difference, mark,
     ]  # fmt: skip
 
 
