@@ -6,6 +6,7 @@ knows about time, memory ownership or torch.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -167,12 +168,7 @@ class ModelShape:
 
     def shards_for(self, layers: LayerRange) -> frozenset[ShardId]:
         """Lending units a stage running ``layers`` needs. With tied weights the last stage needs the embedding."""
-        shards = {layer_shard(layer) for layer in layers.layers()}
-        if layers.lo == 0:
-            shards.add(EMBED_SHARD)
-        if layers.hi == self.num_layers:
-            shards.add(EMBED_SHARD if self.tied_embeddings else HEAD_SHARD)
-        return frozenset(shards)
+        return _shards_of(layers.lo, layers.hi, self.num_layers, self.tied_embeddings)
 
     @property
     def all_shards(self) -> frozenset[ShardId]:
@@ -183,3 +179,14 @@ class ModelShape:
     def parameter_bytes(self) -> int:
         """Bytes of one full copy, before rounding to pages."""
         return sum(self.shard_bytes.values())
+
+
+@functools.lru_cache(maxsize=4096)
+def _shards_of(lo: int, hi: int, num_layers: int, tied_embeddings: bool) -> frozenset[ShardId]:
+    """``ModelShape.shards_for``; one set for all who ask for the same layers, and they are asked for all the time."""
+    shards = {layer_shard(layer) for layer in range(lo, hi)}
+    if lo == 0:
+        shards.add(EMBED_SHARD)
+    if hi == num_layers:
+        shards.add(EMBED_SHARD if tied_embeddings else HEAD_SHARD)
+    return frozenset(shards)

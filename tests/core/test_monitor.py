@@ -76,7 +76,8 @@ def test_verdicts_of_different_bursts_do_not_add_up() -> None:
 def arriving(monitor: GroupMonitor, group: GroupCore, blocks_per_tick: list[int]) -> float | None:
     for tick, blocks in enumerate(blocks_per_tick):
         monitor.num_arrived_blocks += blocks
-        monitor.look(group, tick * 100_000_000)
+        monitor.note_totals(group)
+        monitor.ticks.add(tick * 100_000_000)
     return monitor.load(group, StepTimeModel(), len(blocks_per_tick) * 100_000_000).surge
 
 

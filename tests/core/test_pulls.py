@@ -14,7 +14,6 @@ from test_any_schedule import N_EXAMPLES
 
 from jettison.core import ports
 from jettison.core.dropping import ScaleOutWatch
-from jettison.core.group import GroupCore
 from jettison.core.merging import MergePhase
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.merge import StagePlan
@@ -303,8 +302,9 @@ def watch(demands: Sequence[int], step_ms: int = 500) -> list[ports.Action]:
     records: list[ports.Action] = []
     for i, demand in enumerate(demands):
         group.used_blocks = demand
-        groups: list[GroupCore] = [group]  # type: ignore[list-item]
-        records += watcher.look(core.state, groups, i * step_ms * MS)
+        core.state.pipelines = {group.group_id: group}  # type: ignore[dict-item]
+        watcher.note_touched({group.group_id})
+        records += watcher.look(core.state, i * step_ms * MS)
     return records
 
 

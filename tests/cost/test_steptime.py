@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from jettison.cost.model import ChunkShape, CostModel
@@ -87,3 +88,28 @@ def test_a_profile_answers_until_the_fit_has_data() -> None:
     for _ in range(8):
         model.observe(256, 1000, 5.0)
     assert model.predict_s(256, 1000) == pytest.approx(5.0, rel=1e-3)
+
+
+def reference(steps: list[tuple[int, int, float]], forgetting: float) -> list[float]:
+    """Recursive least squares as it is written down."""
+    normal, moment = np.zeros((3, 3)), np.zeros(3)
+    for tokens, kv, took in steps:
+        x = np.array([1.0, tokens / 1e2, kv / 1e4])
+        normal, moment = forgetting * normal + np.outer(x, x), forgetting * moment + x * took
+    solved: list[float] = np.linalg.solve(normal + 1e-9 * np.trace(normal) * np.eye(3), moment).tolist()
+    return solved
+
+
+@pytest.mark.parametrize(("num_steps", "asked_every"), [(50, 7), (3000, 100), (4000, 5000)])
+def test_sums_formed_late_are_the_sums_formed_at_every_step(num_steps: int, asked_every: int) -> None:
+    rng = random.Random(num_steps)
+    steps = [(rng.randint(1, 512), rng.randint(0, 40_000)) for _ in range(num_steps)]
+    timed = [(t, kv, seconds(t, kv) * rng.uniform(0.8, 1.2)) for t, kv in steps]
+    model = StepTimeModel(forgetting=0.97)
+    for number, step in enumerate(timed):
+        model.observe(*step)
+        if number % asked_every == asked_every - 1:
+            model.predict_s(1, 1)
+    a, b, c = reference(timed, 0.97)
+    # Times are kept in whole nanoseconds.
+    assert model.predict_s(300, 10_000) == pytest.approx(a + 3 * b + c, rel=1e-6)

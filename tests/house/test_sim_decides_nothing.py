@@ -38,11 +38,12 @@ FROM_CORE = {
 
 ASKED_OF_CORE = {
     "handle", "request_drop", "request_restore", "check", "is_idle", "max_request_blocks", "table", "values", "get",
-    "attach",
+    "attach", "skip_ticks",
 }  # fmt: skip
-"""Methods of the core that the simulator calls: events in, actions out, and questions that change nothing."""
+"""Methods of the core that the simulator calls: events in (``skip_ticks``: several at once, refused where one could
+decide something), actions out, and questions that change nothing."""
 
-DECIDING_NAMES = ("plan_", "choose_", "should_", "decide_", "assess_")
+DECIDING_NAMES = ("plan_", "choose_", "should_", "decide_", "assess_", "dispatch_key")
 
 ACTIONS = {
     "RunStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "SwapOut", "SwapIn", "LoadShard", "CancelMove",
@@ -161,7 +162,7 @@ def fingerprint(core: ClusterCore) -> object:
             for g in core.groups.values()
         ],
         [
-            (r, s.phase, s.num_computed, s.num_pending, len(s.tokens), sorted(s.moves), s.paused, s.remote)
+            (r, s.phase, s.num_computed, s.num_pending, s.num_tokens, sorted(s.moves), s.paused, s.remote)
             for r, s in state.requests.items()
         ],
         [(w.worker_id, w.ledger.version, w.ledger.capacity, sorted(w.unfilled), w.layout) for w in
@@ -200,10 +201,10 @@ def decisions_of_core() -> Iterator[tuple[ModuleType, str, Callable[..., object]
 
 
 @pytest.mark.parametrize(("policy", "expected"), [
-    ("drop", {"plan_batch", "choose_group", "plan_drop", "assess_overload", "should_restore", "plan_kv_moves",
+    ("drop", {"plan_batch", "dispatch_key", "plan_drop", "assess_overload", "should_restore", "plan_kv_moves",
               "choose_exchange", "plan_splits", "plan_microbatches"}),
-    ("swap", {"plan_batch", "choose_group", "choose_swap_outs", "choose_swap_ins"}),
-    ("migrate", {"plan_batch", "choose_group", "plan_pairs", "choose_request"}),
+    ("swap", {"plan_batch", "dispatch_key", "choose_swap_outs", "choose_swap_ins"}),
+    ("migrate", {"plan_batch", "dispatch_key", "plan_pairs", "choose_request"}),
 ])  # fmt: skip
 def test_a_simulated_cluster_asks_the_core_s_own_decisions(
     policy: str, expected: set[str], monkeypatch: pytest.MonkeyPatch

@@ -52,7 +52,8 @@ def test_what_penalties_need_is_sent_once_a_token(prompt: list[int], parts: list
     state = state_of("a", prompt, **{name: 1.5})
     encoder = encoder_of([state])
     for step_id, part in enumerate([[], *parts]):
-        state.tokens += part
+        for token in part:
+            state.add_token(token)
         [(_, step)] = encoder.encode(step_of(step_id, [state]))
         [row] = step.sampling
         output = Counter(state.tokens[len(prompt) :])

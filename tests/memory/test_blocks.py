@@ -200,9 +200,11 @@ def test_no_two_lives_of_a_request_share_a_generation():
 
 def test_check_notices_damage():
     for damage in (
-        lambda led: led._free.append(led._free[0]),
-        lambda led: led._refs.__setitem__(0, 2),
-        lambda led: led._free.pop(),
+        lambda led: led._free.give(2, 3),
+        lambda led: led._more_holders.__setitem__(0, 1),
+        lambda led: led._held.__setitem__(0, 0),
+        lambda led: led._free.take(1),
+        lambda led: led._free._runs.insert(0, 9 << 32 | 10),
         lambda led: led._block_of.clear(),
         lambda led: led.table("a").ids.append(1),
     ):

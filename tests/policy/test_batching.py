@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -49,7 +48,7 @@ def view(
 
 
 def limits(**changes: int) -> BatchLimits:
-    return dataclasses.replace(LIMITS, **changes)
+    return LIMITS._replace(**changes)
 
 
 # --- running requests
@@ -259,7 +258,7 @@ def test_no_plan_breaks_a_bound(drawn: tuple[BatchView, BatchLimits, dict[str, i
 @given(views())
 def test_planning_changes_nothing(drawn: tuple[BatchView, BatchLimits, dict[str, int], list[WaitingRow]]) -> None:
     the_view, bounds, _, queue = drawn
-    again = dataclasses.replace(the_view, waiting=iter(queue))
+    again = the_view._replace(waiting=iter(queue))
     assert plan_batch(the_view, bounds) == plan_batch(again, bounds)
 
 

@@ -13,6 +13,7 @@ from jettison.policy.migration import (
     Pair,
     choose_request,
     instance_freeness,
+    may_give,
     plan_pairs,
 )
 
@@ -51,6 +52,10 @@ def test_nobody_is_in_two_pairs_and_all_givers_are_below_all_takers(loads: list[
         assert instance_freeness(loads[pair.source]) < PARAMS.threshold_blocks
         assert instance_freeness(loads[pair.destination]) > PARAMS.threshold_blocks
     assert plan_pairs(loads[::-1], PARAMS) == pairs
+    givers = sorted((instance_freeness(x), x.group_id) for x in loads if may_give(x, PARAMS))
+    above = [x for x in loads if instance_freeness(x) > PARAMS.threshold_blocks]
+    takers = sorted((-instance_freeness(x), x.group_id) for x in above)
+    assert [tuple(pair) for pair in pairs] == [(s, d) for (_, s), (_, d) in zip(givers, takers)]
 
 
 def test_low_priority_goes_first_then_the_shortest() -> None:

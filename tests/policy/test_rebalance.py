@@ -63,3 +63,25 @@ def test_destinations_can_start_what_they_are_given(
             room = g.num_spare_blocks - sum(come)
             others = {r.request_id for o in groups if o is not g for r in o.overflow()} & stuck
             assert all(sizes[r] > room for r in others)
+
+
+def asking_every_group(groups: list[GroupQueue]) -> list[tuple[str, int, int]]:
+    """The rule as it is said: each in turn to the roomiest group that fits."""
+    places = {g.group_id: g.num_spare_places for g in groups if g.takes_new}
+    blocks = {g.group_id: g.num_spare_blocks for g in groups if g.takes_new}
+    overflowing = [(position, g.group_id, r) for g in groups for position, r in enumerate(g.overflow())]
+    plan = []
+    for _, source, request in sorted(overflowing, key=lambda entry: entry[:2]):
+        fitting = [g for g in places if g != source and places[g] > 0 and blocks[g] >= request.num_blocks]
+        if fitting:
+            destination = max(fitting, key=lambda g: (blocks[g], -g))
+            places[destination] -= 1
+            blocks[destination] -= request.num_blocks
+            plan.append((request.request_id, source, destination))
+    return plan
+
+
+@given(GROUPS)
+def test_each_goes_where_most_memory_is_left(drawn: list[tuple[int, int, int, list[int], bool]]) -> None:
+    groups = [group(i, *rest[:4], open_=rest[4]) for i, rest in enumerate(drawn)]
+    assert list(plan_rebalance(groups)) == asking_every_group(groups)

@@ -73,7 +73,7 @@ def books(watched: Watched) -> object:
             (g.group_id, g.stages, list(g.running), [s.request_id for s in g.waiting], repr(g.counters), g.version)
             for g in cluster.core.groups.values()
         ],
-        [(r, s.num_computed, s.num_pending, len(s.tokens), s.phase) for r, s in state.requests.items()],
+        [(r, s.num_computed, s.num_pending, s.num_tokens, s.phase) for r, s in state.requests.items()],
         [
             (w.worker_id, w.ledger.capacity, w.ledger.version, w.ledger.high_water,
              [(r, list(w.ledger.table(r).ids)) for r in w.ledger.requests()])

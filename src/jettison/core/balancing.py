@@ -15,8 +15,8 @@ from jettison.core.ports import Action, MoveEnded
 from jettison.core.relief import Abandoned, Relief
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
-from jettison.policy.migration import InstanceLoad, MigrationParams, MigrationRow, choose_request, plan_pairs
-from jettison.types import NANOSECONDS, MoveId, WorkerId
+from jettison.policy.migration import InstanceLoad, MigrationParams, MigrationRow, choose_request, may_give, plan_pairs
+from jettison.types import NANOSECONDS, GroupId, MoveId, WorkerId
 
 
 class Balancing(Relief):
@@ -27,11 +27,15 @@ class Balancing(Relief):
         self._params = params
         self.migrations: list[Migration] = []
         self._looked_ns: int | None = None
-
-    @property
-    def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Workers of groups that take part in a migration."""
-        return tuple(w for migration in self.migrations for w in migration.worker_ids)
+        self._may_have_ended = False
+        """Some migration was told something since those that are over were last sorted out."""
+        self._stale: set[GroupId] = set()
+        """Groups that were touched since ``_loads`` was made from them."""
+        self._loads: dict[GroupId, InstanceLoad] = {}
+        self._low: set[GroupId] = set()
+        """Groups that would give a request away: while there is none, the others need not be looked at."""
+        self._num_dissolved = 0
+        """Groups dissolved when ``_loads`` was last rid of them."""
 
     @property
     def is_quiet(self) -> bool:
@@ -43,16 +47,34 @@ class Balancing(Relief):
         """It looks at all instances every period."""
         return 0 if self._looked_ns is None else self._looked_ns + math.ceil(self._params.period_s * NANOSECONDS)
 
+    def note_grown(self, group: GroupCore) -> None:
+        """What is known of its load is not true any more."""
+        self._stale.add(group.group_id)
+
+    @property
+    def awaits_tick(self) -> bool:
+        """It looks at groups from time to time."""
+        return True
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Workers of groups that take part in a migration."""
+        return tuple(w for migration in self.migrations for w in migration.worker_ids)
+
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of a transfer."""
         for migration in self.migrations:
             actions = migration.on_move(event, now_ns)
             if actions is not None:
+                self._may_have_ended = True
                 return actions
         return None
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending."""
+        if not self.migrations:
+            return []
+        self._may_have_ended = True
         return [action for m in self.migrations if m.state is state for action in m.cancel()]
 
     def abandon(self, broken: Sequence[GroupCore]) -> Abandoned:
@@ -65,16 +87,24 @@ class Balancing(Relief):
             elif migration.destination in broken:
                 actions += migration.cancel()
         self.migrations = [m for m in self.migrations if m.source not in broken]
+        self._may_have_ended = True
         return Abandoned(moves, actions)
 
     def before_steps(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
         """Let migrations go on; look for new pairs when it is time, or when an instance has become free for one."""
         actions: list[Action] = []
+        changed = {g.group_id for g in self._cluster.changed_groups()}
+        self._stale |= changed
         for migration in self.migrations:
-            actions += migration.advance(now_ns)
-        going_on = [m for m in self.migrations if not m.is_over]
-        has_ended = len(going_on) < len(self.migrations)
-        self.migrations = going_on
+            if migration.source.group_id in changed or migration.destination.group_id in changed:
+                actions += migration.advance(now_ns)
+                self._may_have_ended = True
+        has_ended = False
+        if self._may_have_ended:
+            going_on = [m for m in self.migrations if not m.is_over]
+            has_ended = len(going_on) < len(self.migrations)
+            self.migrations = going_on
+            self._may_have_ended = False
         period_ns = self._params.period_s * NANOSECONDS
         if has_ended or self._looked_ns is None or now_ns - self._looked_ns >= period_ns:
             self._looked_ns = now_ns
@@ -82,11 +112,17 @@ class Balancing(Relief):
         return actions
 
     def _look(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
+        self._refresh_loads()
+        if not self._low:
+            return []
         taken = busy | set(self.worker_ids)
-        idle = {g.group_id: g for g in self._cluster.groups.values() if not g.paused and not set(g.worker_ids) & taken}
-        loads = {group_id: _load(group) for group_id, group in idle.items()}
+        groups = self._cluster.groups
+        if not any(_is_idle(groups[g], taken) for g in self._low):
+            return []
+        idle = {i: g for i, g in groups.items() if _is_idle(g, taken)}
+        loads = self._loads
         actions: list[Action] = []
-        for pair in plan_pairs(list(loads.values()), self._params):
+        for pair in plan_pairs([loads[i] for i in idle], self._params):
             source, destination = idle[pair.source], idle[pair.destination]
             if len(destination.running) >= self._cluster.limits.max_num_seqs:
                 continue
@@ -99,14 +135,33 @@ class Balancing(Relief):
                 self.migrations.append(migration)
         return actions
 
+    def _refresh_loads(self) -> None:
+        """What is known of groups that nothing has touched is what it was."""
+        groups = self._cluster.groups
+        if self._num_dissolved != self._cluster.num_dissolved:
+            self._num_dissolved = self._cluster.num_dissolved
+            self._loads = {g: load for g, load in self._loads.items() if g in groups}
+            self._low &= self._loads.keys()
+        for group_id in self._stale & groups.keys():
+            self._loads[group_id] = load = _load(groups[group_id])
+            if may_give(load, self._params):
+                self._low.add(group_id)
+            else:
+                self._low.discard(group_id)
+        self._stale.clear()
+
     def check(self) -> None:
         """No instance takes part in two migrations."""
         workers = self.worker_ids
         assert len(set(workers)) == len(workers), "an instance takes part in two migrations"
 
 
+def _is_idle(group: GroupCore, taken: Set[WorkerId]) -> bool:
+    return not group.paused and taken.isdisjoint(group.worker_ids)
+
+
 def _load(group: GroupCore) -> InstanceLoad:
-    head = group.blocks_for(len(group.waiting[0].tokens)) if group.waiting else 0
+    head = group.blocks_for(group.waiting[0].num_tokens) if group.waiting else 0
     batch = len(group.running) + (1 if group.waiting else 0)
     return InstanceLoad(group.group_id, group.capacity_blocks, group.used_blocks, head, batch)
 
@@ -116,6 +171,6 @@ def _rows(group: GroupCore) -> list[MigrationRow]:
     return [
         MigrationRow(s.request_id, s.request.priority, group.ledgers[0].num_blocks_of(s.request_id))
         for s in group.running.values()
-        if s.num_output > 0 and len(s.tokens) - s.num_computed <= 1
+        if s.num_output > 0 and s.num_tokens - s.num_computed <= 1
         and s.ending is None and not s.moves and not s.paused
     ]

@@ -8,6 +8,7 @@ Every accepted request ends with exactly one ``Emit`` that has a finish reason.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping, Sequence
 
 from jettison.core.balancing import Balancing
@@ -98,6 +99,8 @@ class ClusterCore:
         self.dispatcher = Dispatcher(self.state, self.loads, self.moves)
         self.rehousing = Rehousing(self.state, params.faults, self.dispatcher.place)
         self.strides = Strides(self.state, self.loads, self.moves, self.recoveries)
+        self._group_of_step: dict[int, GroupCore] = {}
+        """Of steps that have not ended; those of groups that died meanwhile may be named, too."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -151,12 +154,12 @@ class ClusterCore:
     @property
     def in_transition(self) -> bool:
         """Some move is under way."""
-        return bool(self.moves.under_way) or not self.recoveries.is_idle
+        return not (self.moves.is_idle and self.recoveries.is_idle)
 
     @property
     def num_waiting(self) -> int:
         """Requests that wait for admission."""
-        return sum(len(g.waiting) for g in self.groups.values()) + len(self.state.homeless)
+        return sum(len(self.groups[g].waiting) for g in self.state.changes.queued) + len(self.state.homeless)
 
     def max_request_blocks(self) -> int:
         """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
@@ -170,13 +173,15 @@ class ClusterCore:
     def handle(self, event: Event, now_ns: int) -> list[Action]:
         """Everything that follows from one event at one time."""
         actions = self._on(event, now_ns)
-        self.state.recompute_distrusted()
+        if self.state.distrusted:
+            self.state.recompute_distrusted()
         actions += self._advance_moves(now_ns)
         actions += self.rehousing.advance(now_ns)
-        actions += self.relief.before_steps(self.moves.moving_workers(), now_ns)
+        relief = self.moves.relief
+        actions += relief.before_steps(self.moves.moving_workers(), now_ns)
         actions += self._plan_steps(now_ns)
-        actions += self.relief.after_steps(now_ns)
-        self.loads.note_blocked(now_ns)
+        actions += relief.after_steps(now_ns)
+        self._follow_up(now_ns)
         return actions
 
     def _on(self, event: Event, now_ns: int) -> list[Action]:
@@ -209,13 +214,37 @@ class ClusterCore:
             case MoveEnded():
                 if self.recoveries.on_move(event, now_ns) is not None:
                     return []
-                self.state.open_moves.pop(event.move_id, None)
-                answer = self.moves.on_move(event, now_ns)
+                transfer = self.state.open_moves.pop(event.move_id, None)
+                answer = self.moves.on_move(event, transfer, now_ns)
                 return (self.relief.on_move(event, now_ns) if answer is None else answer) or []
             case Tick():
-                self.loads.look(now_ns)
+                # Whatever was done between two events (an administrator's order) is seen by this tick.
+                for group in self.state.changed_groups():
+                    self.loads.note_totals(group)
+                self.loads.note_tick(now_ns)
                 looks = self.dispatcher.rebalance(now_ns) + self.watching.look(now_ns)
-                return looks + self.scale_out.look(self.state, self.groups.values(), now_ns)
+                return looks + self.scale_out.look(self.state, now_ns)
+
+    # --- ticks ------------------------------------------------------------------------------------------------
+
+    @property
+    def awaits_tick(self) -> bool:
+        """A tick now could decide something. Otherwise, until the next event, ``skip_ticks`` does for every tick."""
+        state, changes = self.state, self.state.changes
+        return bool(
+            changes.touched or changes.ledgers or changes.unnoted or changes.queued or state.pipelines
+            or state.homeless or state.distrusted or self.in_transition or self.scale_out.is_open
+            or self.relief.awaits_tick or self.watching.foresees
+        )
+
+    def skip_ticks(self, times_ns: Sequence[int]) -> None:
+        """Ticks came at these times (ascending, since the last event) and there was nothing to decide.
+
+        Does what handling them would have done, at next to no cost: a driver in virtual time need not stop for them.
+        Raises AssertionError where ``awaits_tick``.
+        """
+        assert not self.awaits_tick, "ticks that decide something cannot be skipped"
+        self.loads.note_ticks(times_ns)
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -250,7 +279,7 @@ class ClusterCore:
             self.loads.note_arrival(self.groups[state.group_id], state)
 
     def _on_step(self, event: StepCompleted, now_ns: int) -> list[Action]:
-        group = self._group_of_step(event.step_id)
+        group = self._take_step(event.step_id)
         if group is None:
             return []
         flight = group.in_flight[event.step_id]
@@ -259,7 +288,7 @@ class ClusterCore:
             group, flight.num_tokens, len(flight.step.rows), flight.num_kv_tokens, seconds, now_ns
         )
         self.relief.note_step(group, seconds)
-        if len(group.stages) > 1:  # a lone stage's microbatches are not balanced, so nobody asks for their cost
+        if len(group.stages) > 1:  # only pipelines plan by it
             chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
             group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
         actions: list[Action] = []
@@ -278,12 +307,14 @@ class ClusterCore:
                 )
                 actions += self._stop_moves_of(result.state)
         for row in flight.step.rows:
-            self.state.counters.num_live_rows += bool(row.remote)
-            self.state.reap(row.state)
+            if row.remote:
+                self.state.counters.num_live_rows += 1
+            if row.state.ending is not None:
+                self.state.reap(row.state)
         return actions
 
     def _on_step_failed(self, event: StepFailed, now_ns: int) -> list[Action]:
-        group = self._group_of_step(event.step_id)
+        group = self._take_step(event.step_id)
         if group is None:
             return []
         actions: list[Action] = [Record("step_failed", now_ns, {"step": event.step_id, "message": event.message})]
@@ -313,8 +344,10 @@ class ClusterCore:
             self.state.reap(state)
         return actions
 
-    def _group_of_step(self, step_id: int) -> GroupCore | None:
-        return next((g for g in self.groups.values() if step_id in g.in_flight), None)
+    def _take_step(self, step_id: int) -> GroupCore | None:
+        """The group that waits for a step; None for a step that nobody waits for any more."""
+        group = self._group_of_step.pop(step_id, None)
+        return group if group is not None and step_id in group.in_flight else None
 
     def _end_early(
         self, request_id: RequestId, reason: FinishReason, now_ns: int, error: str | None = None
@@ -322,8 +355,7 @@ class ClusterCore:
         state = self.state.requests.get(request_id)
         if state is None or state.is_finished:
             return []
-        if state.num_output:
-            self.traffic.note_end(state.num_output)
+        self.loads.note_cut_short(state)
         stop = self._stop_moves_of(state)
         return stop + self.state.end(state, reason, now_ns, error=error)
 
@@ -340,6 +372,7 @@ class ClusterCore:
         for ended in self.recoveries.ended_with(event.worker_id):
             actions += self._on(ended, now_ns)
         self.loads.note_settled(tuple(w for m in involved for w in m.worker_ids), now_ns)
+        self._group_of_step = {i: g for i, g in self._group_of_step.items() if i in g.in_flight}
         return actions
 
     def _on_worker_joined(self, event: WorkerJoined, now_ns: int) -> list[Action]:
@@ -364,15 +397,50 @@ class ClusterCore:
     # --- steps ------------------------------------------------------------------------------------------------
 
     def _plan_steps(self, now_ns: int) -> list[Action]:
+        """Plan what every touched group can run, in order of formation.
+
+        Groups that share a worker change each other's room: those after a group that was planned are planned after it
+        in the same event, those before it in the next.
+        """
+        state = self.state
+        state.resolve_ledgers()
+        changes, touched = state.changes, state.changes.touched
+        changes.unnoted |= touched
         actions: list[Action] = []
-        for group in list(self.groups.values()):
-            while True:
-                step = group.next_step(self.state.next_step_id, now_ns)
-                if step is None:
-                    break
-                self.state.next_step_id += 1
+        todo = sorted(touched)  # a sorted list is a heap
+        while todo:
+            group_id = heapq.heappop(todo)
+            touched.discard(group_id)
+            group = self.groups.get(group_id)
+            if group is None:
+                continue
+            num_before = len(actions)
+            while (step := group.next_step(state.next_step_id, now_ns)) is not None:
+                # Its own steps are no reason to ask it again. What it changes without one (a preemption) is.
+                touched.discard(group_id)
+                self._group_of_step[step.step_id] = group
+                state.next_step_id += 1
                 actions.append(step)
+            if state.shared_workers and (len(actions) > num_before or group_id in touched):
+                for other in state.sharers(group):
+                    touched.add(other)
+                    if other > group_id and other not in todo:
+                        changes.unnoted.add(other)
+                        heapq.heappush(todo, other)
+        changes.ledgers.clear()  # of the groups just planned, and of their sharers
         return actions
+
+    def _follow_up(self, now_ns: int) -> None:
+        """At the end of an event: remember what it has touched, and how those groups are now."""
+        changes = self.state.changes
+        noted = changes.unnoted
+        noted |= changes.touched
+        for group_id in noted:
+            if (group := self.groups.get(group_id)) is not None:
+                self.loads.note_group(group, now_ns)
+        if self.state.pipelines:
+            self.scale_out.note_touched(noted)
+        changes.recent, changes.unnoted = noted, set()
 
     # --- moves ------------------------------------------------------------------------------------------------
 
@@ -380,8 +448,7 @@ class ClusterCore:
         actions = self.moves.advance(now_ns)
         if not self.recoveries.is_idle:
             recovering = tuple(self.recoveries.by_worker)
-            moving = {w for m in self.moves.under_way for w in m.worker_ids}
-            actions += self.recoveries.advance(now_ns, moving)
+            actions += self.recoveries.advance(now_ns, self.moves.workers_of_moves())
             if done := tuple(w for w in recovering if w not in self.recoveries.by_worker):
                 self.rehousing.share_queues()
                 self.loads.note_settled(done, now_ns)

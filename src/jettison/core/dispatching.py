@@ -5,15 +5,16 @@ The choices are ``policy.dispatch``'s and ``policy.rebalance``'s; here are their
 
 from __future__ import annotations
 
+from jettison.core.freest import FreestGroups
 from jettison.core.group import GroupCore
 from jettison.core.loads import Loads
 from jettison.core.moves import Moves
 from jettison.core.ports import Action, Record
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
-from jettison.policy.dispatch import GroupFreeness, choose_group
+from jettison.policy.dispatch import GroupFreeness
 from jettison.policy.rebalance import GroupQueue, QueuedRequest, plan_rebalance
-from jettison.types import WorkerId
+from jettison.types import GroupId
 
 
 class Dispatcher:
@@ -23,67 +24,105 @@ class Dispatcher:
         self._state = state
         self._loads = loads
         self._moves = moves
+        self._freest = FreestGroups(self._freeness, lambda group_id: state.catch_up(group_id))
 
     def place(self, state: RequestState) -> bool:
         """Queue a request in the freest group; False if there is none and it has to wait for one."""
-        open_groups = [g for g in self._state.groups.values() if not self._moves.is_emptying(g)]
-        if not open_groups:
-            self._state.homeless[state.request_id] = state
+        cluster = self._state
+        cluster.resolve_ledgers()
+        for group_id in cluster.changes.freer:
+            self._freest.refresh(group_id)
+        cluster.changes.freer.clear()
+        chosen = self._freest.choose(-(-state.num_tokens // cluster.limits.block_size))
+        if chosen is None:
+            cluster.homeless[state.request_id] = state
             return False
-        self._state.homeless.pop(state.request_id, None)
-        needed = open_groups[0].blocks_for(len(state.tokens))
-        chosen = choose_group([self._freeness(g) for g in open_groups], needed)
-        assert chosen is not None
-        self._state.groups[chosen].enqueue(state)
+        cluster.homeless.pop(state.request_id, None)
+        cluster.groups[chosen].enqueue(state)
         return True
+
+    def _freeness(self, group_id: GroupId) -> GroupFreeness | None:
+        group = self._state.groups.get(group_id)
+        if group is None or self._moves.is_emptying(group):
+            return None
+        capacity = group.capacity_blocks
+        return GroupFreeness(
+            group_id,
+            min(capacity, group.admission_cap_blocks or capacity),
+            group.used_blocks,
+            group.queued_blocks() + self._moves.relief.owed_blocks(group),
+            len(group.running) + len(group.moving) + len(group.waiting),
+            len(group.stages),
+        )
+
+    # --- rebalancing ------------------------------------------------------------------------------------------
 
     def rebalance(self, now_ns: int) -> list[Action]:
         """Waiting requests that a full batch or the size of their group keeps out go to groups that can run them."""
-        groups = self._state.groups.values()
-        if len(groups) < 2 or not any(g.waiting for g in groups):
+        groups, queued = self._state.groups, sorted(self._state.changes.queued)
+        if len(groups) < 2 or not queued:
             return []
-        for state in [s for g in groups for s in g.waiting if g.is_oversized(s) and self._fits_elsewhere(s, g)]:
-            self._state.groups[state.group_id].take_out(state)
+        for state in self._fitting_elsewhere([s for g in queued for s in groups[g].oversized()]):
+            groups[state.group_id].take_out(state)
             self.place(state)
         if not self._loads.params.rebalance:
             return []
-        busy = self._moves.busy_workers()
-        plan = plan_rebalance([self._group_queue(g, busy) for g in groups])
+        plan = plan_rebalance(self._group_queues())
         for entry in plan:
             state = self._state.requests[entry.request_id]
-            self._state.groups[entry.source].take_out(state)
-            self._state.groups[entry.destination].enqueue(state)
+            groups[entry.source].take_out(state)
+            groups[entry.destination].enqueue(state)
         if not plan:
             return []
         self._state.counters.num_rebalanced += len(plan)
         return [Record("rebalanced", now_ns, {"requests": len(plan), "to": sorted({e.destination for e in plan})})]
 
-    def _fits_elsewhere(self, state: RequestState, home: GroupCore) -> bool:
-        needed = home.blocks_for(len(state.tokens))
-        others = (g for g in self._state.groups.values() if g is not home and not self._moves.is_emptying(g))
-        return any(g.capacity_blocks >= needed for g in others)
+    def _fitting_elsewhere(self, oversized: list[RequestState]) -> list[RequestState]:
+        """Of requests that are too large for their groups, those that some open group could hold."""
+        if not oversized:
+            return []
+        is_open = (g for g in self._state.groups.values() if not self._moves.is_emptying(g))
+        largest = max((g.capacity_blocks for g in is_open), default=0)
+        return [s for s in oversized if -(-s.num_tokens // self._state.limits.block_size) <= largest]
 
-    def _group_queue(self, group: GroupCore, busy: set[WorkerId]) -> GroupQueue:
+    def _group_queues(self) -> list[GroupQueue]:
+        """Groups that have too many requests, and groups that could take some; none unless there are both."""
+        groups = self._state.groups
+        limits = {n: self._batch_limit(n) for n in {len(g.stages) for g in groups.values()}}
+
+        def num_free_places(group: GroupCore) -> int:
+            return limits[len(group.stages)] - len(group.running) - len(group.moving)
+
+        queued = [groups[g] for g in sorted(self._state.changes.queued)]
+        full = {g.group_id for g in queued if len(g.waiting) > max(0, num_free_places(g))}
+        if not full:
+            return []
+        busy = self._moves.busy_workers()
+        takers = {
+            g.group_id for g in groups.values()
+            if num_free_places(g) > len(g.waiting) and g.admission_cap_blocks is None and busy.isdisjoint(g.worker_ids)
+        }
+        if not takers:
+            return []
+        return [
+            self._group_queue(g, limits[len(g.stages)], takes_new=i in takers)
+            for i, g in groups.items() if i in full or i in takers
+        ]
+
+    def _batch_limit(self, num_stages: int) -> int:
+        params, most = self._loads.params, self._state.limits.max_num_seqs
+        profile = params.profile
+        limit = params.batch_limit or (profile.batch_limit(num_stages) if profile is not None else None)
+        # A pipeline has as many microbatches in flight as stages, each of them a batch.
+        return most if limit is None else min(limit * num_stages, most)
+
+    def _group_queue(self, group: GroupCore, batch_limit: int, *, takes_new: bool) -> GroupQueue:
         self._state.catch_up(group.group_id)
-        num_stages, profile, most = len(group.stages), self._loads.params.profile, self._state.limits.max_num_seqs
-        limit = self._loads.params.batch_limit or (profile.batch_limit(num_stages) if profile is not None else None)
         return GroupQueue(
             group.group_id,
-            # A pipeline has as many microbatches in flight as stages, each of them a batch.
-            most if limit is None else min(limit * num_stages, most),
+            batch_limit,
             len(group.running) + len(group.moving),
             group.num_free_blocks - group.watermark_blocks(),
-            [QueuedRequest(s.request_id, group.blocks_for(len(s.tokens))) for s in group.waiting],
-            takes_new=not set(group.worker_ids) & busy and group.admission_cap_blocks is None,
-        )
-
-    def _freeness(self, group: GroupCore) -> GroupFreeness:
-        self._state.catch_up(group.group_id)
-        return GroupFreeness(
-            group.group_id,
-            min(group.capacity_blocks, group.admission_cap_blocks or group.capacity_blocks),
-            group.used_blocks,
-            group.queued_blocks() + self._moves.relief.owed_blocks(group),
-            len(group.running) + len(group.moving) + len(group.waiting),
-            len(group.stages),
+            [QueuedRequest(s.request_id, group.blocks_for(s.num_tokens)) for s in group.waiting],
+            takes_new=takes_new,
         )

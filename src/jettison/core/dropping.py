@@ -6,7 +6,7 @@ scale-out request: asked once, however many groups are short of memory, until no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from jettison.core.group import GroupCore
@@ -76,6 +76,10 @@ class ScaleOutWatch:
     _needed_ns: int | None = None
     """When something was last missing; None while no episode is open."""
     _rises: dict[GroupId, _Rise] = field(default_factory=dict)
+    _rising: set[GroupId] = field(default_factory=set)
+    """Groups whose demand is above what it was at first."""
+    _stale: set[GroupId] = field(default_factory=set)
+    """Groups that were touched since the last look."""
 
     @property
     def is_open(self) -> bool:
@@ -91,12 +95,24 @@ class ScaleOutWatch:
         self.num_requests += 1
         return [Record("scale_out", now_ns, {"group": group_id, "missing_bytes": missing_bytes, "reason": reason})]
 
-    def look(self, state: ClusterState, groups: Iterable[GroupCore], now_ns: int) -> list[Action]:
-        """On every tick: has a merged group's demand been rising towards its capacity ever since the drop?"""
+    def note_touched(self, group_ids: Set[GroupId]) -> None:
+        """The demand of these groups may be different (at the end of an event)."""
+        self._stale |= group_ids
+
+    def look(self, state: ClusterState, now_ns: int) -> list[Action]:
+        """On every tick: has a merged group's demand been rising towards its capacity ever since the drop?
+
+        A group that nothing has touched since the last tick, and whose demand has not risen before, is as it was.
+        """
         actions: list[Action] = []
-        merged = [g for g in groups if len(g.stages) > 1]
-        self._rises = {g.group_id: r for g in merged if (r := self._rises.get(g.group_id)) is not None}
-        for group in merged:
+        asked = self._stale | self._rising | {g.group_id for g in state.changed_groups()}
+        self._stale = set()
+        for group_id in sorted(asked):
+            group = state.pipelines.get(group_id)
+            if group is None:
+                self._rises.pop(group_id, None)
+                self._rising.discard(group_id)
+                continue
             missing = self._missing_blocks(group, now_ns)
             if missing > 0:
                 reason = "demand goes on rising after a drop"
@@ -112,10 +128,14 @@ class ScaleOutWatch:
         rise = self._rises.get(group.group_id)
         if rise is None or demand < rise.last:
             self._rises[group.group_id] = _Rise(now_ns, demand, demand)
+            self._rising.discard(group.group_id)
             return 0
         rise.last = demand
+        if demand == rise.at_first:
+            return 0
+        self._rising.add(group.group_id)
         seconds = (now_ns - rise.since_ns) / NANOSECONDS
-        if seconds < self.params.rise_s or demand == rise.at_first:
+        if seconds < self.params.rise_s:
             return 0
         ahead = demand + (demand - rise.at_first) / seconds * self.params.horizon_s
         return max(0, int(ahead) - group.capacity_blocks)

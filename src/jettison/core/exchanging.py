@@ -86,6 +86,11 @@ class Exchange:
             self._landing or self._moves or self._arriving or self._relayouts or self.group.moving or self._kept()
         )
 
+    @property
+    def waits_for_time(self) -> bool:
+        """What is to be started depends on prices, or what failed is to be tried again later."""
+        return bool(self._landing) or self._retry_ns > 0
+
     # --- before the drop --------------------------------------------------------------------------------------
 
     def plan(self, states: Iterable[RequestState]) -> None:
@@ -197,8 +202,7 @@ class Exchange:
         move = self._moves.pop(event.move_id, None)
         if move is None:
             return None
-        state = self._cluster.move_owner.pop(event.move_id)
-        state.moves.discard(event.move_id)
+        state = self._cluster.end_move(event.move_id)
         self._account(move, event)
         entries = self._arriving.ended(event.move_id)
         actions: list[Action] = []
@@ -294,7 +298,7 @@ class Exchange:
             state.num_computed, load, {k: v * (num_blocks - num_full) // num_blocks for k, v in load.items()},
             max(remote.values()), num_full > 0,
         )
-        before = sum(len(s.tokens) for s in group.waiting if s.order < state.order)
+        before = sum(s.num_tokens for s in group.waiting if s.order < state.order)
         queue = ExchangeQueue(self._queued_bytes, before + sum(s.num_computed for s in given_up))
         return choose_exchange(request, queue, cluster.exchange_costs(group), cluster.exchange_mode)
 
@@ -391,6 +395,7 @@ class Exchange:
             group.resume(state)
             self._cluster.counters.note_stall(now_ns - self._started_ns)
         state.remote = entry.remote
+        self._cluster.touch(state)
         if not entry.is_complete:
             return
         self._arriving.forget(state.request_id)
@@ -413,7 +418,7 @@ class Exchange:
             for dst in {m.dst for m in moves}:
                 if not self._cluster.workers[dst].ledger.has(state.request_id):
                     blocks[dst] = blocks.get(dst, 0) + length
-        group.landing.blocks = blocks
+        group.reserve_landing(blocks)
 
     def _kept(self) -> bool:
         """Whether some member still has pages under KV of layers it no longer runs."""

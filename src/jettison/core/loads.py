@@ -11,12 +11,13 @@ from jettison.core.group import GroupCore
 from jettison.core.monitor import GroupMonitor, TrafficMonitor
 from jettison.core.params import ClusterParams
 from jettison.core.request import RequestState
+from jettison.core.samples import TickTimes
 from jettison.core.state import ClusterState
 from jettison.cost.pipeline import PipelineEfficiency
 from jettison.cost.steptime import StepTimeModel, StepTimePrior
 from jettison.policy.computeload import Arrangement, compute_load
 from jettison.policy.exchange import ExchangeCosts
-from jettison.policy.overload import Assessment, assess_overload, foreseen_missing_blocks
+from jettison.policy.overload import Assessment, assess_overload, foreseen_missing_blocks, why_queue_is_no_reason
 from jettison.policy.restore import MergedLoad, is_drowning
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
@@ -25,46 +26,85 @@ class Loads:
     """Everything that is measured of a cluster's load."""
 
     def __init__(self, state: ClusterState, params: ClusterParams) -> None:
-        self.params = params
-        self.traffic = TrafficMonitor()
+        self.ticks = TickTimes()
+        self.traffic = TrafficMonitor(self.ticks)
         self.steptimes: dict[int, StepTimeModel] = {}
         """Step-time fit by number of stages: a deeper pipeline steps faster and more often."""
         self.efficiencies: dict[int, PipelineEfficiency] = {}
         """Of pipelines, by number of stages."""
         self._state = state
+        self._params = params
         self._monitors: dict[GroupId, GroupMonitor] = {}
+        self.kept_out: set[GroupId] = set()
+        """Groups whose queue memory has kept out since some event before this one."""
+        self._num_dissolved = 0
+        """Groups dissolved when monitors were last forgotten."""
+        self._compute_loads: dict[int, float | None] = {}
+        """By number of stages; good until anything that they are made from is fed."""
+
+    @property
+    def params(self) -> ClusterParams:
+        """Policies and their parameters."""
+        return self._params
+
+    @params.setter
+    def params(self, params: ClusterParams) -> None:
+        self._params = params
+        self._compute_loads.clear()
 
     # --- feeding ----------------------------------------------------------------------------------------------
 
-    def look(self, now_ns: int) -> None:
-        """Take samples (every tick)."""
-        self.traffic.look(now_ns)
-        for group in self._state.groups.values():
-            self._state.catch_up(group.group_id)
-            self.monitor(group).look(group, now_ns)
+    def note_tick(self, now_ns: int) -> None:
+        """A tick: it sees the totals that were noted before it (``core.samples``)."""
+        self._compute_loads.clear()
+        self.ticks.add(now_ns)
 
-    def note_blocked(self, now_ns: int) -> None:
-        """Follow which queues memory keeps out (after every event)."""
-        for group in self._state.groups.values():
-            self.monitor(group).note_blocked(group, now_ns)
+    def note_ticks(self, times_ns: Sequence[int]) -> None:
+        """Several ticks between which nothing has changed."""
+        self._compute_loads.clear()
+        self.ticks.add_all(times_ns)
+
+    def note_group(self, group: GroupCore, now_ns: int) -> None:
+        """Follow a group that an event has touched, at the event's end: what it holds, and whether memory keeps its
+        queue out."""
+        monitor = self.monitor(group)
+        monitor.note_blocked(group, now_ns)
+        monitor.note_totals(group)
+        if monitor.blocked_since_ns is None:
+            self.kept_out.discard(group.group_id)
+        else:
+            self.kept_out.add(group.group_id)
+
+    def note_totals(self, group: GroupCore) -> None:
+        """The totals alone, where a tick comes before the event that touched the group has been followed up."""
+        self.monitor(group).note_totals(group)
 
     def note_arrival(self, group: GroupCore, state: RequestState) -> None:
         """A new request was dispatched to a group. One that changes its queue later is no new demand."""
+        self._compute_loads.clear()
         fresh = group.blocks_for(state.num_prompt) * (1.0 - self.traffic.prefix_hit_share)
         self.monitor(group).num_arrived_blocks += round(fresh)
 
     def note_token(self, state: RequestState) -> None:
         """A request has got a token."""
         if state.num_output == 1:
+            self._compute_loads.clear()
             self.traffic.note_prompt(state.num_prompt, state.num_cached)
 
     def note_end(self, group: GroupCore, state: RequestState, now_ns: int) -> None:
         """A request of the group has produced all that it will."""
+        self._compute_loads.clear()
         self.traffic.note_end(state.num_output)
         if state.first_scheduled_ns is not None:
             stay_s = (now_ns - state.first_scheduled_ns) / NANOSECONDS
-            first, last = group.blocks_for(state.num_prompt), group.blocks_for(len(state.tokens))
+            first, last = group.blocks_for(state.num_prompt), group.blocks_for(state.num_tokens)
             self.traffic.note_stay(first, last, stay_s)
+
+    def note_cut_short(self, state: RequestState) -> None:
+        """A request ends before it has produced all that it would have."""
+        if state.num_output:
+            self._compute_loads.clear()
+            self.traffic.note_end(state.num_output)
 
     def note_step(
         self, group: GroupCore, num_tokens: int, num_rows: int, num_kv_tokens: int, seconds: float, now_ns: int
@@ -73,6 +113,7 @@ class Loads:
 
         What it took a pipeline is known if all its places were taken since the step before ended.
         """
+        self._compute_loads.clear()
         num_stages, monitor = len(group.stages), self.monitor(group)
         begun_ns = now_ns - round(seconds * NANOSECONDS)
         self.steptime(num_stages).observe_run(num_tokens, num_kv_tokens, (begun_ns, now_ns), group.group_id)
@@ -88,6 +129,7 @@ class Loads:
         """Steps of a group of one stage, a token for each row in every one, have followed each other: the first was
         issued at the first of the times, and each ended, and the next was issued, at the next.
         """
+        self._compute_loads.clear()
         monitor = self.monitor(group)
         self.steptime(1).observe_run(num_rows, num_kv_tokens, times_ns, group.group_id)
         monitor.note_decodes(len(times_ns) - 1)
@@ -95,26 +137,33 @@ class Loads:
 
     def note_settled(self, worker_ids: tuple[WorkerId, ...], now_ns: int, *, failed: bool = False) -> None:
         """A move that touched these workers has ended: their groups' dwell times begin."""
-        for group in self._state.groups.values():
-            if set(group.worker_ids) & set(worker_ids):
-                monitor = self.monitor(group)
-                monitor.settled_since_ns = now_ns
-                monitor.num_failures = monitor.num_failures + 1 if failed else 0
+        self._compute_loads.clear()
+        touched = {g.group_id: g for w in worker_ids for g in self._state.groups_of[w]}
+        for group in touched.values():
+            monitor = self.monitor(group)
+            monitor.settled_since_ns = now_ns
+            monitor.num_failures = monitor.num_failures + 1 if failed else 0
 
     def forget_dissolved(self) -> None:
         """Drop the monitors of groups that are no more."""
-        for group_id in [g for g in self._monitors if g not in self._state.groups]:
-            del self._monitors[group_id]
+        if self._num_dissolved != self._state.num_dissolved:
+            self._num_dissolved = self._state.num_dissolved
+            for group_id in [g for g in self._monitors if g not in self._state.groups]:
+                del self._monitors[group_id]
+            self.kept_out &= self._monitors.keys()
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     def monitor(self, group: GroupCore) -> GroupMonitor:
         """What is remembered of a group."""
-        return self._monitors.setdefault(group.group_id, GroupMonitor())
+        found = self._monitors.get(group.group_id)
+        if found is None:
+            found = self._monitors[group.group_id] = GroupMonitor(self.ticks)
+        return found
 
     def steptime(self, num_stages: int) -> StepTimeModel:
         """The step-time fit of groups of so many stages; until it has data, the profile answers."""
-        profile = self.params.profile
+        profile = self._params.profile
         if num_stages not in self.steptimes:
             prior = None if profile is None else StepTimePrior(profile.cost, num_stages)
             self.steptimes[num_stages] = StepTimeModel(prior=prior)
@@ -123,36 +172,53 @@ class Loads:
     def efficiency(self, num_stages: int) -> PipelineEfficiency:
         """What pipelines of so many stages reach; until one has been seen, as profiled or as configured."""
         if num_stages not in self.efficiencies:
-            profile = self.params.profile
+            profile = self._params.profile
             profiled = None if profile is None else profile.pipeline_efficiency(num_stages)
-            self.efficiencies[num_stages] = PipelineEfficiency(profiled or self.params.overload.pipeline_efficiency)
+            self.efficiencies[num_stages] = PipelineEfficiency(profiled or self._params.overload.pipeline_efficiency)
         return self.efficiencies[num_stages]
 
     def has_dwelled(self, group: GroupCore, now_ns: int) -> bool:
         """Its last move ended long enough ago for the next drop."""
         monitor = self.monitor(group)
         since = monitor.settled_since_ns
-        return since is None or now_ns - since >= monitor.patience(self.params.drop_dwell_s) * NANOSECONDS
+        return since is None or now_ns - since >= monitor.patience(self._params.drop_dwell_s) * NANOSECONDS
 
     def compute_load(self, num_stages: int) -> float | None:
         """Of the whole cluster, were it made of groups of so many members; None while too little is known."""
+        if num_stages not in self._compute_loads:
+            self._compute_loads[num_stages] = self._compute_load(num_stages)
+        return self._compute_loads[num_stages]
+
+    def _compute_load(self, num_stages: int) -> float | None:
         traffic = self.traffic.traffic()
         if traffic is None:
             return None
         shape, limits = self._state.shape, self._state.limits
         token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
-        workers = [w for w in self._state.workers.values() if w.alive]
-        if not workers:
+        num_alive, least_full_blocks = self._state.alive_workers()
+        if not num_alive:
             return None
-        full_tokens = min(w.full_blocks for w in workers) * limits.block_size
+        full_tokens = least_full_blocks * limits.block_size
         spare_copies = (num_stages - 1) / num_stages
         arrangement = Arrangement(
-            len(workers),
+            num_alive,
             full_tokens + spare_copies * shape.parameter_bytes / token_bytes,
             limits.max_num_seqs / num_stages,
             1.0 if num_stages == 1 else self.efficiency(num_stages).value,
         )
         return compute_load(traffic, arrangement, self.steptime(1).predict_s)
+
+    def may_be_overloaded(self, group: GroupCore, now_ns: int) -> bool:
+        """Whether ``assess`` could find the group overloaded, or a drop not worth it: a look at its queue alone."""
+        params = self._params.overload
+        if params.horizon_s > 0.0:
+            return True  # memory that will be missing is foreseen from rates
+        monitor = self.monitor(group)
+        reason = why_queue_is_no_reason(
+            len(group.waiting), group.used_blocks, monitor.head_need_blocks(group), group.capacity_blocks,
+            monitor.blocked_s(now_ns), params,
+        )
+        return reason is None
 
     def assess(self, group: GroupCore, now_ns: int, *, is_restoring: bool) -> Assessment:
         """Whether the group is overloaded. ``is_restoring``: the question is whether to go on, not to merge more."""
@@ -160,12 +226,12 @@ class Loads:
         load = self.monitor(group).load(group, steptime, now_ns, self.traffic.mean_stay_s)
         num_stages = len(group.stages)
         merged, separate = (num_stages, 1) if is_restoring else (num_stages + 1, num_stages)
-        missing = foreseen_missing_blocks(load, self.params.overload)
+        missing = foreseen_missing_blocks(load, self._params.overload)
         load = load._replace(
             foreseen_s=self.monitor(group).note_foreseen(missing, now_ns),
             merged_compute_load=self.compute_load(merged), separate_compute_load=self.compute_load(separate)
         )
-        return assess_overload(load, self.params.overload)
+        return assess_overload(load, self._params.overload)
 
     def merged_load(self, group: GroupCore, now_ns: int) -> MergedLoad:
         """A merged group as the restore policy sees it."""
@@ -175,14 +241,14 @@ class Loads:
             group.used_blocks,
             sum(self._state.workers[w].full_blocks for w in group.worker_ids),
             len(group.waiting) + len(group.moving),
-            monitor.used.per_s() or 0.0,
+            0.0 if (rates := monitor.rates()) is None else rates.used,
             0.0 if since is None else (now_ns - since) / NANOSECONDS,
             self.compute_load(len(group.stages)),
             self.compute_load(1),
             separate_pace=self._separate_pace(group),
             recompute_block_s=self._recompute_block_s(group),
         )
-        drowns = is_drowning(load, self.params.restore)
+        drowns = is_drowning(load, self._params.restore)
         return load._replace(drowning_s=monitor.note_drowning(drowns, now_ns))
 
     def _separate_pace(self, group: GroupCore) -> float | None:
@@ -207,7 +273,7 @@ class Loads:
         fit = self.steptimes.get(len(group.stages)) or self.steptimes.get(1) or StepTimeModel()
         size = self._state.limits.block_size
         rate = fit.prefill_tokens_per_s(self._state.limits.max_num_batched_tokens, 0, 0)
-        profile = self.params.profile
+        profile = self._params.profile
         assumed = None if profile is None else profile.link_bytes_per_s
         return ExchangeCosts(
             lambda link: self._state.link_rate(link).bytes_per_s or assumed,

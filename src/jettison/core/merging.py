@@ -116,6 +116,12 @@ class Merging:
         """Nothing left to do."""
         return self.phase in (MergePhase.SETTLED, MergePhase.FAILED)
 
+    @property
+    def waits_for_time(self) -> bool:
+        """Its next step may come without an event of its members."""
+        retries = self.phase in (MergePhase.GIVE_BACK, MergePhase.REVERTING, MergePhase.REFILLING)
+        return retries or (self.phase is MergePhase.EXCHANGE and self._exchange.waits_for_time)
+
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:

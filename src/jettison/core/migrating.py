@@ -88,7 +88,7 @@ class Migration:
         assert not set(self.source.worker_ids) & set(self.destination.worker_ids), "groups that share a worker"
         self._started_ns = now_ns
         self._plan = plan_kv_moves(self.state.kv_at, self.destination.stages)
-        needed = self.source.blocks_for(len(self.state.tokens))
+        needed = self.source.blocks_for(self.state.num_tokens)
         if needed + self.destination.watermark_blocks() > self.destination.num_free_blocks:
             self._fail("no room at the destination")
             return []
@@ -99,8 +99,7 @@ class Migration:
         """Take the end of one of this migration's transfers; None if it is not one."""
         if self._moves.pop(event.move_id, None) is None:
             return None
-        state = self._cluster.move_owner.pop(event.move_id)
-        state.moves.discard(event.move_id)
+        self._cluster.end_move(event.move_id)
         self.num_bytes += event.num_bytes
         actions: list[Action] = []
         if not event.complete and self.phase is not MigrationPhase.FALLING_BACK:
@@ -146,6 +145,7 @@ class Migration:
         self.phase = MigrationPhase.FINAL
         self._stopped_ns = now_ns
         state.paused = True
+        self._cluster.touch(state)
         return self.advance(now_ns)
 
     def _send(self, end: int) -> list[Action]:
@@ -204,6 +204,7 @@ class Migration:
         self.failure = reason
         if self.state.phase is Phase.RUNNING:
             self.state.paused = False
+            self._cluster.touch(self.state)
         if not self._moves:
             self._give_back()
         return [CancelMove(move.src, move_id) for move_id, move in self._moves.items()]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jettison.core.group import GroupCore
+from jettison.core.samples import TickTimes, Totals, per_s
 from jettison.cost.steptime import StepTimeModel
 from jettison.policy.batching import BlockedBy
 from jettison.policy.computeload import Traffic
@@ -13,7 +16,6 @@ from jettison.types import NANOSECONDS
 
 WINDOW_NS = 2 * NANOSECONDS
 """Rates are means over about this long: several ending requests, and short against a burst."""
-
 
 MAX_DOUBLINGS = 7
 """Of the dwell time of a group whose moves fail."""
@@ -44,32 +46,10 @@ TRAFFIC_WINDOW_NS = 10 * NANOSECONDS
 
 
 @dataclass(slots=True)
-class RateMeter:
-    """Change of a total per second over the last window."""
-
-    samples: list[tuple[int, float]] = field(default_factory=list)
-    window_ns: int = WINDOW_NS
-
-    def add(self, now_ns: int, total: float) -> None:
-        """Note the total at a time; times must not decrease."""
-        self.samples.append((now_ns, total))
-        while len(self.samples) > 2 and self.samples[1][0] <= now_ns - self.window_ns:
-            self.samples.pop(0)
-
-    def per_s(self) -> float | None:
-        """Rate over the window; None until a quarter of it has been seen."""
-        if len(self.samples) < 2:
-            return None
-        (t0, v0), (t1, v1) = self.samples[0], self.samples[-1]
-        if t1 - t0 < self.window_ns // 4:
-            return None
-        return (v1 - v0) * NANOSECONDS / (t1 - t0)
-
-
-@dataclass(slots=True)
 class TrafficMonitor:
     """What arrives at the whole cluster, and how long its answers are."""
 
+    ticks: TickTimes = field(default_factory=TickTimes)
     num_arrived: int = 0
     num_prompt_tokens: int = 0
     num_ended: int = 0
@@ -84,13 +64,17 @@ class TrafficMonitor:
     _mean_cached_tokens: float = 0.0
     _mean_blocks: float = 0.0
     _mean_block_s: float = 0.0
-    _arrived: RateMeter = field(default_factory=lambda: RateMeter(window_ns=TRAFFIC_WINDOW_NS))
-    _prompt: RateMeter = field(default_factory=lambda: RateMeter(window_ns=TRAFFIC_WINDOW_NS))
+    _totals: Totals = field(init=False)
+    """Requests and prompt tokens that have arrived."""
+
+    def __post_init__(self) -> None:
+        self._totals = Totals(self.ticks, self.num_arrived, self.num_prompt_tokens)
 
     def note_arrival(self, num_prompt_tokens: int) -> None:
         """A request was accepted."""
         self.num_arrived += 1
         self.num_prompt_tokens += num_prompt_tokens
+        self._totals.note(self.num_arrived, self.num_prompt_tokens)
 
     def note_end(self, num_output_tokens: int) -> None:
         """A request has produced all that it will."""
@@ -117,37 +101,45 @@ class TrafficMonitor:
         self._mean_block_s += ((num_first_blocks + num_blocks) / 2 * stay_s - self._mean_block_s) * weight
         self.mean_stay_s = self._mean_block_s / self._mean_blocks
 
-    def look(self, now_ns: int) -> None:
-        """Take a sample (every tick)."""
-        self._arrived.add(now_ns, self.num_arrived)
-        self._prompt.add(now_ns, self.num_prompt_tokens)
-
     def traffic(self) -> Traffic | None:
         """The last seconds; None while too little has been seen."""
-        per_s, prompt_per_s = self._arrived.per_s(), self._prompt.per_s()
-        if not per_s or prompt_per_s is None or not self.num_ended:
+        changes = self._totals.changes(TRAFFIC_WINDOW_NS)
+        if changes is None or not self.num_ended:
             return None
-        return Traffic(per_s, prompt_per_s / per_s * (1.0 - self.prefix_hit_share), self.mean_output_tokens)
+        (num_arrived, num_prompt_tokens), duration_ns = changes
+        if not num_arrived:
+            return None
+        arrived_per_s, prompt_per_s = per_s(num_arrived, duration_ns), per_s(num_prompt_tokens, duration_ns)
+        prompt_tokens = prompt_per_s / arrived_per_s * (1.0 - self.prefix_hit_share)
+        return Traffic(arrived_per_s, prompt_tokens, self.mean_output_tokens)
+
+
+class BlockRates(NamedTuple):
+    """Blocks a second, as means over the last window."""
+
+    freed: float
+    """Given back by ended requests, less those that running ones took beyond their admission."""
+    released: float
+    """Given back by ended requests."""
+    arrived: float
+    """Of the prompts that were dispatched to the group."""
+    demanded: float
+    """Of those, and taken by running requests beyond their admission."""
+    used: float
+    """Change of what is held."""
 
 
 @dataclass(slots=True)
 class GroupMonitor:
     """What is remembered of one group between two looks at it."""
 
-    freed: RateMeter = field(default_factory=RateMeter)
-    """Blocks of ended requests less those that running ones took beyond their admission."""
-    released: RateMeter = field(default_factory=RateMeter)
-    demanded: RateMeter = field(default_factory=RateMeter)
-    arrived: RateMeter = field(default_factory=RateMeter)
-    arrived_lately: RateMeter = field(default_factory=lambda: RateMeter(window_ns=SURGE_WINDOW_NS))
-    arrived_usually: RateMeter = field(default_factory=lambda: RateMeter(window_ns=TRAFFIC_WINDOW_NS))
+    ticks: TickTimes = field(default_factory=TickTimes)
     num_arrived_blocks: int = 0
     """Of the prompts that were dispatched to this group."""
     foreseen_since_ns: int | None = None
     drowning_since_ns: int | None = None
     overloaded_since_ns: int | None = None
     overloaded_seen_ns: int | None = None
-    used: RateMeter = field(default_factory=RateMeter)
     blocked_since_ns: int | None = None
     settled_since_ns: int | None = None
     """End of its last move (also while the next one is under way); None = no move yet."""
@@ -158,6 +150,8 @@ class GroupMonitor:
     num_failures: int = 0
     """Moves in a row that failed: each doubles the time to the next attempt."""
     _last_news_ns: int | None = None
+    _totals: Totals | None = None
+    """Blocks freed, grown, arrived and held, since they were first noted."""
 
     def note_drowning(self, drowns: bool, now_ns: int) -> float:
         """Follow for how long compute has bound a pipeline; in seconds."""
@@ -190,14 +184,35 @@ class GroupMonitor:
             self._last_news_ns = now_ns
         return news
 
-    def look(self, group: GroupCore, now_ns: int) -> None:
-        """Take a sample (every tick)."""
-        self.freed.add(now_ns, group.counters.num_freed_blocks - group.counters.num_grown_blocks)
-        self.used.add(now_ns, group.used_blocks)
-        self.released.add(now_ns, group.counters.num_freed_blocks)
-        for meter in (self.arrived, self.arrived_lately, self.arrived_usually):
-            meter.add(now_ns, self.num_arrived_blocks)
-        self.demanded.add(now_ns, self.num_arrived_blocks + group.counters.num_grown_blocks)
+    def note_totals(self, group: GroupCore) -> None:
+        """Follow the group's totals (after every event that touched it): the next tick sees them."""
+        counters = group.counters
+        totals = (counters.num_freed_blocks, counters.num_grown_blocks, self.num_arrived_blocks, group.used_blocks)
+        if self._totals is None:
+            self._totals = Totals(self.ticks, *totals)
+        else:
+            self._totals.note(*totals)
+
+    def note_growth(self, group: GroupCore, times_ns: Sequence[int]) -> None:
+        """Of what the group holds, the last blocks were taken one by one at these times, some of them before ticks."""
+        counters, late = group.counters, len(times_ns)
+        if self._totals is None:
+            return
+        for index, time_ns in enumerate(times_ns, 1):
+            missing = late - index
+            self._totals.note_since(
+                self.ticks.number_at(time_ns), counters.num_freed_blocks, counters.num_grown_blocks - missing,
+                self.num_arrived_blocks, group.used_blocks - missing,
+            )
+
+    def rates(self) -> BlockRates | None:
+        """The last seconds, as the last tick saw them; None while too little has been seen."""
+        changes = None if self._totals is None else self._totals.changes(WINDOW_NS)
+        if changes is None:
+            return None
+        (freed, grown, arrived, used), duration_ns = changes
+        blocks = (freed - grown, freed, arrived, arrived + grown, used)
+        return BlockRates(*(per_s(change, duration_ns) for change in blocks))
 
     def note_verdict(self, overloaded: bool, declines: bool, now_ns: int) -> float:
         """Follow for how long the group has been overloaded without a verdict against a drop; in seconds.
@@ -228,55 +243,65 @@ class GroupMonitor:
         else:
             self.blocked_since_ns = None
 
-    def _freed_per_s(self, group: GroupCore, mean_stay_s: float | None, now_ns: int) -> float | None:
+    def _freed_per_s(
+        self, group: GroupCore, rates: BlockRates | None, mean_stay_s: float | None, now_ns: int
+    ) -> float | None:
         """Blocks that come free in the near future: as measured net of growth, or as the present load will give back.
 
         The measured rate is a mean over seconds. At the start of a burst it still knows the calm before it, and would
         call a wait of a few steps a long one; what is held now comes free within about one mean stay (Little's law).
         Growth is not taken off there: where it finds no room, it makes the newest request give way, not the queue wait.
         """
-        measured = self.freed.per_s()
         if not mean_stay_s:
-            return measured
+            return None if rates is None else rates.freed
         # A burst of longer answers than those that have ended shows in the age of what runs.
-        ages_s = [
-            (now_ns - s.first_scheduled_ns) / NANOSECONDS
-            for s in group.running.values() if s.first_scheduled_ns is not None
-        ]
-        mean_stay_s = max(mean_stay_s, sum(ages_s) / len(ages_s)) if ages_s else mean_stay_s
+        mean_age_s = group.mean_age_s(now_ns)
+        if mean_age_s is not None:
+            mean_stay_s = max(mean_stay_s, mean_age_s)
         expected = group.used_blocks / mean_stay_s
-        return expected if measured is None else max(measured, expected)
+        return expected if rates is None else max(rates.freed, expected)
+
+    def head_need_blocks(self, group: GroupCore) -> int:
+        """What the head of the queue needs to be admitted, watermark included; 0 when nothing waits."""
+        return group.blocks_for(group.waiting[0].num_tokens) + group.watermark_blocks() if group.waiting else 0
+
+    def blocked_s(self, now_ns: int) -> float | None:
+        """How long memory has kept the head of the queue out without a break; None while it does not."""
+        return None if self.blocked_since_ns is None else (now_ns - self.blocked_since_ns) / NANOSECONDS
 
     def load(
         self, group: GroupCore, steptime: StepTimeModel, now_ns: int, mean_stay_s: float | None = None
     ) -> GroupLoad:
         """The group as the overload policy sees it."""
-        head_blocks = group.blocks_for(len(group.waiting[0].tokens)) if group.waiting else 0
-        unfinished = sum(
-            ready for s in group.running.values() if (ready := len(s.tokens) - s.num_computed) > 1
-        )
-        queued = group.queued_tokens() + unfinished
+        queued = group.queued_tokens() + group.unfinished_tokens()
         kv_tokens = group.used_blocks * group.limits.block_size
-        since = self.blocked_since_ns
+        rates, blocked_s = self.rates(), self.blocked_s(now_ns)
         return GroupLoad(
             group.group_id,
             group.capacity_blocks,
             group.used_blocks,
-            head_blocks + group.watermark_blocks() if group.waiting else 0,
+            self.head_need_blocks(group),
             group.queued_blocks(),
             len(group.waiting),
-            since is not None,
-            0.0 if since is None else (now_ns - since) / NANOSECONDS,
-            self._freed_per_s(group, mean_stay_s, now_ns),
+            blocked_s is not None,
+            blocked_s or 0.0,
+            self._freed_per_s(group, rates, mean_stay_s, now_ns),
             queued,
             steptime.prefill_tokens_per_s(group.limits.max_num_batched_tokens, len(group.running), kv_tokens),
-            self.demanded.per_s(),
-            self.released.per_s(),
-            None if (arrived := self.arrived.per_s()) is None else arrived * group.limits.block_size,
+            None if rates is None else rates.demanded,
+            None if rates is None else rates.released,
+            None if rates is None else rates.arrived * group.limits.block_size,
             prefill_fill=self.prefill_fill,
             surge=self._surge(),
         )
 
     def _surge(self) -> float | None:
-        lately, usually = self.arrived_lately.per_s(), self.arrived_usually.per_s()
+        lately, usually = self._arrived_per_s(SURGE_WINDOW_NS), self._arrived_per_s(TRAFFIC_WINDOW_NS)
         return lately / usually if lately is not None and usually else None
+
+    def _arrived_per_s(self, window_ns: int) -> float | None:
+        changes = None if self._totals is None else self._totals.changes(window_ns)
+        if changes is None:
+            return None
+        (_, _, num_blocks, _), duration_ns = changes
+        return per_s(num_blocks, duration_ns)

@@ -2,14 +2,29 @@
 
 Whether to begin one is ``core.watching``'s decision; what happens inside one is ``core.merging``'s and
 ``core.restoring``'s. Recoveries and what a baseline does (``core.relief``) only count here as users of workers.
+
+An event concerns few of them, so each is found by its workers: a worker is in one move at a time. A move is advanced
+when a group on its workers was touched, when it was told or asked something, when its last advance did something, and
+on every event while it waits for the clock or for prices (``waits_for_time``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
+
 from jettison.core.group import GroupCore
 from jettison.core.loads import Loads
 from jettison.core.merging import MergePhase, Merging
-from jettison.core.ports import Action, CallFailed, LayoutApplied, LayoutOffered, MoveEnded, ShardLoaded
+from jettison.core.ports import (
+    Action,
+    CallFailed,
+    LayoutApplied,
+    LayoutOffered,
+    MoveEnded,
+    ShardLoaded,
+    Transfer,
+    transfer_ends,
+)
 from jettison.core.recovering import Recoveries
 from jettison.core.relief import Relief
 from jettison.core.request import RequestState
@@ -19,6 +34,8 @@ from jettison.policy.merge import StagePlan
 from jettison.policy.ranges import Pull
 from jettison.policy.restore import SplitPlan, plan_splits
 from jettison.types import WorkerId
+
+Move = Merging | Restoring
 
 
 class Moves:
@@ -31,29 +48,58 @@ class Moves:
         self._state = state
         self._loads = loads
         self._recoveries = recoveries
+        self._of_worker: dict[WorkerId, Move] = {}
+        """Of those under way, by member."""
+        self._number_of: dict[Move, int] = {}
+        """In the order in which they were begun."""
+        self._num_begun = 0
+        self._due: set[Move] = set()
+        """To be advanced in any case."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
     @property
-    def under_way(self) -> list[Merging | Restoring]:
+    def under_way(self) -> list[Move]:
         """All of them, merges first."""
         return [*self.merges, *self.restores]
 
-    def moving_workers(self) -> set[WorkerId]:
+    @property
+    def is_idle(self) -> bool:
+        """No move is under way."""
+        return not self._of_worker
+
+    def workers_of_moves(self) -> Set[WorkerId]:
+        """Members of the moves under way."""
+        return self._of_worker.keys()
+
+    def moving_workers(self) -> Set[WorkerId]:
         """Workers whose layout is being changed, or recovered."""
-        return {w for move in self.under_way for w in move.worker_ids} | self._recoveries.busy_workers()
+        if self._recoveries.is_idle:
+            return self._of_worker.keys()
+        return self._of_worker.keys() | self._recoveries.busy_workers()
 
     def busy_workers(self) -> set[WorkerId]:
         """Workers where no move may begin."""
-        return self.moving_workers() | set(self.relief.worker_ids)
+        return {*self.moving_workers(), *self.relief.worker_ids}
+
+    def is_busy(self, group: GroupCore) -> bool:
+        """No move of the group may begin: some worker of it is busy."""
+        if any(w in self._of_worker for w in group.worker_ids):
+            return True
+        others = set(self.relief.worker_ids)
+        if not self._recoveries.is_idle:
+            others |= self._recoveries.busy_workers()
+        return not others.isdisjoint(group.worker_ids)
 
     def restore_of(self, group: GroupCore) -> Restoring | None:
         """The restore that touches a member of the group."""
-        return next((r for r in self.restores if set(r.worker_ids) & set(group.worker_ids)), None)
+        moves = (self._of_worker.get(w) for w in group.worker_ids)
+        return next((move for move in moves if isinstance(move, Restoring)), None)
 
     def is_emptying(self, group: GroupCore) -> bool:
         """A pipeline whose members already serve on their own takes nothing new."""
-        return any(r.group is group and r.has_split for r in self.restores)
+        restore = self.restore_of(group) if self._of_worker else None
+        return restore is not None and restore.group is group and restore.has_split
 
     # --- beginning --------------------------------------------------------------------------------------------
 
@@ -64,6 +110,7 @@ class Moves:
         """Begin to make these groups one."""
         merge = Merging(self._state, sources, stages, now_ns, pulls)
         self.merges.append(merge)
+        self._begun(merge)
         return merge.advance(now_ns)
 
     def restore(
@@ -82,6 +129,18 @@ class Moves:
             self._state, group, split, now_ns, homes, with_queue=yields, max_overflow_blocks=max_overflow_blocks
         )
         self.restores.append(restore)
+        self._begun(restore)
+        return restore.advance(now_ns)
+
+    def turn_round(self, restore: Restoring, now_ns: int, reason: str) -> list[Action]:
+        """Call a restore off: the pipeline is needed after all."""
+        self._due.add(restore)
+        return restore.turn_round(now_ns, reason)
+
+    def take_queue_along(self, restore: Restoring, now_ns: int) -> list[Action]:
+        """Let a restore split although requests wait: they wait for compute."""
+        self._due.add(restore)
+        restore.take_queue_along()
         return restore.advance(now_ns)
 
     def _return_again(self, merge: Merging, now_ns: int) -> list[Action]:
@@ -92,50 +151,99 @@ class Moves:
                 return self.restore(group, now_ns, homes)
         return []
 
+    def _begun(self, move: Move) -> None:
+        self._of_worker |= dict.fromkeys(move.worker_ids, move)
+        self._number_of[move] = self._num_begun
+        self._num_begun += 1
+        self._due.add(move)
+
+    def _forget(self, move: Move) -> None:
+        for worker_id in move.worker_ids:
+            if self._of_worker.get(worker_id) is move:
+                del self._of_worker[worker_id]
+        del self._number_of[move]
+        self._due.discard(move)
+
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
         """Take the answer to a call; None if no move here has made it."""
-        answers = (move.on_layout(event, now_ns) for move in self.under_way)
-        return next((a for a in answers if a is not None), None)
+        move = self._of_worker.get(event.worker_id)
+        return None if move is None else self._answered(move, move.on_layout(event, now_ns))
 
     def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
         """Take the end of a load; None if no move here has asked for it."""
-        answers = (move.on_shard_loaded(event, now_ns) for move in self.under_way)
-        return next((a for a in answers if a is not None), None)
+        move = self._of_worker.get(event.worker_id)
+        return None if move is None else self._answered(move, move.on_shard_loaded(event, now_ns))
 
-    def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
+    def on_move(self, event: MoveEnded, transfer: Transfer | None, now_ns: int) -> list[Action] | None:
         """Take the end of a transfer; None if it is none of these."""
-        answers = (move.on_move(event, now_ns) for move in self.under_way)
-        return next((a for a in answers if a is not None), None)
+        if transfer is None:
+            return None
+        move = self._of_worker.get(transfer_ends(transfer)[1])  # both ends are members
+        return None if move is None else self._answered(move, move.on_move(event, now_ns))
+
+    def _answered(self, move: Move, actions: list[Action] | None) -> list[Action] | None:
+        if actions is not None:
+            self._due.add(move)
+        return actions
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop what these moves do with it."""
-        return [action for move in self.under_way for action in move.cancel(state)]
+        group = self._state.groups.get(state.group_id) if self._of_worker else None
+        if group is None:
+            return []
+        move = self._of_worker.get(group.worker_ids[0])  # of all its workers, or of none
+        if move is None:
+            return []
+        self._due.add(move)
+        return move.cancel(state)
 
-    def take_out(self, dead: WorkerId) -> list[Merging | Restoring]:
+    def take_out(self, dead: WorkerId) -> list[Move]:
         """Moves that this worker was part of: they end here, and ``core.recovering`` abandons them."""
         involved = [m for m in self.under_way if dead in m.worker_ids]
         self.merges = [m for m in self.merges if m not in involved]
         self.restores = [r for r in self.restores if r not in involved]
+        for move in involved:
+            self._forget(move)
         return involved
 
+    # --- progress ---------------------------------------------------------------------------------------------
+
     def advance(self, now_ns: int) -> list[Action]:
-        """Let each go as far as it can, and do what follows from those that are over."""
+        """Let each that something has happened to go as far as it can, and do what follows from those that are over."""
+        if not self._of_worker:
+            return []
+        due, self._due = self._due, set()
+        due |= self._on_workers(w for g in self._state.changed_groups() for w in g.worker_ids)
         actions: list[Action] = []
-        for merge in list(self.merges):
-            actions += merge.advance(now_ns)
+        for merge in sorted((m for m in due if isinstance(m, Merging)), key=self._number_of.__getitem__):
+            actions += self._advance(merge, now_ns)
             if merge.is_over:
                 self.merges.remove(merge)
+                self._forget(merge)
                 self._loads.note_settled(merge.worker_ids, now_ns, failed=merge.phase is MergePhase.FAILED)
                 if merge.phase is MergePhase.FAILED:
                     actions += self._return_again(merge, now_ns)
-        for restore in list(self.restores):
-            actions += restore.advance(now_ns)
+        due |= self._due  # what has just begun again
+        for restore in sorted((r for r in due if isinstance(r, Restoring)), key=self._number_of.__getitem__):
+            actions += self._advance(restore, now_ns)
             if restore.is_over:
                 self.restores.remove(restore)
+                self._forget(restore)
+                restore.group.touch()  # open again to newcomers
                 self._loads.note_settled(restore.worker_ids, now_ns, failed=restore.has_failed)
                 if restore.phase is RestorePhase.TURNED and restore.has_split:
                     sources = [*restore.homes, restore.group]
                     actions += self.merge(sources, restore.group.stages, now_ns)
+        return actions
+
+    def _on_workers(self, worker_ids: Iterable[WorkerId]) -> set[Move]:
+        return {move for w in worker_ids if (move := self._of_worker.get(w)) is not None}
+
+    def _advance(self, move: Move, now_ns: int) -> list[Action]:
+        phase = move.phase
+        actions = move.advance(now_ns)
+        if actions or move.phase is not phase or move.waits_for_time:
+            self._due.add(move)
         return actions

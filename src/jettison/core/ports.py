@@ -167,8 +167,7 @@ class StepRow(NamedTuple):
     """What of its KV the stages attend to elsewhere, as it was when the step was planned."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunStep:
+class RunStep(NamedTuple):
     """Run one microbatch through the stages of a group.
 
     The driver must read tokens and block tables while it carries the action out, not later: they change with the
@@ -272,8 +271,7 @@ class FenceWorker(NamedTuple):
     lost_life: int
 
 
-@dataclass(frozen=True, slots=True)
-class Emit:
+class Emit(NamedTuple):
     """Tokens for a client. With a ``finish_reason`` it is the request's last."""
 
     request_id: RequestId
@@ -281,7 +279,7 @@ class Emit:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
     error: str | None = None
-    state: RequestState | None = field(default=None, compare=False, repr=False)
+    state: RequestState | None = None
     """The request, for what else the front end wants to know (times, cached tokens, prompt logprobs)."""
 
 

@@ -24,7 +24,7 @@ Nothing here chooses groups for requests (``core.cluster``) or starts processes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -48,7 +48,7 @@ from jettison.core.ports import (
 )
 from jettison.core.relayout import Leftovers, Relayout
 from jettison.core.relief import Relief
-from jettison.core.request import Phase, RequestState
+from jettison.core.request import NOWHERE, Phase, RequestState
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.merge import StagePlan
@@ -138,8 +138,8 @@ class Recovery:
 
     # --- progress ---------------------------------------------------------------------------------------------
 
-    def advance(self, now_ns: int, is_fenced: bool, sources: Sequence[WorkerState]) -> list[Action]:
-        """Go as far as the state allows. ``sources``: workers that may be asked for shards."""
+    def advance(self, now_ns: int, is_fenced: bool, sources: Callable[[], Sequence[WorkerState]]) -> list[Action]:
+        """Go as far as the state allows. ``sources``: workers that may be asked for shards; O(workers) to find."""
         actions: list[Action] = []
         if self.phase is RecoveryPhase.FENCE:
             if not is_fenced:
@@ -147,7 +147,7 @@ class Recovery:
             self._release_ghosts()
             if self.relayouts or self.loads or self.moves or self.worker.ghosts:
                 return []
-            if any(self.worker.worker_id in g.worker_ids for g in self._cluster.groups.values()):
+            if self._cluster.groups_of[self.worker.worker_id]:
                 return [self._done(now_ns)]
             if self.worker.ledger.num_held:
                 return []  # of a request that was on its way here, and stays where it is
@@ -176,13 +176,14 @@ class Recovery:
         self.relayouts.append(relayout)
         return relayout.start()
 
-    def _fill(self, now_ns: int, sources: Sequence[WorkerState]) -> list[Action]:
+    def _fill(self, now_ns: int, find_sources: Callable[[], Sequence[WorkerState]]) -> list[Action]:
         """Fetch every missing shard that is not on its way: once from a peer, and if that fails from the folder."""
         if now_ns < self._retry_ns:
             return []
         pulled = {m.shard for i in self.moves if isinstance(m := self._cluster.open_moves[i], SendShard)}
         missing = self.worker.unfilled - pulled - {load.shard for load in self.loads.values()}
         actions: list[Action] = []
+        sources = find_sources() if missing else ()
         num_asked = dict.fromkeys((s.worker_id for s in sources), 0)
         for shard in sorted(missing):
             holders = [s for s in sources if shard in s.layout.shards and shard not in s.unfilled]
@@ -226,10 +227,14 @@ class Recoveries:
         self._cluster = cluster
         self._params = params
         self._homes = homes
+        self._home_layers = {s.worker_id: s.layers for home in homes for s in home}
         self._relief = relief
         self.by_worker: dict[WorkerId, Recovery] = {}
         self._fences: dict[int, _Fence] = {}
         self._num_ghosts = 0
+        self._homes_formed_for: int | None = None
+        """``num_dissolved`` when homes were last formed: without another dissolved group, a recovery that is done or a
+        worker that joins no home becomes free. None: some recovery is done."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -244,8 +249,7 @@ class Recoveries:
         return self.by_worker.keys() | {transfer_ends(self._cluster.open_moves[i])[0] for i in pulls}
 
     def _home_layout(self, worker_id: WorkerId) -> LayoutSpec:
-        (layers,) = [s.layers for home in self._homes for s in home if s.worker_id == worker_id]
-        return self._cluster.stage_layout(layers)
+        return self._cluster.stage_layout(self._home_layers[worker_id])
 
     def _form_homes(self) -> None:
         """Form the homes whose members are all there, and in no other group."""
@@ -254,6 +258,7 @@ class Recoveries:
         free = [home for home in self._homes if not any(s.worker_id in taken for s in home)]
         for home in free:
             self._cluster.form_group(home)
+        self._homes_formed_for = self._cluster.num_dissolved
 
     # --- death ------------------------------------------------------------------------------------------------
 
@@ -347,7 +352,7 @@ class Recoveries:
         cluster.counters.num_recomputed_tokens += state.num_computed
         state.num_preemptions += state.num_computed > 0
         state.num_computed = state.num_pending = state.num_sealed = 0
-        state.kv_at = {}
+        state.kv_at = NOWHERE
         state.remote = ()
         state.paused = state.recompute = False
         state.phase = Phase.WAITING
@@ -426,7 +431,7 @@ class Recoveries:
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of a transfer; None if no recovery waits for it."""
         del now_ns
-        if not any(event.move_id in r.moves for r in self.by_worker.values()):
+        if not self.by_worker or not any(event.move_id in r.moves for r in self.by_worker.values()):
             return None
         move = self._cluster.open_moves.pop(event.move_id)
         if event.complete and isinstance(move, SendShard):
@@ -438,17 +443,22 @@ class Recoveries:
                 moves.discard(event.move_id)
         return []
 
-    def advance(self, now_ns: int, busy: set[WorkerId]) -> list[Action]:
+    def advance(self, now_ns: int, busy: Set[WorkerId]) -> list[Action]:
         """Go as far as the state allows. ``busy``: workers in other moves, which are not asked for shards."""
         actions: list[Action] = []
-        for worker_id, recovery in sorted(self.by_worker.items()):
-            is_fenced = all(f.survivor != worker_id for f in self._fences.values())
-            sources = [
+        unfenced = {f.survivor for f in self._fences.values()} if self._fences else set()
+
+        def sources() -> list[WorkerState]:
+            return [
                 w for w in self._cluster.workers.values()
                 if w.alive and w.worker_id not in busy and w.worker_id not in self.by_worker
             ]
-            actions += recovery.advance(now_ns, is_fenced, sources)
+
+        for worker_id, recovery in sorted(self.by_worker.items()):
+            actions += recovery.advance(now_ns, worker_id not in unfenced, sources)
             if recovery.phase is RecoveryPhase.DONE:
                 del self.by_worker[worker_id]
-        self._form_homes()
+                self._homes_formed_for = None
+        if self._homes_formed_for != self._cluster.num_dissolved:
+            self._form_homes()
         return actions

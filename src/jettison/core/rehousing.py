@@ -27,6 +27,9 @@ class Rehousing:
 
     def advance(self, now_ns: int) -> list[Action]:
         """Queue homeless requests, in order, as soon as some group can take them; end them if that lasts too long."""
+        if not self._cluster.homeless:
+            self._since_ns = None
+            return []
         homeless = sorted(self._cluster.homeless.values(), key=lambda s: s.order)
         if all(self._place(state) for state in homeless):
             self._since_ns = None
@@ -42,7 +45,8 @@ class Rehousing:
     def share_queues(self) -> None:
         """A new group is there: deal out again what waits."""
         groups = self._cluster.groups
-        waiting = [s for g in groups.values() if not g.paused for s in g.waiting if s.ending is None]
+        queued = [groups[g] for g in sorted(self._cluster.changes.queued)]
+        waiting = [s for g in queued if not g.paused for s in g.waiting if s.ending is None]
         for state in waiting:
             groups[state.group_id].take_out(state)
         for state in sorted(waiting, key=lambda s: s.order):

@@ -27,11 +27,6 @@ class Relief:
     """Nothing is done. One call of the core asks in this order: an event's own method, then before and after steps."""
 
     @property
-    def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Workers that a transfer is using, or that owe a request its KV: no layout may change there."""
-        return ()
-
-    @property
     def is_quiet(self) -> bool:
         """Nobody is on the way, or kept elsewhere, for whom a step of another request could matter."""
         return True
@@ -45,6 +40,19 @@ class Relief:
     def steps_ahead(self) -> int:
         """For how many steps of growth it wants to see room before it acts."""
         return 0
+
+    def note_grown(self, group: GroupCore) -> None:
+        """Requests of the group have taken blocks in steps that are told of late."""
+
+    @property
+    def awaits_tick(self) -> bool:
+        """It may do something although nothing but time has passed."""
+        return False
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Workers that a transfer is using, or that owe a request its KV: no layout may change there."""
+        return ()
 
     def owed_blocks(self, group: GroupCore) -> int:
         """Blocks that requests of the group need and neither hold nor wait for in its queue; dispatch counts them."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from jettison.types import FinishReason, GroupId, LayerRange, Request, RequestId, TokenLogprobs, WorkerId
@@ -76,32 +78,38 @@ class Suspicion:
         return True
 
 
+NOWHERE: Mapping[WorkerId, LayerRange] = MappingProxyType({})
+"""``RequestState.kv_at`` of a request without KV. Requests of a group share one such table, so nobody changes any."""
+
+
 class RequestState:
     """Progress of one request.
 
-    Invariant: ``num_computed <= num_computed + num_pending <= len(tokens)``. KV of tokens before ``num_computed`` is
+    Invariant: ``num_computed <= num_computed + num_pending <= num_tokens``. KV of tokens before ``num_computed`` is
     valid at every worker in ``kv_at``, for the layers named there; except that what ``remote`` names is at its source.
     """
 
     __slots__ = (
-        "request", "request_id", "num_prompt", "tokens", "num_computed", "num_pending", "phase", "group_id", "kv_at",
-        "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns", "first_token_ns",
-        "finished_ns", "num_preemptions", "suspicion", "order", "prompt_logprobs", "moves", "paused",
-        "remote", "recompute",
+        "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
+        "group_id", "kv_at", "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns",
+        "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "moves", "paused", "remote",
+        "recompute", "_suspicion",
     )
 
     def __init__(self, request: Request, order: int) -> None:
         self.request = request
         self.request_id: RequestId = request.request_id
         self.num_prompt = len(request.prompt_token_ids)
-        self.tokens: list[int] = list(request.prompt_token_ids)
-        """Prompt, then output."""
+        self.num_tokens = self.num_prompt
+        """Prompt and output. Invariant: ``num_prompt + len(output)``; kept because it is asked for all the time."""
+        self.output: list[int] = []
+        """Tokens produced so far (``add_token``)."""
         self.num_computed = 0
         self.num_pending = 0
         """Tokens in unfinished steps."""
         self.phase = Phase.WAITING
         self.group_id: GroupId = -1
-        self.kv_at: dict[WorkerId, LayerRange] = {}
+        self.kv_at: Mapping[WorkerId, LayerRange] = NOWHERE
         self.num_cached = 0
         """Prompt tokens taken from the prefix cache at the first admission."""
         self.num_sealed = 0
@@ -115,8 +123,7 @@ class RequestState:
         self.first_token_ns: int | None = None
         self.finished_ns: int | None = None
         self.num_preemptions = 0
-        self.suspicion = Suspicion()
-        """Whether it may be what kills workers."""
+        self._suspicion: Suspicion | None = None
         self.order = (request.priority, order)
         """Service order: priority first, then arrival."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
@@ -132,15 +139,60 @@ class RequestState:
         """Its KV cannot be completed or trusted: not scheduled, and computed again from its tokens as soon as no step
         and no move touches it."""
 
+    # --- tokens: the prompt, which is the request's own and never copied, then the output ---------------------
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output, as a new list: O(tokens)."""
+        return [*self.request.prompt_token_ids, *self.output]
+
+    def token_at(self, position: int) -> int:
+        """One known token; ``position`` counts from the prompt's first."""
+        num_prompt = self.num_prompt
+        return self.request.prompt_token_ids[position] if position < num_prompt else self.output[position - num_prompt]
+
+    def tokens_between(self, first: int, end: int) -> Sequence[int]:
+        """Known tokens ``first <= position < end``; O(end - first)."""
+        num_prompt = self.num_prompt
+        if end <= num_prompt:
+            return self.request.prompt_token_ids[first:end]
+        if first >= num_prompt:
+            return self.output[first - num_prompt : end - num_prompt]
+        return [*self.request.prompt_token_ids[first:], *self.output[: end - num_prompt]]
+
+    def add_tokens(self, token_id: int, count: int) -> None:
+        """It has got the same token so many times (pretend tokens: ``core.strides``)."""
+        self.output += [token_id] * count
+        self.num_tokens += count
+
+    def add_token(self, token_id: int) -> None:
+        """It has got a token."""
+        self.output.append(token_id)
+        self.num_tokens += 1
+
     @property
     def num_output(self) -> int:
         """Tokens produced so far."""
-        return len(self.tokens) - self.num_prompt
+        return self.num_tokens - self.num_prompt
 
     @property
     def num_ready(self) -> int:
         """Tokens known but neither computed nor in flight."""
-        return len(self.tokens) - self.num_computed - self.num_pending
+        return self.num_tokens - self.num_computed - self.num_pending
+
+    # --- the rest ---------------------------------------------------------------------------------------------
+
+    @property
+    def suspicion(self) -> Suspicion:
+        """Whether it may be what kills workers. Made when first asked for: hardly any request ever needs one."""
+        if self._suspicion is None:
+            self._suspicion = Suspicion()
+        return self._suspicion
+
+    @property
+    def on_trial(self) -> bool:
+        """It is suspected."""
+        return self._suspicion is not None and self._suspicion.on_trial
 
     @property
     def is_finished(self) -> bool:
@@ -149,6 +201,6 @@ class RequestState:
 
     def __repr__(self) -> str:
         return (
-            f"<{self.request_id} {self.phase} {self.num_computed}+{self.num_pending}/{len(self.tokens)}"
+            f"<{self.request_id} {self.phase} {self.num_computed}+{self.num_pending}/{self.num_tokens}"
             f" kv_at={self.kv_at}>"
         )

@@ -145,6 +145,11 @@ class Restoring:
         """The new groups, once split."""
         return self.returning.homes if self.returning is not None else []
 
+    @property
+    def waits_for_time(self) -> bool:
+        """Its next step may come without an event of its members."""
+        return self.phase is RestorePhase.REDROP
+
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
@@ -388,6 +393,7 @@ class Restoring:
 
     def _turned(self, now_ns: int) -> list[Action]:
         self._reap_ended()
+        self.group.touch()
         for state in self.group.running.values():
             state.paused = False
         if self.has_split:
@@ -442,7 +448,7 @@ def overflow(
     """
     room = {index: room_blocks(cluster, part) for index, part in enumerate(split.parts)}
     most = max(room.values())
-    if any(group.blocks_for(len(s.tokens)) > most for s in group.waiting):
+    if any(group.blocks_for(s.num_tokens) > most for s in group.waiting):
         return None
     num_blocks_of = group.ledgers[0].num_blocks_of
     left = {r: PlacedRequest(r, num_blocks_of(r)) for r in (*group.running, *group.moving)}

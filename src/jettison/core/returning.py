@@ -55,8 +55,7 @@ class Returning:
         """Take the end of a transfer; whether it was one of these."""
         if self._moves.pop(event.move_id, None) is None:
             return False
-        state = self._cluster.move_owner.pop(event.move_id)
-        state.moves.discard(event.move_id)
+        state = self._cluster.end_move(event.move_id)
         self.num_returned_bytes += event.num_bytes
         self._cluster.counters.returned_bytes += event.num_bytes
         if not event.complete:
@@ -121,6 +120,7 @@ class Returning:
         if not state.paused and num_full - sent > MAX_FINAL_BLOCKS:
             return self._send_blocks(state, sent, num_full)
         state.paused = True
+        self._cluster.touch(state)
         if state.num_pending:
             return []
         actions = self._send_blocks(state, sent, -(-state.num_computed // size))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from jettison.core.changes import Changes
 from jettison.core.group import GroupCore, SchedulerLimits
 from jettison.core.ports import Action, Emit, SendKV, SendShard, Transfer
 from jettison.core.request import Phase, RequestState
@@ -136,12 +137,56 @@ class ClusterState:
     """Requests with ``recompute`` set."""
     checked_versions: dict[WorkerId, int] = field(default_factory=dict)
     """Version of each worker's ledger that ``check`` has found in order."""
+    changes: Changes = field(default_factory=Changes)
+    """What the groups write into; shared with all of them."""
+    groups_of: dict[WorkerId, list[GroupCore]] = field(default_factory=dict)
+    """Groups that use a worker: one, but during a restore after its split; none of a dead one."""
+    shared_workers: set[WorkerId] = field(default_factory=set)
+    """Workers that several groups use."""
+    pipelines: dict[GroupId, GroupCore] = field(default_factory=dict)
+    """Groups of several stages."""
+    num_dissolved: int = 0
+    """Groups that are no more."""
     next_group_id: GroupId = 0
     next_epoch: int = 0
     next_step_id: int = 1
     next_call_id: int = 1
     next_move_id: MoveId = 1
     next_order: int = 0
+    _alive: tuple[int, int, int, int] | None = None
+    """(losses, joins) that these hold for: (live workers, least of their full blocks)."""
+
+    def __post_init__(self) -> None:
+        for worker_id, worker in self.workers.items():
+            self.groups_of[worker_id] = []
+            worker.ledger.report_to(self.changes.ledgers, worker_id)
+
+    # --- changes ----------------------------------------------------------------------------------------------
+
+    def touch(self, state: RequestState) -> None:
+        """What may be done with a request is different: its group has to be asked again."""
+        self.changes.touched.add(state.group_id)
+        self.changes.freer.add(state.group_id)
+
+    def resolve_ledgers(self) -> None:
+        """Note the groups whose workers' ledgers were changed, by themselves or by others."""
+        ledgers = self.changes.ledgers
+        if ledgers:
+            ids = [g.group_id for w in ledgers for g in self.groups_of[w]]
+            self.changes.touched.update(ids)
+            self.changes.freer.update(ids)
+            ledgers.clear()
+
+    def changed_groups(self) -> list[GroupCore]:
+        """Groups that this event or the one before has touched, in order of formation."""
+        self.resolve_ledgers()
+        changes = self.changes
+        ids = changes.touched | changes.recent | changes.unnoted
+        return [self.groups[g] for g in sorted(ids) if g in self.groups]
+
+    def sharers(self, group: GroupCore) -> set[GroupId]:
+        """Other groups that use a worker of this one."""
+        return {g.group_id for w in group.worker_ids for g in self.groups_of[w]} - {group.group_id}
 
     # --- groups -----------------------------------------------------------------------------------------------
 
@@ -155,10 +200,16 @@ class ClusterState:
             self.limits,
             self.hasher,
             self._chunk_cost(len(stages)),
+            self.changes,
         )
         self.next_group_id += 1
         self.next_epoch += 1
         self.groups[group.group_id] = group
+        if len(stages) > 1:
+            self.pipelines[group.group_id] = group
+        for worker_id in group.worker_ids:
+            self._use(worker_id, [*self.groups_of[worker_id], group])
+        group.touch()
         return group
 
     def _chunk_cost(self, num_stages: int) -> OnlineChunkCost:
@@ -172,10 +223,21 @@ class ClusterState:
         """Remove an empty group and keep its totals."""
         assert not group.running and not group.waiting and not group.moving and not group.in_flight, "group not empty"
         del self.groups[group.group_id]
+        self.pipelines.pop(group.group_id, None)
+        for worker_id in group.worker_ids:
+            self._use(worker_id, [g for g in self.groups_of[worker_id] if g is not group])
+        self.num_dissolved += 1
         self.counters.num_preemptions += group.counters.num_preemptions
         self.counters.num_recomputed_tokens += group.counters.num_recomputed_tokens
         self.counters.prefix_queries += group.counters.prefix_queries
         self.counters.prefix_hits += group.counters.prefix_hits
+
+    def _use(self, worker_id: WorkerId, groups: list[GroupCore]) -> None:
+        self.groups_of[worker_id] = groups
+        if len(groups) > 1:
+            self.shared_workers.add(worker_id)
+        else:
+            self.shared_workers.discard(worker_id)
 
     def full_layout(self) -> LayoutSpec:
         """Every shard, every layer's KV."""
@@ -209,10 +271,22 @@ class ClusterState:
     ) -> SendKV:
         """A KV move owned by a request: its blocks stay reserved until the move has ended."""
         move = SendKV(self.new_move(), src, dst, layers, tuple(src_blocks), tuple(dst_blocks), urgent)
-        state.moves.add(move.move_id)
-        self.move_owner[move.move_id] = state
         self.open_moves[move.move_id] = move
+        self.own_move(move.move_id, state)
         return move
+
+    def own_move(self, move_id: MoveId, state: RequestState) -> None:
+        """A move of a request's KV begins."""
+        state.moves.add(move_id)
+        self.move_owner[move_id] = state
+        self.touch(state)
+
+    def end_move(self, move_id: MoveId) -> RequestState:
+        """A move of a request's KV has ended; returns the request. Raises KeyError for one that nobody owns."""
+        state = self.move_owner.pop(move_id)
+        state.moves.discard(move_id)
+        self.touch(state)
+        return state
 
     def send_shard(self, src: WorkerId, dst: WorkerId, shard: ShardId) -> SendShard:
         """A transfer of one shard's bytes."""
@@ -223,6 +297,7 @@ class ClusterState:
     def distrust(self, state: RequestState) -> None:
         """Something of the request's KV got lost: it starts again from its tokens, as soon as it may."""
         state.recompute = True
+        self.touch(state)
         self.distrusted[state.request_id] = state
 
     def recompute_distrusted(self) -> None:
@@ -246,6 +321,7 @@ class ClusterState:
         state.finish_reason = reason
         state.finished_ns = now_ns
         state.ending = reason
+        self.touch(state)
         if reason is FinishReason.CANCELLED:
             self.counters.num_cancelled += 1
         self.reap(state)
@@ -267,6 +343,14 @@ class ClusterState:
         state.phase = Phase.FINISHED
         del self.requests[state.request_id]
         return True
+
+    def alive_workers(self) -> tuple[int, int]:
+        """How many live, and the least capacity of one with every layer resident (0 if none lives)."""
+        key = (self.counters.num_worker_losses, self.counters.num_worker_joins)
+        if self._alive is None or self._alive[:2] != key:
+            full_blocks = [w.full_blocks for w in self.workers.values() if w.alive]
+            self._alive = (*key, len(full_blocks), min(full_blocks, default=0))
+        return self._alive[2:]
 
     # --- checks -----------------------------------------------------------------------------------------------
 
@@ -294,6 +378,11 @@ class ClusterState:
         lost = {w.worker_id for w in self.workers.values() if not w.alive}
         assert not any(lost & set(g.worker_ids) for g in self.groups.values()), "a group with a dead member"
         assert self.move_owner.keys() <= self.open_moves.keys()
+        assert self.pipelines == {i: g for i, g in self.groups.items() if len(g.stages) > 1}
+        assert self.changes.queued == {i for i, g in self.groups.items() if g.waiting}
+        for worker_id in self.workers:
+            assert (worker_id in self.shared_workers) == (len(self.groups_of[worker_id]) > 1)
+            assert self.groups_of[worker_id] == [g for g in self.groups.values() if worker_id in g.worker_ids]
 
     def is_idle(self) -> bool:
         """No requests, no moves."""

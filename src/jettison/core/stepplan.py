@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from jettison.core.request import Phase, RequestState
@@ -44,6 +43,9 @@ class StepPlanner:
         self._ahead_version = -1
         self._was_alone = False
         """The last step was a suspect's."""
+        self._limits: BatchLimits | None = None
+        """Good for ``_limits_capacity``: nothing else in them ever changes."""
+        self._limits_capacity = -1
 
     def next_plan(self) -> BatchPlan:
         """The next microbatch, for the group as it is now."""
@@ -86,57 +88,60 @@ class StepPlanner:
         if group.in_flight:
             return BatchPlan(group.version, (), (), (), group.head_blocked_by)
         suspect = min(group.suspects.values(), key=lambda s: (s.phase is not Phase.RUNNING, s.order))
-        limits = replace(self.limits(), num_microbatches=1)
+        limits = self.limits()._replace(num_microbatches=1)
         own_row = [self._waiting_row(suspect)] if suspect.phase is Phase.WAITING else []
         alone = plan_batch(
-            replace(self.view(), waiting=own_row), limits, {suspect.request_id: limits.max_num_tokens}
+            self.view()._replace(waiting=own_row), limits, {suspect.request_id: limits.max_num_tokens}
         )
         if not alone.is_empty and not self._was_alone:
             self._was_alone = True
             return alone
         waits = bool(own_row) and alone.is_empty and not own_row[0].is_oversized
         others = self.view()
-        others = replace(
-            others,
+        others = others._replace(
             running=[row for row in others.running if row.request_id not in group.suspects],
-            waiting=() if waits else [self._waiting_row(s) for s in group.waiting if not s.suspicion.on_trial],
+            waiting=() if waits else [self._waiting_row(s) for s in group.waiting if not s.on_trial],
         )
         together = plan_batch(others, limits)
         self._was_alone = False
         if together.is_empty:
             return alone
-        return replace(together, head_blocked_by=together.head_blocked_by or alone.head_blocked_by)
+        return together._replace(head_blocked_by=together.head_blocked_by or alone.head_blocked_by)
 
     # --- views ------------------------------------------------------------------------------------------------
 
     def limits(self) -> BatchLimits:
         """Bounds of one microbatch of this group."""
         group = self._group
-        return BatchLimits(
-            group.limits.max_num_batched_tokens,
-            group.limits.max_num_seqs,
-            group.watermark_blocks(),
-            group.limits.block_size,
-            len(group.stages),
-        )
+        capacity = group.capacity_blocks
+        if self._limits is None or capacity != self._limits_capacity:
+            self._limits_capacity = capacity
+            self._limits = BatchLimits(
+                group.limits.max_num_batched_tokens,
+                group.limits.max_num_seqs,
+                group.watermark_blocks(),
+                group.limits.block_size,
+                len(group.stages),
+            )
+        return self._limits
 
     def view(self) -> BatchView:
         """The group as ``policy.batching`` sees it."""
         group = self._group
         block_size = group.limits.block_size
-        table_of = group.ledgers[0].table
+        tables = group.ledgers[0].tables
         rows = []
         for request_id, state in group.running.items():
             scheduled = state.num_computed + state.num_pending
-            ready = len(state.tokens) - scheduled
+            ready = state.num_tokens - scheduled
             if ready <= 0 or state.paused or state.recompute or state.ending is not None:
                 continue
-            room = len(table_of(request_id).ids) * block_size - scheduled
+            room = len(tables[request_id].ids) * block_size - scheduled
             rows.append(RunningRow(request_id, ready, room, state.num_pending > 0))
-        num_free = min(ledger.num_free for ledger in group.ledgers)
+        num_allocatable = group.num_allocatable_blocks
         return BatchView(
-            group.version, rows, len(group.running), self._waiting_rows(), self._victims, num_free,
-            num_reserved_blocks=num_free - group.num_free_blocks,
+            group.version, rows, len(group.running), self._waiting_rows(), self._victims, num_allocatable,
+            num_allocatable - group.num_free_blocks,
         )
 
     def _waiting_rows(self) -> Iterator[WaitingRow]:
@@ -144,10 +149,10 @@ class StepPlanner:
 
     def _waiting_row(self, state: RequestState) -> WaitingRow:
         if self._group.is_oversized(state):
-            total = self._group.blocks_for(len(state.tokens))
-            return WaitingRow(state.request_id, len(state.tokens), 0, total, True)
+            total = self._group.blocks_for(state.num_tokens)
+            return WaitingRow(state.request_id, state.num_tokens, 0, total, True)
         num_cached, num_needed = self._group.cached_prefix(state)
-        return WaitingRow(state.request_id, len(state.tokens), num_cached, num_needed)
+        return WaitingRow(state.request_id, state.num_tokens, num_cached, num_needed)
 
     def _victims(self) -> list[VictimRow]:
         if self._group.holds_preemption:
@@ -166,7 +171,7 @@ class StepPlanner:
         prompts: list[QueuedChunk] = []
         for request_id, state in group.running.items():
             scheduled = state.num_computed + state.num_pending
-            ready = len(state.tokens) - scheduled
+            ready = state.num_tokens - scheduled
             if state.ending is not None or state.paused or state.recompute:
                 continue
             if ready <= 0:

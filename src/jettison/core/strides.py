@@ -47,12 +47,11 @@ class Strides:
     def is_quiet(self) -> bool:
         """Nothing goes on that a step of one group could decide about another."""
         return (
-            not self._moves.under_way and self._recoveries.is_idle and self._moves.relief.is_quiet
-            and not self._state.homeless and not self._state.distrusted
+            self._moves.is_idle and self._recoveries.is_idle and self._moves.relief.is_quiet
+            and not self._state.homeless and not self._state.distrusted and not self._state.pipelines
             and self._loads.params.overload.horizon_s <= 0.0
             and not any(
-                len(group.stages) > 1 or (group.waiting and group.head_blocked_by is BlockedBy.MEMORY)
-                for group in self._state.groups.values()
+                self._state.groups[g].head_blocked_by is BlockedBy.MEMORY for g in self._state.changes.queued
             )
         )  # fmt: skip
 
@@ -86,8 +85,7 @@ class Strides:
 
     def _shares_worker(self, group: GroupCore) -> bool:
         """Another group's blocks come from the same ledger."""
-        mine = set(group.worker_ids)
-        return any(g is not group and mine & set(g.worker_ids) for g in self._state.groups.values())
+        return any(len(self._state.groups_of[w]) > 1 for w in group.worker_ids)
 
     def advance(self, group_id: GroupId, ends_ns: Sequence[int], token_id: int) -> RunStep:
         """The step in flight and those after it have ended at these times; every row got ``token_id`` in each.
@@ -97,11 +95,21 @@ class Strides:
         """
         group = self._state.groups[group_id]
         (flight,) = group.in_flight.values()
+        (worker_id,) = group.worker_ids
         times_ns = [flight.issued_ns, *ends_ns]
         self._loads.note_steps(group, flight.num_tokens, flight.num_kv_tokens, times_ns)
         self._moves.relief.note_steps(group, times_ns)
         self._state.next_step_id += len(ends_ns)
-        return group.repeat(len(ends_ns), token_id, ends_ns[-1])
+        # That it has grown is no reason to ask the group anything: it has a step in flight.
+        ledgers = self._state.changes.ledgers
+        was_changed = worker_id in ledgers
+        step, grown = group.repeat(len(ends_ns), token_id, ends_ns[-1])
+        if not was_changed:
+            ledgers.discard(worker_id)
+        if grown:
+            self._loads.monitor(group).note_growth(group, [ends_ns[number - 1] for number in grown])
+            self._moves.relief.note_grown(group)
+        return step
 
 
 def _is_steady(group: GroupCore) -> bool:
@@ -125,7 +133,7 @@ def _steps_left(state: RequestState, max_model_len: int) -> int:
     )  # fmt: skip
     if not is_plain:
         return 0
-    return min(params.max_tokens - state.num_output, max_model_len - len(state.tokens)) - 1
+    return min(params.max_tokens - state.num_output, max_model_len - state.num_tokens) - 1
 
 
 def _growth_within(group: GroupCore, num_steps: int) -> int:

@@ -27,7 +27,7 @@ from itertools import pairwise
 from jettison.core.group import GroupCore
 from jettison.core.ports import Action, MoveEnded, SwapIn, SwapOut
 from jettison.core.relief import Abandoned, Relief
-from jettison.core.request import Phase, RequestState
+from jettison.core.request import NOWHERE, Phase, RequestState
 from jettison.core.state import ClusterState
 from jettison.memory.hostpool import HostPool
 from jettison.policy.swapping import (
@@ -83,6 +83,10 @@ class Swapping(Relief):
         self._params = params
         self.pools = {w: HostPool(params.num_host_slots) for w in cluster.workers}
         self._swaps: dict[RequestId, _Swap] = {}
+        self._by_group: dict[GroupId, dict[RequestId, _Swap]] = {}
+        """The same by group; groups without a swap are not there."""
+        self._put_off: set[GroupId] = set()
+        """Groups that were touched while a move used their workers."""
         self._piece_blocks: dict[int, int] = {}
         """Move -> blocks that it carries."""
         self._allowances: dict[GroupId, _Allowance] = {}
@@ -90,11 +94,6 @@ class Swapping(Relief):
         self._block_copy_s: float | None = None
 
     # --- reading ----------------------------------------------------------------------------------------------
-
-    @property
-    def worker_ids(self) -> tuple[WorkerId, ...]:
-        """Workers of groups with a swap."""
-        return tuple(sorted({w for swap in self._swaps.values() for w in swap.group.worker_ids}))
 
     @property
     def is_quiet(self) -> bool:
@@ -106,6 +105,16 @@ class Swapping(Relief):
         """Victims are chosen before the blocks are missing."""
         return self._params.ahead_steps + 1
 
+    @property
+    def awaits_tick(self) -> bool:
+        """A swap is under way, or a group has not been looked at yet."""
+        return bool(self._swaps or self._put_off)
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Workers of groups with a swap."""
+        return tuple(sorted({w for swap in self._swaps.values() for w in swap.group.worker_ids}))
+
     def owed_blocks(self, group: GroupCore) -> int:
         """What stored requests will take again."""
         return sum(
@@ -113,10 +122,11 @@ class Swapping(Relief):
         )
 
     def _of(self, group: GroupCore, *phases: SwapPhase) -> list[_Swap]:
-        return [s for s in self._swaps.values() if s.group is group and (not phases or s.phase in phases)]
+        swaps = self._by_group.get(group.group_id)
+        return [s for s in swaps.values() if not phases or s.phase in phases] if swaps else []
 
     def _blocks_to_return(self, swap: _Swap) -> int:
-        return swap.group.blocks_for(len(swap.state.tokens))
+        return swap.group.blocks_for(swap.state.num_tokens)
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -134,8 +144,7 @@ class Swapping(Relief):
         num_blocks = self._piece_blocks.pop(event.move_id, None)
         if num_blocks is None:
             return None
-        state = self._cluster.move_owner.pop(event.move_id)
-        state.moves.discard(event.move_id)
+        state = self._cluster.end_move(event.move_id)
         swap = self._swaps[state.request_id]
         swap.failed |= not event.complete
         if event.complete:
@@ -180,21 +189,29 @@ class Swapping(Relief):
             return
         for ledger in group.ledgers:
             ledger.release(state.request_id)
-        state.kv_at = {}
+        state.kv_at = NOWHERE
         swap.phase, swap.num_sent = SwapPhase.STORED, 0
         self._cluster.counters.swapped_out_blocks += swap.num_blocks
 
     def _forget(self, swap: _Swap) -> None:
-        del self._swaps[swap.state.request_id]
-        for pool in self.pools.values():
-            pool.release(swap.state.request_id)
+        request_id, group_id = swap.state.request_id, swap.group.group_id
+        del self._swaps[request_id], self._by_group[group_id][request_id]
+        if not self._by_group[group_id]:
+            del self._by_group[group_id]
+        for worker_id in swap.group.worker_ids:
+            self.pools[worker_id].release(request_id)
+        swap.group.touch()
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
     def before_steps(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
-        """For each group that may plan a step: who leaves, who returns."""
-        for group in self._cluster.groups.values():
-            if set(group.worker_ids) & busy:
+        """For each touched group that may plan a step: who leaves, who returns."""
+        groups = self._cluster.groups
+        asked = {g.group_id for g in self._cluster.changed_groups()} | self._put_off
+        self._put_off = set()
+        for group in [groups[g] for g in sorted(asked) if g in groups]:
+            if not busy.isdisjoint(group.worker_ids):
+                self._put_off.add(group.group_id)
                 continue
             if not group.paused and len(group.in_flight) < len(group.stages):
                 self._swap_out(group)
@@ -204,7 +221,7 @@ class Swapping(Relief):
         return []
 
     def _growth(self, state: RequestState, group: GroupCore) -> int:
-        ahead = len(state.tokens) + self._params.ahead_steps
+        ahead = state.num_tokens + self._params.ahead_steps
         most = min(ahead, state.num_prompt + state.request.params.max_tokens, self._cluster.limits.max_model_len)
         return max(0, group.blocks_for(most) - group.ledgers[0].num_blocks_of(state.request_id))
 
@@ -228,6 +245,7 @@ class Swapping(Relief):
             state = group.running[request_id]
             swap = _Swap(state, group, group.blocks_for(state.num_computed))
             self._swaps[request_id] = swap
+            self._by_group.setdefault(group.group_id, {})[request_id] = swap
             for worker_id in group.worker_ids:
                 self.pools[worker_id].hold(request_id, swap.num_blocks)
             group.take_out(state)
@@ -258,14 +276,14 @@ class Swapping(Relief):
         """Rules 3 and 4."""
         group.holds_preemption = bool(self._of(group, SwapPhase.OUT, SwapPhase.IN))
         owed = sum(self._blocks_to_return(s) for s in self._of(group, SwapPhase.OUT, SwapPhase.STORED))
-        group.landing.blocks = dict.fromkeys(group.worker_ids, owed) if owed else {}
+        group.reserve_landing(dict.fromkeys(group.worker_ids, owed) if owed else {})
 
     # --- sending ----------------------------------------------------------------------------------------------
 
     def after_steps(self, now_ns: int) -> list[Action]:
         """Issue pieces within each group's allowance."""
         actions: list[Action] = []
-        for group in self._cluster.groups.values():
+        for group in [self._cluster.groups[g] for g in sorted(self._by_group)]:
             travelling = self._of(group, SwapPhase.OUT, SwapPhase.IN)
             if not travelling:
                 continue
@@ -294,8 +312,7 @@ class Swapping(Relief):
             blocks = tuple(self._cluster.workers[stage.worker_id].ledger.table(state.request_id).ids[part])
             slots = self.pools[stage.worker_id].slots(state.request_id)[part]
             move_id = self._cluster.new_move()
-            state.moves.add(move_id)
-            self._cluster.move_owner[move_id] = state
+            self._cluster.own_move(move_id, state)
             self._piece_blocks[move_id] = num_blocks
             piece = make(stage.worker_id, move_id, stage.layers, blocks, slots)
             self._cluster.open_moves[move_id] = piece
@@ -313,6 +330,7 @@ class Swapping(Relief):
         for swap in self._swaps.values():
             state = swap.state
             assert state.phase is Phase.MOVING and state.num_pending == 0, state
+            assert self._by_group[swap.group.group_id][state.request_id] is swap
             for ledger in swap.group.ledgers:
                 assert ledger.has(state.request_id) != (swap.phase is SwapPhase.STORED), (state, swap.phase)
 

@@ -1,4 +1,4 @@
-"""When to drop and when to restore: looks at every group on every tick and after every step.
+"""When to drop and when to restore: looks at every queue on every tick and after every step.
 
 The tests are policies (``policy.overload``, ``policy.merge``, ``policy.restore``) over the views of ``core.loads``;
 what is decided is begun through ``core.moves``.
@@ -41,8 +41,11 @@ class Watching:
         if self._loads.params.overload_policy != "drop":
             return []
         actions: list[Action] = []
-        for group in list(self._state.groups.values()):
-            if group.group_id not in self._state.groups or not self._may_bind(group, after_step):
+        for group_id in self._candidates(after_step=after_step):
+            group = self._state.groups.get(group_id)
+            if group is None or not self._may_bind(group, after_step):
+                continue
+            if not self._may_be_overloaded(group, now_ns):
                 continue
             assessment = self._assess(group, now_ns)
             monitor = self._loads.monitor(group)
@@ -53,37 +56,55 @@ class Watching:
             elif assessment.declines and monitor.is_news(now_ns):
                 actions.append(Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields()))
         if self._loads.params.auto_restore and not after_step:
-            for group in list(self._state.groups.values()):
+            for group in list(self._state.pipelines.values()):
                 actions += self._consider_restore(group, now_ns)
         return actions
 
+    @property
+    def foresees(self) -> bool:
+        """A group may be overloaded although memory keeps nobody out yet: all are looked at on every tick."""
+        params = self._loads.params
+        return params.overload_policy == "drop" and params.overload.horizon_s > 0.0
+
+    def _candidates(self, *, after_step: bool) -> list[GroupId]:
+        """Groups that may be overloaded, in order."""
+        if not self.foresees:
+            return sorted(self._loads.kept_out)
+        return sorted(self._state.changes.queued) if after_step else list(self._state.groups)
+
     def _may_bind(self, group: GroupCore, after_step: bool) -> bool:
         """Whether an assessment could come to anything; most groups need none."""
-        if self._loads.params.overload.horizon_s > 0.0 and not after_step:
-            return True
-        return bool(group.waiting) and (
-            group.head_blocked_by is BlockedBy.MEMORY or self._loads.params.overload.horizon_s > 0.0
-        )
+        if self.foresees:
+            return bool(group.waiting) or not after_step
+        return bool(group.waiting) and group.head_blocked_by is BlockedBy.MEMORY
+
+    def _may_be_overloaded(self, group: GroupCore, now_ns: int) -> bool:
+        # From the first look at a group on, the step times of groups of its size are their own, and no others'
+        # (``Loads.exchange_costs``), though there may be none yet.
+        self._loads.steptime(len(group.stages))
+        return self._loads.may_be_overloaded(group, now_ns)
 
     def _assess(self, group: GroupCore, now_ns: int) -> Assessment:
         return self._loads.assess(group, now_ns, is_restoring=self._moves.restore_of(group) is not None)
+
+    def _is_overloaded(self, group: GroupCore, now_ns: int) -> bool:
+        return self._may_be_overloaded(group, now_ns) and self._assess(group, now_ns).overloaded
 
     # --- drop -------------------------------------------------------------------------------------------------
 
     def _relieve(self, group: GroupCore, assessment: Assessment, now_ns: int) -> list[Action]:
         """A group is overloaded: turn a restore round, or drop."""
-        members = set(group.worker_ids)
-        for restore in self._moves.restores:
-            if members & set(restore.worker_ids):
-                return restore.turn_round(now_ns, assessment.reason)
-        if members & self._moves.busy_workers() or not self._loads.has_dwelled(group, now_ns):
+        restore = self._moves.restore_of(group)
+        if restore is not None:
+            return self._moves.turn_round(restore, now_ns, assessment.reason)
+        if self._moves.is_busy(group) or not self._loads.has_dwelled(group, now_ns):
             return []
         busy = self._moves.busy_workers()
         free = [
             g for g in self._state.groups.values()
-            if g is group or (not (set(g.worker_ids) & busy) and self._loads.has_dwelled(g, now_ns))
+            if g is group or (busy.isdisjoint(g.worker_ids) and self._loads.has_dwelled(g, now_ns))
         ]
-        overloaded = [g for g in free if g is group or self._assess(g, now_ns).overloaded]
+        overloaded = [g for g in free if g is group or self._is_overloaded(g, now_ns)]
         required = required_bytes(self._state, overloaded, self._loads.params.growth_factor)
         plan = self._plan_drop(free, required, group.group_id, assessment.memory_wait_s - assessment.compute_wait_s)
         actions: list[Action] = []
@@ -139,20 +160,18 @@ class Watching:
             return []
         busy = self._moves.busy_workers()
         for restore in self._moves.restores:
-            return restore.turn_round(now_ns, "requested")
-        idle = [g for g in self._state.groups.values() if not set(g.worker_ids) & busy]
+            return self._moves.turn_round(restore, now_ns, "requested")
+        idle = [g for g in self._state.groups.values() if busy.isdisjoint(g.worker_ids)]
         plan = self._plan_drop(idle, 1, None, math.inf)
         return self._begin(plan, now_ns)
 
     # --- restore ----------------------------------------------------------------------------------------------
 
     def _consider_restore(self, group: GroupCore, now_ns: int) -> list[Action]:
-        if len(group.stages) == 1:
-            return []
-        under_way = next((r for r in self._moves.restores if r.group is group), None)
-        if under_way is not None:
+        under_way = self._moves.restore_of(group)
+        if under_way is not None and under_way.group is group:
             return self._reconsider(under_way, now_ns)
-        if set(group.worker_ids) & self._moves.busy_workers():
+        if self._moves.is_busy(group):
             return []
         load, params = self._loads.merged_load(group, now_ns), self._loads.params.restore
         patient = replace(params, min_settled_s=self._loads.monitor(group).patience(params.min_settled_s))
@@ -177,11 +196,11 @@ class Watching:
         if not restore.may_still_wait or not group.waiting:
             return []
         if self._needs_merging(group):
-            return restore.turn_round(now_ns, "a request needs all members' memory")
+            return self._moves.turn_round(restore, now_ns, "a request needs all members' memory")
         load = self._loads.merged_load(group, now_ns)
         if not restore.takes_queue_along and should_yield(load, self._loads.params.restore):
-            restore.take_queue_along()
-            return [self._yield(group, load, now_ns), *restore.advance(now_ns)]
+            record = self._yield(group, load, now_ns)
+            return [record, *self._moves.take_queue_along(restore, now_ns)]
         return []
 
     def _yield(self, group: GroupCore, load: MergedLoad, now_ns: int) -> Record:
@@ -217,6 +236,6 @@ class Watching:
             return []
         actions: list[Action] = []
         for group in list(self._state.groups.values()):
-            if len(group.stages) > 1 and not set(group.worker_ids) & self._moves.busy_workers():
+            if len(group.stages) > 1 and not self._moves.is_busy(group):
                 actions += self._moves.restore(group, now_ns)
         return actions

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from jettison.cost.model import CostModel
 
-_SCALES = np.array([1.0, 1e2, 1e5, 1e4, 1e1])
+_SCALES = (1.0, 1e2, 1e5, 1e4, 1e1)
 """Makes the features of usual steps of one order of magnitude: fixed, tokens, pairs, decode KV, rows."""
 
 MIN_OBSERVATIONS = 12
@@ -39,8 +39,9 @@ class OnlineChunkCost:
     ) -> None:
         """``prior`` answers for a stage of ``num_layers`` (None = all) until the fit is determined."""
         self._forgetting = forgetting
-        self._normal: npt.NDArray[np.float64] = np.zeros((5, 5))
-        self._moment: npt.NDArray[np.float64] = np.zeros(5)
+        self._normal = [0.0] * 15
+        """Upper half of sum(x x^T), row by row: matrices of five cost more as arrays than the step's own plan."""
+        self._moment = [0.0] * 5
         self._num_observations = 0
         self._fitted_at = 0
         self._token = 1.0
@@ -88,11 +89,13 @@ class OnlineChunkCost:
                 decode_kv += num_context
             else:
                 pairs += num_context * num_tokens + (num_tokens * num_tokens + num_tokens) // 2
-        x = np.array([1.0, tokens, pairs, decode_kv, rows]) / _SCALES
+        x = [value / scale for value, scale in zip((1, tokens, pairs, decode_kv, rows), _SCALES, strict=True)]
         # Weighted by 1 / seconds: what matters is the relative error, of short microbatches as of long ones.
         weight = 1.0 / max(seconds, 1e-9) ** 2
-        self._normal = self._forgetting * self._normal + weight * np.outer(x, x)
-        self._moment = self._forgetting * self._moment + weight * x * seconds
+        keep = self._forgetting
+        products = (a * b for i, a in enumerate(x) for b in x[i:])
+        self._normal = [keep * old + weight * new for old, new in zip(self._normal, products, strict=True)]
+        self._moment = [keep * old + weight * new * seconds for old, new in zip(self._moment, x, strict=True)]
         self._num_observations += 1
         soonest, latest = REFIT_EVERY
         interval = min(max(soonest, self._fitted_at // 2), latest) if self._fitted_at else MIN_OBSERVATIONS
@@ -100,11 +103,14 @@ class OnlineChunkCost:
             self._fit()
 
     def _fit(self) -> None:
-        found = _non_negative_fit(self._normal, self._moment)
+        normal = np.zeros((5, 5))
+        normal[np.triu_indices(5)] = self._normal
+        normal += np.triu(normal, 1).T
+        found = _non_negative_fit(normal, np.array(self._moment))
         if found is None or found[1] <= 0.0:
             return  # tokens must cost something, or nothing could be divided
         self._fitted_at = self._num_observations
-        fixed, token, pair, decode_kv, row = (found / _SCALES).tolist()
+        fixed, token, pair, decode_kv, row = (found / np.array(_SCALES)).tolist()
         self._fixed, self._token, self._pair, self._decode_kv, self._row = fixed, token, pair, decode_kv, row
 
 

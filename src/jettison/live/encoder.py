@@ -81,16 +81,16 @@ class _SeenTokens:
         self._counts: npt.NDArray[np.int32] = np.zeros(16, dtype=np.int32)
         self._num_counted = 0
 
-    def output(self, tokens: list[int], num_prompt: int) -> tuple[bytes, bytes]:
-        """Packed ids and counts of the output; ``tokens`` (prompt and output) has only grown since the last call."""
-        for token in tokens[num_prompt + self._num_counted :]:
+    def output(self, tokens: list[int]) -> tuple[bytes, bytes]:
+        """Packed ids and counts of the output, which has only grown since the last call."""
+        for token in tokens[self._num_counted :]:
             slot = self._slot_of.setdefault(token, len(self._slot_of))
             if slot == len(self._ids):
                 self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
                 self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
             self._ids[slot] = token
             self._counts[slot] += 1
-        self._num_counted = len(tokens) - num_prompt
+        self._num_counted = len(tokens)
         num_ids = len(self._slot_of)
         return pack_ints(self._ids[:num_ids]), pack_ints(self._counts[:num_ids])
 
@@ -215,10 +215,10 @@ class StepEncoder:
                 seen = self._seen[state.request_id] = _SeenTokens(
                     state.request.prompt_token_ids if params.repetition_penalty != 1.0 else ())
             prompt_ids = seen.prompt_ids
-            output_ids, output_counts = seen.output(state.tokens, state.num_prompt)
+            output_ids, output_counts = seen.output(state.output)
         return SamplingRow(
             row=index,
-            position=len(state.tokens),
+            position=state.num_tokens,
             seed=params.seed,
             temperature=params.temperature,
             top_p=params.top_p,
@@ -240,9 +240,9 @@ def _token_ids(rows: tuple[StepRow, ...]) -> npt.NDArray[np.int32]:
     ids: list[int] = []
     for row in rows:
         if row.num_tokens == 1:
-            ids.append(row.state.tokens[row.context_len])
+            ids.append(row.state.token_at(row.context_len))
         else:
-            ids += row.state.tokens[row.context_len : row.context_len + row.num_tokens]
+            ids += row.state.tokens_between(row.context_len, row.context_len + row.num_tokens)
     return np.array(ids, dtype=np.int32)
 
 
@@ -251,4 +251,4 @@ def _prompt_logprobs(index: int, row: StepRow) -> PromptLogprobsRow | None:
     if num_top is None or row.context_len + 1 >= row.state.num_prompt:
         return None
     end = min(row.context_len + row.num_tokens + 1, row.state.num_prompt)
-    return PromptLogprobsRow(index, num_top, tuple(row.state.tokens[row.context_len + 1 : end]))
+    return PromptLogprobsRow(index, num_top, tuple(row.state.tokens_between(row.context_len + 1, end)))

@@ -15,12 +15,11 @@ raises has changed nothing.
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from operator import le
 
 from jettison.errors import OutOfBlocksError, StalePlanError
+from jettison.memory.freeblocks import FreeBlocks, runs_of
 from jettison.types import RequestId
 
 
@@ -41,7 +40,8 @@ class BlockTable:
 class BlockLedger:
     """The blocks of one worker's KV arenas, shared by all groups that use the worker.
 
-    ``allocate`` and ``release`` cost O(log capacity) a block; compaction, resizing and ``check`` are O(capacity).
+    ``allocate`` and ``release`` cost O(log capacity) a run of consecutive ids, and little for each id; compaction,
+    resizing and ``check`` are O(capacity).
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -53,69 +53,72 @@ class BlockLedger:
         """Grows with every mutation."""
         self.high_water = 0
         """1 + the highest block id handed out for writing since ``reset_high_water``."""
-        self._refs: list[int] = [0] * num_blocks
-        # Ids without content, a heap: low ids first keeps what is alive low, where a shrink need not move it.
-        self._free: list[int] = list(range(num_blocks))
+        self.num_free = num_blocks
+        """Blocks that can be allocated now: free ones and cached ones."""
+        self.num_held = 0
+        """Blocks that at least one request holds."""
+        self._held = bytearray(num_blocks)
+        # Holders beyond the first, of blocks that have some: most blocks are nobody else's.
+        self._more_holders: dict[int, int] = {}
+        # Ids without content: low ids first keeps what is alive low, where a shrink need not move it.
+        self._free = FreeBlocks([(0, num_blocks)])
         # Ids with content that nobody holds; the first is evicted first.
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
-        self._tables: dict[RequestId, BlockTable] = {}
+        self.tables: dict[RequestId, BlockTable] = {}
+        """By request; for reading."""
         self._last_generation = 0
+        self._changed: set[int] = set()
+        self._name = 0
+
+    def report_to(self, changed: set[int], name: int) -> None:
+        """From now on every mutation puts ``name`` into ``changed``: who empties it learns what may be different."""
+        self._changed, self._name = changed, name
 
     # --- counts -----------------------------------------------------------------------------------------------
 
     @property
     def capacity(self) -> int:
         """All blocks."""
-        return len(self._refs)
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that can be allocated now: free ones and cached ones."""
-        return len(self._free) + len(self._cached)
+        return len(self._held)
 
     @property
     def num_cached(self) -> int:
         """Blocks nobody holds whose content can be found by its hash."""
         return len(self._cached)
 
-    @property
-    def num_held(self) -> int:
-        """Blocks that at least one request holds."""
-        return len(self._refs) - self.num_free
-
     def can_allocate(self, n: int) -> bool:
         """Whether ``allocate`` of ``n`` blocks would succeed."""
-        return n <= len(self._free) + len(self._cached)
+        return n <= self.num_free
 
     def is_held(self, block_id: int) -> bool:
         """Whether a request holds this block; False for ids beyond the capacity."""
-        return 0 <= block_id < len(self._refs) and self._refs[block_id] > 0
+        return 0 <= block_id < len(self._held) and self._held[block_id] > 0
 
     # --- tables -----------------------------------------------------------------------------------------------
 
     def has(self, request_id: RequestId) -> bool:
         """Whether the request has a table here (it may be empty)."""
-        return request_id in self._tables
+        return request_id in self.tables
 
     def table(self, request_id: RequestId) -> BlockTable:
         """The request's blocks. Raises KeyError for an unknown request."""
-        return self._tables[request_id]
+        return self.tables[request_id]
 
     def num_blocks_of(self, request_id: RequestId) -> int:
         """Length of the request's table; 0 for an unknown request."""
-        table = self._tables.get(request_id)
+        table = self.tables.get(request_id)
         return len(table.ids) if table is not None else 0
 
     def num_exclusive_blocks(self, request_id: RequestId) -> int:
         """Blocks that releasing this request would make allocatable: those it shares with nobody."""
-        refs = self._refs
-        return sum(refs[block] == 1 for block in self._tables[request_id].ids)
+        ids, shared = self.tables[request_id].ids, self._more_holders
+        return len(ids) - sum(block in shared for block in ids) if shared else len(ids)
 
     def requests(self) -> Iterable[RequestId]:
         """All requests with a table, in order of arrival; a copy, so the ledger may change meanwhile."""
-        return list(self._tables)
+        return list(self.tables)
 
     # --- hold and release -------------------------------------------------------------------------------------
 
@@ -127,20 +130,27 @@ class BlockLedger:
         """
         if n < 0:
             raise ValueError(f"cannot allocate {n} blocks")
-        if not self.can_allocate(n):
+        if n > self.num_free:
             raise OutOfBlocksError(f"{request_id}: {n} blocks wanted, {self.num_free} of {self.capacity} allocatable")
-        free, refs = self._free, self._refs
-        ids = [heapq.heappop(free) for _ in range(min(n, len(free)))]
+        held = self._held
+        ids = self._free.take(min(n, self._free.num))
+        if ids and ids[-1] - ids[0] == len(ids) - 1:  # ascending, so one run
+            held[ids[0] : ids[-1] + 1] = b"\x01" * len(ids)
+        else:
+            for block in ids:
+                held[block] = 1
+        highest = ids[-1] if ids else -1
         while len(ids) < n:
             block, _ = self._cached.popitem(last=False)
             self._forget_hash(block)
+            held[block] = 1
             ids.append(block)
-        for block in ids:
-            refs[block] = 1
-        if ids:
-            self.high_water = max(self.high_water, max(ids) + 1)
+            highest = max(highest, block)
+        self.high_water = max(self.high_water, highest + 1)
+        self.num_free -= n
+        self.num_held += n
         self._table_for(request_id).ids += ids
-        self.version += 1
+        self._note_change()
         return ids
 
     def adopt_prefix(self, request_id: RequestId, block_ids: Sequence[int]) -> None:
@@ -148,7 +158,7 @@ class BlockLedger:
 
         Raises ValueError if the request has a table, or if a block is free (its content is not known) or named twice.
         """
-        if request_id in self._tables:
+        if request_id in self.tables:
             raise ValueError(f"{request_id} has blocks already")
         if len(set(block_ids)) != len(block_ids):
             raise ValueError(f"a block is named twice: {list(block_ids)}")
@@ -156,11 +166,15 @@ class BlockLedger:
             if not self.is_held(block) and block not in self._cached:
                 raise ValueError(f"block {block} is free: it holds nothing to share")
         for block in block_ids:
-            if not self._refs[block]:
-                del self._cached[block]
-            self._refs[block] += 1
+            if self._held[block]:
+                self._more_holders[block] = self._more_holders.get(block, 0) + 1
+                continue
+            del self._cached[block]
+            self._held[block] = 1
+            self.num_held += 1
+            self.num_free -= 1
         self._table_for(request_id).ids += block_ids
-        self.version += 1
+        self._note_change()
 
     def release(self, request_id: RequestId) -> None:
         """End a request's hold on its blocks. Raises KeyError for an unknown request.
@@ -168,35 +182,54 @@ class BlockLedger:
         Sealed blocks that nobody holds any more stay findable as cached blocks; of one request's, the deeper are
         evicted before the shallower, since a chain is only found from its start.
         """
-        table = self._tables.pop(request_id)
-        refs = self._refs
-        for block in reversed(table.ids):
-            refs[block] -= 1
-            if refs[block]:
+        ids = self.tables.pop(request_id).ids
+        if self._more_holders or self._hash_of:
+            ids = self._let_go(ids)
+        for lo, hi in runs_of(ids):
+            self._held[lo:hi] = bytes(hi - lo)
+            self._free.give(lo, hi)
+        self.num_held -= len(ids)
+        self.num_free += len(ids)
+        self._note_change()
+
+    def _let_go(self, block_ids: Sequence[int]) -> list[int]:
+        """Take one holder from each block; those that are now free. Sealed ones that nobody holds are cached."""
+        free: list[int] = []
+        for block in reversed(block_ids):
+            others = self._more_holders.pop(block, 0)
+            if others > 1:
+                self._more_holders[block] = others - 1
+            if others:
                 continue
-            if block in self._hash_of:
-                self._cached[block] = None
-            else:
-                heapq.heappush(self._free, block)
-        self.version += 1
+            if block not in self._hash_of:
+                free.append(block)
+                continue
+            self._cached[block] = None
+            self._held[block] = 0
+            self.num_held -= 1
+            self.num_free += 1
+        free.reverse()
+        return free
 
     def rename(self, request_id: RequestId, new_id: RequestId) -> None:
         """The blocks of one owner become another's. Raises KeyError (unknown owner), ValueError (known new one)."""
-        if new_id in self._tables:
+        if new_id in self.tables:
             raise ValueError(f"{new_id} has blocks already")
-        self._tables[new_id] = self._tables.pop(request_id)
-        self.version += 1
+        self.tables[new_id] = self.tables.pop(request_id)
+        self._note_change()
 
     def clear(self, capacity: int) -> None:
         """The memory is gone with its content; what is there now has ``capacity`` free blocks."""
-        self._tables.clear()
+        self.tables.clear()
         self._cached.clear()
         self._hash_of.clear()
         self._block_of.clear()
-        self._refs = [0] * capacity
-        self._free = list(range(capacity))
+        self._held = bytearray(capacity)
+        self._more_holders.clear()
+        self._free = FreeBlocks([(0, capacity)])
+        self.num_free, self.num_held = capacity, 0
         self.high_water = 0
-        self.version += 1
+        self._note_change()
 
     def reset_high_water(self) -> None:
         """Start ``high_water`` again from 0."""
@@ -221,7 +254,7 @@ class BlockLedger:
         Where another block has the same content already, that one stays the findable one. Raises KeyError or
         IndexError for what is not there, ValueError if the block was sealed with different content.
         """
-        ids = self._tables[request_id].ids
+        ids = self.tables[request_id].ids
         if not 0 <= index < len(ids):
             raise IndexError(f"{request_id} has {len(ids)} blocks, none with index {index}")
         block = ids[index]
@@ -234,7 +267,7 @@ class BlockLedger:
             return
         self._hash_of[block] = block_hash
         self._block_of[block_hash] = block
-        self.version += 1
+        self._note_change()
 
     def forget_cached(self) -> None:
         """Forget all content: cached blocks become free, held ones are not findable until sealed again.
@@ -242,11 +275,11 @@ class BlockLedger:
         For the moment when the arenas' layers change: what is in a block is then not complete any more.
         """
         for block in self._cached:
-            heapq.heappush(self._free, block)
+            self._free.give(block, block + 1)
         self._cached.clear()
         self._hash_of.clear()
         self._block_of.clear()
-        self.version += 1
+        self._note_change()
 
     # --- capacity ---------------------------------------------------------------------------------------------
 
@@ -257,18 +290,20 @@ class BlockLedger:
         """
         if capacity < 0:
             raise ValueError(f"capacity {capacity}")
-        old = len(self._refs)
+        old = len(self._held)
         if capacity >= old:
-            self._refs += [0] * (capacity - old)
-            self._free += range(old, capacity)  # ascending and above all others: still a heap
+            self._held += bytes(capacity - old)
+            if capacity > old:
+                self._free.give(old, capacity)
         else:
-            held = [block for block in range(capacity, old) if self._refs[block]]
+            held = [block for block in range(capacity, old) if self._held[block]]
             if held:
                 raise StalePlanError(f"{len(held)} blocks from {held[0]} up are held; capacity cannot be {capacity}")
             self._evict_from(capacity)
-            del self._refs[capacity:]
+            del self._held[capacity:]
             self._rebuild_free()
-        self.version += 1
+        self.num_free = capacity - self.num_held
+        self._note_change()
 
     def plan_compaction(self, line: int) -> list[tuple[int, int]] | None:
         """``(from, to)`` moves that bring every held block below ``line``; None if they do not fit.
@@ -276,10 +311,10 @@ class BlockLedger:
         Free ids are taken before cached ones, and those in order of eviction. Cached blocks above the line do not
         move: they are lost when the plan is applied. Pure.
         """
-        sources = [block for block in range(max(line, 0), len(self._refs)) if self._refs[block]]
+        sources = [block for block in range(max(line, 0), len(self._held)) if self._held[block]]
         if not sources:
             return []
-        room = sorted(block for block in self._free if block < line)
+        room = [block for block in self._free.ids() if block < line]
         room += [block for block in self._cached if block < line]
         return list(zip(sources, room)) if len(sources) <= len(room) else None
 
@@ -291,60 +326,66 @@ class BlockLedger:
         """
         moved = dict(moves)
         targets = set(moved.values())
-        held = {block for block in range(max(line, 0), len(self._refs)) if self._refs[block]}
+        held = {block for block in range(max(line, 0), len(self._held)) if self._held[block]}
         if held != moved.keys() or len(targets) != len(moves):
             raise StalePlanError(f"{len(moves)} moves for {len(held)} held blocks from {line} up")
-        if any(not 0 <= block < line or block >= len(self._refs) or self._refs[block] for block in targets):
+        if any(not 0 <= block < line or block >= len(self._held) or self._held[block] for block in targets):
             raise StalePlanError(f"a block below {line} that was to be moved to is held")
         self._evict_from(line)
         for src, dst in moves:
             if dst in self._cached:
                 self._forget_hash(dst)
                 del self._cached[dst]
-            self._refs[dst], self._refs[src] = self._refs[src], 0
+            self._held[dst], self._held[src] = 1, 0
+            others = self._more_holders.pop(src, 0)
+            if others:
+                self._more_holders[dst] = others
             block_hash = self._hash_of.pop(src, None)
             if block_hash is not None:
                 self._hash_of[dst] = block_hash
                 self._block_of[block_hash] = dst
             self.high_water = max(self.high_water, dst + 1)
-        for table in self._tables.values():
+        for table in self.tables.values():
             if not moved.keys().isdisjoint(table.ids):
                 table.ids[:] = [moved.get(block, block) for block in table.ids]
                 table.generation = self._next_generation()
         self._rebuild_free()
-        self.version += 1
+        self._note_change()
 
     # --- invariants -------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise AssertionError on any broken invariant."""
-        refs = [0] * len(self._refs)
-        for request_id, table in self._tables.items():
+        holders = [0] * len(self._held)
+        for request_id, table in self.tables.items():
             assert len(set(table.ids)) == len(table.ids), f"{request_id} has a block twice"
             for block in table.ids:
-                refs[block] += 1
-        assert refs == self._refs, "reference counts differ from the tables"
-        held = {block for block, count in enumerate(refs) if count}
-        free = set(self._free)
-        assert len(free) == len(self._free), "a free id is listed twice"
+                holders[block] += 1
+        held = {block for block, count in enumerate(holders) if count}
+        assert held == {block for block, is_held in enumerate(self._held) if is_held}, "held blocks are not the tables'"
+        shared = {block: count - 1 for block, count in enumerate(holders) if count > 1}
+        assert shared == self._more_holders, "numbers of holders differ from the tables"
+        self._free.check()
+        free = set(self._free.ids())
         assert not free & held and not free & self._cached.keys() and not held & self._cached.keys()
-        assert len(free) + len(held) + len(self._cached) == len(self._refs), "free + held + cached != capacity"
-        assert free <= set(range(len(self._refs))) and self._cached.keys() <= set(range(len(self._refs)))
-        # Children of entry i are entries 2i + 1 and 2i + 2.
-        is_heap = all(map(le, self._free, self._free[1::2])) and all(map(le, self._free, self._free[2::2]))
-        assert is_heap, "the free ids are not a heap"
+        assert len(free) + len(held) + len(self._cached) == len(self._held), "free + held + cached != capacity"
+        assert free <= set(range(len(self._held))) and self._cached.keys() <= set(range(len(self._held)))
         assert self._block_of == {content: block for block, content in self._hash_of.items()}
         assert len(self._block_of) == len(self._hash_of), "two blocks are findable by one hash"
         assert self._cached.keys() <= self._hash_of.keys(), "a cached block has no hash"
         assert self._hash_of.keys() <= held | self._cached.keys(), "a free block has a hash"
-        assert self.num_held == len(held)
+        assert (self.num_held, self.num_free) == (len(held), len(free) + len(self._cached)), "counted wrongly"
 
     # --- private ----------------------------------------------------------------------------------------------
 
+    def _note_change(self) -> None:
+        self.version += 1
+        self._changed.add(self._name)
+
     def _table_for(self, request_id: RequestId) -> BlockTable:
-        table = self._tables.get(request_id)
+        table = self.tables.get(request_id)
         if table is None:
-            table = self._tables[request_id] = BlockTable(self._next_generation())
+            table = self.tables[request_id] = BlockTable(self._next_generation())
         return table
 
     def _next_generation(self) -> int:
@@ -362,5 +403,7 @@ class BlockLedger:
             del self._cached[block]
 
     def _rebuild_free(self) -> None:
-        cached, refs = self._cached, self._refs
-        self._free = [block for block, count in enumerate(refs) if not count and block not in cached]
+        cached = self._cached
+        self._free = FreeBlocks(
+            runs_of([block for block, is_held in enumerate(self._held) if not is_held and block not in cached])
+        )

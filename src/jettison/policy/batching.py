@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -63,8 +62,7 @@ class VictimRow(NamedTuple):
     """Blocks that each stage gets back at least (shared ones do not count)."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
+class BatchLimits(NamedTuple):
     """Bounds of one microbatch."""
 
     max_num_tokens: int
@@ -77,8 +75,7 @@ class BatchLimits:
     """Microbatches that the running requests are divided among (= pipeline stages)."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchView:
+class BatchView(NamedTuple):
     """One group as the batching policy sees it."""
 
     version: int
@@ -113,8 +110,7 @@ class Admission(NamedTuple):
     num_cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
+class BatchPlan(NamedTuple):
     """What the next microbatch holds. Apply preemptions, then chunks, then admissions."""
 
     version: int
@@ -149,7 +145,7 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
     gone: set[RequestId] = set()
     victims: _Victims | None = None
 
-    decodes = [row for row in view.running if row.num_ready_tokens == 1]
+    decodes = [row for row in view.running if row[1] == 1]
     rows = decodes if len(decodes) == len(view.running) else decodes + [r for r in view.running if r[1] > 1]
     if shares is not None:
         rows = [r._replace(num_ready_tokens=min(r[1], shares[r[0]])) for r in rows if shares.get(r[0])]

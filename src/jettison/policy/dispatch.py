@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 from jettison.types import GroupId
 
+DispatchKey = tuple[float, int, GroupId]
+
 
 class GroupFreeness(NamedTuple):
     """One group as the dispatcher sees it. A group is one pooled unit, whatever its number of instances."""
@@ -37,6 +39,11 @@ def freeness(group: GroupFreeness) -> float:
     return free / max(1.0, group.batch_size / group.num_instances)
 
 
+def dispatch_key(group: GroupFreeness) -> DispatchKey:
+    """The order of groups: the freest first, then the smaller batch, then the smaller id (which is the key's last)."""
+    return -freeness(group), group.batch_size, group.group_id
+
+
 def choose_group(groups: Sequence[GroupFreeness], needed_blocks: int) -> GroupId | None:
     """The freest group that could hold ``needed_blocks`` at all; if none could, the largest. None without groups.
 
@@ -47,4 +54,4 @@ def choose_group(groups: Sequence[GroupFreeness], needed_blocks: int) -> GroupId
     able = [g for g in groups if g.capacity_blocks >= needed_blocks]
     if not able:
         return max(groups, key=lambda g: (g.capacity_blocks, -g.group_id)).group_id
-    return max(able, key=lambda g: (freeness(g), -g.batch_size, -g.group_id)).group_id
+    return min(able, key=dispatch_key).group_id

@@ -8,6 +8,7 @@ the second highest, and so on, one request at a time a pair. Dispatch (``policy.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -61,17 +62,20 @@ def instance_freeness(load: InstanceLoad) -> float:
     return free / max(1, load.batch_size) if free > 0 else float(free)
 
 
+def may_give(load: InstanceLoad, params: MigrationParams) -> bool:
+    """Whether an instance would give a request away, were there one to take it."""
+    return load.batch_size > 0 and instance_freeness(load) < params.threshold_blocks
+
+
 def plan_pairs(loads: Sequence[InstanceLoad], params: MigrationParams) -> tuple[Pair, ...]:
     """Sources (lowest freeness first) with destinations (highest first). Ties go to the smaller id."""
-    sources = sorted(
-        (load for load in loads if instance_freeness(load) < params.threshold_blocks and load.batch_size > 0),
-        key=lambda load: (instance_freeness(load), load.group_id),
-    )
-    destinations = sorted(
-        (load for load in loads if instance_freeness(load) > params.threshold_blocks),
-        key=lambda load: (-instance_freeness(load), load.group_id),
-    )
-    return tuple(Pair(s.group_id, d.group_id) for s, d in zip(sources, destinations))
+    rated = [(instance_freeness(load), load.group_id) for load in loads if load.batch_size > 0]
+    sources = sorted(entry for entry in rated if entry[0] < params.threshold_blocks)
+    if not sources:
+        return ()
+    takers = ((-instance_freeness(load), load.group_id) for load in loads)
+    destinations = heapq.nsmallest(len(sources), (entry for entry in takers if -entry[0] > params.threshold_blocks))
+    return tuple(Pair(source, destination) for (_, source), (_, destination) in zip(sources, destinations))
 
 
 def choose_request(

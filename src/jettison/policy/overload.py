@@ -153,12 +153,12 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
             and not cannot_keep_up(load.merged_compute_load, load.separate_compute_load, params.max_compute_load)
         ):
             return verdict(True, "memory will bind")
-    if load.num_waiting == 0:
-        return verdict(False, "nothing waits")
-    if not load.head_blocked_by_memory or pressure <= 1.0:
-        return verdict(False, "memory does not bind")
-    if load.head_blocked_s < params.min_blocked_s:
-        return verdict(False, "blocked for too short a time")
+    blocked_s = load.head_blocked_s if load.head_blocked_by_memory else None
+    reason = why_queue_is_no_reason(
+        load.num_waiting, load.used_blocks, load.head_need_blocks, load.capacity_blocks, blocked_s, params
+    )
+    if reason is not None:
+        return verdict(False, reason)
     if load.head_need_blocks > load.capacity_blocks:
         return verdict(True, "the head of the queue fits into no group as it is")
     if memory_wait_s - compute_wait_s < least_gain_s(load, params):
@@ -174,6 +174,22 @@ def least_gain_s(load: GroupLoad, params: OverloadParams) -> float:
     """A burst goes on for longer than it has lasted; a queue that chance has made passes."""
     is_burst = load.surge is None or load.surge >= params.min_surge
     return min(params.surge_gain_s, params.min_gain_s) if is_burst else params.min_gain_s
+
+
+def why_queue_is_no_reason(
+    num_waiting: int, used_blocks: int, head_need_blocks: int, capacity_blocks: int, blocked_s: float | None,
+    params: OverloadParams,
+) -> str | None:
+    """Why the queue as it is cannot make the group overloaded, however long it is; None if it can.
+
+    ``blocked_s``: how long memory has kept the head out; None while it does not. Asked first, and of many groups: it
+    needs none of the rates and predictions that the rest of a ``GroupLoad`` is made from.
+    """
+    if num_waiting == 0:
+        return "nothing waits"
+    if blocked_s is None or used_blocks + head_need_blocks <= max(1, capacity_blocks):
+        return "memory does not bind"
+    return "blocked for too short a time" if blocked_s < params.min_blocked_s else None
 
 
 def foreseen_missing_blocks(load: GroupLoad, params: OverloadParams) -> float:

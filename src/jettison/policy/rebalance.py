@@ -7,6 +7,7 @@ A waiting request holds no KV, so moving it costs nothing.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -65,21 +66,25 @@ def plan_rebalance(groups: Sequence[GroupQueue]) -> tuple[Reassignment, ...]:
 
     Every destination keeps a place and the blocks for what it is given, so nothing is sent that would wait there again.
     """
-    places = {g.group_id: g.num_spare_places for g in groups if g.takes_new}
-    blocks = {g.group_id: g.num_spare_blocks for g in groups if g.takes_new}
-    # The queues are merged by position: the first of each overflow before the second of any.
+    places = {g.group_id: g.num_spare_places for g in groups if g.takes_new and g.num_spare_places > 0}
+    roomiest = [(-g.num_spare_blocks, g.group_id) for g in groups if g.group_id in places]
+    heapq.heapify(roomiest)
+    # The queues are merged by position: the first of each overflow before the second of any. A group that overflows has
+    # no spare place, so nobody is sent to where it is.
     overflowing = [
         (position, g.group_id, request) for g in groups for position, request in enumerate(g.overflow())
     ]
     plan: list[Reassignment] = []
     for _, source, request in sorted(overflowing, key=lambda entry: entry[:2]):
-        fitting = [
-            g for g, num in places.items() if g != source and num > 0 and blocks[g] >= request.num_blocks
-        ]
-        if not fitting:
+        if not roomiest:
+            break
+        negative_blocks, destination = roomiest[0]
+        if -negative_blocks < request.num_blocks:
             continue
-        destination = max(fitting, key=lambda g: (blocks[g], -g))
         places[destination] -= 1
-        blocks[destination] -= request.num_blocks
+        if places[destination]:
+            heapq.heapreplace(roomiest, (negative_blocks + request.num_blocks, destination))
+        else:
+            heapq.heappop(roomiest)
         plan.append(Reassignment(request.request_id, source, destination))
     return tuple(plan)

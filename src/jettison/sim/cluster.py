@@ -35,6 +35,9 @@ from jettison.sim.transfers import Transfers
 from jettison.sim.worker import SimWorker, home_memory
 from jettison.types import GroupId, Request, RequestId, WorkerId
 
+TICKS_REMEMBERED = 110
+"""The core's longest memory of ticks is 10 s."""
+
 
 class SimulatedCluster:
     """One core and its modelled workers. Used once: time does not run back."""
@@ -94,6 +97,9 @@ class SimulatedCluster:
         self.breaking = Breaking(self)
         self._num_arriving = 0
         self._tick: Scheduled | None = None
+        self._tick_waits = False
+        """A tick has come, and the controller has not got to it yet."""
+        self._next_tick_ns = setup.tick_ns
 
     # --- what users call --------------------------------------------------------------------------------------
 
@@ -173,6 +179,10 @@ class SimulatedCluster:
         """Let the core handle an event and carry out what follows."""
         now_ns = self.loop.now_ns
         observer = self._observer
+        self._pass_ticks()
+        if isinstance(event, ports.Tick):
+            self._next_tick_ns = now_ns + self.setup.tick_ns
+            self._tick_waits = False
         if not self.striding.is_idle:
             self._catch_up(event)
         self.log.note_event(now_ns, event)
@@ -185,13 +195,17 @@ class SimulatedCluster:
             observer.looked(group_gauges(self.core), now_ns)
         if not self.striding.is_idle:
             self._cut_what_decides(event)
+        self.start_ticks()
 
     def settle(self) -> None:
         """Bring the core's books up to now. They lag behind where decode steps are advanced together."""
+        self._including_now = True
+        self._pass_ticks()
         self.striding.settle(self._tell_tokens)
 
     def stop_strides(self, *, including_now: bool = True) -> None:
         """Settle, and go on step by step until the next chance: something is about to change."""
+        self._pass_ticks()
         self.striding.cut_all(self._tell_tokens, including_now=including_now)
 
     def _catch_up(self, event: ports.Event) -> None:
@@ -219,9 +233,8 @@ class SimulatedCluster:
                 if state is not None:
                     self.striding.cut(state.group_id, self._tell_tokens, including_now=False)
             case ports.Tick():
-                for group in self.core.groups.values():
-                    if group.waiting:
-                        self.striding.cut(group.group_id, self._tell_tokens)
+                for group_id in sorted(self.core.state.changes.queued):
+                    self.striding.cut(group_id, self._tell_tokens)
             case _:
                 self.stop_strides(including_now=self._including_now)
 
@@ -319,16 +332,27 @@ class SimulatedCluster:
     # --- ticks ------------------------------------------------------------------------------------------------
 
     def start_ticks(self) -> None:
-        """Tick, from now on until all is at rest."""
-        if self._tick is None or not self._tick.is_pending:
-            self._tick = self.loop.after(self.setup.tick_ns, self._on_tick, LATE)
+        """See that the next tick comes, where it could decide something, or is looked at, or takes time."""
+        is_planned = self._tick_waits or (self._tick is not None and self._tick.is_pending)
+        counts = self.host is not None or self._observer is not None
+        if not is_planned and (counts or self.core.awaits_tick) and not self.is_at_rest:
+            self._tick = self.loop.at(max(self._next_tick_ns, self.loop.now_ns), self._on_tick, LATE)
 
     def _on_tick(self) -> None:
-        def then() -> None:
-            if not self.is_at_rest:
-                self.start_ticks()
+        self._tick_waits = True
+        self._control(ports.Tick())
 
-        self._control(ports.Tick(), then)
+    def _pass_ticks(self) -> None:
+        """Ticks before this moment had nothing to decide: the core takes note of them together."""
+        tick_ns, now_ns = self.setup.tick_ns, self.loop.now_ns
+        if now_ns <= self._next_tick_ns or self._tick_waits:
+            return
+        # The first one at this moment or later.
+        next_ns = -(-now_ns // tick_ns) * tick_ns
+        if next_ns > self._next_tick_ns and not self.core.awaits_tick:
+            first_ns = max(self._next_tick_ns, next_ns - TICKS_REMEMBERED * tick_ns)
+            self.core.skip_ticks(range(first_ns, next_ns, tick_ns))
+        self._next_tick_ns = max(self._next_tick_ns, next_ns)
 
     # --- what workers need (sim.worker.Plant) -----------------------------------------------------------------
 
@@ -365,6 +389,7 @@ class SimulatedCluster:
     def _settle_ended(self, step_id: int) -> None:
         group_id = self.striding.group_of(step_id)
         if group_id is not None:
+            self._pass_ticks()
             self.striding.settle_ended(group_id, self._tell_tokens)
 
     def worker(self, worker_id: WorkerId) -> SimWorker:

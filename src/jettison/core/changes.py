@@ -1,0 +1,39 @@
+"""Which groups an event has changed, so that nobody has to look at all of them.
+
+A cluster core that asks every group after every event costs O(groups) an event. It may ask only those that are named
+here, because of one rule:
+
+Rule. Whatever could change what a group does next is noted here when it happens: its queues and flags, what its
+      requests may do, and the ledgers of its workers (which it may share with other groups). A group that is not named
+      would be planned, followed and advanced as it was the last time: nothing.
+
+What depends on the clock or on prices as well is not a change and is asked for by itself (``core.moves``).
+
+``touched`` is emptied where steps are planned, group by group; ``recent`` is what the event before this one has
+touched, for those who act earlier in an event than what they depend on.
+"""
+
+from __future__ import annotations
+
+from jettison.types import GroupId, WorkerId
+
+
+class Changes:
+    """Sets of ids; a group that is no more may be named."""
+
+    __slots__ = ("freer", "ledgers", "queued", "recent", "touched", "unnoted")
+
+    def __init__(self) -> None:
+        self.touched: set[GroupId] = set()
+        """Groups that may have a step to plan."""
+        self.recent: set[GroupId] = set()
+        """Groups that the event before this one has touched."""
+        self.unnoted: set[GroupId] = set()
+        """Groups that were planned, and whose totals have not been looked at since."""
+        self.freer: set[GroupId] = set()
+        """Groups that may take more than they could before: all touched ones but those that were only given requests.
+        Emptied where a group is chosen for a request (``core.dispatching``)."""
+        self.ledgers: set[WorkerId] = set()
+        """Workers whose ledger was changed; to be resolved into groups before ``touched`` is read."""
+        self.queued: set[GroupId] = set()
+        """Groups with waiting requests. Always exact."""

@@ -1,0 +1,76 @@
+"""The freest group without looking at every group: open groups in the order of ``policy.dispatch``, as a heap.
+
+Nothing is decided here: the order is the policy's, and the group that comes out is the one that asking every group
+would have found, ties included (a test compares).
+
+Invariant: an open group is in the heap under a key that is not behind its present one. A group that has got fuller
+since is found out when it comes to the top, and put where it belongs; one that may have got freer has to be refreshed
+before the next choice, and only those that something has happened to may have.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from jettison.policy.dispatch import DispatchKey, GroupFreeness, choose_group, dispatch_key
+from jettison.types import GroupId
+
+
+class FreestGroups:
+    """``view_of`` a group is None while the group takes nothing new, or is no more. It may show the group as it was
+    some steps ago, freer than it is; after ``catch_up`` it shows it as it is."""
+
+    def __init__(
+        self, view_of: Callable[[GroupId], GroupFreeness | None], catch_up: Callable[[GroupId], None] = lambda _: None
+    ) -> None:
+        self._view_of = view_of
+        self._catch_up = catch_up
+        self._heap: list[DispatchKey] = []
+        self._key_of: dict[GroupId, DispatchKey] = {}
+        """Of listed groups, their best entry: others of theirs in the heap are dead."""
+
+    def refresh(self, group_id: GroupId) -> None:
+        """The group may be freer than it was, or new, or open again."""
+        view = self._view_of(group_id)
+        if view is None:
+            return
+        key, listed = dispatch_key(view), self._key_of.get(group_id)
+        if listed is None or key < listed:
+            self._key_of[group_id] = key
+            heapq.heappush(self._heap, key)
+
+    def choose(self, needed_blocks: int) -> GroupId | None:
+        """As ``choose_group`` over all open groups; None without any. O(log groups), and as much for each group before
+        it that has got fuller or is too small; O(groups) where nobody could hold ``needed_blocks``."""
+        too_small: list[GroupFreeness] = []
+        chosen: GroupId | None = None
+        heap = self._heap
+        while heap and chosen is None:
+            key = heap[0]
+            group_id = key[2]
+            if self._key_of.get(group_id) != key:
+                heapq.heappop(heap)
+                continue
+            view = self._view_of(group_id)
+            if view is None:
+                heapq.heappop(heap)
+                del self._key_of[group_id]
+                continue
+            present = dispatch_key(view)
+            if present == key:
+                self._catch_up(group_id)
+                view = self._view_of(group_id)
+                assert view is not None, "steps close no group"
+                present = dispatch_key(view)
+            if present != key:
+                self._key_of[group_id] = present
+                heapq.heapreplace(heap, present)
+            elif view.capacity_blocks < needed_blocks:
+                too_small.append(view)
+                heapq.heappop(heap)
+            else:
+                chosen = group_id
+        for view in too_small:
+            heapq.heappush(heap, dispatch_key(view))
+        return choose_group(too_small, needed_blocks) if chosen is None else chosen
