@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,7 @@ from jettison.errors import ConfigError
 from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 from jettison.simulate.machines import cluster_setup
 from jettison.simulate.reproduce import figures
-from jettison.simulate.reproduce.figures import v1_ablation
-from jettison.simulate.reproduce.jobs import NO_GUARD, Changes, Variant, changed, job_text
+from jettison.simulate.reproduce.jobs import Changes, Variant, changed, job_text
 from jettison.simulate.reproduce.load import search
 from jettison.simulate.reproduce.measures import bubble_share, compared, throughput, ttft, values
 from jettison.simulate.reproduce.page import table, write_page
@@ -113,7 +113,8 @@ def test_what_a_variant_changes_beyond_its_settings() -> None:
     assert spare.memory.budget_bytes - plain.memory.budget_bytes == pytest.approx(
         7 * machine.kv_tokens * machine.shape.num_layers * machine.shape.kv_bytes_per_token_layer
     )
-    assert changed(plain, machine, WITHOUT_GUARD.changes).params.overload == NO_GUARD
+    bare = changed(plain, machine, WITHOUT_GUARD.changes).params
+    assert bare.overload.max_compute_load == math.inf
     assert not changed(plain, machine, Changes(num_merges=1)).params.auto_restore
     streamed = changed(plain, machine, Changes(streamed_bytes=1 << 29))
     assert isinstance(streamed.executor, StreamedParameters)
@@ -130,11 +131,6 @@ def test_streamed_parameters_are_hidden_behind_long_steps_and_not_behind_short_o
     assert executor.stage_ns(0, 0, decode, whole) == 50_000_000
     assert executor.stage_ns(0, 0, decode, half) == 25_000_000
     assert executor.decode_ns(0, 0, decode, whole, 3) == [50_000_000] * 3
-
-
-def test_partitions() -> None:
-    assert [len(list(v1_ablation._partitions(n))) for n in (1, 4, 8)] == [1, 5, 22]
-    assert all(sum(parts) == 8 for parts in v1_ablation._partitions(8))
 
 
 def test_the_command_lists_refuses_and_reproduces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jettison.policy.overload import OverloadParams
+from jettison.core.params import ClusterParams
 from jettison.report.results import RunResult
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.setup import ClusterSetup
@@ -23,12 +23,7 @@ from jettison.simulate.run import SimulationOptions, simulate_workload
 from jettison.simulate.spec import ExperimentSpec, parse_spec
 from jettison.types import NANOSECONDS
 
-NO_GUARD = OverloadParams(
-    min_blocked_s=0.1, min_gain_s=-math.inf, min_gain_ratio=0.0, max_prefill_fill=math.inf, max_compute_load=math.inf
-)
-"""KunServe's own trigger (v3 section 4.1): load above capacity with requests waiting, whatever compute has to say."""
-
-MERGE_INTERVAL_S = 0.05
+MERGE_INTERVAL_S = 0.14
 """Between the merges that are asked for at the start: one has to be over when the next begins."""
 
 
@@ -39,7 +34,7 @@ class Changes:
     kv_scale: float = 1.0
     """Times the undropped KV memory."""
     compute_guard: bool = True
-    """False: ``NO_GUARD``."""
+    """False: ``without_guard``."""
     num_merges: int = 0
     """Merges that are asked for at the start, and stay: static pipelines of any length."""
     streamed_bytes: int = 0
@@ -112,7 +107,7 @@ def changed(setup: ClusterSetup, machine: Machine, changes: Changes) -> ClusterS
     # Copies run on engines beside the steps, so a whole step's time is theirs, as InferCept has it.
     params = replace(setup.params, swap=replace(setup.params.swap, time_share=1.0))
     if not changes.compute_guard:
-        params = replace(params, overload=NO_GUARD)
+        params = without_guard(params)
     if changes.num_merges:
         params = replace(params, auto_restore=False)
     kv_bytes = machine.kv_tokens * machine.shape.num_layers * machine.shape.kv_bytes_per_token_layer
@@ -123,6 +118,14 @@ def changed(setup: ClusterSetup, machine: Machine, changes: Changes) -> ClusterS
         assert host is not None
         executor = StreamedParameters(executor, changes.streamed_bytes / host.bytes_per_s, machine.shape.num_layers)
     return replace(setup, params=params, executor=executor, memory=replace(setup.memory, budget_bytes=budget))
+
+
+def without_guard(params: ClusterParams) -> ClusterParams:
+    """KunServe's own trigger (v3 section 4.1): load above capacity with requests waiting, whatever compute says."""
+    overload = replace(
+        params.overload, min_gain_s=-math.inf, min_gain_ratio=0.0, max_prefill_fill=math.inf, max_compute_load=math.inf
+    )
+    return replace(params, overload=overload)
 
 
 def _ask_for_merges(cluster: SimulatedCluster, num_merges: int) -> None:

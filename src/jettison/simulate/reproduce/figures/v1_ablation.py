@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
-from jettison.policy.merge import MergeCandidate, MergeStrategy, PlannerParams, plan_drop, throughput_cost
+from jettison.report.grouping import best_cost, strategy_cost
 from jettison.report.overload import SloBase, slo_violations
 from jettison.report.results import RunResult
 from jettison.simulate.reproduce.conditions import conditions
@@ -14,7 +12,6 @@ from jettison.simulate.reproduce.pictures import bars, time_lines
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.rows import Band, Outcome, Row
 from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, read_spec, run_spec
-from jettison.types import LayerRange
 
 # --- Fig. 4
 
@@ -253,34 +250,15 @@ def reproduce_v1_fig16(runs: Runs) -> Outcome:
     return outcome
 
 
-def _cost(sizes: Sequence[int]) -> float:
-    profile = read_spec("v1-burst").machine.profile
-    found = throughput_cost(sizes, profile.group_tokens_per_s)
-    assert found is not None
-    return found
-
-
 def _best_cost(copies: int) -> float:
-    """The least cost of all groupings that free at least so many copies of the parameters."""
-    return min(_cost(sizes) for sizes in _partitions(NUM_INSTANCES) if NUM_INSTANCES - len(sizes) >= copies)
+    return best_cost(NUM_INSTANCES, copies, read_spec("v1-burst").machine.profile.group_tokens_per_s)
 
 
 def _plan_cost(strategy: str, copies: int) -> float:
     machine = read_spec("v1-burst").machine
     shape = machine.shape
-    everything = LayerRange(0, shape.num_layers)
-    groups = [MergeCandidate(i, (i,), (everything,), 1.0, 0) for i in range(NUM_INSTANCES)]
     kv_bytes = NUM_INSTANCES * machine.kv_tokens * shape.num_layers * shape.kv_bytes_per_token_layer
-    name: MergeStrategy = "throughput" if strategy == THROUGHPUT else "memory"
-    plan = plan_drop(groups, copies * shape.parameter_bytes, shape, PlannerParams(name, kv_region_bytes=kv_bytes))
-    merged = [len(merge.stages) for merge in plan.merges]
-    return _cost([*merged, *[1] * (NUM_INSTANCES - sum(merged))])
-
-
-def _partitions(total: int, most: int | None = None) -> Iterator[tuple[int, ...]]:
-    """All ways to write a number as a sum, largest parts first."""
-    if total == 0:
-        yield ()
-    for first in range(min(total, most or total), 0, -1):
-        for rest in _partitions(total - first, first):
-            yield (first, *rest)
+    throughput = machine.profile.group_tokens_per_s
+    if strategy == THROUGHPUT:
+        return strategy_cost("throughput", NUM_INSTANCES, copies, shape, kv_bytes, throughput)
+    return strategy_cost("memory", NUM_INSTANCES, copies, shape, kv_bytes, throughput)

@@ -8,7 +8,6 @@ from itertools import pairwise
 from jettison.core import ports
 from jettison.sim.cluster import SimulatedCluster
 from jettison.simulate.machines import cluster_setup
-from jettison.simulate.reproduce.jobs import NO_GUARD
 from jettison.simulate.reproduce.pictures import bars
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.rows import Band, Outcome, Row
@@ -114,7 +113,8 @@ def measure(spec: Spec, variant_name: str) -> Exchange:
     variant = next(v for v in spec.parsed.variants if v.name == variant_name)
     setup = cluster_setup(spec.machine, spec.parsed, variant, 0)
     setup = replace(
-        setup, params=replace(setup.params, overload=replace(NO_GUARD, min_blocked_s=1e9), auto_restore=False)
+        setup,
+        params=replace(setup.params, overload=replace(setup.params.overload, min_blocked_s=1e9), auto_restore=False),
     )
     tokens: dict[RequestId, list[int]] = {}
     records: list[ports.Record] = []
