@@ -35,7 +35,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "cluster": {"description": deployment_to_document(deployment())},
         "workload": {
             "arrivals": {"process": "poisson", "rate_per_s": 60.0, "duration_s": 1.0,
-                         "bursts": [{"start_s": 0.1, "duration_s": 0.2, "multiplier": 4.0}]},
+                         "bursts": [{"start_s": 0.1, "duration_s": 0.4, "multiplier": 8.0}]},
             "lengths": {"input": {"median": 50, "sigma": 0.5, "cap": 200},
                         "output": {"median": 40, "sigma": 0.4, "cap": 90}},
         },
