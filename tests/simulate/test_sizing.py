@@ -76,11 +76,11 @@ def test_the_command_says_what_it_found_and_what_it_costs(tmp_path: Path) -> Non
     console = Console(record=True, width=160)
     out = tmp_path / "plan.json"
     size_command(
-        spec(), "little", Path(), slo_ttft_p99_s=0.3, max_instances=6, price_per_gpu_hour=2.0, json_out=out,
+        spec(), "little", Path(), slo_ttft_p99_s=0.5, max_instances=6, price_per_gpu_hour=2.0, json_out=out,
         num_processes=1, console=console,
     )
     text = console.export_text()
-    assert "smallest cluster with P99 TTFT 0.3 s" in text and "cost a day" in text
+    assert "smallest cluster with P99 TTFT 0.5 s" in text and "cost a day" in text
     document = json.loads(out.read_text())
     assert [row["variant"] for row in document["rows"]] == ["recompute", "drop"]
     for row in document["rows"]:

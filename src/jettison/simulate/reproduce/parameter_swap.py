@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from jettison.sim.executor import Executor, StageShape, StepLoad
 from jettison.types import NANOSECONDS, WorkerId
 
@@ -25,10 +28,11 @@ class StreamedParameters:
         """See ``sim.executor.Executor``."""
         return max(self.inner.stage_ns(worker_id, number, load, stage), self._copy_ns(stage))
 
-    def decode_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int) -> list[int]:
+    def decode_ns(
+        self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int
+    ) -> npt.NDArray[np.int64]:
         """See ``sim.executor.Executor``."""
-        copy_ns = self._copy_ns(stage)
-        return [max(took, copy_ns) for took in self.inner.decode_ns(worker_id, number, load, stage, count)]
+        return np.maximum(self.inner.decode_ns(worker_id, number, load, stage, count), self._copy_ns(stage))
 
     def attention_ns(self, num_kv_tokens: int, num_rows: int) -> int:
         """See ``sim.executor.Executor``."""
