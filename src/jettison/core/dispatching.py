@@ -24,7 +24,9 @@ class Dispatcher:
         self._state = state
         self._loads = loads
         self._moves = moves
-        self._freest = FreestGroups(self._freeness, lambda group_id: state.catch_up(group_id))
+        self._freest = FreestGroups(
+            lambda group_id: self._freeness(group_id), lambda group_id: state.catch_up(group_id)
+        )
 
     def place(self, state: RequestState) -> bool:
         """Queue a request in the freest group; False if there is none and it has to wait for one."""

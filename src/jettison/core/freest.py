@@ -44,9 +44,17 @@ class FreestGroups:
         """As ``choose_group`` over all open groups; None without any. O(log groups), and as much for each group before
         it that has got fuller or is too small; O(groups) where nobody could hold ``needed_blocks``."""
         too_small: list[GroupFreeness] = []
-        chosen: GroupId | None = None
+        try:
+            chosen = self._first_of(needed_blocks, too_small)
+        finally:  # also when a view could not be made: no group is lost by that
+            for view in too_small:
+                heapq.heappush(self._heap, dispatch_key(view))
+        return choose_group(too_small, needed_blocks) if chosen is None else chosen
+
+    def _first_of(self, needed_blocks: int, too_small: list[GroupFreeness]) -> GroupId | None:
+        """The first group that could hold so much; those before it are taken from the heap."""
         heap = self._heap
-        while heap and chosen is None:
+        while heap:
             key = heap[0]
             group_id = key[2]
             if self._key_of.get(group_id) != key:
@@ -66,11 +74,9 @@ class FreestGroups:
             if present != key:
                 self._key_of[group_id] = present
                 heapq.heapreplace(heap, present)
-            elif view.capacity_blocks < needed_blocks:
+            elif view.capacity_blocks >= needed_blocks:
+                return group_id
+            else:
                 too_small.append(view)
                 heapq.heappop(heap)
-            else:
-                chosen = group_id
-        for view in too_small:
-            heapq.heappush(heap, dispatch_key(view))
-        return choose_group(too_small, needed_blocks) if chosen is None else chosen
+        return None
