@@ -130,7 +130,7 @@ def test_streamed_parameters_are_hidden_behind_long_steps_and_not_behind_short_o
     assert executor.stage_ns(0, 0, prefill, whole) == inner.stage_ns(0, 0, prefill, whole)
     assert executor.stage_ns(0, 0, decode, whole) == 50_000_000
     assert executor.stage_ns(0, 0, decode, half) == 25_000_000
-    assert executor.decode_ns(0, 0, decode, whole, 3) == [50_000_000] * 3
+    assert executor.decode_ns(0, 0, decode, whole, 3).tolist() == [50_000_000] * 3
 
 
 def test_the_command_lists_refuses_and_reproduces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
