@@ -32,8 +32,10 @@ def costs(rate: float | None = 1000.0, per_token: float | None = 0.1, step: floa
     )
 
 
-def choose(asked: StalledRequest, known: ExchangeCosts, ahead: int = 0, tokens_ahead: int = 0) -> ExchangeMode | None:
-    return choose_exchange(asked, ExchangeQueue({LINK: ahead}, tokens_ahead), known, ExchangeMode.AUTO)
+def choose(
+    asked: StalledRequest, known: ExchangeCosts, ahead: int = 0, tokens_ahead: int = 0, waited_s: float = 0.0
+) -> ExchangeMode | None:
+    return choose_exchange(asked, ExchangeQueue({LINK: ahead}, tokens_ahead, waited_s), known, ExchangeMode.AUTO)
 
 
 @given(st.sampled_from(FIXED), st.integers(0, 10**9), st.sampled_from([None, 1.0, 1e9]))
@@ -47,6 +49,14 @@ def test_a_fixed_mode_is_obeyed(mode: ExchangeMode, num_bytes: int, rate: float 
 def test_the_first_transfer_measures_the_link_and_the_others_wait_for_it() -> None:
     assert choose(request(), costs(rate=None)) is ExchangeMode.TRANSFER
     assert choose(request(), costs(rate=None), ahead=500) is None
+
+
+def test_nobody_stands_still_for_a_first_transfer_that_takes_many_steps() -> None:
+    unknown = costs(rate=None, step=0.05)
+    assert choose(request(), unknown, ahead=500, waited_s=0.1) is None
+    assert choose(request(), unknown, ahead=500, waited_s=0.3) is ExchangeMode.LIVE
+    assert choose(request(can_run_live=False), unknown, ahead=500, waited_s=0.3) is None
+    assert choose(request(), costs(rate=None, step=None), ahead=500, waited_s=9.0) is None
 
 
 def test_a_fast_link_transfers_and_a_slow_one_does_not() -> None:

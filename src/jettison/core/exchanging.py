@@ -257,7 +257,7 @@ class Exchange:
         begun: list[Arriving] = []
         given_up: list[RequestState] = []
         for state, moves in self._landing:
-            choice = self._choose(state, moves, given_up)
+            choice = self._choose(state, moves, given_up, now_ns)
             if choice is ExchangeMode.RECOMPUTE:
                 given_up.append(state)
                 self.num_by_choice[choice] += 1
@@ -280,7 +280,7 @@ class Exchange:
         return actions + self._give_back_foreign(bool(self._landing or self.group.waiting), now_ns)
 
     def _choose(
-        self, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState]
+        self, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState], now_ns: int
     ) -> ExchangeMode | None:
         """What to do with a stalled request, given all that goes before it."""
         group, cluster = self.group, self._cluster
@@ -299,7 +299,8 @@ class Exchange:
             max(remote.values()), num_full > 0,
         )
         before = sum(s.num_tokens for s in group.waiting if s.order < state.order)
-        queue = ExchangeQueue(self._queued_bytes, before + sum(s.num_computed for s in given_up))
+        waited_s = (now_ns - self._started_ns) / NANOSECONDS
+        queue = ExchangeQueue(self._queued_bytes, before + sum(s.num_computed for s in given_up), waited_s)
         return choose_exchange(request, queue, cluster.exchange_costs(group), cluster.exchange_mode)
 
     def _start(

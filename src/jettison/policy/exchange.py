@@ -65,6 +65,8 @@ class ExchangeQueue(NamedTuple):
 
     link_bytes: Mapping[LinkId, int]
     num_recompute_tokens: int
+    waited_s: float = 0.0
+    """Since the exchange began."""
 
 
 def choose_exchange(
@@ -72,13 +74,17 @@ def choose_exchange(
 ) -> ExchangeMode | None:
     """What to do with a request; never ``AUTO``. None: not known before a first transfer has measured the links.
 
-    A fixed mode is obeyed, except that a request without a full block cannot run live: it is transferred.
+    A link that has not brought that one in ``LIVE_FROM_STEPS`` is too slow to stand still for: the others run live. A
+    fixed mode is obeyed, except that a request without a full block cannot run live: it is transferred.
     """
     if mode is not ExchangeMode.AUTO:
         return ExchangeMode.TRANSFER if mode is ExchangeMode.LIVE and not request.can_run_live else mode
     transfer_s = _sending_s(request.link_bytes, queue.link_bytes, costs)
     if transfer_s is None:
-        return None if any(queue.link_bytes.values()) else ExchangeMode.TRANSFER
+        if not any(queue.link_bytes.values()):
+            return ExchangeMode.TRANSFER
+        is_slow = costs.step_s is not None and queue.waited_s > LIVE_FROM_STEPS * costs.step_s
+        return ExchangeMode.LIVE if is_slow and request.can_run_live else None
     lost = {ExchangeMode.TRANSFER: transfer_s}
     recompute_s = costs.recompute_s(queue.num_recompute_tokens + request.num_tokens)
     if recompute_s is not None:
