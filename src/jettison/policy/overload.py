@@ -75,17 +75,19 @@ class OverloadParams:
     min_gain_s: float = 0.4
     """Predicted wait that must be saved."""
     surge_gain_s: float = 0.2
-    """The same in a burst: the wait will be longer than what waits now says."""
+    """The same where a burst begins, at ``min_surge``; less where more arrives: the wait will be longer than what
+    waits now says, and grows as fast as requests arrive."""
     min_surge: float = 1.7
     """Arrivals over the usual ones that make a burst."""
-    min_gain_ratio: float = 2.0
+    min_gain_ratio: float = 2.5
     """Predicted memory wait over predicted compute wait."""
     min_overloaded_s: float = 0.03
     """How long nothing may speak against a drop before it is made: near a threshold verdicts change at every step."""
-    max_prefill_fill: float = 0.5
+    max_prefill_fill: float = 0.3
     """A queue that waits for memory alone leaves steps to the decodes: where prompts fill them, compute binds."""
     max_compute_load: float = 0.8
-    """A merged group has to catch up after the burst: no drop where the traffic would need more of its compute."""
+    """A merged group has to catch up after the burst: no drop where the traffic would need more of its compute, and
+    clearly more than separate instances need."""
     pipeline_efficiency: float = 0.85
     """Throughput of a pipeline against as many separate instances, until one is measured (``cost.pipeline``)."""
 
@@ -172,8 +174,10 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
 
 def least_gain_s(load: GroupLoad, params: OverloadParams) -> float:
     """A burst goes on for longer than it has lasted; a queue that chance has made passes."""
-    is_burst = load.surge is None or load.surge >= params.min_surge
-    return min(params.surge_gain_s, params.min_gain_s) if is_burst else params.min_gain_s
+    surge = params.min_surge if load.surge is None else load.surge
+    if surge < params.min_surge:
+        return params.min_gain_s
+    return min(params.surge_gain_s, params.min_gain_s) * params.min_surge / surge
 
 
 def why_queue_is_no_reason(
@@ -212,8 +216,8 @@ def arriving_compute_s(load: GroupLoad, params: OverloadParams) -> float:
 
 
 def cannot_keep_up(merged: float | None, separate: float | None, max_load: float) -> bool:
-    """Whether a merged group would need more than ``max_load`` of its compute and is not clearly better all the same.
+    """Whether a merged group would need more than ``max_load`` of its compute, and clearly more than there is now.
 
-    It can be: with little memory, small batches may cost separate instances more than bubbles cost a pipeline.
+    It need not: with little memory, small batches may cost separate instances as much as bubbles cost a pipeline.
     """
-    return merged is not None and merged > max_load and (separate is None or separate < CLEARLY * merged)
+    return merged is not None and merged > max_load and (separate is None or merged > CLEARLY * separate)
