@@ -52,7 +52,7 @@ PROFILE = HardwareProfile(COST, 2e9, 1e-4, 2e-3, 0.0, 4e9, 1e9, ())
 KV_BLOCKS = 133
 MIN_BLOCKED_S = 0.1
 """``serve``'s default."""
-KEEP = {"conv": 0.0185, "mixed": 0.03}
+KEEP = {"conv": 0.0185, "mixed": 0.03, "code": 0.16}
 LENGTHS = {"output": 0.625, "input": 0.055}
 
 
@@ -82,8 +82,10 @@ def loads(names: list[str], seeds: int, data: Path | None) -> Iterator[tuple[str
 def _trace(name: str, folder: Path) -> Workload:
     conv = read_trace(folder / "AzureLLMInferenceTrace_conv.csv.gz")
     load = conv
+    if name != "conv":
+        load = read_trace(folder / "AzureLLMInferenceTrace_code.csv.gz")
     if name == "mixed":
-        load = shaping.swap_lengths(read_trace(folder / "AzureLLMInferenceTrace_code.csv.gz"), conv)
+        load = shaping.swap_lengths(load, conv)
     load = shaping.scale_lengths(load, LENGTHS["output"], floor_tokens=2, input_factor=LENGTHS["input"])
     return shaping.scale_time(shaping.cap_lengths(load, 1024), 75.0)
 
@@ -116,7 +118,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vary", nargs="+", action="append", default=[], metavar=("KEY", "VALUE"))
-    parser.add_argument("--loads", nargs="+", default=["conv", "mixed", "burst"], choices=["conv", "mixed", "burst"])
+    parser.add_argument("--loads", nargs="+", default=["conv", "mixed", "code", "burst"], choices=["conv", "mixed", "code", "burst"])
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--data", type=Path, help="folder with arrivals/ (else JETTISON_DATA, else ../shared/data)")
     parser.add_argument("--json", type=Path)

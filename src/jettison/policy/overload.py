@@ -79,7 +79,7 @@ class OverloadParams:
     waits now says, and grows as fast as requests arrive."""
     min_surge: float = 1.7
     """Arrivals over the usual ones that make a burst."""
-    min_gain_ratio: float = 2.5
+    min_gain_ratio: float = 2.0
     """Predicted memory wait over predicted compute wait."""
     min_overloaded_s: float = 0.03
     """How long nothing may speak against a drop before it is made: near a threshold verdicts change at every step."""
