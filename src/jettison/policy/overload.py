@@ -15,9 +15,6 @@ from typing import NamedTuple
 
 from jettison.types import GroupId
 
-CLEARLY = 1.15
-"""Predictions of two arrangements that are closer than this are not told apart."""
-
 COMPUTE_BINDS = "compute binds"
 CANNOT_KEEP_UP = "a pipeline could not keep up"
 
@@ -87,7 +84,7 @@ class OverloadParams:
     """A queue that waits for memory alone leaves steps to the decodes: where prompts fill them, compute binds."""
     max_compute_load: float = 0.8
     """A merged group has to catch up after the burst: no drop where the traffic would need more of its compute, and
-    clearly more than separate instances need."""
+    more than separate instances need."""
     pipeline_efficiency: float = 0.85
     """Throughput of a pipeline against as many separate instances, until one is measured (``cost.pipeline``)."""
 
@@ -216,8 +213,8 @@ def arriving_compute_s(load: GroupLoad, params: OverloadParams) -> float:
 
 
 def cannot_keep_up(merged: float | None, separate: float | None, max_load: float) -> bool:
-    """Whether a merged group would need more than ``max_load`` of its compute, and clearly more than there is now.
+    """Whether a merged group would need more than ``max_load`` of its compute, and more than separate ones do.
 
     It need not: with little memory, small batches may cost separate instances as much as bubbles cost a pipeline.
     """
-    return merged is not None and merged > max_load and (separate is None or merged > CLEARLY * separate)
+    return merged is not None and merged > max_load and (separate is None or merged > separate)
