@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 from jettison.policy.rebalance import GroupQueue, QueuedRequest, plan_rebalance
 
 
-def group(group_id: int, limit: int, running: int, free: int, waiting: list[int], *, open_: bool = True) -> GroupQueue:
+def group(
+    group_id: int, limit: int, running: int, free: int, waiting: list[int], *, open_: bool = True, blocked: bool = False
+) -> GroupQueue:
     requests = [QueuedRequest(f"g{group_id}-{i}", size) for i, size in enumerate(waiting)]
-    return GroupQueue(group_id, limit, running, free, requests, open_)
+    return GroupQueue(group_id, limit, running, free, requests, open_, blocked)
 
 
 def test_the_overflow_of_a_merged_group_goes_to_a_spare_one() -> None:
@@ -32,10 +34,20 @@ def test_no_room_no_move_but_a_smaller_one_behind_may_go() -> None:
     assert [m.request_id for m in plan] == ["g0-1"]
 
 
+def test_what_memory_keeps_out_goes_where_there_is_room() -> None:
+    short, spare = group(0, 8, 3, 4, [2, 3, 1], blocked=True), group(1, 8, 1, 4, [])
+    assert [(m.request_id, m.destination) for m in plan_rebalance([short, spare])] == [("g0-1", 1), ("g0-2", 1)]
+    assert plan_rebalance([group(0, 8, 3, 4, [2, 3, 1]), spare]) == ()
+
+
+def test_two_that_are_short_of_memory_send_each_other_nothing() -> None:
+    assert plan_rebalance([group(0, 8, 3, 2, [3, 1], blocked=True), group(1, 8, 1, 2, [4], blocked=True)]) == ()
+
+
 GROUPS = st.lists(
     st.tuples(
         st.integers(1, 10), st.integers(0, 12), st.integers(-5, 60), st.lists(st.integers(1, 15), max_size=12),
-        st.booleans(),
+        st.booleans(), st.booleans(),
     ),
     min_size=1, max_size=5,
 )
@@ -43,9 +55,9 @@ GROUPS = st.lists(
 
 @given(GROUPS)
 def test_destinations_can_start_what_they_are_given(
-    drawn: list[tuple[int, int, int, list[int], bool]]
+    drawn: list[tuple[int, int, int, list[int], bool, bool]]
 ) -> None:
-    groups = [group(i, *rest[:4], open_=rest[4]) for i, rest in enumerate(drawn)]
+    groups = [group(i, *rest[:4], open_=rest[4], blocked=rest[5]) for i, rest in enumerate(drawn)]
     plan = plan_rebalance(groups)
     assert len({m.request_id for m in plan}) == len(plan)
     sizes = {r.request_id: r.num_blocks for g in groups for r in g.waiting}
@@ -82,6 +94,6 @@ def asking_every_group(groups: list[GroupQueue]) -> list[tuple[str, int, int]]:
 
 
 @given(GROUPS)
-def test_each_goes_where_most_memory_is_left(drawn: list[tuple[int, int, int, list[int], bool]]) -> None:
-    groups = [group(i, *rest[:4], open_=rest[4]) for i, rest in enumerate(drawn)]
+def test_each_goes_where_most_memory_is_left(drawn: list[tuple[int, int, int, list[int], bool, bool]]) -> None:
+    groups = [group(i, *rest[:4], open_=rest[4], blocked=rest[5]) for i, rest in enumerate(drawn)]
     assert list(plan_rebalance(groups)) == asking_every_group(groups)

@@ -38,6 +38,11 @@ class Balancing(Relief):
         """Groups dissolved when ``_loads`` was last rid of them."""
 
     @property
+    def leaves_queues_alone(self) -> bool:
+        """As published: a request is dispatched once."""
+        return False
+
+    @property
     def is_quiet(self) -> bool:
         """Nobody migrates."""
         return not self.migrations

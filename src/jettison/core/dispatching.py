@@ -12,6 +12,7 @@ from jettison.core.moves import Moves
 from jettison.core.ports import Action, Record
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
+from jettison.policy.batching import BlockedBy
 from jettison.policy.dispatch import GroupFreeness
 from jettison.policy.rebalance import GroupQueue, QueuedRequest, plan_rebalance
 from jettison.types import GroupId
@@ -60,7 +61,8 @@ class Dispatcher:
     # --- rebalancing ------------------------------------------------------------------------------------------
 
     def rebalance(self, now_ns: int) -> list[Action]:
-        """Waiting requests that a full batch or the size of their group keeps out go to groups that can run them."""
+        """Waiting requests that a full batch, full memory or the size of their group keeps out go to groups that can
+        run them."""
         groups, queued = self._state.groups, sorted(self._state.changes.queued)
         if len(groups) < 2 or not queued:
             return []
@@ -96,7 +98,7 @@ class Dispatcher:
             return limits[len(group.stages)] - len(group.running) - len(group.moving)
 
         queued = [groups[g] for g in sorted(self._state.changes.queued)]
-        full = {g.group_id for g in queued if len(g.waiting) > max(0, num_free_places(g))}
+        full = {g.group_id for g in queued if len(g.waiting) > max(0, num_free_places(g)) or self._is_blocked(g)}
         if not full:
             return []
         busy = self._moves.busy_workers()
@@ -110,6 +112,10 @@ class Dispatcher:
             self._group_queue(g, limits[len(g.stages)], takes_new=i in takers)
             for i, g in groups.items() if i in full or i in takers
         ]
+
+    def _is_blocked(self, group: GroupCore) -> bool:
+        """Memory keeps its queue out, and nobody but the dispatcher does anything about that for single requests."""
+        return group.head_blocked_by is BlockedBy.MEMORY and self._moves.relief.leaves_queues_alone
 
     def _batch_limit(self, num_stages: int) -> int:
         params, most = self._loads.params, self._state.limits.max_num_seqs
@@ -127,4 +133,5 @@ class Dispatcher:
             group.num_free_blocks - group.watermark_blocks(),
             [QueuedRequest(s.request_id, group.blocks_for(s.num_tokens)) for s in group.waiting],
             takes_new=takes_new,
+            sends_blocked=self._is_blocked(group),
         )

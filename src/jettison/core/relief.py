@@ -32,6 +32,11 @@ class Relief:
         return True
 
     @property
+    def leaves_queues_alone(self) -> bool:
+        """Waiting requests have nothing kept for them where they wait: the dispatcher may send them elsewhere."""
+        return True
+
+    @property
     def due_ns(self) -> int | None:
         """When it next looks at groups, whichever event comes first; None: only at those that an event is about."""
         return None

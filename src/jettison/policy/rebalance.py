@@ -2,12 +2,15 @@
 
 Pure. After a drop memory no longer keeps requests out, but a group can only run so many at once: the batch limit, which
 compute sets. Requests beyond it go back to the dispatcher and to groups that have both a place in their batch and room.
-A waiting request holds no KV, so moving it costs nothing.
+Requests that memory keeps out of one group while another has room go there, too, before anybody thinks of a drop: it
+was dispatched by what was known then, and long answers may have gathered in its group since. A waiting request holds no
+KV, so moving it costs nothing.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -37,6 +40,8 @@ class GroupQueue:
     waiting: Sequence[QueuedRequest]
     """In order of service."""
     takes_new: bool = True
+    sends_blocked: bool = False
+    """What memory keeps out may go, not only what the batch has no place for."""
 
     @property
     def num_spare_places(self) -> int:
@@ -49,8 +54,12 @@ class GroupQueue:
         return self.num_free_blocks - sum(r.num_blocks for r in self.waiting)
 
     def overflow(self) -> Sequence[QueuedRequest]:
-        """Waiting requests that its batch has no place for, in order of service."""
-        return self.waiting[max(0, self.batch_limit - self.num_running) :]
+        """Waiting requests that its batch has no place for, or its memory no room, in order of service."""
+        num_served = max(0, self.batch_limit - self.num_running)
+        if self.sends_blocked:
+            needs = itertools.accumulate(request.num_blocks for request in self.waiting)
+            num_served = min(num_served, sum(1 for _ in itertools.takewhile(self.num_free_blocks.__ge__, needs)))
+        return self.waiting[num_served:]
 
 
 class Reassignment(NamedTuple):
@@ -70,7 +79,7 @@ def plan_rebalance(groups: Sequence[GroupQueue]) -> tuple[Reassignment, ...]:
     roomiest = [(-g.num_spare_blocks, g.group_id) for g in groups if g.group_id in places]
     heapq.heapify(roomiest)
     # The queues are merged by position: the first of each overflow before the second of any. A group that overflows has
-    # no spare place, so nobody is sent to where it is.
+    # no spare place or no spare blocks, so nobody is sent to where it is.
     overflowing = [
         (position, g.group_id, request) for g in groups for position, request in enumerate(g.overflow())
     ]
