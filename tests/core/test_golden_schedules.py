@@ -18,14 +18,14 @@ from fakes import BLOCK_SIZE, FakeCluster, Faults
 POLICIES = ("drop", "recompute", "swap", "migrate", "pipeline")
 
 GOLDEN: dict[tuple[str, int], str] = {
-    ("drop", 1047): "835cb66b5db7b93f",
-    ("drop", 1006): "b02861ef17c6bcbb",
+    ("drop", 1047): "97f8e12f74cf92b0",
+    ("drop", 1006): "8c10aa083f0c2ed1",
     ("drop", 1030): "3c1dc7e8bd4dc5c6",
     ("drop", 1049): "37e3f5cf1dba528b",
-    ("drop", 1038): "bf14301c1ef402be",
-    ("drop", 1007): "f250a98a5afdbdcf",
+    ("drop", 1038): "42ad21b912516c1f",
+    ("drop", 1007): "1cf4d17c8979552b",
     ("recompute", 1054): "c7066090019fa37b",
-    ("recompute", 1040): "2855b68a35abe2f0",
+    ("recompute", 1040): "877c7c272e23f658",
     ("recompute", 1016): "522cc63b73144172",
     ("swap", 1000): "930cc5c8d1ed7ded",
     ("swap", 1050): "423eb1fa6b73f674",
@@ -35,7 +35,7 @@ GOLDEN: dict[tuple[str, int], str] = {
     ("migrate", 1040): "867e186b8c7cedce",
     ("migrate", 1007): "34defe5d82d772cc",
     ("migrate", 1049): "08ba9741f5f3683b",
-    ("pipeline", 1019): "cd2d5465f7ac4613",
+    ("pipeline", 1019): "4447684fa55ef856",
     ("pipeline", 1051): "e08afd7728d39950",
     ("pipeline", 1009): "c1095056be6b142d",
 }
