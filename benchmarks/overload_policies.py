@@ -50,7 +50,7 @@ COST = CostModel(
 """A decode step of 8 takes 12 ms, 16 in a pipeline of two; a prompt token 0.12 ms."""
 PROFILE = HardwareProfile(COST, 2e9, 1e-4, 2e-3, 0.0, 4e9, 1e9, ())
 KV_BLOCKS = 133
-MIN_BLOCKED_S = 0.1
+MIN_BLOCKED_S = 0.05
 """``serve``'s default."""
 KEEP = {"conv": 0.0185, "mixed": 0.03, "code": 0.16}
 LENGTHS = {"output": 0.625, "input": 0.055}

@@ -46,6 +46,7 @@ def test_memory_binds() -> None:
         ({"merged_compute_load": 0.81, "separate_compute_load": 0.7}, "a pipeline could not keep up"),
         ({"merged_compute_load": 0.81, "separate_compute_load": None}, "a pipeline could not keep up"),
         ({"merged_compute_load": 1.5, "separate_compute_load": 1.4}, "a pipeline could not keep up"),
+        ({"merged_compute_load": 1.01, "separate_compute_load": 0.9, "surge": 9.0}, "a pipeline could not keep up"),
         ({"prefill_fill": 0.6}, "compute binds"),
     ],
 )
@@ -60,6 +61,8 @@ def test_each_reason_not_to_drop(changes: dict[str, float], reason: str) -> None
         {"used_blocks": 91},
         {"head_blocked_s": 0.1},
         {"merged_compute_load": 0.8, "separate_compute_load": 0.7},
+        {"merged_compute_load": 0.99, "separate_compute_load": 0.9, "surge": 2.0},  # the burst is in it, and passes
+        {"prefill_tokens_per_s": 1000 / 1.4, "unfinished_prefill_tokens": 300},  # theirs whatever the queue waits for
         {"merged_compute_load": 1.5, "separate_compute_load": 1.5},  # small batches cost as much as bubbles
         {"head_need_blocks": 101, "prefill_tokens_per_s": 1.0},  # only a merged group could ever take it
         {"prefill_tokens_per_s": 1000 / 1.3},
@@ -129,8 +132,8 @@ RATES = st.one_of(st.none(), st.floats(-10, 1000))
     st.builds(
         GroupLoad, st.just(0), st.integers(0, 100), st.integers(0, 100), st.integers(0, 50), st.integers(0, 500),
         st.integers(0, 50), st.booleans(), st.floats(0, 10), RATES, st.integers(0, 10_000), RATES, RATES, RATES,
-        RATES, st.floats(0, 1), st.floats(0, 1), RATES, RATES, RATES,
-    )
+        RATES, st.floats(0, 1), st.floats(0, 1), RATES, RATES, RATES, st.integers(0, 10_000),
+    ).filter(lambda load: load.unfinished_prefill_tokens <= load.queued_prefill_tokens)
 )
 def test_any_load_has_a_verdict_and_only_memory_that_binds_is_overload(load: GroupLoad) -> None:
     verdict = assess_overload(load, PARAMS)
@@ -146,8 +149,10 @@ def test_any_load_has_a_verdict_and_only_memory_that_binds_is_overload(load: Gro
         # The waits in the verdict are those of now.
         if verdict.reason == "the head of the queue fits into no group as it is":
             return
-        assert verdict.memory_wait_s >= verdict.compute_wait_s + PARAMS.min_gain_s
-        assert verdict.memory_wait_s >= PARAMS.min_gain_ratio * verdict.compute_wait_s
+        height = 1.0 if load.surge is None else max(1.0, load.surge / PARAMS.min_surge)
+        assert verdict.memory_wait_s - verdict.compute_wait_s >= PARAMS.min_gain_s / height * 0.999
+        of_queue = 1.0 - load.unfinished_prefill_tokens / max(1, load.queued_prefill_tokens)
+        assert verdict.memory_wait_s >= PARAMS.min_gain_ratio * verdict.compute_wait_s * of_queue
         assert load.prefill_fill <= PARAMS.max_prefill_fill
 
 

@@ -133,7 +133,7 @@ class OverloadConfig:
         "throughput", Choice(Planner),
         "How far a drop merges: as little as frees enough memory, or until the KV cache has doubled.")
     min_wait_ms: int = config_key(
-        100, int_from(0), "How long memory must have kept the head of the queue out before it counts as overload.",
+        50, int_from(0), "How long memory must have kept the head of the queue out before it counts as overload.",
         name="overload_min_wait_ms", metavar="MS")
     check_interval_ms: int = config_key(
         100, int_from(1), "How often the monitor looks besides at each admission.",

@@ -273,7 +273,7 @@ class GroupMonitor:
         self, group: GroupCore, steptime: StepTimeModel, now_ns: int, mean_stay_s: float | None = None
     ) -> GroupLoad:
         """The group as the overload policy sees it."""
-        queued = group.queued_tokens() + group.unfinished_tokens()
+        unfinished = group.unfinished_tokens()
         kv_tokens = group.used_blocks * group.limits.block_size
         rates, blocked_s = self.rates(), self.blocked_s(now_ns)
         return GroupLoad(
@@ -286,12 +286,13 @@ class GroupMonitor:
             blocked_s is not None,
             blocked_s or 0.0,
             self._freed_per_s(group, rates, mean_stay_s, now_ns),
-            queued,
+            group.queued_tokens() + unfinished,
             steptime.prefill_tokens_per_s(group.limits.max_num_batched_tokens, len(group.running), kv_tokens),
             None if rates is None else rates.demanded,
             None if rates is None else rates.released,
             None if rates is None else rates.arrived * group.limits.block_size,
             prefill_fill=self.prefill_fill,
+            unfinished_prefill_tokens=unfinished,
             surge=self._surge(),
         )
 

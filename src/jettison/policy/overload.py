@@ -55,6 +55,8 @@ class GroupLoad(NamedTuple):
     """The same of the instances as they are."""
     surge: float | None = None
     """What arrives lately (a second) over what usually does (ten); None = not known yet."""
+    unfinished_prefill_tokens: int = 0
+    """Of ``queued_prefill_tokens`` those that running requests still have to compute: they wait for no memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class OverloadParams:
     min_surge: float = 1.7
     """Arrivals over the usual ones that make a burst."""
     min_gain_ratio: float = 2.0
-    """Predicted memory wait over predicted compute wait."""
+    """Predicted memory wait over the predicted compute of what waits for it."""
     min_overloaded_s: float = 0.03
     """How long nothing may speak against a drop before it is made: near a threshold verdicts change at every step."""
     max_prefill_fill: float = 0.3
@@ -85,6 +87,8 @@ class OverloadParams:
     max_compute_load: float = 0.8
     """A merged group has to catch up after the burst: no drop where the traffic would need more of its compute, and
     more than separate instances need."""
+    max_surge_compute_load: float = 1.0
+    """The same in a burst, which is part of the traffic that is looked at, and passes."""
     pipeline_efficiency: float = 0.85
     """Throughput of a pipeline against as many separate instances, until one is measured (``cost.pipeline``)."""
 
@@ -149,7 +153,7 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
             memory_wait_s - compute_soon_s >= params.surge_gain_s
             and memory_wait_s >= params.min_gain_ratio * compute_soon_s
             and load.prefill_fill <= params.max_prefill_fill
-            and not cannot_keep_up(load.merged_compute_load, load.separate_compute_load, params.max_compute_load)
+            and not cannot_keep_up(load, params)
         ):
             return verdict(True, "memory will bind")
     blocked_s = load.head_blocked_s if load.head_blocked_by_memory else None
@@ -162,19 +166,22 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         return verdict(True, "the head of the queue fits into no group as it is")
     if memory_wait_s - compute_wait_s < least_gain_s(load, params):
         return verdict(False, "predicted gain too small")
-    if memory_wait_s < params.min_gain_ratio * compute_wait_s or load.prefill_fill > params.max_prefill_fill:
+    # What running requests have yet to prefill is computed whatever the queue waits for.
+    waiting_share = 1.0 - load.unfinished_prefill_tokens / max(1, load.queued_prefill_tokens)
+    compute_outweighs = memory_wait_s < params.min_gain_ratio * compute_wait_s * waiting_share
+    if compute_outweighs or load.prefill_fill > params.max_prefill_fill:
         return verdict(False, COMPUTE_BINDS)
-    if cannot_keep_up(load.merged_compute_load, load.separate_compute_load, params.max_compute_load):
+    if cannot_keep_up(load, params):
         return verdict(False, CANNOT_KEEP_UP)
     return verdict(True, "memory binds")
 
 
 def least_gain_s(load: GroupLoad, params: OverloadParams) -> float:
     """A burst goes on for longer than it has lasted; a queue that chance has made passes."""
-    surge = params.min_surge if load.surge is None else load.surge
-    if surge < params.min_surge:
+    height = params.min_surge if load.surge is None else load.surge
+    if height < params.min_surge:
         return params.min_gain_s
-    return min(params.surge_gain_s, params.min_gain_s) * params.min_surge / surge
+    return min(params.surge_gain_s, params.min_gain_s) * params.min_surge / height
 
 
 def why_queue_is_no_reason(
@@ -212,9 +219,12 @@ def arriving_compute_s(load: GroupLoad, params: OverloadParams) -> float:
     return load.arriving_tokens_per_s * params.horizon_s / load.prefill_tokens_per_s
 
 
-def cannot_keep_up(merged: float | None, separate: float | None, max_load: float) -> bool:
-    """Whether a merged group would need more than ``max_load`` of its compute, and more than separate ones do.
+def cannot_keep_up(load: GroupLoad, params: OverloadParams) -> bool:
+    """Whether a merged group would need too much of its compute, and more than separate instances do.
 
     It need not: with little memory, small batches may cost separate instances as much as bubbles cost a pipeline.
     """
-    return merged is not None and merged > max_load and (separate is None or merged > separate)
+    merged, separate = load.merged_compute_load, load.separate_compute_load
+    is_burst = load.surge is not None and load.surge >= params.min_surge
+    most = params.max_surge_compute_load if is_burst else params.max_compute_load
+    return merged is not None and merged > most and (separate is None or merged > separate)
