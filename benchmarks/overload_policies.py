@@ -50,6 +50,7 @@ COST = CostModel(
 """A decode step of 8 takes 12 ms, 16 in a pipeline of two; a prompt token 0.12 ms."""
 PROFILE = HardwareProfile(COST, 2e9, 1e-4, 2e-3, 0.0, 4e9, 1e9, ())
 KV_BLOCKS = 133
+LOADS = ("conv", "mixed", "code", "burst")
 MIN_BLOCKED_S = 0.05
 """``serve``'s default."""
 KEEP = {"conv": 0.0185, "mixed": 0.03, "code": 0.16}
@@ -118,7 +119,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vary", nargs="+", action="append", default=[], metavar=("KEY", "VALUE"))
-    parser.add_argument("--loads", nargs="+", default=["conv", "mixed", "code", "burst"], choices=["conv", "mixed", "code", "burst"])
+    parser.add_argument("--loads", nargs="+", default=list(LOADS), choices=LOADS)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--data", type=Path, help="folder with arrivals/ (else JETTISON_DATA, else ../shared/data)")
     parser.add_argument("--json", type=Path)

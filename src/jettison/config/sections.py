@@ -142,7 +142,8 @@ class OverloadConfig:
         0, int_from(0), "How far ahead memory is foreseen to run out (1000 is the paper's); 0: only what waits counts.",
         name="overload_horizon_ms", metavar="MS")
     rebalance: bool = config_key(
-        True, truth, "Requests that a full batch or full memory keeps waiting go to groups with room for them.", metavar="BOOL")
+        True, truth, "Requests that a full batch or full memory keeps waiting go to groups with room for them.",
+        metavar="BOOL")
     restore_threshold: float = config_key(
         0.5, float_from(0.0, 1.0), "Usage, as a part of the undropped KV capacity, below which layers are restored.",
         metavar="FRACTION")

@@ -35,7 +35,7 @@ class ClusterParams:
     growth_factor: float = 1.2
     """Room to grow when computing what a plan must free: queued prompts will produce tokens."""
     rebalance: bool = True
-    """Send waiting requests that a group's batch or memory has no room for to other groups (KunServe v1 section 4.3)."""
+    """Send waiting requests that a group's batch or memory has no room for elsewhere (KunServe v1 section 4.3)."""
     batch_limit: int | None = None
     """Requests that an instance can usefully run at once; None = what the profile says, else ``max_num_seqs``."""
     planner: MergeStrategy = "throughput"
