@@ -294,7 +294,7 @@ def test_what_had_arrived_before_the_peer_died_counts():
     while loops[0].tick():
         pass
     assert list(loops) == [0, 1]
-    assert loops[1]._receive(loops[1]._peers[0])
+    assert loops[1]._peers.serve_urgent()
     cluster.link(0, 1).close()
     while loops[1].tick():
         pass

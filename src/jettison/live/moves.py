@@ -2,7 +2,7 @@
 
 A move is MOVE_BEGIN, pieces, MOVE_END on one link, in that order. Pieces say where they belong, so the
 receiver keeps only a byte count; it checks every offset and id against its own memory before it writes.
-When to send is ``worker_loop``'s business; which move to make is the core's.
+When to send is ``peers``' business; which move to make is the core's.
 
     source                                     destination
     queued --MOVE_BEGIN--> sending             (unknown) --MOVE_BEGIN--> receiving

@@ -82,7 +82,7 @@ class _Question:
 
 
 class PeerAttention:
-    """Implements ``device.remote.AttentionPort`` over links; ``WorkerLoop`` owns it and hands it every frame."""
+    """Implements ``device.remote.AttentionPort`` over links; ``Peers`` owns it and hands it every frame."""
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 Deterministic and without sockets, threads or sleeping: whoever owns it delivers commands, calls ``tick`` until
 it returns False, and then waits for a reason to call again. Control events leave through ``emit``; bulk bytes
-go over ``transport`` links. No torch here: tensors pass through untouched.
+go over ``transport`` links, which ``live.peers`` serves; when it does is decided here. No torch: tensors pass through
+untouched.
 
 Rule 1. The control stream is obeyed in order, except that a step whose input has arrived overtakes steps that
         still wait for theirs.
@@ -26,40 +27,28 @@ Rule 8. A move ends with exactly one MoveEnded, and its *destination* tells. Onl
 from __future__ import annotations
 
 import logging
-import select
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.step import StepInput, StepOutput
-from jettison.errors import JettisonError, LinkDownError, RemoteAttentionError, WorkerLostError
+from jettison.errors import JettisonError, RemoteAttentionError, WorkerLostError
 from jettison.live import codec
 from jettison.live import messages as m
-from jettison.live.activations import ActivationInbox, OutgoingActivation
+from jettison.live.activations import OutgoingActivation
 from jettison.live.device_port import Device
-from jettison.live.moves import IncomingMoves, OutgoingKV, OutgoingMove, OutgoingShard, shard_num_bytes
-from jettison.live.pieces import PieceSizer
-from jettison.live.remote_attention import OutgoingFrame, PeerAttention
+from jettison.live.peers import Emit, Peers
 from jettison.live.safepoints import Safepoint, nowhere
 from jettison.memory.layout import LayoutSpec
-from jettison.transport.link import Frame, FrameKind, Link
+from jettison.transport.link import Link
 from jettison.types import LayerRange, MoveId, WorkerId
 
 log = logging.getLogger(__name__)
 
-Emit = Callable[[m.Event], None]
-
 MAX_GROUPS_KNOWN = 256
 """Groups whose epoch is remembered: far more than exist at one time."""
-
-ATTENTION_TIMEOUT_S = 10.0
-"""For how long a step waits for a peer's attention before it fails and is repeated without."""
-
-IDLE_WAIT_S = 0.05
-"""A step that waits for a peer looks again after this long at the latest."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,22 +74,6 @@ class _Failure(NamedTuple):
     """The worker whose part never came."""
     recompute: bool = False
     """Only a peer's attention was missing."""
-
-
-@dataclass(slots=True)
-class _Peer:
-    """Everything that goes on with one peer."""
-
-    link: Link
-    incoming: IncomingMoves
-    sizer: PieceSizer
-    life: int = 0
-    bulk_frames: deque[Frame] = field(default_factory=deque)
-    """Received and not yet written; they hold the sender's room, so there are only a few."""
-    activations: deque[OutgoingActivation | OutgoingFrame] = field(default_factory=deque)
-    moves: list[OutgoingMove] = field(default_factory=list)
-    least_transit_ns: int | None = None
-    """Of activations: what tells the two clocks apart, and the fastest way."""
 
 
 class WorkerLoop:
@@ -129,29 +102,23 @@ class WorkerLoop:
         self.stopped = False
         self._device = device
         self._emit = emit
-        self._piece_bytes = piece_bytes
-        self._adapt_pieces = adapt_pieces and coordinate
-        self._coordinate = coordinate
-        self._shares_clock = shares_clock
-        self._stage_ns = 0
-        """What a stage takes here, waiting apart; between its layers where attention is remote."""
         self._clock_ns = clock_ns
         self._reach = safepoint
         self._spec: LayoutSpec | None = None
         """The layout in force, once one has been applied."""
-        self._peers: dict[WorkerId, _Peer] = {}
         self._stream: list[_Entry] = []
         """The control stream, less what is over. A few entries long: the controller keeps few steps in flight."""
-        self._inbox = ActivationInbox()
         self._epochs: dict[int, int] = {}
         """Group -> newest epoch seen; the ``MAX_GROUPS_KNOWN`` used last, as every move makes a new group."""
         self._bulk_turn = False
         self._keeps_foreign_kv = False
         """Peers may ask for attention over layers that are not run here any more."""
-        self._attention = PeerAttention(
-            device, self._link_of, self._post, self.serve, wait or self._wait_for_links, clock_ns, ATTENTION_TIMEOUT_S,
-            safepoint,
+        self._peers = Peers(
+            worker_id, device, emit, self._mark_orphans, piece_bytes=piece_bytes, adapt_pieces=adapt_pieces,
+            coordinate=coordinate, shares_clock=shares_clock, clock_ns=clock_ns, safepoint=safepoint, wait=wait,
         )
+        self._inbox = self._peers.inbox
+        self._attention = self._peers.attention
         for peer, link in links.items():
             self.attach_link(peer, link)
 
@@ -165,10 +132,7 @@ class WorkerLoop:
             case m.CancelMove():
                 self._cancel_move(command.move_id)
             case m.FenceWorker():
-                peer = self._peers.get(command.lost_worker)
-                if peer is not None and peer.life <= command.lost_life:
-                    del self._peers[command.lost_worker]
-                    self._give_up(command.lost_worker, peer, "the worker is lost")
+                self._peers.fence(command.lost_worker, command.lost_life)
                 self._mark_orphans(command.lost_worker)
                 self._stream.append(command)
             case m.Stop():
@@ -184,14 +148,14 @@ class WorkerLoop:
         """
         if self.stopped:
             return False
-        progressed = self._serve_urgent()
+        progressed = self._peers.serve_urgent()
         if self._bulk_turn:
             self._bulk_turn = False
-            if self._run_bulk():
+            if self._peers.run_bulk():
                 return True
         entry = self._next_entry()
         if entry is None:
-            return self._run_bulk() or progressed
+            return self._peers.run_bulk() or progressed
         self._stream.remove(entry)
         self._bulk_turn = True
         if isinstance(entry, _PendingStep):
@@ -200,36 +164,23 @@ class WorkerLoop:
             self._run_command(entry)
         return True
 
-    def serve(self, sends_bulk: bool = True) -> bool:
-        """All that links ask for, steps and commands apart; whether there was anything. Also called inside a step."""
-        progressed = self._serve_urgent()
-        for peer in list(self._peers.values()):
-            # A question may lie behind bulk that has arrived: take that in at once.
-            while peer.bulk_frames:
-                self._write_bulk(peer)
-                self._receive(peer)
-                progressed = True
-        return self._run_bulk(sends_bulk) or progressed
+    def serve(self) -> bool:
+        """All that links ask for, steps and commands apart; whether there was anything."""
+        return self._peers.serve()
 
     def attach_link(self, peer: WorkerId, link: Link, life: int = 0) -> None:
         """Use ``link`` for this peer from now on (a restarted worker); an older one is closed and given up."""
-        old = self._peers.get(peer)
-        if old is not None:
-            old.link.close()
-            self._give_up(peer, old, "replaced by a new link")
-        sizer = PieceSizer(self._piece_bytes, self._adapt_pieces)
-        self._peers[peer] = _Peer(link, IncomingMoves(self.worker_id), sizer, life)
+        self._peers.attach(peer, link, life)
 
     @property
     def links(self) -> dict[WorkerId, Link]:
         """The links in use; those that failed are gone from it."""
-        return {worker: peer.link for worker, peer in self._peers.items()}
+        return self._peers.links
 
     def close(self) -> None:
         """Close the links. The device belongs to the caller. Idempotent."""
         self.stopped = True
-        for peer in self._peers.values():
-            peer.link.close()
+        self._peers.close()
 
     # --- control stream
 
@@ -270,7 +221,7 @@ class WorkerLoop:
             self._swap(command)
             return
         if isinstance(command, m.SendKV | m.SendShard):
-            self._start_move(command)
+            self._peers.start_move(command)
             return
         try:
             self._emit(self._answer(command))
@@ -369,7 +320,7 @@ class WorkerLoop:
         waited_ns, self._attention.waited_ns = self._attention.waited_ns, 0
         # What waits behind a piece is the next stage; with remote attention each layer waits twice, there and back.
         num_waits = 2 * (step.layer_hi - step.layer_lo) if step.remote or self._keeps_foreign_kv else 1
-        self._stage_ns = (3 * self._stage_ns + (compute_ns - waited_ns) // num_waits) // 4
+        self._peers.stage_ns = (3 * self._peers.stage_ns + (compute_ns - waited_ns) // num_waits) // 4
         if step.next_worker is not None:
             self._hand_on(step, step.next_worker, result, failure)  # first: the next stage waits for it
             if failure is None:
@@ -398,17 +349,8 @@ class WorkerLoop:
         arrived = self._inbox.take(step.step_id)
         if arrived.failure is not None:
             return None, _Failure(arrived.failure, arrived.lost_worker, arrived.recompute), 0
-        delay_ns = self._delay_ns(step.prev_worker, arrived.transit_ns)
+        delay_ns = self._peers.delay_ns(step.prev_worker, arrived.transit_ns)
         return self._device.hidden_from_bytes(arrived.data, step.num_tokens), None, delay_ns
-
-    def _delay_ns(self, worker: WorkerId, transit_ns: int) -> int:
-        """How long an activation was on its way; with clocks of two machines, beyond the fastest one on the link."""
-        peer = self._peers.get(worker)
-        if self._shares_clock or peer is None:
-            return transit_ns
-        least_ns = transit_ns if peer.least_transit_ns is None else min(transit_ns, peer.least_transit_ns)
-        peer.least_transit_ns = least_ns
-        return transit_ns - least_ns
 
     def _hand_on(self, step: StepInput, next_worker: WorkerId, hidden: object, failure: _Failure | None) -> None:
         if failure is None:
@@ -421,172 +363,18 @@ class WorkerLoop:
             # The next stage has lost the same link and ends the step there (rule 6), or is dead.
             log.warning("step %d: no link to worker %d", step.step_id, next_worker)
             return
-        self._post(next_worker, activation)
+        self._peers.post(next_worker, activation)
 
-    # --- urgent frames
-
-    def _link_of(self, worker: WorkerId) -> Link | None:
-        peer = self._peers.get(worker)
-        return None if peer is None else peer.link
-
-    def _post(self, worker: WorkerId, frame: OutgoingActivation | OutgoingFrame) -> None:
-        """Queue for a peer, and send if the link takes it; for one that is gone it is dropped."""
-        peer = self._peers.get(worker)
-        if peer is not None:
-            peer.activations.append(frame)
-            self._send_activations(peer)
-
-    def _serve_urgent(self) -> bool:
-        """Receive what there is (questions are answered at once), send what waits; whether there was anything."""
-        progressed = False
-        for peer in list(self._peers.values()):
-            progressed |= self._receive(peer)
-            progressed |= self._send_activations(peer)
-        return progressed
-
-    def _wait_for_links(self) -> None:
-        """Until a link has something new, or a moment has passed."""
-        links = [peer.link for peer in self._peers.values() if peer.link.fileno() >= 0]
-        select.select(links, [link for link in links if link.wants_write], [], IDLE_WAIT_S)
-
-    def _send_activations(self, peer: _Peer) -> bool:
-        """Push waiting activations into the link; whether any was sent whole."""
-        progressed = False
-        try:
-            while peer.activations and peer.activations[0].send(peer.link):
-                peer.activations.popleft()
-                progressed = True
-        except LinkDownError:
-            pass  # the bulk turn finds the link closed and gives it up once all that was received is used
-        return progressed
-
-    # --- links and moves
-
-    def _receive(self, peer: _Peer) -> bool:
-        """Take in activations; keep bulk frames for their turn."""
-        progressed = False
-        for frame in peer.link.poll_frames():
-            progressed = True
-            if frame.kind.is_bulk:
-                peer.bulk_frames.append(frame)
-                continue
-            with frame:
-                try:
-                    if frame.kind is FrameKind.ACTIVATION:
-                        self._inbox.accept(peer.link.peer, frame, self._clock_ns())
-                    else:
-                        self._attention.accept(peer.link.peer, frame)
-                except LinkDownError as error:
-                    self._distrust(peer, error)
-        return progressed
-
-    def _run_bulk(self, sends: bool = True) -> bool:
-        """One bulk turn of every link (rule 4); whether anything happened."""
-        progressed = False
-        for worker, peer in list(self._peers.items()):
-            if peer.bulk_frames:
-                self._write_bulk(peer)
-                progressed = True
-            elif not peer.link.is_open:
-                del self._peers[worker]
-                self._give_up(worker, peer, peer.link.failure or "closed")
-                progressed = True
-                continue
-            if sends and peer.moves and peer.link.is_open:
-                sent = self._send_bulk(peer)
-                progressed |= sent
-                while sent and not self._coordinate and peer.moves:
-                    sent = self._send_bulk(peer)
-        return progressed
-
-    def _write_bulk(self, peer: _Peer) -> None:
-        is_shard = peer.bulk_frames[0].kind is FrameKind.SHARD_PIECE
-        self._reach_piece("before", "written", is_shard)
-        with peer.bulk_frames.popleft() as frame:
-            try:
-                ended = peer.incoming.accept(frame, self._device, self._clock_ns())
-            except LinkDownError as error:
-                self._distrust(peer, error)
-                return
-        self._reach_piece("after", "written", is_shard)
-        if ended is not None:
-            self._emit(ended)
-
-    def _send_bulk(self, peer: _Peer) -> bool:
-        move = min(peer.moves, key=lambda move: (not move.cancelled, move.kind, not move.urgent))  # the first of them
-        is_shard = move.kind is FrameKind.SHARD_PIECE
-        self._reach_piece("before", "sent", is_shard)
-        try:
-            sent, over = move.send_turn(peer.link, self._device, peer.sizer.piece_bytes)
-        except LinkDownError:
-            return True  # the next bulk turn gives the link up
-        self._reach_piece("after", "sent", is_shard)
-        if sent:
-            peer.sizer.sent(move.last_bytes, self._clock_ns(), self._stage_ns)
-            if self._adapt_pieces:
-                peer.link.limit_unsent(peer.sizer.piece_bytes)
-        else:
-            peer.sizer.refused(self._clock_ns())
-        if over:
-            peer.moves.remove(move)
-        return sent
-
-    def _reach_piece(self, when: str, what: str, is_shard: bool) -> None:
-        self._reach(f"{when}_piece_{what}")
-        if is_shard:
-            self._reach(f"{when}_shard_{what}")
-
-    def _start_move(self, command: m.SendKV | m.SendShard) -> None:
-        peer = self._peers.get(command.dst_worker)
-        if peer is None:
-            log.error("move %d: no link to worker %d", command.move_id, command.dst_worker)
-            self._emit(m.MoveEnded(self.worker_id, command.move_id, False, 0, 0))
-            return
-        peer.moves.append(self._outgoing(command))
-
-    def _outgoing(self, command: m.SendKV | m.SendShard) -> OutgoingMove:
-        if isinstance(command, m.SendKV):
-            return OutgoingKV(command, self._device.kv_block_bytes)
-        try:
-            return OutgoingShard(command, shard_num_bytes(self._device, command.shard))
-        except Exception:
-            log.exception("move %d: shard %s is not here", command.move_id, command.shard)
-            move = OutgoingShard(command, 0)
-            move.fail()
-            return move
+    # --- what a loss or a withdrawal does to the control stream
 
     def _cancel_move(self, move_id: MoveId) -> None:
         for entry in self._stream:
             if isinstance(entry, m.SendKV | m.SendShard) and entry.move_id == move_id:
                 # Nothing of it will be read, so it need not wait for the steps before it.
                 self._stream.remove(entry)
-                self._start_move(entry)
+                self._peers.start_move(entry)
                 break
-        for peer in self._peers.values():
-            for move in peer.moves:
-                if move.move_id == move_id:
-                    move.cancel()
-
-    def _distrust(self, peer: _Peer, error: LinkDownError) -> None:
-        log.error("closing the link to worker %d: %s", peer.link.peer, error)
-        peer.link.close()
-        while peer.bulk_frames:
-            peer.bulk_frames.popleft().release()
-
-    def _give_up(self, worker: WorkerId, peer: _Peer, why: str) -> None:
-        """The link is gone: end what can no longer end by itself (rules 6 and 8)."""
-        log.warning("link to worker %d is down: %s", worker, why)
-        while peer.bulk_frames:
-            peer.bulk_frames.popleft().release()
-        peer.link.close()
-        for ended in peer.incoming.abandon(self._clock_ns()):
-            self._emit(ended)
-        for move in peer.moves:
-            if not move.begun:
-                self._emit(m.MoveEnded(self.worker_id, move.move_id, False, 0, 0))
-        self._inbox.forget_partial(worker)
-        self._attention.lost(worker)
-        self._mark_orphans(worker)
+        self._peers.cancel_move(move_id)
 
     def _mark_orphans(self, worker: WorkerId) -> None:
         """Steps whose input can no longer come from this worker need not wait for it."""
