@@ -77,13 +77,13 @@ def test_just_across_each_threshold(changes: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(("surge", "wait_s", "drops"), [
-    (1.0, 0.21, True), (1.0, 0.19, False), (2.0, 0.21, True), (2.0, 0.19, False), (None, 0.21, True),
-    (None, 0.19, False), (4.0, 0.11, True), (4.0, 0.09, False),
+    (1.0, 0.6, True), (1.0, 0.4, False), (1.9, 0.4, False), (2.0, 0.4, True), (2.0, 0.19, False),
+    (None, 0.4, True), (None, 0.19, False), (4.0, 0.11, True), (4.0, 0.09, False),
 ])
-def test_the_higher_a_burst_the_shorter_a_wait_is_worth_a_drop(
+def test_a_queue_that_chance_has_made_must_be_longer_than_one_of_a_burst(
     surge: float | None, wait_s: float, drops: bool
 ) -> None:
-    params = OverloadParams(min_gain_s=0.2, min_surge=2.0)
+    params = OverloadParams(min_gain_s=0.5, surge_gain_s=0.2, min_surge=2.0)
     load = BINDING._replace(surge=surge, queued_prefill_tokens=0, freed_blocks_per_s=40 / wait_s)
     verdict = assess_overload(load, params)
     assert verdict.overloaded == drops

@@ -254,11 +254,10 @@ class GroupMonitor:
         """
         if not mean_stay_s:
             return None if rates is None else rates.freed
-        # A burst of longer answers than those that have ended shows in the age of what runs. Half of it: who is met
-        # running at some moment stays for longer than the mean (with exponential stays, is as old as the mean stay).
+        # A burst of longer answers than those that have ended shows in the age of what runs.
         mean_age_s = group.mean_age_s(now_ns)
         if mean_age_s is not None:
-            mean_stay_s = max(mean_stay_s, mean_age_s / 2)
+            mean_stay_s = max(mean_stay_s, mean_age_s)
         expected = group.used_blocks / mean_stay_s
         return expected if rates is None else max(rates.freed, expected)
 

@@ -71,8 +71,10 @@ class OverloadParams:
     """How long that has to be foreseen before it counts."""
     burst_ratio: float = 1.5
     """Demand over release from which a rise is a burst, and not the noise of a busy hour."""
-    min_gain_s: float = 0.15
-    """Predicted wait that must be saved; less in a burst higher than ``min_surge``: the wait will be longer than what
+    min_gain_s: float = 0.4
+    """Predicted wait that must be saved."""
+    surge_gain_s: float = 0.2
+    """The same where a burst begins, at ``min_surge``; less where more arrives: the wait will be longer than what
     waits now says, and grows as fast as requests arrive."""
     min_surge: float = 1.7
     """Arrivals over the usual ones that make a burst."""
@@ -148,7 +150,7 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         # What arrives until then has to be computed, too: a burst of long prompts binds both.
         compute_soon_s = max(0.0, compute_wait_s + arriving_compute_s(load, params) - params.horizon_s)
         if (
-            memory_wait_s - compute_soon_s >= params.min_gain_s
+            memory_wait_s - compute_soon_s >= params.surge_gain_s
             and memory_wait_s >= params.min_gain_ratio * compute_soon_s
             and load.prefill_fill <= params.max_prefill_fill
             and not cannot_keep_up(load, params)
@@ -175,9 +177,11 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
 
 
 def least_gain_s(load: GroupLoad, params: OverloadParams) -> float:
-    """A burst goes on for longer than it has lasted."""
-    surge = params.min_surge if load.surge is None else load.surge
-    return params.min_gain_s * params.min_surge / max(surge, params.min_surge)
+    """A burst goes on for longer than it has lasted; a queue that chance has made passes."""
+    height = params.min_surge if load.surge is None else load.surge
+    if height < params.min_surge:
+        return params.min_gain_s
+    return min(params.surge_gain_s, params.min_gain_s) * params.min_surge / height
 
 
 def why_queue_is_no_reason(
