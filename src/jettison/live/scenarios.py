@@ -188,8 +188,9 @@ def migrate_while_decoding(setting: Setting) -> Outcome:
     """Clients of one instance leave; running requests of the other move over (the migrate baseline)."""
     blocks = -(-NUM_REQUESTS * (40 + setting.num_output_tokens) // (2 * BLOCK_SIZE)) + 8
     # Two fifths full count as full, and looks are frequent: whatever the length of answers, most is then still to come.
-    flags: dict[str, object] = {"migrate_threshold": blocks / 5, "migrate_period_ms": 1}
-    with make_cluster(setting, num_blocks=blocks, overload="migrate", **flags) as cluster:
+    with make_cluster(
+        setting, num_blocks=blocks, overload="migrate", migrate_threshold=blocks / 5, migrate_period_ms=1
+    ) as cluster:
         prompts = make_prompts(setting, cluster, 20, 40)
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(produced(cluster, 2 * setting.num_output_tokens))
