@@ -148,7 +148,7 @@ class GenerationEndpoint(ABC):
                     cache_salt=cache_salt,
                     has_default_length=plan.wants_default_length,
                 )
-                text = ChoiceText(self.state.tokenizer, plan, num_echoed_chars)
+                text = ChoiceText(self.state.tokenizer, plan, prompt.token_ids, num_echoed_chars)
                 jobs.append(Job(len(jobs), prompt, sample == 0, request, text, is_offline=plan.wants_offline))
         return jobs
 
