@@ -113,6 +113,9 @@ class Request:
     """Lower is sooner (vLLM's polarity)."""
     cache_salt: str = ""
     """Requests share prefix blocks only with requests of the same salt."""
+    has_default_length: bool = False
+    """Nobody asked for ``params.max_tokens``: it is only where the answer is cut. What memory the request needs is
+    then judged by what it holds."""
 
 
 class TokenLogprobs(NamedTuple):

@@ -237,11 +237,11 @@ class FakeCluster:
 
     def submit(
         self, request_id: str, prompt: list[int], max_tokens: int, at_ms: float = 0.0, *, priority: int = 0,
-        salt: str = "", **params: object,
+        salt: str = "", has_default_length: bool = False, **params: object,
     ) -> None:
         when = int(at_ms * MS)
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, **params)  # type: ignore[arg-type]
-        request = Request(request_id, tuple(prompt), sampling, when, priority, salt)
+        request = Request(request_id, tuple(prompt), sampling, when, priority, salt, has_default_length)
         self.requests[request_id] = request
         self.at(when, ports.Arrived(request))
 

@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from fakes import MS, FakeCluster, Faults
+from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
 
 def burst(
@@ -293,3 +293,41 @@ def test_members_that_are_faster_apart_split_early_and_compute_again_what_does_n
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+def ends_by_itself(cluster: FakeCluster, name: str, prompt: list[int], at_ms: float, *, asked: bool) -> None:
+    """A request that may become as long as all memory allows, and stops long before."""
+    most = cluster.core.max_request_blocks() * BLOCK_SIZE - len(prompt)
+    cluster.submit(name, prompt, most, at_ms, has_default_length=not asked, stop_token_ids=(5, 6, 7, 8))
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_length_that_nobody_asked_for_does_not_turn_a_restore_round(asked: bool) -> None:
+    cluster = FakeCluster(max_seqs=2)
+    rng = random.Random(1)
+    prompts = [[rng.randrange(1, 60) for _ in range(8)] for _ in range(13)]
+    ends_by_itself(cluster, "first", prompts[0], 0.0, asked=asked)
+    cluster.order_at("drop", 20)
+    for i in range(6):
+        ends_by_itself(cluster, f"a{i}", prompts[1 + i], 960 + i, asked=asked)
+    cluster.order_at("restore", 990)
+    for i in range(6):
+        ends_by_itself(cluster, f"b{i}", prompts[7 + i], 990.5, asked=asked)
+    cluster.run(until_ms=2_500)
+    turned = [r.fields["reason"] for r in cluster.records if r.kind == "restore_turned"]
+    assert turned == (["a request needs all members' memory"] if asked else [])
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_a_length_that_nobody_asked_for_may_become_what_only_all_members_hold() -> None:
+    cluster = FakeCluster(full_blocks=20, eager=True)
+    most = cluster.core.max_request_blocks() * BLOCK_SIZE
+    cluster.submit("long", [3] * 10, most - 10, 0.0, has_default_length=True, ignore_eos=True)
+    for i in range(20):
+        cluster.submit(f"short{i}", [4 + i] * 6, 12, 60.0 + 30 * i, has_default_length=True)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert "drop" in kinds(cluster) and len(cluster.outputs["long"]) == most - 10

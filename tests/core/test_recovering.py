@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from fakes import MS, FakeCluster, Faults
+from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_any_schedule import ASKED, CLUSTER, FAULTS, N_EXAMPLES, Asked, Cluster, build
@@ -216,6 +216,30 @@ def test_a_worker_that_is_gone_for_good_takes_what_only_fitted_with_it() -> None
     cluster.run()
     assert cluster.ends == {"large": ["error"], "small": ["length"]}
     assert cluster.core.max_request_blocks() < most
+    cluster.expect_nothing_left()
+
+
+def test_a_worker_that_is_gone_for_good_cuts_lengths_that_nobody_asked_for() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=20, auto_restore=False)
+    most = cluster.core.max_request_blocks() * BLOCK_SIZE
+
+    def submit(name: str, num_prompt: int, at_ms: float, **params: object) -> None:
+        prompt = tokens(random.Random(num_prompt), num_prompt)
+        cluster.submit(name, prompt, most - num_prompt, at_ms, has_default_length=True, ignore_eos=True, **params)
+
+    submit("chat", 10, 0.0)
+    submit("holds_more", 85, 0.0)
+    submit("wants_more", 11, 0.0, min_tokens=80)
+    cluster.run(until_ms=10)
+    cluster.kill(0)
+    cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
+    cluster.at(cluster.now + 5 * MS, ports.WorkerGone(0))
+    submit("later", 12, cluster.now / MS + 10)
+    cluster.run()
+    left = cluster.core.max_request_blocks() * BLOCK_SIZE
+    assert left < most
+    assert cluster.ends == {"chat": ["length"], "holds_more": ["error"], "wants_more": ["error"], "later": ["length"]}
+    assert (len(cluster.outputs["chat"]), len(cluster.outputs["later"])) == (left - 10, left - 12)
     cluster.expect_nothing_left()
 
 

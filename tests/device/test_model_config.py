@@ -121,6 +121,10 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**LLAMA, "rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ({**LLAMA, "attention_bias": "yes"}, "attention_bias is 'yes', expected true or false"),
         ({**LLAMA, "eos_token_id": "2"}, "eos_token_id is '2'"),
+        ({**LLAMA, "eos_token_id": LLAMA["vocab_size"]}, "expected token ids below vocab_size"),
+        ({**LLAMA, "eos_token_id": [2, 10**400]}, "expected token ids below vocab_size"),
+        ({**LLAMA, "rms_norm_eps": 10**400}, "rms_norm_eps is 1000"),
+        ({**LLAMA, "rope_theta": 10**400}, "rope_theta is 1000"),
         ({**LLAMA, "torch_dtype": 32}, "torch_dtype is 32, expected a string"),
         ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling 'yarn'"),
         ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
@@ -167,6 +171,9 @@ def test_a_context_beyond_the_model_is_refused(read, max_model_len):
 def test_end_tokens_of_both_files_count(read, tmp_path):
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 2]}')
     assert read({**LLAMA, "eos_token_id": 2}).eos_token_ids == (7, 2)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, LLAMA["vocab_size"]]}))
+    with pytest.raises(ModelError, match=r"generation_config\.json: eos_token_id .* below vocab_size"):
+        read(LLAMA)
     (tmp_path / "generation_config.json").write_text("{")
     with pytest.raises(ModelError, match=r"generation_config\.json: not valid JSON"):
         read(LLAMA)

@@ -36,7 +36,7 @@ def serve(tokenizer):
     """``async with serve(engine, ...) as served``: over a real uvicorn on a free port."""
 
     @asynccontextmanager
-    async def serving(engine, *, shutdown_timeout_s=5.0, on_drain=None, **settings):
+    async def serving(engine, *, shutdown_timeout_s=5.0, on_drain=None, tokenizer=tokenizer, **settings):
         settings = ServerSettings(**({"model_names": ("fake", "alias"), "default_seed": 1} | settings))
         app = create_app(engine, tokenizer, settings)
         started = asyncio.get_running_loop().create_future()

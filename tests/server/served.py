@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from jettison.server.app import server_state
+from jettison.server.tokenizer import Tokenizer
 
 BOS, EOS, PAD, USER = 256, 257, 258, 259
 CHAT_TEMPLATE = (
@@ -44,6 +45,32 @@ def write_tokenizer(folder: Path) -> Path:
     }  # fmt: skip
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
+
+
+SENTENCEPIECE_SPECIAL = ("<s>", "</s>", "<|assistant|>")
+LLAMA_2 = decoders.Sequence(
+    [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+
+
+def metaspace_tokenizer():
+    """Llama 2's kind: words with a leading mark, and bytes for everything else."""
+    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "▁cat", "s", "▁", "é", "."]
+    backend = tokenizers.Tokenizer(
+        models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = LLAMA_2
+    return backend, {word: at for at, word in enumerate(words)}
+
+
+def sentencepiece_tokenizer(decoder=LLAMA_2):
+    """A small Llama 2: marks for spaces, bytes for unknown characters, special tokens. Prompts are token ids: there are
+    no merges."""
+    backend, vocabulary = metaspace_tokenizer()
+    backend.decoder = decoder
+    special = [tokenizers.AddedToken(token, special=True, normalized=False) for token in SENTENCEPIECE_SPECIAL]
+    backend.add_special_tokens(special)
+    tokenizer = Tokenizer(
+        backend, is_byte_level=False, special_tokens={}, template=None, tokenizer_class="LlamaTokenizerFast")
+    return tokenizer, vocabulary | {token: backend.token_to_id(token) for token in SENTENCEPIECE_SPECIAL}
 
 
 class Served:

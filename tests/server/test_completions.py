@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from fake_engine import FakeEngine, bytes_of
-from served import EOS
+from served import EOS, sentencepiece_tokenizer, sse_events
 
 LOGLIKELIHOOD = {"model": "fake", "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
 
@@ -84,3 +86,24 @@ async def test_echo_with_token_ids(app_client):
     assert choice["text"] == "aa"
     assert choice["token_ids"] == [97]
     assert choice["prompt_token_ids"] == [256, 97]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("stop", [None, ["t the"], [" cats "]])
+async def test_a_sentencepiece_answer_goes_on_where_the_prompt_ends(serve, stream, echo, stop):
+    tokenizer, vocabulary = sentencepiece_tokenizer()
+    prompt, output = (
+        [vocabulary[word] for word in words] for words in (["<s>", "▁the", "▁cat"], ["▁the", "▁cat", "s", "▁the"]))
+    fields = {"prompt": prompt, "echo": echo, "stop": stop, "logprobs": 0, "ignore_eos": True, "stream": stream}
+    async with serve(FakeEngine(lambda request: output), tokenizer=tokenizer) as served:
+        answer = await served.completion(**fields)
+    choices = [json.loads(event)["choices"][0] for event in sse_events(answer.text)[:-1]] if stream else (
+        answer.json()["choices"])
+    text = "".join(choice["text"] for choice in choices)
+    # A stop string that begins in the prompt ("...t the") does not end the answer.
+    expected = {None: " the cats the", "t the": " the cats the", " cats ": " the"}[stop and stop[0]]
+    assert text == ("the cat" if echo else "") + expected
+    if stop is None:
+        offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+        assert offsets == ([0, 0, 3, 7, 11, 15, 16] if echo else [0, 4, 8, 9])

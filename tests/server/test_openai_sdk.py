@@ -176,6 +176,7 @@ async def test_defaults(serve):
     completion, chat = engine.accepted
     assert completion.params.max_tokens == 16
     assert chat.params.max_tokens == engine.info.max_request_tokens - len(chat.prompt_token_ids)
+    assert chat.has_default_length
     assert bytes(chat.prompt_token_ids[1:]).startswith(b"system: p")
 
 

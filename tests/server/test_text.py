@@ -7,11 +7,10 @@ import shutil
 import threading
 
 import pytest
-import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from served import BOS, EOS, USER
-from tokenizers import decoders, models
+from served import BOS, EOS, LLAMA_2, SENTENCEPIECE_SPECIAL, USER, metaspace_tokenizer, sentencepiece_tokenizer
+from tokenizers import decoders
 
 from jettison.errors import ModelError
 from jettison.server.detokenizer import WindowDetokenizer
@@ -38,16 +37,6 @@ def test_no_piece_is_ever_half_a_character(tokenizer, text):
     assert "�" in text or not any("�" in piece for piece in got)
 
 
-def metaspace_tokenizer():
-    """Llama 2's kind: words with a leading mark, and bytes for everything else."""
-    words = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁the", "▁cat", "s", "▁", "é", "."]
-    backend = tokenizers.Tokenizer(
-        models.BPE(vocab={word: at for at, word in enumerate(words)}, merges=[], unk_token="<unk>", byte_fallback=True))
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    return backend, {word: at for at, word in enumerate(words)}
-
-
 @given(st.lists(st.sampled_from(["▁the", "▁cat", "s", "▁", "é", ".", "EURO", "SMILE"]), max_size=30))
 def test_window_pieces_add_up_to_the_whole(words):
     backend, vocabulary = metaspace_tokenizer()
@@ -58,6 +47,47 @@ def test_window_pieces_add_up_to_the_whole(words):
     got = pieces(WindowDetokenizer(lambda window: backend.decode(window), frozenset()), ids)
     assert "".join(got) == backend.decode(ids)
     assert not any("�" in piece for piece in got)
+
+
+METASPACE = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace("▁", "first")])
+WORDS = st.lists(
+    st.sampled_from(["▁the", "▁cat", "s", "▁", "é", ".", "EURO", "SMILE", *SENTENCEPIECE_SPECIAL]), max_size=20)
+
+
+def spelled(vocabulary, words):
+    bytes_of = {"EURO": "€".encode(), "SMILE": "😀".encode()}
+    return [
+        token_id for word in words for token_id in
+        ([vocabulary[f"<0x{byte:02X}>"] for byte in bytes_of[word]] if word in bytes_of else [vocabulary[word]])
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("decoder", [LLAMA_2, METASPACE], ids=["llama_2", "metaspace"])
+@given(WORDS, WORDS, st.booleans())
+def test_output_behind_a_prompt_is_what_it_adds_to_the_whole_text(decoder, prompt, output, skip):
+    tokenizer, vocabulary = sentencepiece_tokenizer(decoder)
+    prompt_ids, output_ids = spelled(vocabulary, prompt), spelled(vocabulary, output)
+    got = pieces(tokenizer.detokenizer(skip, prompt_ids), output_ids)
+    assert tokenizer.decode(prompt_ids, skip) + "".join(got) == tokenizer.decode(prompt_ids + output_ids, skip)
+    assert not any("�" in piece for piece in got)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_space_behind_a_chat_prompt_stays(skip):
+    tokenizer, vocabulary = sentencepiece_tokenizer(LLAMA_2)
+    prompt = spelled(vocabulary, ["<s>", "▁the", "<|assistant|>"])
+    assert pieces(tokenizer.detokenizer(skip, prompt), spelled(vocabulary, ["▁cat", "s", "</s>"]))[:2] == [" cat", "s"]
+
+
+def test_a_character_that_the_prompt_breaks_off_spoils_nothing_behind_it():
+    tokenizer, vocabulary = sentencepiece_tokenizer(LLAMA_2)
+    prompt = spelled(vocabulary, ["▁the", "▁cat", "SMILE"])
+    output = spelled(vocabulary, ["▁the", "▁cat"])
+    for num_left in (3, 2, 1):
+        broken = prompt[: len(prompt) - num_left]
+        assert "".join(pieces(tokenizer.detokenizer(True, broken), output)) == " the cat"
+    completed = pieces(tokenizer.detokenizer(True, prompt[:-1]), [prompt[-1], *output])
+    assert "".join(completed) == "� the cat"
 
 
 def test_window_never_holds_more_than_a_little():

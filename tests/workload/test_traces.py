@@ -85,7 +85,10 @@ def test_bad_rows_are_all_counted_and_nothing_is_loaded(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[1]", "not a JSON object"),
+        ('{"timestamp": 1%s, "input_length": 2, "output_length": 3}' % ("0" * 400), "timestamp is a number of"),
+        ('{"timestamp": 1, "input_length": 1%s, "output_length": 3}' % ("0" * 400), "at most"),
         ('{"timestamp": 1, "input_length": 2}', "no output_length"),
         ('{"timestamp": -1, "input_length": 2, "output_length": 3}', "timestamp is -1"),
         ('{"timestamp": NaN, "input_length": 2, "output_length": 3}', "timestamp is nan"),
@@ -105,6 +108,9 @@ def test_bad_json_lines_say_why(tmp_path: Path, line: str, reason: str) -> None:
     [
         (b"", "empty"),
         (b"a,b\n1,2\n", "no header of a known trace format"),
+        (b"[" * 100_000, "no header of a known trace format"),
+        (b'"' + b"a" * 200_000, "no header of a known trace format"),
+        (b'arrival_s,input_tokens,output_tokens\n"%s",2,3\n' % (b"1" * 200_000), "line 2: 0 columns"),
         (b"\xff\xfe\x00bad", "not a text file"),
         (gzip.compress(AZURE.encode())[:40], "cannot be read"),
         (AZURE.splitlines()[0].encode(), "no usable request"),

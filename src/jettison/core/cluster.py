@@ -273,6 +273,8 @@ class ClusterCore:
     def _dispatch(self, request: Request) -> None:
         state = RequestState(request, self.state.next_order)
         self.state.next_order += 1
+        if request.has_default_length and any(w.is_gone for w in self.state.workers.values()):
+            state.cut_default_length(self.max_request_blocks() * self.state.limits.block_size)
         self.traffic.note_arrival(len(request.prompt_token_ids))
         self.state.requests[request.request_id] = state
         if self.dispatcher.place(state):
@@ -382,13 +384,14 @@ class ClusterCore:
         return actions
 
     def _on_worker_gone(self, event: WorkerGone, now_ns: int) -> list[Action]:
-        """Requests that only fit with this worker's memory have nothing left to wait for."""
+        """Requests that only fit with this worker's memory have nothing left to wait for; those that nobody wanted
+        that long are cut where memory now ends."""
         self.state.workers[event.worker_id].is_gone = True
         actions: list[Action] = [Record("worker_gone", now_ns, {"worker": event.worker_id})]
         room = self.max_request_blocks() * self.state.limits.block_size
         for state in list(self.state.requests.values()):
-            most = min(state.num_prompt + state.request.params.max_tokens, self.state.limits.max_model_len)
-            if most > room:
+            state.cut_default_length(room)
+            if min(state.num_tokens_to_hold, self.state.limits.max_model_len) > room:
                 actions += self._end_early(
                     state.request_id, FinishReason.ERROR, now_ns, "a worker whose memory it needs is gone for good"
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -179,6 +179,24 @@ class RequestState:
     def num_ready(self) -> int:
         """Tokens known but neither computed nor in flight."""
         return self.num_tokens - self.num_computed - self.num_pending
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_tokens_to_hold(self) -> int:
+        """Tokens that memory must have room for: all that were asked for. Where nobody asked for a length, what it
+        holds and an eighth more (the next token at least): most answers end long before where they would be cut."""
+        params = self.request.params
+        most = self.num_prompt + params.max_tokens
+        if not self.request.has_default_length:
+            return most
+        return min(most, max(self.num_prompt + params.min_tokens, self.num_tokens + max(1, self.num_tokens // 8)))
+
+    def cut_default_length(self, num_tokens: int) -> None:
+        """Let it never hold more tokens than this, unless somebody asked for more or it holds as many already."""
+        max_tokens, params = num_tokens - self.num_prompt, self.request.params
+        if self.request.has_default_length and self.num_tokens_to_hold <= num_tokens and max_tokens < params.max_tokens:
+            self.request = replace(self.request, params=replace(params, max_tokens=max_tokens))
 
     # --- the rest ---------------------------------------------------------------------------------------------
 

@@ -222,7 +222,7 @@ class Watching:
         """Some request is too large for a member on its own."""
         least = min(self._state.workers[w].full_blocks for w in group.worker_ids)
         states = (*group.waiting, *group.running.values(), *group.moving.values())
-        return any(group.blocks_for(s.num_prompt + s.request.params.max_tokens) > least for s in states)
+        return any(group.blocks_for(s.num_tokens_to_hold) > least for s in states)
 
     def _fitting_blocks(self, group: GroupCore) -> int:
         """Blocks that may be held when the members take layers back, in the way of splitting that has most room."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,8 +36,10 @@ class ChoiceText:
         "num_tokens",
     )  # fmt: skip
 
-    def __init__(self, tokenizer: Tokenizer, plan: GenerationPlan, num_echoed_chars: int = 0) -> None:
-        self._detokenizer = tokenizer.detokenizer(plan.skip_special_tokens)
+    def __init__(
+        self, tokenizer: Tokenizer, plan: GenerationPlan, prompt_token_ids: Sequence[int], num_echoed_chars: int = 0
+    ) -> None:
+        self._detokenizer = tokenizer.detokenizer(plan.skip_special_tokens, prompt_token_ids)
         self._matcher = StopMatcher(plan.stops) if plan.stops else None
         self._min_tokens = plan.params.min_tokens
         self._with_logprobs = plan.params.logprobs is not None

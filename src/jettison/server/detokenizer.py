@@ -6,11 +6,21 @@ Incomplete UTF-8 is held back, so that the pieces put together are exactly the t
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Mapping, Set
+import itertools
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol
 
 MAX_HELD_TOKENS = 8
 """A character has at most four bytes; more tokens than that without one are not going to make one."""
+
+MAX_CONTEXT_TOKENS = 8
+"""Of the prompt, looked at for a beginning of the window."""
+
+MAX_LOOKED_AT = 256
+"""Tokens at the end of the prompt among which the context is sought: special ones that are not shown are no text."""
+
+MAX_BROKEN_TOKENS = 3
+"""Bytes that a prompt may end with before its last character is complete."""
 
 _REPLACEMENT = "�"
 
@@ -52,16 +62,34 @@ class WindowDetokenizer:
     """For any other vocabulary: decode a short window twice, with and without the new token.
 
     ``_window[:_num_done]`` gave the text that is out already and is kept as context, because a decoder may treat
-    the first token of a text specially (a leading space, for one).
+    the first token of a text specially (a leading space, for one). For the same reason the end of the prompt is the
+    first context: the pieces are what the output adds to the text of prompt and output.
     """
 
     __slots__ = ("_decode", "_num_done", "_skipped", "_window")
 
-    def __init__(self, decode: Callable[[list[int]], str], skipped: Set[int]) -> None:
+    def __init__(
+        self, decode: Callable[[list[int]], str], skipped: Set[int], prompt_token_ids: Sequence[int] = ()
+    ) -> None:
         self._decode = decode
         self._skipped = skipped
-        self._window: list[int] = []
-        self._num_done = 0
+        self._window = self._end_of(prompt_token_ids)
+        self._num_done = len(self._window)
+
+    def _end_of(self, prompt_token_ids: Sequence[int]) -> list[int]:
+        """The fewest last tokens that are a text of their own. A character that the prompt breaks off is left out."""
+        num_wanted = MAX_CONTEXT_TOKENS + MAX_BROKEN_TOKENS
+        last = prompt_token_ids[-MAX_LOOKED_AT:]
+        shown = (token_id for token_id in reversed(last) if token_id not in self._skipped)
+        ids = list(itertools.islice(shown, num_wanted))[::-1]
+        is_whole = len(ids) < num_wanted and len(last) == len(prompt_token_ids)
+        for end in range(len(ids), max(0, len(ids) - MAX_BROKEN_TOKENS - 1), -1):
+            for start in range(end - 1, max(0, end - MAX_CONTEXT_TOKENS) - 1, -1):
+                text = self._decode(ids[start:end])
+                # A space alone may have no text because it is the first token; at the prompt's start it really is.
+                if _REPLACEMENT not in text and (text or (is_whole and start == 0)):
+                    return ids[start:end]
+        return []
 
     def push(self, token_id: int) -> str:
         """See ``Detokenizer``."""

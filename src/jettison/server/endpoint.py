@@ -146,8 +146,9 @@ class GenerationEndpoint(ABC):
                     arrival_ns=arrival_ns,
                     priority=plan.priority,
                     cache_salt=cache_salt,
+                    has_default_length=plan.wants_default_length,
                 )
-                text = ChoiceText(self.state.tokenizer, plan, num_echoed_chars)
+                text = ChoiceText(self.state.tokenizer, plan, prompt.token_ids, num_echoed_chars)
                 jobs.append(Job(len(jobs), prompt, sample == 0, request, text, is_offline=plan.wants_offline))
         return jobs
 

@@ -161,12 +161,12 @@ class Tokenizer:
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
-    def detokenizer(self, skip_special_tokens: bool = True) -> Detokenizer:
-        """A text that grows by one token at a time."""
+    def detokenizer(self, skip_special_tokens: bool = True, prompt_token_ids: Sequence[int] = ()) -> Detokenizer:
+        """A text that grows by one token at a time, behind that of a prompt (which is not part of it)."""
         skipped = self.special_ids if skip_special_tokens else _NOTHING
         if self._is_byte_level:
             return ByteDetokenizer(self._bytes_of, skipped)
-        return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens=False), skipped)
+        return WindowDetokenizer(lambda ids: self.decode(ids, skip_special_tokens=False), skipped, prompt_token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; empty for an unknown id."""

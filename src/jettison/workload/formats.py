@@ -76,6 +76,8 @@ def number(record: Record, key: str) -> float:
     raw = cell(record, key)
     try:
         value = float(raw)  # type: ignore[arg-type]
+    except OverflowError:
+        raise BadRow(f"{key} is a number of more than 308 digits") from None
     except (TypeError, ValueError):
         raise BadRow(f"{key} is {raw!r}, a number is expected") from None
     if not math.isfinite(value) or value < 0 or value > MAX_ARRIVAL_S:

@@ -177,8 +177,8 @@ def _span_s(path: Path, text: str) -> float:
 def _names(first: str) -> tuple[list[str], bool]:
     try:
         parsed = json.loads(first)
-    except ValueError:
-        return [name.strip() for name in next(csv.reader([first.strip()]), [])], False
+    except (ValueError, RecursionError):
+        return [name.strip() for name in _cells(first.strip())], False
     return (list(parsed), True) if isinstance(parsed, dict) else ([], False)
 
 
@@ -288,7 +288,7 @@ def _record(found: _Found, line: str) -> Record:
     if found.trace_format.is_json_lines:
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadRow("not JSON") from None
         if not isinstance(record, dict):
             raise BadRow("not a JSON object")
@@ -301,7 +301,12 @@ def _record(found: _Found, line: str) -> Record:
 
 def _cells(line: str) -> list[str]:
     line = line.rstrip("\n")
-    return next(csv.reader([line]), []) if '"' in line else line.split(",")
+    if '"' not in line:
+        return line.split(",")
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:  # a cell of more than 128 KiB, say
+        return []
 
 
 # --- writing

@@ -139,7 +139,8 @@ def parse_config(
     served = _served_context(keys, context, max_model_len)
     _check_window(keys, family, num_layers, served)
     attention_bias = family.reads_attention_bias and keys.flag("attention_bias")
-    eos = generation.token_ids("eos_token_id") if generation else ()
+    vocab_size = keys.positive_int("vocab_size")
+    eos = generation.token_ids("eos_token_id", vocab_size) if generation else ()
     bos = keys.token_ids("bos_token_id")
     return DecoderConfig(
         architecture=architecture,
@@ -149,7 +150,7 @@ def parse_config(
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(keys, family, hidden_size, num_heads),
         intermediate_size=keys.positive_int("intermediate_size"),
-        vocab_size=keys.positive_int("vocab_size"),
+        vocab_size=vocab_size,
         rms_norm_eps=keys.positive_float("rms_norm_eps", 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
@@ -162,7 +163,7 @@ def parse_config(
         max_model_len=served,
         stored_dtype=_stored_dtype(keys),
         bos_token_id=bos[0] if bos else None,
-        eos_token_ids=tuple(dict.fromkeys(eos + keys.token_ids("eos_token_id"))),
+        eos_token_ids=tuple(dict.fromkeys(eos + keys.token_ids("eos_token_id", vocab_size))),
     )
 
 

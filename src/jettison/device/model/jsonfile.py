@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class JsonObject:
         value = self.values.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
             raise self.wrong(key, "a positive number")
         return float(value)
 
@@ -94,12 +94,14 @@ class JsonObject:
             raise self.wrong(key, "an object")
         return JsonObject(self.path, value) if value else None
 
-    def token_ids(self, key: str) -> tuple[int, ...]:
-        """One id, a list of ids, or nothing."""
+    def token_ids(self, key: str, vocab_size: int | None = None) -> tuple[int, ...]:
+        """One id, a list of ids, or nothing; below ``vocab_size``, where that is given."""
         value = self.values.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
             raise self.wrong(key, "a token id or a list of them")
+        if vocab_size is not None and any(token >= vocab_size for token in ids):
+            raise self.wrong(key, f"token ids below vocab_size {vocab_size}")
         return tuple(ids)
 
 
