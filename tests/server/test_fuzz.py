@@ -60,7 +60,9 @@ def make_request(draw: random.Random) -> bytes:
     headers = [b"host: x", b"connection: close", b"content-length: %d" % length]
     if draw.random() < 0.15:
         headers[-1] = b"transfer-encoding: chunked"
-        body = b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
+        trailers = draw.choice([b"", b"x-t: 1\r\n", b"x-t: " + b"t" * 300 + b"\r\n", b"x-t: t\r\n" * 4000, b"x-t: "])
+        extension = draw.choice([b"", b";a=b", b";" + b"a" * 20_000])
+        body = b"%x%s\r\n%s\r\n0\r\n%s\r\n" % (len(body), extension, body, trailers)
     extra = [b"x-a: " + b"a" * 20_000, b"x-a: \xff\xfe", b"x-request-id: \x01", b"expect: 100-continue",
              b"upgrade: h2c\r\nconnection: upgrade", b"content-type: text/plain", b"content-length: 3",
              b"x-b: c\r\n" * 50]  # fmt: skip
