@@ -22,8 +22,8 @@ SEEDS = [
     {"tokens": [1, 2, 3], "prompt": "tokenize me", "add_special_tokens": False},
 ]  # fmt: skip
 PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models/x", "/v1/nothing"]
-VALUES = [None, True, 0, -1, 2**31, 2**63, -(2**63), 2**64, 1e308, 0.5, "", "x", "\x00", "😀", "x" * 2000, [], {}, [[]],
-          [None], {"a": {}}, ["x"] * 50, [1] * 500, [[1, "x"]], {"type": "image_url"}]  # fmt: skip
+VALUES = [None, True, 0, -1, 2**31, 2**63, -(2**63), 2**64, 10**400, 1e308, 0.5, "", "x", "\x00", "😀", "x" * 2000, [],
+          {}, [[]], [None], {"a": {}}, ["x"] * 50, [1] * 500, [[1, "x"]], {"type": "image_url"}]  # fmt: skip
 TOKENS = [b"\xff", b"\x00", b"\xed\xa0\x80", b"\\ud800", b"NaN", b"1e999", b"{", b"[" * 500, b'"', b"\r\n\r\n"]
 
 
