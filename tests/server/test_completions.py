@@ -84,3 +84,10 @@ async def test_echo_with_token_ids(app_client):
     assert choice["text"] == "aa"
     assert choice["token_ids"] == [97]
     assert choice["prompt_token_ids"] == [256, 97]
+
+
+async def test_offsets_count_what_a_stop_string_holds_back(serve):
+    async with serve(FakeEngine(bytes_of("azbzc"))) as served:
+        answer = await served.completion(max_tokens=5, logprobs=0, stop=["zz"])
+        (choice,) = answer.json()["choices"]
+        assert (choice["text"], choice["logprobs"]["text_offset"]) == ("azbzc", [0, 1, 2, 3, 4])
