@@ -285,3 +285,14 @@ async def test_too_long_says_both_numbers(app_client):
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
         assert str(number) in error["message"] and str(50 + max_tokens) in error["message"]
+
+
+async def test_a_prompt_to_score_leaves_room_for_one_token(app_client):
+    for num_prompt, status in ((299, 200), (300, 400), (400, 400)):
+        body = COMPLETION | {"prompt": [7] * num_prompt, "max_tokens": 0, "echo": True, "logprobs": 1}
+        answer = await app_client.post("/v1/completions", json=body)
+        assert answer.status_code == status, answer.text
+        if status == 400:
+            error = answer.json()["error"]
+            assert error["param"] == "prompt"
+            assert f"{num_prompt} in the prompt and 0 for the completion" in error["message"]
