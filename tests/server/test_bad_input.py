@@ -261,6 +261,26 @@ async def test_all_bodies_together_are_bounded(serve):
         assert (await served.post("/v1/completions", COMPLETION)).status_code == 200
 
 
+async def test_a_key_has_a_limit_of_its_own(serve):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, api_keys=("one", "two"), max_active_reqs_per_key=2) as served:
+        def ask(key):
+            headers = {"authorization": f"Bearer {key}"}
+            return asyncio.create_task(served.post("/v1/completions", COMPLETION, headers=headers))
+
+        running = [ask("one"), ask("one")]
+        await eventually(lambda: len(engine.accepted) == 2)
+        answer = await ask("one")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert answer.headers["retry-after"]
+        running.append(ask("two"))  # another key is not held up
+        await eventually(lambda: len(engine.accepted) == 3)
+        engine.release()
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
+        assert (await ask("one")).status_code == 200
+        await eventually(lambda: not +served.state.admission._num_active_of)
+
+
 async def test_a_full_queue_is_refused_on_arrival(serve, tokenizer, monkeypatch):
     engine = FakeEngine(delay_s=None)
     full = engine.snapshot()
