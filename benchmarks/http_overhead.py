@@ -51,7 +51,7 @@ class StubEngine:
         self._left: dict[RequestId, int] = {}
         self._stepper: asyncio.Task[None] | None = None
 
-    def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+    def submit(self, request: Request, *, is_further: bool = False) -> AsyncIterator[TokenEvent]:
         self._queues[request.request_id] = queue = asyncio.Queue()
         self._left[request.request_id] = request.params.max_tokens
         if self._stepper is None or self._stepper.done():

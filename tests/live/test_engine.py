@@ -168,6 +168,15 @@ async def test_overload_drops_by_itself_and_restores(model_dir: Path) -> None:
         assert {"drop_decided", "drop", "exchange_done", "restore_begin", "split", "restore_done"} <= set(kinds)
 
 
+async def test_the_queue_limit_counts_answers_not_choices(model_dir: Path) -> None:
+    async with running(model_dir, 40, max_num_queued_reqs=1) as engine:
+        streams = [engine.submit(request(f"s{i}", [i, 1], 2), is_further=i > 0) for i in range(8)]
+        with pytest.raises(OverCapacityError):
+            engine.submit(request("another", [1, 1], 2))
+        for stream in streams:
+            assert [e async for e in stream][-1].finish_reason is FinishReason.LENGTH
+
+
 async def test_refusals(model_dir: Path) -> None:
     async with running(model_dir, 40, max_num_queued_reqs=1) as engine:
         with pytest.raises(TooLongError, match="exceeds"):

@@ -58,6 +58,8 @@ class FakeEngine:
         self.dead_workers: set[int] = set()
         self.num_homeless = 0
         self.max_running: int | None = None
+        self.max_arrived: int | None = None
+        """As ``max_running``, but choices that belong to an accepted one pass."""
         self.retry_after_ms = 1500
         self.fail_after: int | None = None
         """Tokens after which a request ends with ERROR."""
@@ -83,10 +85,12 @@ class FakeEngine:
         """Let held requests go on."""
         self._held.set()
 
-    def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+    def submit(self, request: Request, *, is_further: bool = False) -> AsyncIterator[TokenEvent]:
         if self.engine_state != "ready":
             raise NotReadyError(f"the engine is {self.engine_state}")
         if self.max_running is not None and len(self.running) >= self.max_running:
+            raise OverCapacityError("the queue is full", self.retry_after_ms)
+        if self.max_arrived is not None and not is_further and len(self.running) >= self.max_arrived:
             raise OverCapacityError("the queue is full", self.retry_after_ms)
         self.accepted.append(request)
         running = self.running[request.request_id] = _Running(request)

@@ -39,6 +39,12 @@ BAD_COMPLETIONS = [
     ({"max_tokens": True}, "max_tokens"),
     ({"max_tokens": 2**80}, "max_tokens"),
     ({"max_tokens": 4000}, "max_tokens"),
+    *(({name: 10**400}, name) for name in ("max_tokens", "n", "seed", "priority", "logprobs", "min_tokens")),
+    *(({name: -(10**400)}, name) for name in ("max_tokens", "top_k", "seed")),
+    *(({name: 10**400}, name) for name in ("temperature", "top_p", "presence_penalty")),
+    ({"logit_bias": {"1": 10**400}}, "logit_bias"),
+    ({"prompt": [10**400]}, "prompt"),
+    ({"stop_token_ids": [10**400]}, "stop_token_ids"),
     ({"prompt": "x" * 4000}, "prompt"),
     ({"temperature": -0.1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
@@ -255,6 +261,26 @@ async def test_all_bodies_together_are_bounded(serve):
         assert (await served.post("/v1/completions", COMPLETION)).status_code == 200
 
 
+async def test_a_key_has_a_limit_of_its_own(serve):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, api_keys=("one", "two"), max_active_reqs_per_key=2) as served:
+        def ask(key):
+            headers = {"authorization": f"Bearer {key}"}
+            return asyncio.create_task(served.post("/v1/completions", COMPLETION, headers=headers))
+
+        running = [ask("one"), ask("one")]
+        await eventually(lambda: len(engine.accepted) == 2)
+        answer = await ask("one")
+        assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
+        assert answer.headers["retry-after"]
+        running.append(ask("two"))  # another key is not held up
+        await eventually(lambda: len(engine.accepted) == 3)
+        engine.release()
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
+        assert (await ask("one")).status_code == 200
+        await eventually(lambda: not +served.state.admission._num_active_of)
+
+
 async def test_a_full_queue_is_refused_on_arrival(serve, tokenizer, monkeypatch):
     engine = FakeEngine(delay_s=None)
     full = engine.snapshot()
@@ -279,3 +305,14 @@ async def test_too_long_says_both_numbers(app_client):
         error = answer.json()["error"]
         assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
         assert str(number) in error["message"] and str(50 + max_tokens) in error["message"]
+
+
+async def test_a_prompt_to_score_leaves_room_for_one_token(app_client):
+    for num_prompt, status in ((299, 200), (300, 400), (400, 400)):
+        body = COMPLETION | {"prompt": [7] * num_prompt, "max_tokens": 0, "echo": True, "logprobs": 1}
+        answer = await app_client.post("/v1/completions", json=body)
+        assert answer.status_code == status, answer.text
+        if status == 400:
+            error = answer.json()["error"]
+            assert error["param"] == "prompt"
+            assert f"{num_prompt} in the prompt and 0 for the completion" in error["message"]

@@ -107,3 +107,10 @@ async def test_a_sentencepiece_answer_goes_on_where_the_prompt_ends(serve, strea
     if stop is None:
         offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
         assert offsets == ([0, 0, 3, 7, 11, 15, 16] if echo else [0, 4, 8, 9])
+
+
+async def test_offsets_count_what_a_stop_string_holds_back(serve):
+    async with serve(FakeEngine(bytes_of("azbzc"))) as served:
+        answer = await served.completion(max_tokens=5, logprobs=0, stop=["zz"])
+        (choice,) = answer.json()["choices"]
+        assert (choice["text"], choice["logprobs"]["text_offset"]) == ("azbzc", [0, 1, 2, 3, 4])

@@ -22,8 +22,8 @@ SEEDS = [
     {"tokens": [1, 2, 3], "prompt": "tokenize me", "add_special_tokens": False},
 ]  # fmt: skip
 PATHS = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models/x", "/v1/nothing"]
-VALUES = [None, True, 0, -1, 2**31, 2**63, -(2**63), 2**64, 1e308, 0.5, "", "x", "\x00", "😀", "x" * 2000, [], {}, [[]],
-          [None], {"a": {}}, ["x"] * 50, [1] * 500, [[1, "x"]], {"type": "image_url"}]  # fmt: skip
+VALUES = [None, True, 0, -1, 2**31, 2**63, -(2**63), 2**64, 10**400, 1e308, 0.5, "", "x", "\x00", "😀", "x" * 2000, [],
+          {}, [[]], [None], {"a": {}}, ["x"] * 50, [1] * 500, [[1, "x"]], {"type": "image_url"}]  # fmt: skip
 TOKENS = [b"\xff", b"\x00", b"\xed\xa0\x80", b"\\ud800", b"NaN", b"1e999", b"{", b"[" * 500, b'"', b"\r\n\r\n"]
 
 
@@ -60,7 +60,9 @@ def make_request(draw: random.Random) -> bytes:
     headers = [b"host: x", b"connection: close", b"content-length: %d" % length]
     if draw.random() < 0.15:
         headers[-1] = b"transfer-encoding: chunked"
-        body = b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
+        trailers = draw.choice([b"", b"x-t: 1\r\n", b"x-t: " + b"t" * 300 + b"\r\n", b"x-t: t\r\n" * 4000, b"x-t: "])
+        extension = draw.choice([b"", b";a=b", b";" + b"a" * 20_000])
+        body = b"%x%s\r\n%s\r\n0\r\n%s\r\n" % (len(body), extension, body, trailers)
     extra = [b"x-a: " + b"a" * 20_000, b"x-a: \xff\xfe", b"x-request-id: \x01", b"expect: 100-continue",
              b"upgrade: h2c\r\nconnection: upgrade", b"content-type: text/plain", b"content-length: 3",
              b"x-b: c\r\n" * 50]  # fmt: skip

@@ -53,6 +53,52 @@ async def test_headers_have_a_limit(serve):
         assert answer.count(b"HTTP/1.1 200 OK") == 4  # bodies and pipelined requests are not headers
 
 
+CHUNKED = b" HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def test_what_surrounds_a_body_is_no_way_around_the_limit(serve):
+    line = b"x-t: %s\r\n" % (b"t" * 500)
+    async with serve(FakeEngine(), api_keys=("secret",), max_header_bytes=2000) as served:
+        for start, tail in (
+            (b"POST /v1/completions", [b"0\r\n", *[line] * 40]),  # trailers that never end
+            (b"POST /v1/completions", [b"0\r\nx-t: ", *[b"t" * 500] * 40]),  # one trailer that never ends
+            (b"GET /health", [b"1\r\nx\r\n0\r\n", *[line] * 40]),
+            (b"POST /v1/completions", [b"1;x=", *[b"x" * 500] * 40]),  # a chunk extension that never ends
+        ):
+            answer = await exchange(served.port, start + CHUNKED, *tail)  # reads until the server closes
+            assert answer.count(b"HTTP/1.1 ") == 1, answer  # one request, one answer
+        body = b'{"prompt": "hi", "max_tokens": 1}'
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\nconnection: close\r\n"
+        whole = head + b"\r\n%x;a=b\r\n%s\r\n0\r\nauthorization: Bearer secret\r\n\r\n" % (len(body), body)
+        assert (await exchange(served.port, whole)).startswith(b"HTTP/1.1 401 ")  # a trailer is no header
+        whole = whole.replace(b"connection", b"authorization: Bearer secret\r\nconnection")
+        assert (await exchange(served.port, whole)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_trailers_before_an_answer_are_refused(serve):
+    line = b"x-t: %s\r\n" % (b"t" * 500)
+    async with serve(FakeEngine(), max_header_bytes=2000) as served:
+        parts = [b"POST /v1/completions" + CHUNKED, b"1\r\n{\r\n0\r\n", *[line] * 8]
+        assert (await exchange(served.port, *parts)).startswith(b"HTTP/1.1 431 ")
+        parts = [b"POST /v1/completions" + CHUNKED, b"1\r\n{\r\nno chunk"]
+        assert (await exchange(served.port, *parts)).startswith(b"HTTP/1.1 400 ")
+        await eventually(lambda: served.state.admission.num_active == 0)
+
+
+async def test_an_answered_request_must_end_too(serve):
+    async with serve(FakeEngine(), idle_timeout_s=0.2) as served:
+        for tail in ([b"1\r\nx\r\n"], [b"1\r\nx\r\n0\r\n\r\n"], [b"1\r\nx\r\n"] * 9, []):
+            answer = await exchange(served.port, b"GET /health" + CHUNKED, *tail)
+            assert answer.startswith(b"HTTP/1.1 200 "), tail
+
+
+async def test_a_body_that_ends_behind_its_answer_keeps_the_connection(serve):
+    async with serve(FakeEngine()) as served:
+        last = b"GET /ping HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+        answer = await exchange(served.port, b"GET /health" + CHUNKED, b"1\r\nx\r\n", b"0\r\n\r\n", last)
+        assert answer.count(b"HTTP/1.1 200 OK") == 2
+
+
 async def test_headers_and_bodies_have_a_deadline(serve):
     async with serve(FakeEngine(), header_timeout_s=0.25, body_timeout_s=0.25) as served:
         for parts in (

@@ -200,3 +200,14 @@ async def test_submit_is_all_or_none(serve):
         assert len(engine.cancelled) == 2
         assert served.state.admission.num_unstarted == 0
         assert served.state.admission.num_active == 0
+
+
+async def test_choices_of_one_answer_do_not_fill_the_queue_for_each_other(serve):
+    engine = FakeEngine(delay_s=None)
+    engine.max_arrived = 2
+    async with serve(engine, max_num_queued_reqs=2) as served:
+        running = asyncio.create_task(served.completion(prompt=["a", "b"], n=4, max_tokens=1))
+        await eventually(lambda: len(engine.accepted) == 8)
+        assert (await served.completion(max_tokens=1)).status_code == 429
+        engine.release()
+        assert len((await running).json()["choices"]) == 8

@@ -197,6 +197,9 @@ class ServerConfig:
     api_keys: tuple[str, ...] = config_key(
         (), nonempty_list, f"Key that clients must send; may be given more than once (also: {API_KEY_VARIABLE}).",
         name="api_key", metavar="KEY")
+    max_active_reqs_per_key: int | None = config_key(
+        None, int_from(1), "Generating requests under way beyond which a key is told 429 (none: no limit).",
+        metavar="N", unset="none")
     record_trace: str | None = config_key(
         None, nonempty, "Record arrivals and lengths of requests, nothing else, for replay (docs/workloads.md).",
         metavar="FILE", unset="none")

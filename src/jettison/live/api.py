@@ -120,9 +120,11 @@ class EngineClient(Protocol):
     @property
     def state(self) -> EngineState: ...
 
-    def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+    def submit(self, request: Request, *, is_further: bool = False) -> AsyncIterator[TokenEvent]:
         """Accept a request, synchronously, and return its events.
 
+        ``is_further``: it belongs to one accepted just before (another choice of the same answer), so the queue's
+        limit is not held against it: its own siblings, which no step could take yet, would fill the queue.
         Raises NotReadyError (loading, draining, failed), OverCapacityError (queue full), TooLongError, RequestError
         (token ids outside the vocabulary, a salt that is no text).
         Once accepted the iterator yields exactly one event with a finish reason and then ends. Leaving the

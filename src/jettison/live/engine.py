@@ -213,13 +213,13 @@ class Engine:
             raise NotReadyError("the engine has not started")
         return self._driver.core
 
-    def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+    def submit(self, request: Request, *, is_further: bool = False) -> AsyncIterator[TokenEvent]:
         """See ``EngineClient.submit``."""
         if self._state != "ready" or self._driver is None:
             raise NotReadyError(f"the engine is {self._state}")
         core = self._driver.core
         limit = self._config.scheduler.max_num_queued_reqs
-        if limit is not None and core.num_waiting >= limit:
+        if limit is not None and not is_further and core.num_waiting >= limit:
             raise OverCapacityError(f"the queue is full ({limit} requests wait)")
         self._check(request)
         info = self.info

@@ -71,7 +71,9 @@ class ChoiceText:
                 delta.text_offsets.append(self._num_chars)
             if at == last and event.stop_token_id is not None:
                 return  # the token that stopped it is counted, and is no text
-            self._emit(self._detokenizer.push(token.token_id), delta)
+            piece = self._detokenizer.push(token.token_id)
+            self._num_chars += len(piece)  # before the stop strings: what they hold back belongs to its token
+            self._emit(piece, delta)
             if self.finish_reason is not None:
                 return
 
@@ -82,7 +84,6 @@ class ChoiceText:
             if self._matcher.matched is not None:
                 self.finish_reason = "stop"
         delta.text += piece
-        self._num_chars += len(piece)
 
     def _end(self, reason: FinishReason, delta: Delta) -> None:
         if not self._is_cut:

@@ -105,19 +105,22 @@ class GenerationEndpoint(ABC):
         arrival_ns = time.monotonic_ns()
         try:
             self.state.check_ready()
-            with self.state.admission.arrival() as arrival:
-                await self._answer(scope, receive, send, arrival, arrival_ns)
+            tenant = self.state.keys.tenant(dict(scope["headers"]).get(b"authorization"))
+            with self.state.admission.arrival(tenant) as arrival:
+                await self._answer(scope, receive, send, arrival, arrival_ns, tenant)
         except (OverCapacityError, NotReadyError) as error:
             self.state.metrics.count_shed("queue_full" if isinstance(error, OverCapacityError) else self.state.status)
             raise
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, arrival: Arrival, arrival_ns: int) -> None:
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: Send, arrival: Arrival, arrival_ns: int, tenant: str
+    ) -> None:
         state = self.state
         check_content_type(scope)
         document = parse_json(await arrival.read_body(receive))
         plan, prompts, answer = await self.prepare(document)
         # The tenant comes first and has a fixed length: no salt that a client sends reaches another tenant's cache.
-        cache_salt = state.keys.tenant(dict(scope["headers"]).get(b"authorization")) + plan.cache_salt
+        cache_salt = tenant + plan.cache_salt
         jobs = self._jobs(plan, prompts, arrival_ns, cache_salt)
         generation = Generation(state.engine, state.admission, state.metrics, jobs, state.settings.record_request)
         state.generations.add(generation)
@@ -158,7 +161,10 @@ class GenerationEndpoint(ABC):
         if plan.wants_default_length:
             room = min(info.max_model_len, info.max_request_tokens) - num_prompt_tokens
             max_tokens = max(1, room, plan.params.min_tokens)
-        error = too_long(num_prompt_tokens, max_tokens, info, self.prompt_field, plan.length_field)
+        error = too_long(
+            num_prompt_tokens, max_tokens, info, self.prompt_field, plan.length_field,
+            is_cut_to_nothing=plan.is_cut_to_nothing,
+        )  # fmt: skip
         if error is not None:
             raise error
         return max_tokens

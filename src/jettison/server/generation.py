@@ -87,7 +87,7 @@ class Generation:
         """All or none. Raises what the engine raises: NotReadyError, OverCapacityError, TooLongError."""
         try:
             for job in self.jobs:
-                job.events = self._engine.submit(job.request)
+                job.events = self._engine.submit(job.request, is_further=job.index > 0)
                 self._admission.num_unstarted += 1
         except BaseException:
             self._abandon()

@@ -1,6 +1,8 @@
-"""uvicorn's HTTP protocol with what it leaves open: a limit and a deadline for headers, and JSON for its own errors.
+"""uvicorn's HTTP protocol with what it leaves open: limits and deadlines around bodies, and JSON for its own errors.
 
-llhttp has no limit on the size of headers; without one, a client that never ends its headers fills the memory.
+llhttp has no limit on the size of headers and trailers; without one, a client that never ends them fills the memory.
+uvicorn watches a connection only between requests; a client whose answer is complete before its request is would
+hold one for ever.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ logger = logging.getLogger(__name__)
 logger.setLevel(logging.ERROR)  # a line for each malformed request would let any client fill the log
 
 LINGER_S = 1.0
-"""How long a refused client's bytes are still thrown away."""
+"""How long bytes that nobody reads any more are still thrown away: a refused client's, the rest of an answered body."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -31,8 +33,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = logger
-        self._num_header_bytes = 0
+        self._num_overhead_bytes = 0
+        """Bytes since the last piece of a body or the last end of a message: headers, trailers, chunk extensions."""
         self._is_in_headers = True
+        """Also between requests. Else the message of the newest request is incomplete."""
         self._is_refused = False
         self._header_timer: asyncio.TimerHandle | None = None
 
@@ -47,14 +51,14 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count what comes while headers are incomplete, whether or not the parser has made lines of it."""
+        """Count what comes and is no body, whether or not the parser has made lines of it."""
         if self._is_refused:
             return
         if self._is_in_headers:
             self._await_headers()
-            self._num_header_bytes += len(data)
+        self._num_overhead_bytes += len(data)
         super().data_received(data)
-        if self._is_in_headers and self._num_header_bytes > self.max_header_bytes:
+        if self._num_overhead_bytes > self.max_header_bytes:
             self._refuse_headers()
 
     def on_message_begin(self) -> None:
@@ -62,35 +66,58 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_headers = True
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Trailers are dropped: the application reads its request's headers from the same list."""
+        if self._is_in_headers:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Headers and target are known: their exact size is checked before the application sees them."""
-        self._is_in_headers = False
-        self._num_header_bytes = 0
+        self._num_overhead_bytes = 0
         self._stop_header_timer()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_header_bytes:
             self._refuse_headers()
         if not self._is_refused:
+            self._is_in_headers = False
             self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[literal-required]
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         """Of a refused request nothing is kept."""
+        self._num_overhead_bytes = 0
         if not self._is_refused:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The next bytes on this connection belong to another request's headers."""
-        if not self._is_refused:
-            super().on_message_complete()
-            self._is_in_headers = True
+        if self._is_refused:
+            return
+        super().on_message_complete()
+        self._is_in_headers = True
+        self._num_overhead_bytes = 0
+        if self.cycle is not None and self.cycle.response_complete:
+            # The answer came first, and the bytes behind it have ended the connection's idle time: it starts again.
+            self._stop_header_timer()
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    def on_response_complete(self) -> None:
+        """What is left of an answered request's message has a deadline."""
+        super().on_response_complete()
+        is_left = not self._is_in_headers and self.cycle.response_complete
+        if is_left and not self._is_refused and not self.transport.is_closing():
+            self._stop_header_timer()
+            self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
         """For bytes that are no HTTP."""
         self._refuse(ApiError(400, msg, code="invalid_http"))
 
     def _refuse_headers(self) -> None:
-        message = f"The request headers are larger than {self.max_header_bytes} bytes."
+        message = f"The request headers or trailers are larger than {self.max_header_bytes} bytes."
         self._refuse(ApiError(431, message, code="headers_too_large"))
 
     def _refuse(self, error: ApiError) -> None:
@@ -98,14 +125,23 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._is_refused = True
         self._stop_header_timer()
-        if self.cycle is None or self.cycle.response_complete:  # else it would land inside another answer
+        if self._may_answer():
             body = error.body
             head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
             self.transport.write(STATUS_LINE[error.status] + head + body)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # nothing can be written behind the end
+            self.cycle.message_event.set()
         # Closing now, with input unread, would reset the connection and take the answer with it.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _may_answer(self) -> bool:
+        """Whether an answer of ours would not land inside another one, or be taken for it."""
+        if self._is_in_headers:
+            return self.cycle is None or self.cycle.response_complete
+        return not self.cycle.response_started and not self.pipeline
 
     def _await_headers(self) -> None:
         if self._header_timer is None:

@@ -50,6 +50,7 @@ async def _serve(config: EngineConfig) -> int:
         api_keys=config.server.api_keys,
         default_seed=config.model.seed,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
+        max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
         record_request=None if recorder is None else recorder.record,
         event_log=engine.event_document,

@@ -7,6 +7,7 @@ and a flood of it costs generation two threads at most.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -56,14 +57,19 @@ class Admission:
         """Engine requests that have produced nothing yet: at least as many as wait in its queues."""
         self.num_side_jobs = 0
         """Tokenizer requests in the house."""
+        self._num_active_of: Counter[str] = Counter()
         self._side_turn = asyncio.Semaphore(settings.max_running_side_jobs)
         self._num_buffered_bytes = 0
 
     @contextmanager
-    def arrival(self) -> Iterator[Arrival]:
-        """Count one request in. Raises OverCapacityError when the queue is full already."""
+    def arrival(self, tenant: str) -> Iterator[Arrival]:
+        """Count one request in. Raises OverCapacityError when the queue is full already, or the tenant's share used."""
+        limit = self._settings.max_active_reqs_per_key
+        if limit is not None and self._num_active_of[tenant] >= limit:
+            raise OverCapacityError(f"This key has {limit} requests under way, its limit; retry later.")
         self._check_queue()
         arrival = Arrival(self, self._settings)
+        self._num_active_of[tenant] += 1
         self.num_active += 1
         self.num_arriving += 1
         try:
@@ -71,6 +77,7 @@ class Admission:
         finally:
             arrival.submitted()
             self.num_active -= 1
+            self._num_active_of[tenant] -= 1
 
     @asynccontextmanager
     async def side_job(self) -> AsyncIterator[SideJob]:

@@ -48,7 +48,7 @@ class GenerationPlan:
     """``max_tokens`` is still to be bounded by each prompt when ``wants_default_length``."""
     wants_default_length: bool
     is_cut_to_nothing: bool
-    """``max_tokens`` 0: the engine makes one token, nobody sees it."""
+    """``max_tokens`` 0: the engine makes one token, nobody sees it, and the prompt must leave room for it."""
     num_samples: int
     stops: tuple[str, ...]
     stream: bool
@@ -162,7 +162,8 @@ def _params(
     _check("min_tokens", fields.min_tokens, 0)
     min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
-        raise bad_request(f"min_tokens ({min_tokens}) is above max_tokens ({max_tokens}).", "min_tokens")
+        asked = f"min_tokens ({_shown(min_tokens)}) is above max_tokens ({_shown(max_tokens)})."
+        raise bad_request(asked, "min_tokens")
     top_k = fields.top_k if fields.top_k and fields.top_k > 0 else None  # 0 and -1 both mean all tokens
     return SamplingParams(
         max_tokens=max_tokens,
@@ -190,12 +191,15 @@ def _or(value: float | None, default: float) -> float:
 def _check(name: str, value: float | None, low: float, high: float | None = None) -> None:
     if value is None:
         return
-    if not math.isfinite(value) or value < low or (high is not None and value > high):
+    is_number = isinstance(value, int) or math.isfinite(value)  # an integer may be too large for a float
+    if not is_number or value < low or (high is not None and value > high):
         wanted = f"at least {low}" if high is None else f"from {low} to {high}"
         raise bad_request(f"{name} must be {wanted}, got {_shown(value)}.", name)
 
 
 def _shown(value: float) -> str:
+    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to write more than 4,300 digits
+        return f"about {'-' * (value < 0)}2**{value.bit_length() - 1}"
     text = str(value)
     return text if len(text) <= 40 else f"{text[:40]}..."
 
@@ -236,14 +240,19 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> tuple[tuple[i
 
 
 def too_long(
-    num_prompt_tokens: int, max_tokens: int, info: EngineInfo, prompt_field: str, length_field: str | None
+    num_prompt_tokens: int, max_tokens: int, info: EngineInfo, prompt_field: str, length_field: str | None,
+    *, is_cut_to_nothing: bool = False,
 ) -> ApiError | None:
     """The error for a request that can never fit, with both numbers; None for one that can.
 
+    ``is_cut_to_nothing``: the client asked for no token, and ``max_tokens`` is the one that the engine makes all the
+    same; the message says so, for such a prompt must be one token shorter than what fits.
     It names what has to change: the prompt where not even one token fits behind it, else the length asked for.
     """
     total = num_prompt_tokens + max_tokens
-    asked = f"{total} tokens ({num_prompt_tokens} in the prompt, {max_tokens} for the completion)"
+    asked = f"{_shown(total)} tokens ({num_prompt_tokens} in the prompt, {_shown(max_tokens)} for the completion)"
+    if is_cut_to_nothing:
+        asked = f"{num_prompt_tokens} in the prompt and 0 for the completion, which takes room for one more"
     if total > info.max_model_len:
         message = f"The model's context holds {info.max_model_len} tokens; this request asks for {asked}."
     elif total > info.max_request_tokens:
@@ -251,5 +260,5 @@ def too_long(
     else:
         return None
     fits_alone = num_prompt_tokens < min(info.max_model_len, info.max_request_tokens)
-    param = length_field if length_field is not None and fits_alone else prompt_field
+    param = length_field if length_field is not None and fits_alone and not is_cut_to_nothing else prompt_field
     return bad_request(message, param, "context_length_exceeded")

@@ -21,7 +21,11 @@ class ServerSettings:
     default_seed: int | None = None
     """Seeds of requests that send none are drawn from this one; None draws them from the system."""
     max_num_queued_reqs: int | None = None
-    """Checked on arrival, before a body is read; the engine checks again. None: the engine alone."""
+    """Checked on arrival, before a body is read; the engine checks again, once for all choices of an answer, so the
+    queue may exceed it by ``max_choices``. None: the engine alone."""
+    max_active_reqs_per_key: int | None = None
+    """HTTP requests that generate, from arrival to the last byte, of one tenant (``KeyRing.tenant``: with fewer than
+    two keys everybody is one). Checked before a body is read. None: no limit."""
     max_body_bytes: int = 4 << 20
     max_header_bytes: int = 16 << 10
     max_buffered_bytes: int = 256 << 20
