@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -271,6 +271,8 @@ def restore_and_split(setting: Setting) -> Outcome:
 
 def drop_again_during_restore(setting: Setting) -> Outcome:
     """A second burst turns a restore round: once while shards are pulled, once while requests go home."""
+    # Larger layers take longer to pull, and the requests have to be there when the second pull has ended.
+    setting = replace(setting, num_output_tokens=3 * setting.num_output_tokens)
     with make_cluster(setting, num_blocks=blocks_for_all(setting, 40)) as cluster:
         prompts = make_prompts(setting, cluster, 10, 40)
         submit(cluster, prompts, setting.num_output_tokens)
