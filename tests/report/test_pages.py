@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -214,3 +215,16 @@ def test_the_short_form_fits_a_terminal_and_its_conditions_six_lines(runs: list[
     words = ("parameters 70%", "1,000 undropped, 2,170 merged", "mean load: 0.50, 0.50", "2.00", "made up", "2 ms")
     assert [word for word in words if word not in stated] == []
     assert "\u2026" not in "".join(lines[:-CONDITIONS_LINES])
+
+
+def test_a_run_is_compared_with_the_first_that_met_the_same_arrivals() -> None:
+    def at(name: str, delay_s: float, ttft_s: float) -> RunResult:
+        run = make_run(name, ttft_s)
+        assert run.requests_detail
+        moved = [row | {"scheduled_s": row["scheduled_s"] + delay_s} for row in run.requests_detail]
+        return replace(run, requests_detail=moved)
+
+    runs = [at("a", 0.0, 8.0), at("b", 0.0, 2.0), at("c", 1.0, 9.0), at("d", 1.0, 3.0)]
+    assert comparison_headers(runs) == ["", "a", "b", "against a", "c", "other arrivals", "d", "against c"]
+    row = next(row for row in comparison_rows(runs) if row[0] == "TTFT p99")
+    assert row[3::2] == ["4.00x", "-", "3.00x"]

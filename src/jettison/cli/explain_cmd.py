@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from jettison.errors import UserError
-
-if TYPE_CHECKING:
-    from jettison.report.results import RunResult
 
 
 def explain(
@@ -45,7 +42,7 @@ def explain(
     """
     from jettison.report.decisions import decisions_of, incidents_of
     from jettison.report.explain import explain_document, print_decisions, print_incident
-    from jettison.report.results import read_results
+    from jettison.report.results import met_the_same, read_results
     from jettison.simulate.counterfactual import counterfactual_runs, parse_policies
 
     policies = parse_policies(counterfactual) if counterfactual is not None else ()
@@ -58,7 +55,7 @@ def explain(
     console = Console()
     documents = []
     for run in chosen:
-        others = {r.config.get("policy") or r.name: r for r in runs if r is not run and _met_the_same(r, run)}
+        others = {r.config.get("policy") or r.name: r for r in runs if r is not run and met_the_same(r, run)}
         if policies:
             with console.status("simulating"):
                 others |= counterfactual_runs(run, policies)
@@ -75,13 +72,3 @@ def explain(
     if json_out is not None:
         json_out.parent.mkdir(parents=True, exist_ok=True)
         json_out.write_text(json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def _met_the_same(other: RunResult, run: RunResult) -> bool:
-    """Equal arrivals and lengths, request by request."""
-
-    def load(result: RunResult) -> list[tuple[float, int, int]]:
-        details = result.requests_detail or []
-        return [(row["scheduled_s"], row["input_tokens"], row["wanted_tokens"]) for row in details]
-
-    return bool(load(run)) and load(other) == load(run)

@@ -336,3 +336,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value
+
+
+def met_the_same(other: RunResult, run: RunResult) -> bool:
+    """Equal arrivals and lengths, request by request."""
+
+    def load(result: RunResult) -> list[tuple[float, int, int]]:
+        details = result.requests_detail or []
+        return [(row["scheduled_s"], row["input_tokens"], row["wanted_tokens"]) for row in details]
+
+    return bool(load(run)) and load(other) == load(run)

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jettison.report.results import METRIC_DEFINITIONS, RunResult
+from jettison.report.results import METRIC_DEFINITIONS, RunResult, met_the_same
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,10 @@ def ratio(run: RunResult, baseline: RunResult, metric: Metric) -> float | None:
 
 
 def comparison_rows(runs: Sequence[RunResult]) -> list[list[str]]:
-    """Cells of the comparison, a row a metric: label, each run's figure, and after each but the first its ratio."""
+    """Cells of the comparison, a row a metric: label, each run's figure, and after each but the first its ratio to the
+    first run that met the same arrivals."""
     rows = []
+    baselines = [_baseline(runs, run) for run in runs]
     for metric in METRICS:
         if all(metric.value(run) is None for run in runs):
             continue
@@ -69,7 +71,8 @@ def comparison_rows(runs: Sequence[RunResult]) -> list[list[str]]:
         for index, run in enumerate(runs):
             cells.append(format_value(metric.value(run), metric.unit))
             if index:
-                times = ratio(run, runs[0], metric)
+                baseline = baselines[index]
+                times = None if baseline is run else ratio(run, baseline, metric)
                 cells.append("-" if times is None else f"{times:.2f}x")
         rows.append(cells)
     for label in ("submitted", "completed", "failed", "cancelled", "rejected"):
@@ -97,8 +100,17 @@ def comparison_headers(runs: Sequence[RunResult]) -> list[str]:
     """Column titles that go with :func:`comparison_rows`."""
     headers = [""]
     for index, run in enumerate(runs):
-        headers += [run.name, f"against {runs[0].name}"] if index else [run.name]
+        baseline = _baseline(runs, run)
+        against = "other arrivals" if baseline is run else f"against {baseline.name}"
+        headers += [run.name, against] if index else [run.name]
     return headers
+
+
+def _baseline(runs: Sequence[RunResult], run: RunResult) -> RunResult:
+    """The first run that met the same arrivals; the first of all where requests were not kept one by one."""
+    if not run.requests_detail or not runs[0].requests_detail:
+        return runs[0]
+    return next(other for other in runs if other is run or met_the_same(other, run))
 
 
 FAIRNESS_LABELS = {
