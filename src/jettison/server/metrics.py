@@ -129,8 +129,8 @@ class ServerMetrics(Collector):
         before its request was over. A stop string's tokens count; what the engine made behind it does not."""
         self._finished = dict.fromkeys(_FINISH_REASONS, 0)
         self._sheds = dict.fromkeys(_SHED_REASONS, 0)
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
+        self._collectors = CollectorRegistry(auto_describe=False)
+        self._collectors.register(self)
 
     def count_shed(self, reason: str) -> None:
         """A request was refused for lack of capacity or readiness: queue_full, tokenizer_busy, or the state."""
@@ -158,7 +158,7 @@ class ServerMetrics(Collector):
 
     def exposition(self) -> bytes:
         """The scrape's body."""
-        return generate_latest(self._registry)
+        return generate_latest(self._collectors)
 
     def collect(self) -> Iterable[Metric]:
         """Every family, from one snapshot."""
