@@ -143,3 +143,34 @@ def test_a_configuration_whose_steps_could_not_be_sent_is_refused(model_dir: Pat
     with pytest.raises(ConfigError, match="--max-num-seqs") as caught:
         assemble(config_of(model_dir, **flags))
     assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["grow", "release", "again", "end"]), st.integers(0, 25), st.integers(1, 40)),
+                max_size=60))
+def test_tables_are_what_the_ledger_holds(steps: list[tuple[str, int, int]]) -> None:
+    """Whatever happened between two steps, a step's tables are the ledger's, padded with zeros."""
+    ledger = BlockLedger(400, 16)
+    matrix = encoder_module._TableMatrix()
+    states: dict[str, RequestState] = {}
+    for event, number, num_blocks in steps:
+        name = f"r{number}"
+        if name not in states:
+            states[name] = state_of(name, [1])
+            ledger.adopt_prefix(name, [])
+        if event == "grow" and ledger.can_allocate(num_blocks):
+            ledger.allocate(name, num_blocks)
+        elif event in ("release", "again"):
+            ledger.release(name)
+            ledger.adopt_prefix(name, [])
+            if event == "again" and ledger.can_allocate(num_blocks):
+                ledger.allocate(name, num_blocks)
+        elif event == "end":
+            ledger.release(name)
+            matrix.forget(name)
+            del states[name]
+        rows = [StepRow(state, 0, 1, True) for state in states.values()]
+        longest = max((len(ledger.table(n).ids) for n in states), default=0)
+        for width in (longest, longest // 2, longest + 3):
+            tables = matrix.gather(ledger.tables, rows, width).tolist()
+            assert tables == [(ledger.table(n).ids + [0] * width)[:width] for n in states]

@@ -40,6 +40,7 @@ def test_memory_binds() -> None:
         ({"head_blocked_by_memory": False}, "memory does not bind"),
         ({"used_blocks": 90}, "memory does not bind"),
         ({"head_blocked_s": 0.0999}, "blocked for too short a time"),
+        ({"head_blocked_s": 0.1999, "surge": 1.69}, "a queue of chance, blocked for too short a time"),
         ({"prefill_tokens_per_s": 1000 / 1.81}, "predicted gain too small"),
         ({"freed_blocks_per_s": 400.0}, "predicted gain too small"),
         ({"prefill_tokens_per_s": 1000 / 1.4}, "compute binds"),
@@ -60,6 +61,8 @@ def test_each_reason_not_to_drop(changes: dict[str, float], reason: str) -> None
     [
         {"used_blocks": 91},
         {"head_blocked_s": 0.1},
+        {"head_blocked_s": 0.1, "surge": 1.7},
+        {"head_blocked_s": 0.2, "surge": 1.69},
         {"merged_compute_load": 0.8, "separate_compute_load": 0.7},
         {"merged_compute_load": 0.99, "separate_compute_load": 0.9, "surge": 2.0},  # the burst is in it, and passes
         {"prefill_tokens_per_s": 1000 / 1.4, "unfinished_prefill_tokens": 300},  # theirs whatever the queue waits for

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from jettison.core.ports import RunStep, StepRow
 from jettison.device.step import PromptLogprobsRow, RemoteKV, SamplingRow, StepInput, pack_ints
-from jettison.memory.blocks import BlockLedger
+from jettison.memory.blocks import BlockLedger, BlockTable
 from jettison.types import RequestId, SamplingParams, WorkerId
 
 logger = logging.getLogger(__name__)
@@ -45,28 +45,78 @@ def _sampling_bytes(row: SamplingRow) -> int:
     return _ROW_BYTES + 5 * len(row.banned_token_ids) + 15 * len(row.logit_bias) + penalties
 
 
-class _CachedTable:
-    """A block table as an array with room to grow."""
+class _Slot:
+    """Where a request's block table lies in ``_TableMatrix``, and what of it is there."""
 
-    __slots__ = ("generation", "ids", "length")
+    __slots__ = ("generation", "index", "length")
 
-    def __init__(self) -> None:
+    def __init__(self, index: int) -> None:
+        self.index = index
         self.generation = -1
         self.length = 0
-        self.ids: npt.NDArray[np.int32] = np.zeros(16, dtype=np.int32)
 
-    def refresh(self, ids: list[int], generation: int) -> None:
-        """Copy what has changed."""
-        if generation != self.generation or len(ids) < self.length:
-            self.generation = generation
-            self.length = 0
-        if len(ids) > self.length:
-            if len(ids) > len(self.ids):
-                grown = np.zeros(max(2 * len(self.ids), len(ids)), dtype=np.int32)
-                grown[: self.length] = self.ids[: self.length]
-                self.ids = grown
-            self.ids[self.length : len(ids)] = ids[self.length :]
-            self.length = len(ids)
+
+class _TableMatrix:
+    """Block tables of a worker's requests as rows of one array, padded with zeros: a step's tables are one gather.
+
+    Between two decode steps a row gets one new id at most, so only what has changed is copied.
+    """
+
+    def __init__(self) -> None:
+        self._ids: npt.NDArray[np.int32] = np.zeros((16, 16), dtype=np.int32)
+        self._slots: dict[RequestId, _Slot] = {}
+        self._free = list(range(len(self._ids)))
+
+    def forget(self, request_id: RequestId) -> None:
+        """The request has ended; its row is free. Unknown ids are nothing."""
+        slot = self._slots.pop(request_id, None)
+        if slot is not None:
+            self._ids[slot.index, : slot.length] = 0
+            self._free.append(slot.index)
+
+    def gather(self, tables: Mapping[RequestId, BlockTable], rows: Sequence[StepRow],
+               num_blocks: int) -> npt.NDArray[np.int32]:
+        """The rows' tables as they are now, ``[len(rows), num_blocks]``: longer ones cut, shorter ones padded."""
+        slots = self._slots
+        indices: list[int] = []
+        for row in rows:
+            request_id = row.state.request_id
+            table = tables[request_id]
+            slot = slots.get(request_id)
+            if slot is None or slot.length != len(table.ids) or slot.generation != table.generation:
+                slot = self._refresh(request_id, table)
+            indices.append(slot.index)
+        if num_blocks > self._ids.shape[1]:
+            self._widen(num_blocks)
+        return self._ids[indices, :num_blocks]
+
+    def _refresh(self, request_id: RequestId, table: BlockTable) -> _Slot:
+        """Copy what has changed of one table."""
+        slot = self._slots.get(request_id)
+        if slot is None:
+            slot = self._slots[request_id] = _Slot(self._take_row())
+        length = len(table.ids)
+        if length > self._ids.shape[1]:
+            self._widen(length)
+        if table.generation != slot.generation or length < slot.length:
+            self._ids[slot.index, : slot.length] = 0
+            slot.generation, slot.length = table.generation, 0
+        self._ids[slot.index, slot.length : length] = table.ids[slot.length :]
+        slot.length = length
+        return slot
+
+    def _take_row(self) -> int:
+        if not self._free:
+            num_rows = len(self._ids)
+            self._free = list(range(num_rows, 2 * num_rows))
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+        return self._free.pop()
+
+    def _widen(self, num_blocks: int) -> None:
+        num_rows, width = self._ids.shape
+        wider = np.zeros((num_rows, max(2 * width, num_blocks)), dtype=np.int32)
+        wider[:, :width] = self._ids
+        self._ids = wider
 
 
 class _SeenTokens:
@@ -102,7 +152,7 @@ class StepEncoder:
         self._ledgers = ledgers
         self._block_size = block_size
         self._eos_token_ids = tuple(sorted(eos_token_ids))
-        self._tables: dict[WorkerId, dict[RequestId, _CachedTable]] = {w: {} for w in ledgers}
+        self._tables = {worker: _TableMatrix() for worker in ledgers}
         self._seen: dict[RequestId, _SeenTokens] = {}
         """Of requests with penalties."""
         self._refused: dict[int, list[int]] = {}
@@ -111,7 +161,7 @@ class StepEncoder:
     def forget(self, request_id: RequestId) -> None:
         """The request has ended."""
         for tables in self._tables.values():
-            tables.pop(request_id, None)
+            tables.forget(request_id)
         self._seen.pop(request_id, None)
 
     def take_refused(self, step_id: int) -> list[int]:
@@ -138,7 +188,8 @@ class StepEncoder:
                 token_ids=_token_ids(rows) if first else _NO_TOKENS,
                 query_lens=query_lens,
                 context_lens=context_lens,
-                block_tables=self._block_tables(stage.worker_id, rows, num_blocks),
+                block_tables=self._tables[stage.worker_id].gather(
+                    self._ledgers[stage.worker_id].tables, rows, num_blocks),
                 sample_rows=sample_rows,
                 sampling=sampling if last else None,
                 prompt_logprobs=prompt_logprobs if last else None,
@@ -166,30 +217,15 @@ class StepEncoder:
                 entries.append(RemoteKV(index, part.src, *part.layers, num_tokens, list(ids)))
         return entries
 
-    def _block_tables(self, worker_id: WorkerId, rows: tuple[StepRow, ...], num_blocks: int) -> npt.NDArray[np.int32]:
-        ledger, cached = self._ledgers[worker_id], self._tables[worker_id]
-        tables = np.zeros((len(rows), num_blocks), dtype=np.int32)
-        for i, row in enumerate(rows):
-            request_id = row.state.request_id
-            table = ledger.table(request_id)
-            entry = cached.get(request_id)
-            if entry is None:
-                entry = cached[request_id] = _CachedTable()
-            if entry.length != len(table.ids) or entry.generation != table.generation:
-                entry.refresh(table.ids, table.generation)
-            n = min(entry.length, num_blocks)
-            tables[i, :n] = entry.ids[:n]
-        return tables
-
     def _sampling_rows(self, step: RunStep) -> list[SamplingRow]:
         """What fits, in service order; the requests of all others end with an error when the step comes back."""
         kept: list[SamplingRow] = []
         num_bytes = 0
         sampled = [(i, row) for i, row in enumerate(step.rows) if row.samples]
         for place, (i, row) in enumerate(sampled):
-            spec = self._sampling(i, row)
-            if spec is None:
+            if row.state.request.params.is_plain_greedy:
                 continue
+            spec = self._sampling(i, row)
             size = _sampling_bytes(spec)
             if num_bytes + size > MAX_SAMPLING_BYTES:
                 logger.error("request %s: %d bytes for the sampler are more than step %d can carry",
@@ -200,11 +236,9 @@ class StepEncoder:
                 kept.append(spec)
         return kept
 
-    def _sampling(self, index: int, row: StepRow) -> SamplingRow | None:
+    def _sampling(self, index: int, row: StepRow) -> SamplingRow:
         state = row.state
         params: SamplingParams = state.request.params
-        if params.is_plain_greedy:
-            return None
         banned: tuple[int, ...] = ()
         if state.num_output < params.min_tokens:
             banned = params.stop_token_ids if params.ignore_eos else (*params.stop_token_ids, *self._eos_token_ids)

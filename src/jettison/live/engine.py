@@ -53,15 +53,35 @@ LINK_GRACE_S = 1.0
 
 
 class _Stream:
-    """Events of one request on their way to its client."""
+    """Events of one request on their way to its client, the only one who reads them.
 
-    __slots__ = ("ended", "queue", "sent_prompt_logprobs", "timings")
+    A step wakes up as many clients as it has rows; ``asyncio.Queue``, made for many readers, costs twice as much.
+    """
+
+    __slots__ = ("_events", "_waiter", "ended", "sent_prompt_logprobs", "timings")
 
     def __init__(self, arrival_ns: int) -> None:
-        self.queue: asyncio.Queue[TokenEvent] = asyncio.Queue()
+        self._events: deque[TokenEvent] = deque()
+        self._waiter: asyncio.Future[None] | None = None
         self.timings = RequestTimings(arrival_ns)
         self.sent_prompt_logprobs = False
         self.ended = False
+
+    def put(self, event: TokenEvent) -> None:
+        """Wakes up the reader."""
+        self._events.append(event)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():  # a reader that was cancelled has left it so
+                waiter.set_result(None)
+
+    async def get(self) -> TokenEvent:
+        """The next event, waited for."""
+        while not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._events.popleft()
 
 
 class Engine:
@@ -254,7 +274,7 @@ class Engine:
     async def _events(self, request_id: RequestId, stream: _Stream) -> AsyncIterator[TokenEvent]:
         try:
             while True:
-                event = await stream.queue.get()
+                event = await stream.get()
                 yield event
                 if event.finish_reason is not None:
                     return
@@ -443,4 +463,4 @@ class Engine:
                 stream.timings.first_token_ns = state.first_token_ns
                 stream.timings.finished_ns = state.finished_ns
                 stream.timings.num_preemptions = state.num_preemptions
-        stream.queue.put_nowait(event)
+        stream.put(event)

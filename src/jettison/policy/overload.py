@@ -65,6 +65,9 @@ class OverloadParams:
 
     min_blocked_s: float = 0.05
     """Grace: a head blocked for less may be served by the next ending request."""
+    min_chance_blocked_s: float = 0.2
+    """The same where no burst begins. Predicted waits of a queue that chance has made come out several times too long,
+    and a merged group stays for seconds: like who rents before buying, wait about as long as the wait may cost."""
     horizon_s: float = 0.0
     """How far ahead memory is foreseen to run out (KunServe v1 section 4.3); 0 = only what is there counts."""
     min_foreseen_s: float = 0.15
@@ -166,6 +169,8 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         return verdict(True, "the head of the queue fits into no group as it is")
     if memory_wait_s - compute_wait_s < least_gain_s(load, params):
         return verdict(False, "predicted gain too small")
+    if load.head_blocked_s < params.min_chance_blocked_s and not is_burst(load, params, if_unknown=True):
+        return verdict(False, "a queue of chance, blocked for too short a time")
     # What running requests have yet to prefill is computed whatever the queue waits for.
     waiting_share = 1.0 - load.unfinished_prefill_tokens / max(1, load.queued_prefill_tokens)
     compute_outweighs = memory_wait_s < params.min_gain_ratio * compute_wait_s * waiting_share
@@ -176,12 +181,16 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
     return verdict(True, "memory binds")
 
 
+def is_burst(load: GroupLoad, params: OverloadParams, *, if_unknown: bool) -> bool:
+    """Whether much more arrives lately than usually does."""
+    return if_unknown if load.surge is None else load.surge >= params.min_surge
+
+
 def least_gain_s(load: GroupLoad, params: OverloadParams) -> float:
     """A burst goes on for longer than it has lasted; a queue that chance has made passes."""
-    height = params.min_surge if load.surge is None else load.surge
-    if height < params.min_surge:
+    if not is_burst(load, params, if_unknown=True):
         return params.min_gain_s
-    return min(params.surge_gain_s, params.min_gain_s) * params.min_surge / height
+    return min(params.surge_gain_s, params.min_gain_s) * params.min_surge / (load.surge or params.min_surge)
 
 
 def why_queue_is_no_reason(
@@ -225,6 +234,5 @@ def cannot_keep_up(load: GroupLoad, params: OverloadParams) -> bool:
     It need not: with little memory, small batches may cost separate instances as much as bubbles cost a pipeline.
     """
     merged, separate = load.merged_compute_load, load.separate_compute_load
-    is_burst = load.surge is not None and load.surge >= params.min_surge
-    most = params.max_surge_compute_load if is_burst else params.max_compute_load
+    most = params.max_surge_compute_load if is_burst(load, params, if_unknown=False) else params.max_compute_load
     return merged is not None and merged > most and (separate is None or merged > separate)
