@@ -25,6 +25,7 @@ from jettison.config import EngineConfig
 from jettison.device.kernels import load_kernels
 from jettison.live.assembly import assemble
 from jettison.live.engine import Engine
+from jettison.live.garbage import settle_garbage_collector
 from jettison.live.local_cluster import LocalCluster
 from jettison.live.server_process import ServerProcess
 from jettison.types import Request, SamplingParams
@@ -45,6 +46,7 @@ class JettisonEngine:
 
     def start(self) -> dict[str, Any]:
         self._mode.start()
+        settle_garbage_collector()  # as ``jettison serve`` does when it is ready
         return {
             "version": jettison.__version__,
             "dtype": assemble(self._config).worker_specs[0].dtype,
