@@ -67,6 +67,8 @@ def expected_run(request: Request, max_model_len: int) -> tuple[list[int], Finis
     """What an undisturbed engine produces for a request."""
     tokens, params = list(request.prompt_token_ids), request.params
     output: list[int] = []
+    if params.max_tokens == 0:
+        return output, FinishReason.LENGTH
     while True:
         token = next_token(tokens)
         tokens.append(token)

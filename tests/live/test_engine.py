@@ -193,6 +193,27 @@ async def test_refusals(model_dir: Path) -> None:
             engine.submit(request("late", [1], 1))
 
 
+async def test_a_prompt_that_fills_the_context_is_scored(model_dir: Path) -> None:
+    """Whatever is asked for behind it, a prompt has the same log-probabilities."""
+    async with running(model_dir, 40, max_model_len=100) as engine:
+        prompt = [(7 * i) % 60 + 1 for i in range(100)]
+        (alone,) = [e async for e in engine.submit(request("a", prompt, 0, prompt_logprobs=1))]
+        first, *_ = [e async for e in engine.submit(request("b", prompt[:-1], 1, prompt_logprobs=1))]
+        assert (alone.tokens, alone.finish_reason) == ([], FinishReason.LENGTH)
+        assert alone.timings is not None and alone.timings.first_token_ns is None
+        assert alone.prompt_logprobs is not None and first.prompt_logprobs is not None
+        assert [e and e.token_id for e in alone.prompt_logprobs] == [None, *prompt[1:]]
+        scores = [[e.logprob for e in p[1:] if e] for p in (alone.prompt_logprobs, first.prompt_logprobs)]
+        assert scores[0][:-1] == pytest.approx(scores[1], abs=1e-4)
+        with pytest.raises(TooLongError):
+            engine.submit(request("c", prompt, 1))
+        with pytest.raises(TooLongError):
+            engine.submit(request("d", [*prompt, 1], 0))
+        (plain,) = [e async for e in engine.submit(request("e", prompt, 0))]
+        assert (plain.tokens, plain.prompt_logprobs, plain.finish_reason) == ([], None, FinishReason.LENGTH)
+        await rest(engine)
+
+
 @pytest.mark.parametrize(
     ("owner", "name"), [(Dispatcher, "_freeness"), (GroupCore, "enqueue"), (PrefixHasher, "chain")]
 )

@@ -296,8 +296,9 @@ class ClusterCore:
         actions: list[Action] = []
         for result in group.commit(event, now_ns):
             self.loads.note_token(result.state)
+            tokens = () if result.token is None else (result.token,)
             if result.finish_reason is None:
-                actions.append(Emit(result.state.request_id, (result.token,), state=result.state))
+                actions.append(Emit(result.state.request_id, tokens, state=result.state))
             elif result.finish_reason is FinishReason.ERROR:
                 actions += self.state.end(result.state, FinishReason.ERROR, now_ns, error="no token could be sampled")
                 actions += self._stop_moves_of(result.state)
@@ -305,7 +306,7 @@ class ClusterCore:
                 self.loads.note_end(group, result.state, now_ns)
                 actions += self.state.end(
                     result.state, result.finish_reason, now_ns,
-                    tokens=(result.token,), stop_token_id=result.stop_token_id,
+                    tokens=tokens, stop_token_id=result.stop_token_id,
                 )
                 actions += self._stop_moves_of(result.state)
         for row in flight.step.rows:

@@ -429,7 +429,8 @@ class Engine:
         event = TokenEvent(list(emit.tokens), emit.finish_reason, emit.stop_token_id, emit.error)
         if state is not None:
             event.num_cached_tokens = state.num_cached
-            if state.prompt_logprobs is not None and not stream.sent_prompt_logprobs and emit.tokens:
+            is_scored = state.prompt_logprobs is not None and len(state.prompt_logprobs) == state.num_prompt
+            if state.prompt_logprobs is not None and is_scored and not stream.sent_prompt_logprobs:
                 event.prompt_logprobs = list(state.prompt_logprobs)
                 stream.sent_prompt_logprobs = True
         if emit.finish_reason is not None:

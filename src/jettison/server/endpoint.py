@@ -161,10 +161,7 @@ class GenerationEndpoint(ABC):
         if plan.wants_default_length:
             room = min(info.max_model_len, info.max_request_tokens) - num_prompt_tokens
             max_tokens = max(1, room, plan.params.min_tokens)
-        error = too_long(
-            num_prompt_tokens, max_tokens, info, self.prompt_field, plan.length_field,
-            is_cut_to_nothing=plan.is_cut_to_nothing,
-        )  # fmt: skip
+        error = too_long(num_prompt_tokens, max_tokens, info, self.prompt_field, plan.length_field)
         if error is not None:
             raise error
         return max_tokens
