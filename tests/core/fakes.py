@@ -205,6 +205,7 @@ class FakeCluster:
         self.sequence = 0
         self.outputs: dict[str, list[int]] = {}
         self.ends: dict[str, list[str]] = {}
+        self.errors: dict[str, str | None] = {}
         self.records: list[ports.Record] = []
         self.cancelled_moves: set[int] = set()
         self.requests: dict[str, Request] = {}
@@ -418,6 +419,7 @@ class FakeCluster:
                 self.outputs.setdefault(action.request_id, []).extend(t.token_id for t in action.tokens)
                 if action.finish_reason is not None:
                     self.ends.setdefault(action.request_id, []).append(str(action.finish_reason))
+                    self.errors[action.request_id] = action.error
                     assert action.state is not None
                     self.prompt_logprobs[action.request_id] = action.state.prompt_logprobs
             case ports.Record():

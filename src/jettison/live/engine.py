@@ -92,7 +92,7 @@ class Engine:
         self.started_ns = time.monotonic_ns()
         self.failure: str | None = None
         self.on_failure: Callable[[], None] | None = None
-        """Called once when the engine cannot go on: all workers are gone for good, or the core met a bug."""
+        """Called once when the engine cannot go on: too many workers are gone for good, or the core met a bug."""
 
     # --- life -------------------------------------------------------------------------------------------------
 
@@ -390,8 +390,8 @@ class Engine:
     def _on_worker_gone(self, worker_id: WorkerId) -> None:
         self._handle(ports.WorkerGone(worker_id))
         self._info = None  # the longest request that fits may be shorter now
-        if all(w.is_gone for w in self.core.state.workers.values()):
-            self._fail("all workers are gone")
+        if self.core.max_request_blocks() == 0:
+            self._fail("too many workers are gone: nothing can serve")
 
     def _suspect(self, worker_id: WorkerId, step_id: int) -> None:
         """A stage lost its link to this worker. Usually it is dead; if it is not, a broken link makes it useless.
