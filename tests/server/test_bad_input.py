@@ -271,8 +271,11 @@ async def test_a_key_has_a_limit_of_its_own(serve):
         running = [ask("one"), ask("one")]
         await eventually(lambda: len(engine.accepted) == 2)
         answer = await ask("one")
-        assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "key_limit_reached")
         assert answer.headers["retry-after"]
+        sheds = served.state.metrics._sheds
+        assert (sheds["key_limit_reached"], sheds["queue_full"]) == (1, 0)
         running.append(ask("two"))  # another key is not held up
         await eventually(lambda: len(engine.accepted) == 3)
         engine.release()
