@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import signal
@@ -154,7 +155,8 @@ async def test_tokens_are_the_same_with_and_without_a_drop(model_dir: Path) -> N
     assert got == expected
 
 
-async def test_overload_drops_by_itself_and_restores(model_dir: Path) -> None:
+async def test_overload_drops_by_itself_and_restores(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "jettison.live.move_log")
     rng = random.Random(2)
     async with running(model_dir, 40, restore_dwell_ms=0, overload_min_wait_ms=10) as engine:
         reqs = [request(f"b{i}", [rng.randrange(256) for _ in range(24)], 100) for i in range(30)]
@@ -166,6 +168,14 @@ async def test_overload_drops_by_itself_and_restores(model_dir: Path) -> None:
                 await asyncio.sleep(0.05)
         kinds = [e["kind"] for e in engine.event_document()["events"]]  # type: ignore[attr-defined]
         assert {"drop_decided", "drop", "exchange_done", "restore_begin", "split", "restore_done"} <= set(kinds)
+    told = [r.getMessage() for r in caplog.records if r.name == "jettison.live.move_log"]
+    begins = ("drop decided", "drop done", "restore decided", "restore done", "restore called off")
+    kinds_told = ("drop_decided", "drop", "restore_begin", "restore_done", "restore_turned")
+    for begin, kind in zip(begins, kinds_told, strict=True):
+        assert sum(line.startswith(begin) for line in told) == kinds.count(kind), told
+    assert len(told) == sum(kinds.count(kind) for kind in kinds_told), told
+    decided = next(line for line in told if line.startswith("drop decided"))
+    assert "worker 0 (layers" in decided and "worker 1 (layers" in decided and "reason: " in decided
 
 
 async def test_the_queue_limit_counts_answers_not_choices(model_dir: Path) -> None:

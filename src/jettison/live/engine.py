@@ -32,6 +32,7 @@ from jettison.live.deployed import deployment_of
 from jettison.live.driver import CoreDriver, Delays
 from jettison.live.encoder import StepEncoder
 from jettison.live.launcher import LocalLauncher
+from jettison.live.move_log import log_move
 from jettison.live.netns import Placement
 from jettison.live.restart import Restarter
 from jettison.live.snapshot import take_snapshot
@@ -126,7 +127,7 @@ class Engine:
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         driver = CoreDriver(
-            core, encoder, self._launcher.send, self._on_emit, self.event_log.append, observer=self.timeline
+            core, encoder, self._launcher.send, self._on_emit, self._on_record, observer=self.timeline
         )
         self._warm_up = WarmUp(assembly, capacity, self._launcher.send)
         await self._warm_up.run(core)
@@ -420,6 +421,11 @@ class Engine:
     def _fail_open_streams(self, message: str) -> None:
         for request_id in list(self._streams):
             self._on_emit(ports.Emit(request_id, (), FinishReason.ERROR, None, message))
+
+    def _on_record(self, record: ports.Record) -> None:
+        self.event_log.append(record)
+        if self._driver is not None:
+            log_move(record, self._driver.core)
 
     def _on_emit(self, emit: ports.Emit) -> None:
         stream = self._streams.get(emit.request_id)
