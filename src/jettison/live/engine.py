@@ -98,9 +98,14 @@ class Engine:
     # --- life -------------------------------------------------------------------------------------------------
 
     def prepare(self) -> str:
-        """Read the model's configuration; returns the serving precision. Raises ModelError, ConfigError. Idempotent."""
+        """Read the model's configuration; returns the serving precision. Idempotent.
+
+        Raises ModelError, ConfigError and BudgetError where no worker could start: see ``Assembly.check``.
+        """
         if self._assembly is None:
-            self._assembly = assemble(self._config)
+            assembly = assemble(self._config)
+            assembly.check()
+            self._assembly = assembly
         return self._assembly.worker_specs[0].dtype
 
     async def start(self) -> None:
