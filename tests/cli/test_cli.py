@@ -139,17 +139,24 @@ def test_a_port_in_use_is_one_line(tmp_path, monkeypatch, capsys):
     assert "Traceback" not in err
 
 
+def _must_not_listen(*_, **__):
+    raise AssertionError("the server listens")
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--memory", "1MiB"], "a memory budget of 1048576 bytes is too small"),
-        (["--memory", "1MiB", "--overload", "pipeline", "--instances", "2"], "a memory budget of 1048576 bytes is too"),
+        (["--memory", "64KiB"], "a memory budget of 65536 bytes is too small"),
+        (["--memory", "64KiB", "--overload", "pipeline", "--instances", "2"], "a memory budget of 65536 bytes is too"),
         (["--memory", "999999GiB"], "--memory 999999GiB for each instance is more than this machine has"),
         (["--max-model-len", "100000"], "--max-model-len 100000 exceeds the model's"),
     ],
 )
-def test_what_the_folder_s_configuration_forbids_is_told_before_the_server_listens(flags, words, tmp_path, capsys):
-    pytest.importorskip("torch")
+def test_what_the_folder_s_configuration_forbids_is_told_before_the_server_listens(
+    flags, words, tmp_path, monkeypatch, capsys
+):
+    launch = pytest.importorskip("jettison.server.launch")
+    monkeypatch.setattr(launch, "run_server", _must_not_listen)
     folder = str(tmp_path / "model")
     assert main(["model", "create", folder, "--layers", "2", "--hidden", "16", "--heads", "2", "--kv-heads", "1"]) == 0
     capsys.readouterr()
@@ -159,8 +166,9 @@ def test_what_the_folder_s_configuration_forbids_is_told_before_the_server_liste
 
 
 @pytest.mark.parametrize("lacks", ["everything", "config.json", "model.safetensors.index.json"])
-def test_a_folder_without_a_model_is_one_line(lacks, tmp_path, capsys):
-    pytest.importorskip("torch")
+def test_a_folder_without_a_model_is_one_line(lacks, tmp_path, monkeypatch, capsys):
+    launch = pytest.importorskip("jettison.server.launch")
+    monkeypatch.setattr(launch, "run_server", _must_not_listen)
     folder = tmp_path / "model"
     if lacks != "everything":
         small = ["--layers", "1", "--hidden", "16", "--heads", "2", "--kv-heads", "1", "--shard-bytes", "8KiB"]

@@ -37,13 +37,13 @@ def log_move(record: Record, core: ClusterCore) -> None:
         case "drop_failed":
             log.warning("drop failed: workers %s serve on apart; reason: %s", fields["workers"], fields["reason"])
         case "restore_begin":
-            (restore,) = (r for r in core.restores if r.group.group_id == fields["group"])
-            log.info(
-                "restore decided for group %s: %s take the other layers back, %d shards fetched and %d still there;"
-                " reason: %s",
-                fields["group"], _members((s.worker_id, s.layers) for s in restore.group.stages),
-                fields["pulled_shards"], fields["intact_shards"], restore.reason,
-            )
+            for restore in (r for r in core.restores if r.group.group_id == fields["group"]):
+                log.info(
+                    "restore decided for group %s: %s take the other layers back, %d shards fetched and %d still there;"
+                    " reason: %s",
+                    fields["group"], _members((s.worker_id, s.layers) for s in restore.group.stages),
+                    fields["pulled_shards"], fields["intact_shards"], restore.reason,
+                )
         case "restore_done":
             log.info(
                 "restore done: workers %s hold all layers; %s of parameters and %s of KV sent, in %.0f ms",

@@ -97,8 +97,8 @@ class Peers:
         self._reach = safepoint
         self._peers: dict[WorkerId, _Peer] = {}
         self._unexplained: dict[WorkerId, str] = {}
-        """Links that closed by themselves, and how. A peer that was told to stop closes its links, and the order to stop
-        may reach this worker later; only a fence, or work for that peer, says that something is wrong."""
+        """Links that closed by themselves, and how. A peer that was told to stop closes its links, and this worker may
+        be told later than it; only a fence, or work for that peer, says that something is wrong."""
         self.attention = PeerAttention(
             device, self._link_of, self.post, self.serve, wait or self._wait_for_links, clock_ns, ATTENTION_TIMEOUT_S,
             safepoint,
