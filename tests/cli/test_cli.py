@@ -149,7 +149,7 @@ def _must_not_listen(*_, **__):
         (["--memory", "64KiB"], "a memory budget of 65536 bytes is too small"),
         (["--memory", "64KiB", "--overload", "pipeline", "--instances", "2"], "a memory budget of 65536 bytes is too"),
         (["--memory", "999999GiB"], "--memory 999999GiB for each instance is more than this machine has"),
-        (["--max-model-len", "100000"], "--max-model-len 100000 exceeds the model's"),
+        (["--max-model-len", "100000"], "max_model_len 100000 must be from 1 to the model's context"),
     ],
 )
 def test_what_the_folder_s_configuration_forbids_is_told_before_the_server_listens(
