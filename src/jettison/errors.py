@@ -9,6 +9,7 @@
     |   `-- RequestError          one request is wrong (names the field)
     |       `-- TooLongError      prompt + max_tokens can never fit
     |-- OverCapacityError         queue full: retry later (HTTP 429)
+    |   `-- KeyLimitError         not the queue: this key has its share under way
     |-- NotReadyError             loading or draining (HTTP 503)
     |-- StalePlanError            a plan was made from an older version
     |-- OutOfBlocksError          a ledger has no block left: a scheduling miss, never fatal
@@ -63,6 +64,10 @@ class OverCapacityError(JettisonError):
     def __init__(self, message: str, retry_after_ms: int = 1000) -> None:
         super().__init__(message)
         self.retry_after_ms = retry_after_ms
+
+
+class KeyLimitError(OverCapacityError):
+    """One API key has as many requests under way as it may have; others are still taken."""
 
 
 class NotReadyError(JettisonError):

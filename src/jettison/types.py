@@ -61,6 +61,7 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How the next token is chosen. Draws are keyed by (``seed``, position), never by batch slot.
 
+    ``max_tokens`` 0: nothing is drawn; the request ends with LENGTH as soon as its prompt is computed.
     ``temperature`` 0 means greedy. ``top_k`` None means all tokens. ``logprobs`` is the number
     of alternatives to report beside the sampled token (0 = only the token's own), None = none.
     ``prompt_logprobs`` likewise for prompt positions. Stop *strings* are matched where text

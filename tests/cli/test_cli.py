@@ -139,6 +139,47 @@ def test_a_port_in_use_is_one_line(tmp_path, monkeypatch, capsys):
     assert "Traceback" not in err
 
 
+def _must_not_listen(*_, **__):
+    raise AssertionError("the server listens")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--memory", "64KiB"], "a memory budget of 65536 bytes is too small"),
+        (["--memory", "64KiB", "--overload", "pipeline", "--instances", "2"], "a memory budget of 65536 bytes is too"),
+        (["--memory", "999999GiB"], "--memory 999999GiB for each instance is more than this machine has"),
+        (["--max-model-len", "100000"], "max_model_len 100000 must be from 1 to the model's context"),
+    ],
+)
+def test_what_the_folder_s_configuration_forbids_is_told_before_the_server_listens(
+    flags, words, tmp_path, monkeypatch, capsys
+):
+    launch = pytest.importorskip("jettison.server.launch")
+    monkeypatch.setattr(launch, "run_server", _must_not_listen)
+    folder = str(tmp_path / "model")
+    assert main(["model", "create", folder, "--layers", "2", "--hidden", "16", "--heads", "2", "--kv-heads", "1"]) == 0
+    capsys.readouterr()
+    assert main(["serve", folder, "--port", "0", *flags]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"jettison: {words}") and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize("lacks", ["everything", "config.json", "model.safetensors.index.json"])
+def test_a_folder_without_a_model_is_one_line(lacks, tmp_path, monkeypatch, capsys):
+    launch = pytest.importorskip("jettison.server.launch")
+    monkeypatch.setattr(launch, "run_server", _must_not_listen)
+    folder = tmp_path / "model"
+    if lacks != "everything":
+        small = ["--layers", "1", "--hidden", "16", "--heads", "2", "--kv-heads", "1", "--shard-bytes", "8KiB"]
+        assert main(["model", "create", str(folder), *small]) == 0
+        (folder / lacks).unlink()
+        capsys.readouterr()
+    assert main(["serve", str(folder), "--port", "0"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("jettison: ") and str(folder) in err and err.count("\n") == 1, err
+
+
 @pytest.mark.parametrize("arguments", [["serve", "m", "--no-such-flag"], ["nonsense"]])
 def test_an_unknown_flag_or_command_is_exit_2(arguments, capsys):
     assert main(arguments) == 2

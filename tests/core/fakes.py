@@ -67,6 +67,8 @@ def expected_run(request: Request, max_model_len: int) -> tuple[list[int], Finis
     """What an undisturbed engine produces for a request."""
     tokens, params = list(request.prompt_token_ids), request.params
     output: list[int] = []
+    if params.max_tokens == 0:
+        return output, FinishReason.LENGTH
     while True:
         token = next_token(tokens)
         tokens.append(token)
@@ -203,6 +205,7 @@ class FakeCluster:
         self.sequence = 0
         self.outputs: dict[str, list[int]] = {}
         self.ends: dict[str, list[str]] = {}
+        self.errors: dict[str, str | None] = {}
         self.records: list[ports.Record] = []
         self.cancelled_moves: set[int] = set()
         self.requests: dict[str, Request] = {}
@@ -416,6 +419,7 @@ class FakeCluster:
                 self.outputs.setdefault(action.request_id, []).extend(t.token_id for t in action.tokens)
                 if action.finish_reason is not None:
                     self.ends.setdefault(action.request_id, []).append(str(action.finish_reason))
+                    self.errors[action.request_id] = action.error
                     assert action.state is not None
                     self.prompt_logprobs[action.request_id] = action.state.prompt_logprobs
             case ports.Record():

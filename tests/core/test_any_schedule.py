@@ -55,7 +55,7 @@ class Cluster:
 ASKED = st.builds(
     Asked,
     num_prompt=st.integers(1, 40),
-    num_output=st.integers(1, 60),
+    num_output=st.integers(0, 60),
     at_ms=st.one_of(st.just(0.0), st.floats(0, 400)),
     prefix=st.sampled_from([0, 0, 8, 16]),
     priority=st.sampled_from([0, 0, 0, -1, 1]),

@@ -237,6 +237,22 @@ def test_prompt_logprobs_need_the_whole_prompt_computed() -> None:
     assert bench.step() == [("b", 0, 12)]
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_a_prompt_that_fills_the_context_is_scored(num_stages: int) -> None:
+    bench = Bench(num_stages=num_stages, max_num_batched_tokens=5, max_model_len=14)
+    state = bench.ask("a", 14, max_tokens=0, prompt_logprobs=0)
+    steps = []
+    while (step := bench.plan()) is not None:
+        steps.append(step)
+        ended = bench.commit(step)
+    assert [(r.state, r.token, r.finish_reason) for r in ended] == [(state, None, FinishReason.LENGTH)]
+    assert not any(row.samples for step in steps for row in step.rows), "nothing is drawn"
+    assert len(steps) == 3 and state.output == []
+    assert state.prompt_logprobs is not None and state.prompt_logprobs[0] is None
+    assert [e.token_id for e in state.prompt_logprobs[1:] if e] == list(range(101, 114))
+    assert all(ledger.num_held == 0 for ledger in bench.ledgers.values())
+
+
 # --- the queue
 
 
@@ -280,6 +296,7 @@ def test_the_group_says_what_the_head_waits_for() -> None:
     ("params", "tokens", "reason", "num_output", "stop"),
     [
         ({"max_tokens": 3}, [9, 9, 9, 9], FinishReason.LENGTH, 3, None),
+        ({"max_tokens": 0}, [9, 9], FinishReason.LENGTH, 0, None),
         ({}, [9, EOS, 9], FinishReason.STOP, 2, EOS),
         ({"ignore_eos": True, "max_tokens": 3}, [EOS, EOS, EOS], FinishReason.LENGTH, 3, None),
         ({"stop_token_ids": (5, 6)}, [9, 9, 6], FinishReason.STOP, 3, 6),

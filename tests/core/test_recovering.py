@@ -219,6 +219,44 @@ def test_a_worker_that_is_gone_for_good_takes_what_only_fitted_with_it() -> None
     cluster.expect_nothing_left()
 
 
+def test_what_arrives_too_large_for_what_is_left_is_told_at_once() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=20, auto_restore=False)
+    cluster.kill(0)
+    cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
+    cluster.submit("hopeful", tokens(random.Random(0), 70), 60, cluster.now / MS + 1)
+    cluster.run(until_ms=cluster.now / MS + 2)
+    assert "hopeful" in cluster.core.state.requests, "the worker may come back"
+    cluster.at(cluster.now + 5 * MS, ports.WorkerGone(0))
+    cluster.submit("late", tokens(random.Random(0), 70), 60, cluster.now / MS + 10)
+    cluster.submit("small", tokens(random.Random(1), 10), 20, cluster.now / MS + 11)
+    cluster.run()
+    assert cluster.ends == {"hopeful": ["error"], "late": ["error"], "small": ["length"]}
+    for name in ("hopeful", "late"):
+        assert "holds 80 tokens" in cluster.errors[name] and "room for 130" in cluster.errors[name]
+    cluster.expect_nothing_left()
+
+
+def test_a_pipeline_that_cannot_be_formed_again_holds_nothing() -> None:
+    cluster = FakeCluster(num_workers=4, full_blocks=20, policy="pipeline")
+    most = cluster.core.max_request_blocks()
+    fill(cluster, 8)
+    cluster.run(until_ms=10)
+    cluster.kill(0)
+    cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
+    cluster.at(cluster.now + MS, ports.WorkerGone(0))
+    cluster.run(until_ms=cluster.now / MS + 5)
+    assert cluster.core.max_request_blocks() == most, "the other pair is whole"
+    cluster.kill(3)
+    cluster.run(stop=lambda: kinds(cluster).count("worker_lost") == 2)
+    assert cluster.core.max_request_blocks() == most, "it may come back"
+    cluster.at(cluster.now + MS, ports.WorkerGone(3))
+    fill(cluster, 1, tag="late")
+    cluster.run(until_ms=cluster.now / MS + 5)
+    assert cluster.core.max_request_blocks() == 0
+    assert cluster.core.state.is_idle() and all(len(e) == 1 for e in cluster.ends.values())
+    assert "error" in cluster.ends["late0"]
+
+
 def test_a_worker_that_is_gone_for_good_cuts_lengths_that_nobody_asked_for() -> None:
     cluster = FakeCluster(num_workers=2, full_blocks=20, auto_restore=False)
     most = cluster.core.max_request_blocks() * BLOCK_SIZE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import signal
@@ -154,7 +155,8 @@ async def test_tokens_are_the_same_with_and_without_a_drop(model_dir: Path) -> N
     assert got == expected
 
 
-async def test_overload_drops_by_itself_and_restores(model_dir: Path) -> None:
+async def test_overload_drops_by_itself_and_restores(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "jettison.live.move_log")
     rng = random.Random(2)
     async with running(model_dir, 40, restore_dwell_ms=0, overload_min_wait_ms=10) as engine:
         reqs = [request(f"b{i}", [rng.randrange(256) for _ in range(24)], 100) for i in range(30)]
@@ -166,6 +168,14 @@ async def test_overload_drops_by_itself_and_restores(model_dir: Path) -> None:
                 await asyncio.sleep(0.05)
         kinds = [e["kind"] for e in engine.event_document()["events"]]  # type: ignore[attr-defined]
         assert {"drop_decided", "drop", "exchange_done", "restore_begin", "split", "restore_done"} <= set(kinds)
+    told = [r.getMessage() for r in caplog.records if r.name == "jettison.live.move_log"]
+    begins = ("drop decided", "drop done", "restore decided", "restore done", "restore called off")
+    kinds_told = ("drop_decided", "drop", "restore_begin", "restore_done", "restore_turned")
+    for begin, kind in zip(begins, kinds_told, strict=True):
+        assert sum(line.startswith(begin) for line in told) == kinds.count(kind), told
+    assert len(told) == sum(kinds.count(kind) for kind in kinds_told), told
+    decided = next(line for line in told if line.startswith("drop decided"))
+    assert "worker 0 (layers" in decided and "worker 1 (layers" in decided and "reason: " in decided
 
 
 async def test_the_queue_limit_counts_answers_not_choices(model_dir: Path) -> None:
@@ -191,6 +201,27 @@ async def test_refusals(model_dir: Path) -> None:
         assert await engine.drain(5.0)
         with pytest.raises(NotReadyError):
             engine.submit(request("late", [1], 1))
+
+
+async def test_a_prompt_that_fills_the_context_is_scored(model_dir: Path) -> None:
+    """Whatever is asked for behind it, a prompt has the same log-probabilities."""
+    async with running(model_dir, 40, max_model_len=100) as engine:
+        prompt = [(7 * i) % 60 + 1 for i in range(100)]
+        (alone,) = [e async for e in engine.submit(request("a", prompt, 0, prompt_logprobs=1))]
+        first, *_ = [e async for e in engine.submit(request("b", prompt[:-1], 1, prompt_logprobs=1))]
+        assert (alone.tokens, alone.finish_reason) == ([], FinishReason.LENGTH)
+        assert alone.timings is not None and alone.timings.first_token_ns is None
+        assert alone.prompt_logprobs is not None and first.prompt_logprobs is not None
+        assert [e and e.token_id for e in alone.prompt_logprobs] == [None, *prompt[1:]]
+        scores = [[e.logprob for e in p[1:] if e] for p in (alone.prompt_logprobs, first.prompt_logprobs)]
+        assert scores[0][:-1] == pytest.approx(scores[1], abs=1e-4)
+        with pytest.raises(TooLongError):
+            engine.submit(request("c", prompt, 1))
+        with pytest.raises(TooLongError):
+            engine.submit(request("d", [*prompt, 1], 0))
+        (plain,) = [e async for e in engine.submit(request("e", prompt, 0))]
+        assert (plain.tokens, plain.prompt_logprobs, plain.finish_reason) == ([], None, FinishReason.LENGTH)
+        await rest(engine)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,20 @@ def test_a_fence_closes_links_of_the_lost_life_and_of_older_ones():
     assert not newer.is_open and 1 not in end.peers and end.lost == [(1, False)] * 2
 
 
+def test_a_link_that_closes_is_worth_a_warning_only_if_the_peer_is_lost(caplog):
+    """At an orderly shutdown some worker closes its links before the others are told to stop."""
+    end = OneEnd()
+    end.theirs.close()
+    while end.peers.serve_urgent() or end.peers.run_bulk():
+        pass
+    assert end.lost == [(1, False)] and end.peers.links == {}
+    assert caplog.records == []
+    end.peers.fence(1, 0)
+    end.peers.fence(1, 0)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and record.getMessage().startswith("link to worker 1 is down: ")
+
+
 def test_delays_are_as_measured_with_one_clock_and_beyond_the_fastest_with_two():
     transits_ns = [-700, -900, -400]
     assert [OneEnd(shares_clock=True).peers.delay_ns(1, ns) for ns in transits_ns] == transits_ns

@@ -135,7 +135,11 @@ class FakeEngine:
             else:
                 running.ending = running.ending or FinishReason.LENGTH
             timings.finished_ns = time.monotonic_ns()
-            yield TokenEvent([], running.ending, timings=timings)
+            last = TokenEvent([], running.ending, timings=timings)
+            if request.params.max_tokens == 0:
+                last.num_cached_tokens = 2
+                last.prompt_logprobs = _prompt_logprobs(request)
+            yield last
         finally:
             self.running.pop(request.request_id, None)
 
@@ -165,9 +169,8 @@ class FakeEngine:
         timings.first_token_ns = timings.first_token_ns or now_ns
         sampled: list[SampledToken] = []
         event = TokenEvent(sampled, num_cached_tokens=2 if first else 0)
-        if first and params.prompt_logprobs is not None:
-            ids = request.prompt_token_ids
-            event.prompt_logprobs = [None, *(fake_logprobs(token, params.prompt_logprobs) for token in ids[1:])]
+        if first:
+            event.prompt_logprobs = _prompt_logprobs(request)
         stops = set(params.stop_token_ids) | (set() if params.ignore_eos else set(self.info.eos_token_ids))
         for token in tokens[at : at + self.tokens_per_event]:
             running.num_made += 1
@@ -183,6 +186,13 @@ class FakeEngine:
             timings.finished_ns = now_ns
             event.timings = timings
         return event
+
+
+def _prompt_logprobs(request: Request) -> list[TokenLogprobs | None] | None:
+    num_top = request.params.prompt_logprobs
+    if num_top is None:
+        return None
+    return [None, *(fake_logprobs(token, num_top) for token in request.prompt_token_ids[1:])]
 
 
 def fake_logprobs(token: int, num_top: int) -> TokenLogprobs:

@@ -271,8 +271,11 @@ async def test_a_key_has_a_limit_of_its_own(serve):
         running = [ask("one"), ask("one")]
         await eventually(lambda: len(engine.accepted) == 2)
         answer = await ask("one")
-        assert (answer.status_code, answer.json()["error"]["type"]) == (429, "rate_limit_error")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (429, "rate_limit_error", "key_limit_reached")
         assert answer.headers["retry-after"]
+        sheds = served.state.metrics._sheds
+        assert (sheds["key_limit_reached"], sheds["queue_full"]) == (1, 0)
         running.append(ask("two"))  # another key is not held up
         await eventually(lambda: len(engine.accepted) == 3)
         engine.release()
@@ -307,12 +310,17 @@ async def test_too_long_says_both_numbers(app_client):
         assert str(number) in error["message"] and str(50 + max_tokens) in error["message"]
 
 
-async def test_a_prompt_to_score_leaves_room_for_one_token(app_client):
-    for num_prompt, status in ((299, 200), (300, 400), (400, 400)):
+async def test_a_prompt_to_score_may_take_all_the_room(app_client):
+    for num_prompt, status in ((300, 200), (301, 400), (401, 400)):
         body = COMPLETION | {"prompt": [7] * num_prompt, "max_tokens": 0, "echo": True, "logprobs": 1}
         answer = await app_client.post("/v1/completions", json=body)
         assert answer.status_code == status, answer.text
         if status == 400:
             error = answer.json()["error"]
             assert error["param"] == "prompt"
-            assert f"{num_prompt} in the prompt and 0 for the completion" in error["message"]
+            assert f"{num_prompt} in the prompt, 0 for the completion" in error["message"]
+
+
+async def test_a_minimum_above_no_tokens_is_refused(app_client):
+    answer = await app_client.post("/v1/completions", json=COMPLETION | {"max_tokens": 0, "min_tokens": 1})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "min_tokens")

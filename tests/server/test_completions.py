@@ -48,7 +48,7 @@ async def test_the_end_of_sequence_is_still_one_token(serve):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nothing_but_the_prompt(serve, stream):
-    """``max_tokens`` 0: the engine makes a token that nobody sees."""
+    """``max_tokens`` 0: the engine ends the request when its prompt is computed."""
     engine = FakeEngine(bytes_of("zzz"))
     async with serve(engine) as served:
         fields = {"max_tokens": 0, "echo": True, "logprobs": 2, "prompt": "grün"}
@@ -62,7 +62,8 @@ async def test_nothing_but_the_prompt(serve, stream):
             answer = await served.openai().completions.create(model="fake", **fields)
             (choice,) = answer.choices
             assert answer.usage.completion_tokens == 0
-    assert engine.accepted[0].params.max_tokens == 1
+            assert answer.usage.prompt_tokens_details.cached_tokens == 2
+    assert engine.accepted[0].params.max_tokens == 0
     assert (choice.text, choice.finish_reason) == ("grün", "length")
     assert choice.logprobs.tokens == ["g", "r", "bytes:\\xc3", "bytes:\\xbc", "n"]
     assert choice.logprobs.text_offset == [0, 1, 2, 2, 3]

@@ -147,7 +147,8 @@ async def test_metrics(serve):
     assert values["vllm:generation_tokens_total",] == 5 + 1 + 1, "what came behind a stop string does not count"
     assert values["vllm:request_generation_tokens_sum",] == 5 + 1 + 1
     sheds = {key[1]: value for key, value in values.items() if key[0] == "jettison:sheds_total"}
-    assert sheds == dict.fromkeys(("queue_full", "tokenizer_busy", "loading", "draining", "failed"), 0)
+    reasons = ("queue_full", "key_limit_reached", "tokenizer_busy", "loading", "draining", "failed")
+    assert sheds == dict.fromkeys(reasons, 0)
     assert values["vllm:time_to_first_token_seconds_count",] == 3
     assert values["vllm:inter_token_latency_seconds_count",] == 4
     assert values["vllm:request_decode_time_seconds_count",] == 3

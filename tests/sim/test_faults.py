@@ -82,6 +82,17 @@ def test_a_worker_that_stays_down_is_given_up() -> None:
     assert not watched.cluster.workers[1].alive
 
 
+def test_what_only_fitted_with_a_worker_that_stays_down_ends_whenever_it_comes() -> None:
+    watched = faulty(1, (Crash(0.1, 1, None),), policy="drop", num_workers=2)
+    core, loop = watched.cluster.core, watched.cluster.loop
+    room = core.max_request_blocks() * core.state.limits.block_size
+    for name, num_prompt, reason in (("fits", room - 1, "length"), ("does not", room, "error")):
+        watched.submit(name, num_prompt, 1, loop.now_ns / 1e9 + 1.0)
+        watched.cluster.run(until_ns=loop.now_ns + 100 * 10**9)
+        assert core.state.is_idle()
+        assert watched.ends[name] == [reason]
+
+
 @pytest.mark.parametrize("what", [
     Slow(0.05, 0, 0.3, 5.0), Delay(0.05, 0, 0.3, 0.02), Duplicate(0.05, 0, 0.5, 0.01), Duplicate(0.0, 1, 2.0, 0.0),
 ])

@@ -164,9 +164,10 @@ class ClusterCore:
     def max_request_blocks(self) -> int:
         """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
 
-        Dead workers count unless they are gone for good: requests can wait for them.
+        Dead workers count unless they are gone for good: requests can wait for them. 0 when nothing can serve again.
         """
-        return max_request_blocks(self.state, may_merge=self.params.overload_policy == "drop")
+        may_merge = self.params.overload_policy == "drop"
+        return max_request_blocks(self.state, self.recoveries.homes, may_merge=may_merge)
 
     # --- the one entry ----------------------------------------------------------------------------------------
 
@@ -187,8 +188,7 @@ class ClusterCore:
     def _on(self, event: Event, now_ns: int) -> list[Action]:
         match event:
             case Arrived():
-                self._dispatch(event.request)
-                return []
+                return self._dispatch(event.request, now_ns)
             case StepCompleted():
                 return self._on_step(event, now_ns) + self.watching.look(now_ns, after_step=True)
             case StepFailed():
@@ -270,15 +270,17 @@ class ClusterCore:
         self.check()
         return True
 
-    def _dispatch(self, request: Request) -> None:
+    def _dispatch(self, request: Request, now_ns: int) -> list[Action]:
         state = RequestState(request, self.state.next_order)
         self.state.next_order += 1
-        if request.has_default_length and any(w.is_gone for w in self.state.workers.values()):
-            state.cut_default_length(self.max_request_blocks() * self.state.limits.block_size)
+        why_not = self.rehousing.cut_to_room(state)
+        if why_not is not None:
+            return [self.state.refuse(state, why_not, now_ns)]
         self.traffic.note_arrival(len(request.prompt_token_ids))
         self.state.requests[request.request_id] = state
         if self.dispatcher.place(state):
             self.loads.note_arrival(self.groups[state.group_id], state)
+        return []
 
     def _on_step(self, event: StepCompleted, now_ns: int) -> list[Action]:
         group = self._take_step(event.step_id)
@@ -296,8 +298,9 @@ class ClusterCore:
         actions: list[Action] = []
         for result in group.commit(event, now_ns):
             self.loads.note_token(result.state)
+            tokens = () if result.token is None else (result.token,)
             if result.finish_reason is None:
-                actions.append(Emit(result.state.request_id, (result.token,), state=result.state))
+                actions.append(Emit(result.state.request_id, tokens, state=result.state))
             elif result.finish_reason is FinishReason.ERROR:
                 actions += self.state.end(result.state, FinishReason.ERROR, now_ns, error="no token could be sampled")
                 actions += self._stop_moves_of(result.state)
@@ -305,7 +308,7 @@ class ClusterCore:
                 self.loads.note_end(group, result.state, now_ns)
                 actions += self.state.end(
                     result.state, result.finish_reason, now_ns,
-                    tokens=(result.token,), stop_token_id=result.stop_token_id,
+                    tokens=tokens, stop_token_id=result.stop_token_id,
                 )
                 actions += self._stop_moves_of(result.state)
         for row in flight.step.rows:
@@ -379,6 +382,7 @@ class ClusterCore:
 
     def _on_worker_joined(self, event: WorkerJoined, now_ns: int) -> list[Action]:
         actions = self.recoveries.join(event, now_ns)
+        self.rehousing.note_room(self.max_request_blocks())
         self.rehousing.share_queues()
         self.loads.note_settled((event.worker_id,), now_ns)
         return actions
@@ -388,13 +392,10 @@ class ClusterCore:
         that long are cut where memory now ends."""
         self.state.workers[event.worker_id].is_gone = True
         actions: list[Action] = [Record("worker_gone", now_ns, {"worker": event.worker_id})]
-        room = self.max_request_blocks() * self.state.limits.block_size
+        self.rehousing.note_room(self.max_request_blocks())
         for state in list(self.state.requests.values()):
-            state.cut_default_length(room)
-            if min(state.num_tokens_to_hold, self.state.limits.max_model_len) > room:
-                actions += self._end_early(
-                    state.request_id, FinishReason.ERROR, now_ns, "a worker whose memory it needs is gone for good"
-                )
+            if (why_not := self.rehousing.cut_to_room(state)) is not None:
+                actions += self._end_early(state.request_id, FinishReason.ERROR, now_ns, why_not)
         return actions
 
     # --- steps ------------------------------------------------------------------------------------------------

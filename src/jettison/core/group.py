@@ -38,10 +38,10 @@ __all__ = ["GroupCore", "GroupCounters", "SchedulerLimits", "StepResult"]
 
 @dataclass(slots=True)
 class StepResult:
-    """What a commit yields for one row that produced a token."""
+    """What a commit yields for one row that produced a token, or that ends without one."""
 
     state: RequestState
-    token: SampledToken
+    token: SampledToken | None
     finish_reason: FinishReason | None
     stop_token_id: int | None = None
 
@@ -199,7 +199,8 @@ class GroupCore(GroupQueues):
     def _schedule(self, state: RequestState, num_tokens: int) -> StepRow:
         context = state.num_computed + state.num_pending
         state.num_pending += num_tokens
-        return StepRow(state, context, num_tokens, context + num_tokens == state.num_tokens, state.remote)
+        samples = context + num_tokens == state.num_tokens and state.wants_output
+        return StepRow(state, context, num_tokens, samples, state.remote)
 
     # --- commit -----------------------------------------------------------------------------------------------
 
@@ -222,6 +223,8 @@ class GroupCore(GroupQueues):
             if state.num_computed // block_size > state.num_sealed:
                 self._seal(state)
             if token is None:
+                if state.num_computed == state.num_tokens and state.ending is None and not state.wants_output:
+                    results.append(StepResult(state, None, FinishReason.LENGTH))
                 continue
             if self._prefilling:
                 self._prefilling.pop(state.request_id, None)

@@ -95,6 +95,8 @@ class Loads:
         """A request of the group has produced all that it will."""
         self._compute_loads.clear()
         self.traffic.note_end(state.num_output)
+        if not state.num_output:  # no token has told that its prompt is computed
+            self.traffic.note_prompt(state.num_prompt, state.num_cached)
         if state.first_scheduled_ns is not None:
             stay_s = (now_ns - state.first_scheduled_ns) / NANOSECONDS
             first, last = group.blocks_for(state.num_prompt), group.blocks_for(state.num_tokens)

@@ -95,6 +95,11 @@ class Merging:
         return tuple(self._stages)
 
     @property
+    def stages(self) -> tuple[StagePlan, ...]:
+        """What the merged group is to be, in pipeline order."""
+        return self._stage_order
+
+    @property
     def sources(self) -> tuple[GroupCore, ...]:
         """The groups that are merged."""
         return tuple(self._sources)

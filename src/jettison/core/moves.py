@@ -114,7 +114,8 @@ class Moves:
         return merge.advance(now_ns)
 
     def restore(
-        self, group: GroupCore, now_ns: int, homes: list[GroupCore] | None = None, *, max_overflow_blocks: int = 0
+        self, group: GroupCore, now_ns: int, reason: str, homes: list[GroupCore] | None = None, *,
+        max_overflow_blocks: int = 0,
     ) -> list[Action]:
         """Begin a restore with the first way of splitting that fits, the furthest one if none does.
 
@@ -126,7 +127,8 @@ class Moves:
             split = SplitPlan(tuple(g.stages for g in homes))
         yields = group.admission_cap_blocks is not None
         restore = Restoring(
-            self._state, group, split, now_ns, homes, with_queue=yields, max_overflow_blocks=max_overflow_blocks
+            self._state, group, split, now_ns, homes, with_queue=yields, max_overflow_blocks=max_overflow_blocks,
+            reason=reason,
         )
         self.restores.append(restore)
         self._begun(restore)
@@ -148,7 +150,7 @@ class Moves:
         for group in merge.sources:
             homes = [g for g in merge.sources if g is not group]
             if homes and sorted(w for g in homes for w in g.worker_ids) == sorted(group.worker_ids):
-                return self.restore(group, now_ns, homes)
+                return self.restore(group, now_ns, "it could not be put together again", homes)
         return []
 
     def _begun(self, move: Move) -> None:

@@ -162,7 +162,7 @@ class StepRow(NamedTuple):
     """Tokens already in the KV cache before this chunk."""
     num_tokens: int
     samples: bool
-    """The chunk ends at the request's last known token: a new one is drawn."""
+    """The chunk ends at the request's last known token, and it wants another: a new one is drawn."""
     remote: tuple[RemotePart, ...] = ()
     """What of its KV the stages attend to elsewhere, as it was when the step was planned."""
 

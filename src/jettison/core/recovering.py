@@ -226,7 +226,8 @@ class Recoveries:
     ) -> None:
         self._cluster = cluster
         self._params = params
-        self._homes = homes
+        self.homes = homes
+        """Groups that workers started in; those whose members are all free are formed again."""
         self._home_layers = {s.worker_id: s.layers for home in homes for s in home}
         self._relief = relief
         self.by_worker: dict[WorkerId, Recovery] = {}
@@ -255,7 +256,7 @@ class Recoveries:
         """Form the homes whose members are all there, and in no other group."""
         taken = {w for g in self._cluster.groups.values() for w in g.worker_ids} | self.by_worker.keys()
         taken |= {w.worker_id for w in self._cluster.workers.values() if not w.alive}
-        free = [home for home in self._homes if not any(s.worker_id in taken for s in home)]
+        free = [home for home in self.homes if not any(s.worker_id in taken for s in home)]
         for home in free:
             self._cluster.form_group(home)
         self._homes_formed_for = self._cluster.num_dissolved

@@ -5,13 +5,13 @@ Which group takes a request is the cluster core's decision, passed in; who is de
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from jettison.core.ports import Action
 from jettison.core.recovering import FaultParams
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
-from jettison.policy.merge import MergeCandidate, plan_ranges, stage_bytes
+from jettison.policy.merge import MergeCandidate, StagePlan, plan_ranges, stage_bytes
 from jettison.types import NANOSECONDS, FinishReason
 
 
@@ -24,6 +24,8 @@ class Rehousing:
         self._place = place
         self._since_ns: int | None = None
         """Since when requests have been without any group."""
+        self._room_tokens: int | None = None
+        """What memory has left for one request; None while no worker is gone for good."""
 
     def advance(self, now_ns: int) -> list[Action]:
         """Queue homeless requests, in order, as soon as some group can take them; end them if that lasts too long."""
@@ -37,10 +39,29 @@ class Rehousing:
         if self._since_ns is None:
             self._since_ns = now_ns
         waited_s = (now_ns - self._since_ns) / NANOSECONDS
-        if waited_s < self._params.max_outage_s and not all(w.is_gone for w in self._cluster.workers.values()):
+        if waited_s < self._params.max_outage_s:
             return []
         message = "no worker could take the request again in time"
         return [a for s in homeless for a in self._cluster.end(s, FinishReason.ERROR, now_ns, error=message)]
+
+    def note_room(self, num_blocks: int) -> None:
+        """A worker is gone for good, or back after all: one request can have so many blocks now."""
+        is_whole = not any(w.is_gone for w in self._cluster.workers.values())
+        self._room_tokens = None if is_whole else num_blocks * self._cluster.limits.block_size
+
+    def cut_to_room(self, state: RequestState) -> str | None:
+        """Cut a length that nobody asked for where memory now ends; why the request can never be held, if it cannot."""
+        room = self._room_tokens
+        if room is None:
+            return None
+        state.cut_default_length(room)
+        num_tokens = min(state.num_tokens_to_hold, self._cluster.limits.max_model_len)
+        if num_tokens <= room:
+            return None
+        return (
+            f"a worker is gone for good, and what is left holds {room} tokens of one request; this one needs room for"
+            f" {num_tokens}"
+        )
 
     def share_queues(self) -> None:
         """A new group is there: deal out again what waits."""
@@ -53,13 +74,17 @@ class Rehousing:
             self._place(state)
 
 
-def max_request_blocks(cluster: ClusterState, *, may_merge: bool) -> int:
+def max_request_blocks(cluster: ClusterState, homes: Iterable[tuple[StagePlan, ...]], *, may_merge: bool) -> int:
     """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
 
-    Dead workers count unless they are gone for good: requests can wait for them.
+    Dead workers count unless they are gone for good: requests can wait for them. A home of several (a static pipeline)
+    that has lost a member for good is not formed again. 0 where no home is left.
     """
-    every, shape = list(cluster.workers.values()), cluster.shape
-    workers = [w for w in every if not w.is_gone] or every
+    shape = cluster.shape
+    whole = [home for home in homes if not any(cluster.workers[s.worker_id].is_gone for s in home)]
+    workers = [cluster.workers[s.worker_id] for home in whole for s in home]
+    if not workers:
+        return 0
     least = min(w.full_blocks for w in workers)
     if not may_merge:
         return least

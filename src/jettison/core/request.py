@@ -176,6 +176,11 @@ class RequestState:
         return self.num_tokens - self.num_prompt
 
     @property
+    def wants_output(self) -> bool:
+        """It asked for tokens beyond its prompt; one that did not ends when its prompt is computed."""
+        return self.request.params.max_tokens > 0
+
+    @property
     def num_ready(self) -> int:
         """Tokens known but neither computed nor in flight."""
         return self.num_tokens - self.num_computed - self.num_pending

@@ -75,6 +75,7 @@ class Restoring:
     def __init__(
         self, cluster: ClusterState, group: GroupCore, split: SplitPlan, now_ns: int,
         homes: list[GroupCore] | None = None, *, with_queue: bool = False, max_overflow_blocks: int = 0,
+        reason: str = "",
     ) -> None:
         """With ``homes`` the group has been split already, and its requests go on returning to them.
 
@@ -86,6 +87,8 @@ class Restoring:
         self.phase = RestorePhase.RETURN if homes else RestorePhase.DRAIN_1
         self.returning = Returning(cluster, group, homes) if homes else None
         """Once split."""
+        self.reason = reason
+        """Why it was begun."""
         self.failure: str | None = None
         self.has_failed = False
         """It was called off because a member could not do its part, not because it was needed."""

@@ -327,6 +327,13 @@ class ClusterState:
         self.reap(state)
         return [Emit(state.request_id, tokens, reason, stop_token_id, error, state)]
 
+    def refuse(self, state: RequestState, error: str, now_ns: int) -> Action:
+        """The terminal event of a request that nothing can ever hold: it is taken into no queue."""
+        state.finish_reason = state.ending = FinishReason.ERROR
+        state.finished_ns = now_ns
+        state.phase = Phase.FINISHED
+        return Emit(state.request_id, (), FinishReason.ERROR, None, error, state)
+
     def reap(self, state: RequestState) -> bool:
         """Free an ended request if no step, move or layout change touches its blocks any more."""
         if state.ending is None or state.phase is Phase.FINISHED:

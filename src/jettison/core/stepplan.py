@@ -176,6 +176,8 @@ class StepPlanner:
                 continue
             if ready <= 0:
                 # All its tokens are in flight: it decodes next.
+                if not state.wants_output:
+                    continue
                 decodes_in_flight.append(QueuedChunk(request_id, 1, scheduled))
             else:
                 (decodes if ready == 1 else prompts).append(QueuedChunk(request_id, ready, scheduled))

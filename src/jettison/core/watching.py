@@ -177,17 +177,18 @@ class Watching:
         patient = replace(params, min_settled_s=self._loads.monitor(group).patience(params.min_settled_s))
         if group.admission_cap_blocks is None:
             if should_restore(load, patient) and self._can_split(group):
-                return self._moves.restore(group, now_ns)
+                return self._moves.restore(group, now_ns, "its load fits into its members again")
             overflow_blocks = early_overflow_blocks(load, patient)
             if overflow_blocks is not None and self._can_split(group, overflow_blocks):
-                return self._moves.restore(group, now_ns, max_overflow_blocks=overflow_blocks)
+                reason = "all but a little of its load fits into its members again"
+                return self._moves.restore(group, now_ns, reason, max_overflow_blocks=overflow_blocks)
             if not should_yield(load, patient) or self._needs_merging(group):
                 return []
             return [self._yield(group, load, now_ns)]
         if self._needs_merging(group):
             group.admission_cap_blocks = None
         elif group.used_blocks <= group.admission_cap_blocks and not group.moving:
-            return self._moves.restore(group, now_ns)
+            return self._moves.restore(group, now_ns, "compute binds, and its members have more of it apart")
         return []
 
     def _reconsider(self, restore: Restoring, now_ns: int) -> list[Action]:
@@ -237,5 +238,5 @@ class Watching:
         actions: list[Action] = []
         for group in list(self._state.groups.values()):
             if len(group.stages) > 1 and not self._moves.is_busy(group):
-                actions += self._moves.restore(group, now_ns)
+                actions += self._moves.restore(group, now_ns, "requested")
         return actions

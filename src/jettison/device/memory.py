@@ -26,15 +26,12 @@ import torch
 from jettison.device.bytesview import as_tensor_uint8
 from jettison.device.pages_host import HOST_PAGE_BYTES, Arena, PagePool, Syscalls
 from jettison.device.remap import BlockCopier, BlockCopy, remap
-from jettison.errors import BudgetError, MappingError, NotReadyError, StalePlanError, WorkerLostError
+from jettison.errors import MappingError, NotReadyError, StalePlanError, WorkerLostError
 from jettison.memory.extents import Extents
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
-from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, kv_owner, shard_owner
+from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
 from jettison.memory.pages import PagePlan, plan_layout
 from jettison.types import LayerRange, ModelShape, ShardId
-
-MIN_BLOCKS = 4
-"""Fewest KV blocks a layer that ``start`` accepts: below, nothing could be served."""
 
 
 class DeviceMemory:
@@ -88,7 +85,7 @@ class DeviceMemory:
         if self._arenas:
             return
         spec = LayoutSpec(self._shape.all_shards, self._shape.all_layers) if spec is None else spec
-        self._check_budget(spec)
+        check_budget(self._budget_bytes, self._workspace_bytes, spec, self._sizes, self._block_size)
         self._map = PageMap.with_workspace(self._pool.num_pages, self._pages(self._workspace_bytes))
         plan = plan_layout(self._map, spec, self._sizes, live_blocks=0)
         try:
@@ -254,20 +251,6 @@ class DeviceMemory:
 
     def _pages(self, num_bytes: int) -> int:
         return -(-num_bytes // self._sizes.page_bytes)
-
-    def _check_budget(self, spec: LayoutSpec) -> None:
-        sizes = self._sizes
-        parameters = sum(sizes.shard_pages[shard] for shard in spec.shards)
-        workspace = self._pages(self._workspace_bytes)
-        blocks = len(spec.kv_layers) * sizes.pages_for_blocks(MIN_BLOCKS)
-        needed = (parameters + workspace + blocks) * sizes.page_bytes
-        if self._pool.num_pages * sizes.page_bytes < needed:
-            raise BudgetError(
-                f"a memory budget of {self._budget_bytes} bytes is too small: {needed} bytes are needed, so give at "
-                f"least --memory {-(-needed // (1 << 20))}MiB (parameters {parameters * sizes.page_bytes}, "
-                f"workspace {workspace * sizes.page_bytes}, "
-                f"{MIN_BLOCKS} KV blocks of {self._block_size} tokens {blocks * sizes.page_bytes})"
-            )
 
     def _reserve(self) -> None:
         """One address range for each shard and the workspace, and for each layer one that could take every page."""

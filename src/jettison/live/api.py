@@ -28,7 +28,8 @@ class RequestTimings:
 
 @dataclass(slots=True)
 class TokenEvent:
-    """New tokens of one request. The last event, and only the last, has a ``finish_reason``."""
+    """New tokens of one request. The last event, and only the last, has a ``finish_reason``. A request for no tokens
+    (``max_tokens`` 0) has one event, without any."""
 
     tokens: list[SampledToken]
     finish_reason: FinishReason | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jettison.config import EngineConfig
+from jettison.config.values import format_bytes
 from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.group import SchedulerLimits
@@ -15,13 +16,16 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.shards import model_shape
+from jettison.device.model.weights import WeightFolder
 from jettison.device.runner import Runner
-from jettison.errors import ConfigError
+from jettison.errors import BudgetError, ConfigError
 from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
 from jettison.live.profile_file import fingerprint, load_profile
 from jettison.memory.hostpool import num_host_slots
-from jettison.types import ModelShape, WorkerId
+from jettison.memory.layout import LayoutSpec
+from jettison.memory.pagemap import PageSizes, check_budget
+from jettison.types import LayerRange, ModelShape, WorkerId
 
 MAX_PIECE_BYTES = 1 << 20
 """Of bulk transfers whose pieces are sized while serving."""
@@ -50,6 +54,26 @@ class Assembly:
         arena = num_blocks * self.shape.block_bytes_per_layer(self.config.memory.block_size)
         parts = [self.workspace_bytes, *self.shape.shard_bytes.values(), *([arena] * self.shape.num_layers)]
         return sum(-(-part // page) * page for part in parts)
+
+    def check(self) -> None:
+        """Raise now what would end every worker's start.
+
+        BudgetError where a worker's first layout does not fit into its memory, or its memory not into this machine;
+        ModelError where the folder's weights are not those of its configuration (their headers are read).
+        """
+        memory = self.config.memory
+        machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if memory.memory_bytes > machine_bytes:
+            raise BudgetError(
+                f"--memory {format_bytes(memory.memory_bytes)} for each instance is more than this machine has"
+                f" ({machine_bytes} bytes)"
+            )
+        sizes = PageSizes.of(self.shape, memory.block_size, memory.page_bytes)
+        for layers in {LayerRange(*spec.layers) for spec in self.worker_specs if spec.layers is not None}:
+            layout = LayoutSpec(self.shape.shards_for(layers), layers)
+            check_budget(memory.memory_bytes, self.workspace_bytes, layout, sizes, memory.block_size)
+        spec = self.worker_specs[0]
+        WeightFolder(Path(spec.model_dir), self.model, resolve_dtype(spec.dtype, self.model)).open()
 
     def load_profile(self, kernels: str) -> HardwareProfile | None:
         """The profile that the configuration names, if it is valid for workers with these kernels.

@@ -32,6 +32,7 @@ from jettison.live.deployed import deployment_of
 from jettison.live.driver import CoreDriver, Delays
 from jettison.live.encoder import StepEncoder
 from jettison.live.launcher import LocalLauncher
+from jettison.live.move_log import log_move
 from jettison.live.netns import Placement
 from jettison.live.restart import Restarter
 from jettison.live.snapshot import take_snapshot
@@ -112,14 +113,19 @@ class Engine:
         self.started_ns = time.monotonic_ns()
         self.failure: str | None = None
         self.on_failure: Callable[[], None] | None = None
-        """Called once when the engine cannot go on: all workers are gone for good, or the core met a bug."""
+        """Called once when the engine cannot go on: too many workers are gone for good, or the core met a bug."""
 
     # --- life -------------------------------------------------------------------------------------------------
 
     def prepare(self) -> str:
-        """Read the model's configuration; returns the serving precision. Raises ModelError, ConfigError. Idempotent."""
+        """Read the model's configuration; returns the serving precision. Idempotent.
+
+        Raises ModelError, ConfigError and BudgetError where no worker could start: see ``Assembly.check``.
+        """
         if self._assembly is None:
-            self._assembly = assemble(self._config)
+            assembly = assemble(self._config)
+            assembly.check()
+            self._assembly = assembly
         return self._assembly.worker_specs[0].dtype
 
     async def start(self) -> None:
@@ -146,7 +152,7 @@ class Engine:
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         driver = CoreDriver(
-            core, encoder, self._launcher.send, self._on_emit, self.event_log.append, observer=self.timeline
+            core, encoder, self._launcher.send, self._on_emit, self._on_record, observer=self.timeline
         )
         self._warm_up = WarmUp(assembly, capacity, self._launcher.send)
         await self._warm_up.run(core)
@@ -410,8 +416,8 @@ class Engine:
     def _on_worker_gone(self, worker_id: WorkerId) -> None:
         self._handle(ports.WorkerGone(worker_id))
         self._info = None  # the longest request that fits may be shorter now
-        if all(w.is_gone for w in self.core.state.workers.values()):
-            self._fail("all workers are gone")
+        if self.core.max_request_blocks() == 0:
+            self._fail("too many workers are gone: nothing can serve")
 
     def _suspect(self, worker_id: WorkerId, step_id: int) -> None:
         """A stage lost its link to this worker. Usually it is dead; if it is not, a broken link makes it useless.
@@ -441,6 +447,11 @@ class Engine:
         for request_id in list(self._streams):
             self._on_emit(ports.Emit(request_id, (), FinishReason.ERROR, None, message))
 
+    def _on_record(self, record: ports.Record) -> None:
+        self.event_log.append(record)
+        if self._driver is not None:
+            log_move(record, self._driver.core)
+
     def _on_emit(self, emit: ports.Emit) -> None:
         stream = self._streams.get(emit.request_id)
         if stream is None:
@@ -449,7 +460,8 @@ class Engine:
         event = TokenEvent(list(emit.tokens), emit.finish_reason, emit.stop_token_id, emit.error)
         if state is not None:
             event.num_cached_tokens = state.num_cached
-            if state.prompt_logprobs is not None and not stream.sent_prompt_logprobs and emit.tokens:
+            is_scored = state.prompt_logprobs is not None and len(state.prompt_logprobs) == state.num_prompt
+            if state.prompt_logprobs is not None and is_scored and not stream.sent_prompt_logprobs:
                 event.prompt_logprobs = list(state.prompt_logprobs)
                 stream.sent_prompt_logprobs = True
         if emit.finish_reason is not None:

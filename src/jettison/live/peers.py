@@ -96,6 +96,9 @@ class Peers:
         self._clock_ns = clock_ns
         self._reach = safepoint
         self._peers: dict[WorkerId, _Peer] = {}
+        self._unexplained: dict[WorkerId, str] = {}
+        """Links that closed by themselves, and how. A peer that was told to stop closes its links, and this worker may
+        be told later than it; only a fence, or work for that peer, says that something is wrong."""
         self.attention = PeerAttention(
             device, self._link_of, self.post, self.serve, wait or self._wait_for_links, clock_ns, ATTENTION_TIMEOUT_S,
             safepoint,
@@ -111,7 +114,8 @@ class Peers:
         old = self._peers.get(worker)
         if old is not None:
             old.link.close()
-            self._give_up(worker, old, "replaced by a new link")
+            log.warning("link to worker %d is replaced by a new one", worker)
+            self._give_up(worker, old)
         sizer = PieceSizer(self._piece_bytes, self._adapt_pieces)
         self._peers[worker] = _Peer(link, IncomingMoves(self._worker_id), sizer, life)
 
@@ -120,7 +124,10 @@ class Peers:
         peer = self._peers.get(worker)
         if peer is not None and peer.life <= life:
             del self._peers[worker]
-            self._give_up(worker, peer, "the worker is lost")
+            log.warning("link to worker %d is down: the worker is lost", worker)
+            self._give_up(worker, peer)
+        elif (why := self._unexplained.pop(worker, None)) is not None:
+            log.warning("link to worker %d is down: %s", worker, why)
 
     @property
     def links(self) -> dict[WorkerId, Link]:
@@ -220,7 +227,8 @@ class Peers:
                 progressed = True
             elif not peer.link.is_open:
                 del self._peers[worker]
-                self._give_up(worker, peer, peer.link.failure or "closed")
+                self._unexplained[worker] = peer.link.failure or "closed"
+                self._give_up(worker, peer)
                 progressed = True
                 continue
             if sends and peer.moves and peer.link.is_open:
@@ -273,7 +281,8 @@ class Peers:
         """Queue it on its link; without one it ends here and now (rule 8)."""
         peer = self._peers.get(command.dst_worker)
         if peer is None:
-            log.error("move %d: no link to worker %d", command.move_id, command.dst_worker)
+            why = self._unexplained.get(command.dst_worker, "none was made")
+            log.error("move %d: no link to worker %d: %s", command.move_id, command.dst_worker, why)
             self._emit(m.MoveEnded(self._worker_id, command.move_id, False, 0, 0))
             return
         peer.moves.append(self._outgoing(command))
@@ -304,9 +313,8 @@ class Peers:
         while peer.bulk_frames:
             peer.bulk_frames.popleft().release()
 
-    def _give_up(self, worker: WorkerId, peer: _Peer, why: str) -> None:
+    def _give_up(self, worker: WorkerId, peer: _Peer) -> None:
         """The link is gone: end what can no longer end by itself (rules 6 and 8)."""
-        log.warning("link to worker %d is down: %s", worker, why)
         while peer.bulk_frames:
             peer.bulk_frames.popleft().release()
         peer.link.close()

@@ -11,9 +11,13 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from jettison.errors import OutOfPagesError
+from jettison.errors import BudgetError, OutOfPagesError
 from jettison.memory.extents import Extent, Extents, Run, RunSet, clip, coalesce, count_pages, gaps
+from jettison.memory.layout import LayoutSpec
 from jettison.types import LayerRange, ModelShape, ShardId
+
+MIN_BLOCKS = 4
+"""Fewest KV blocks a layer that a device starts with: below, nothing could be served."""
 
 
 class Owner(NamedTuple):
@@ -159,3 +163,20 @@ class PageMap:
         for layer, extents in lengths.items():
             assert not list(gaps(extents, count_pages(extents))), f"a hole in the arena of layer {layer}"
         assert self.homes.keys().isdisjoint(self.shards())
+
+
+def check_budget(
+    budget_bytes: int, workspace_bytes: int, spec: LayoutSpec, sizes: PageSizes, block_size: int
+) -> None:
+    """Raise BudgetError, with the bytes needed, where the layout, the workspace and a few KV blocks do not fit."""
+    page_bytes = sizes.page_bytes
+    parameters = sum(sizes.shard_pages[shard] for shard in spec.shards)
+    workspace = -(-workspace_bytes // page_bytes)
+    blocks = len(spec.kv_layers) * sizes.pages_for_blocks(MIN_BLOCKS)
+    needed = (parameters + workspace + blocks) * page_bytes
+    if budget_bytes // page_bytes * page_bytes < needed:
+        raise BudgetError(
+            f"a memory budget of {budget_bytes} bytes is too small: {needed} bytes are needed, so give at least "
+            f"--memory {-(-needed // (1 << 20))}MiB (parameters {parameters * page_bytes}, "
+            f"workspace {workspace * page_bytes}, {MIN_BLOCKS} KV blocks of {block_size} tokens {blocks * page_bytes})"
+        )

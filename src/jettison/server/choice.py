@@ -32,7 +32,7 @@ class ChoiceText:
     """The growing text of one choice. Feed it every event until ``finish_reason`` is set; later tokens are not seen."""
 
     __slots__ = (
-        "_detokenizer", "_is_cut", "_matcher", "_min_tokens", "_num_chars", "_with_logprobs", "finish_reason",
+        "_detokenizer", "_matcher", "_min_tokens", "_num_chars", "_with_logprobs", "finish_reason",
         "num_tokens",
     )  # fmt: skip
 
@@ -43,7 +43,6 @@ class ChoiceText:
         self._matcher = StopMatcher(plan.stops) if plan.stops else None
         self._min_tokens = plan.params.min_tokens
         self._with_logprobs = plan.params.logprobs is not None
-        self._is_cut = plan.is_cut_to_nothing
         self._num_chars = num_echoed_chars
         self.num_tokens = 0
         """Tokens of the answer, a stop token included."""
@@ -54,8 +53,7 @@ class ChoiceText:
         delta = Delta("", None, [])
         if self.finish_reason is not None:
             return delta
-        if not self._is_cut:
-            self._take_tokens(event, delta)
+        self._take_tokens(event, delta)
         if event.finish_reason is not None and self.finish_reason is None:
             self._end(event.finish_reason, delta)
         delta.finish_reason = self.finish_reason
@@ -86,9 +84,8 @@ class ChoiceText:
         delta.text += piece
 
     def _end(self, reason: FinishReason, delta: Delta) -> None:
-        if not self._is_cut:
-            self._emit(self._detokenizer.flush(), delta)
-            if self._matcher is not None and self.finish_reason is None:
-                delta.text += self._matcher.flush()
+        self._emit(self._detokenizer.flush(), delta)
+        if self._matcher is not None and self.finish_reason is None:
+            delta.text += self._matcher.flush()
         if self.finish_reason is None:
-            self.finish_reason = "stop" if reason is FinishReason.STOP and not self._is_cut else "length"
+            self.finish_reason = "stop" if reason is FinishReason.STOP else "length"

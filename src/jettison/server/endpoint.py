@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from jettison.errors import NotReadyError, OverCapacityError
 from jettison.live.api import TokenEvent
 from jettison.server.choice import ChoiceText, Delta, Finish
-from jettison.server.errors import ApiError, as_api_error
+from jettison.server.errors import ApiError, as_api_error, refusal_code
 from jettison.server.fields import parse_json
 from jettison.server.generation import Generation, Job
 from jettison.server.limits import Arrival
@@ -108,8 +108,11 @@ class GenerationEndpoint(ABC):
             tenant = self.state.keys.tenant(dict(scope["headers"]).get(b"authorization"))
             with self.state.admission.arrival(tenant) as arrival:
                 await self._answer(scope, receive, send, arrival, arrival_ns, tenant)
-        except (OverCapacityError, NotReadyError) as error:
-            self.state.metrics.count_shed("queue_full" if isinstance(error, OverCapacityError) else self.state.status)
+        except OverCapacityError as error:
+            self.state.metrics.count_shed(refusal_code(error))
+            raise
+        except NotReadyError:
+            self.state.metrics.count_shed(self.state.status)
             raise
 
     async def _answer(
@@ -161,10 +164,7 @@ class GenerationEndpoint(ABC):
         if plan.wants_default_length:
             room = min(info.max_model_len, info.max_request_tokens) - num_prompt_tokens
             max_tokens = max(1, room, plan.params.min_tokens)
-        error = too_long(
-            num_prompt_tokens, max_tokens, info, self.prompt_field, plan.length_field,
-            is_cut_to_nothing=plan.is_cut_to_nothing,
-        )  # fmt: skip
+        error = too_long(num_prompt_tokens, max_tokens, info, self.prompt_field, plan.length_field)
         if error is not None:
             raise error
         return max_tokens

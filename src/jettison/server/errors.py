@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jettison.errors import NotReadyError, OverCapacityError, RequestError, TooLongError
+from jettison.errors import KeyLimitError, NotReadyError, OverCapacityError, RequestError, TooLongError
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,11 @@ def _retry_headers(retry_after_ms: int) -> dict[str, str]:
     return {"retry-after": str(max(1, -(-retry_after_ms // 1000))), "retry-after-ms": str(retry_after_ms)}
 
 
+def refusal_code(error: OverCapacityError) -> str:
+    """Why a request was refused with 429, as clients and metrics are told."""
+    return "key_limit_reached" if isinstance(error, KeyLimitError) else "queue_full"
+
+
 def as_api_error(error: Exception) -> ApiError:
     """The answer to any exception. Unexpected ones are logged here, with the id that the client is told."""
     match error:
@@ -89,7 +94,7 @@ def as_api_error(error: Exception) -> ApiError:
             return ApiError(400, str(error), param=error.param, code=error.code or "invalid_value")
         case OverCapacityError():
             headers = _retry_headers(error.retry_after_ms)
-            return ApiError(429, str(error), code="queue_full", headers=headers)
+            return ApiError(429, str(error), code=refusal_code(error), headers=headers)
         case NotReadyError():
             return ApiError(503, str(error), code="not_ready", headers=_retry_headers(NOT_READY_RETRY_MS))
         case HTTPException():

@@ -201,6 +201,8 @@ class Generation:
         job.is_over = True
         if not job.is_started:
             self._admission.num_unstarted -= 1
+            if event is not None:
+                job.num_cached_tokens = event.num_cached_tokens
         timings = event.timings if event is not None else None
         num_prompt, num_output = len(job.prompt.token_ids), job.text.num_tokens
         self._metrics.count_finished(reason, num_prompt, num_output, timings)

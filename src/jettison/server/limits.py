@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from starlette.types import Receive
 
-from jettison.errors import OverCapacityError
+from jettison.errors import KeyLimitError, OverCapacityError
 from jettison.live.api import EngineClient
 from jettison.server.errors import ApiError
 from jettison.server.settings import ServerSettings
@@ -63,10 +63,12 @@ class Admission:
 
     @contextmanager
     def arrival(self, tenant: str) -> Iterator[Arrival]:
-        """Count one request in. Raises OverCapacityError when the queue is full already, or the tenant's share used."""
+        """Count one request in. Raises OverCapacityError when the queue is full already, or KeyLimitError when the
+        tenant's share is used.
+        """
         limit = self._settings.max_active_reqs_per_key
         if limit is not None and self._num_active_of[tenant] >= limit:
-            raise OverCapacityError(f"This key has {limit} requests under way, its limit; retry later.")
+            raise KeyLimitError(f"This key has {limit} requests under way, its limit; retry later.")
         self._check_queue()
         arrival = Arrival(self, self._settings)
         self._num_active_of[tenant] += 1

@@ -29,7 +29,7 @@ _REQUEST_S = (0.001, 0.01, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 _FINISH_REASONS = ("stop", "length", "abort", "error")
-_SHED_REASONS = ("queue_full", "tokenizer_busy", "loading", "draining", "failed")
+_SHED_REASONS = ("queue_full", "key_limit_reached", "tokenizer_busy", "loading", "draining", "failed")
 
 _VLLM_COUNTERS = {
     "num_preemptions": ("vllm:num_preemptions", "Requests that lost their KV cache and started again."),
@@ -133,7 +133,7 @@ class ServerMetrics(Collector):
         self._collectors.register(self)
 
     def count_shed(self, reason: str) -> None:
-        """A request was refused for lack of capacity or readiness: queue_full, tokenizer_busy, or the state."""
+        """A request was refused for lack of capacity or readiness: one of ``_SHED_REASONS``."""
         self._sheds[reason] = self._sheds.get(reason, 0) + 1
 
     def count_finished(self, reason: str, num_prompt: int, num_output: int, timings: RequestTimings | None) -> None:

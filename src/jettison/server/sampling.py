@@ -47,8 +47,6 @@ class GenerationPlan:
     params: SamplingParams
     """``max_tokens`` is still to be bounded by each prompt when ``wants_default_length``."""
     wants_default_length: bool
-    is_cut_to_nothing: bool
-    """``max_tokens`` 0: the engine makes one token, nobody sees it, and the prompt must leave room for it."""
     num_samples: int
     stops: tuple[str, ...]
     stream: bool
@@ -80,11 +78,9 @@ def plan_completion(
     wanted = default_max_tokens if fields.max_tokens is None else fields.max_tokens
     _check("max_tokens", wanted, 0)
     _check("logprobs", fields.logprobs, 0, MAX_LOGPROBS)
-    params = _params(fields, info, max(1, wanted), draw, fields.logprobs, fields.logprobs if echo else None)
+    params = _params(fields, info, wanted, draw, fields.logprobs, fields.logprobs if echo else None)
     length_field = None if fields.max_tokens is None else "max_tokens"
-    return _plan(
-        fields, params, length_field, echo=echo, wants_default_length=False, is_cut_to_nothing=wanted == 0
-    )
+    return _plan(fields, params, length_field, echo=echo, wants_default_length=False)
 
 
 def plan_chat(fields: ChatFields, info: EngineInfo, default_max_tokens: int | None, draw: SeedSource) -> GenerationPlan:
@@ -100,14 +96,12 @@ def plan_chat(fields: ChatFields, info: EngineInfo, default_max_tokens: int | No
     longest = info.max_model_len if wanted is None else wanted
     params = _params(fields, info, longest, draw, num_logprobs, None)
     length_field = name if sent is not None else "min_tokens" if wanted is None else None
-    return _plan(
-        fields, params, length_field, echo=False, wants_default_length=wanted is None, is_cut_to_nothing=False
-    )
+    return _plan(fields, params, length_field, echo=False, wants_default_length=wanted is None)
 
 
 def _plan(
     fields: GenerationFields, params: SamplingParams, length_field: str | None, *, echo: bool,
-    wants_default_length: bool, is_cut_to_nothing: bool,
+    wants_default_length: bool,
 ) -> GenerationPlan:
     _check("n", fields.n, 1, MAX_N)
     _check("priority", fields.priority, -MAX_PRIORITY, MAX_PRIORITY)
@@ -124,7 +118,6 @@ def _plan(
     return GenerationPlan(
         params=params,
         wants_default_length=wants_default_length,
-        is_cut_to_nothing=is_cut_to_nothing,
         num_samples=fields.n or 1,
         stops=_stops(fields.stop),
         stream=bool(fields.stream),
@@ -240,19 +233,14 @@ def _logit_bias(bias: dict[str, float] | None, vocab_size: int) -> tuple[tuple[i
 
 
 def too_long(
-    num_prompt_tokens: int, max_tokens: int, info: EngineInfo, prompt_field: str, length_field: str | None,
-    *, is_cut_to_nothing: bool = False,
+    num_prompt_tokens: int, max_tokens: int, info: EngineInfo, prompt_field: str, length_field: str | None
 ) -> ApiError | None:
     """The error for a request that can never fit, with both numbers; None for one that can.
 
-    ``is_cut_to_nothing``: the client asked for no token, and ``max_tokens`` is the one that the engine makes all the
-    same; the message says so, for such a prompt must be one token shorter than what fits.
     It names what has to change: the prompt where not even one token fits behind it, else the length asked for.
     """
     total = num_prompt_tokens + max_tokens
     asked = f"{_shown(total)} tokens ({num_prompt_tokens} in the prompt, {_shown(max_tokens)} for the completion)"
-    if is_cut_to_nothing:
-        asked = f"{num_prompt_tokens} in the prompt and 0 for the completion, which takes room for one more"
     if total > info.max_model_len:
         message = f"The model's context holds {info.max_model_len} tokens; this request asks for {asked}."
     elif total > info.max_request_tokens:
@@ -260,5 +248,5 @@ def too_long(
     else:
         return None
     fits_alone = num_prompt_tokens < min(info.max_model_len, info.max_request_tokens)
-    param = length_field if length_field is not None and fits_alone and not is_cut_to_nothing else prompt_field
+    param = length_field if length_field is not None and fits_alone else prompt_field
     return bad_request(message, param, "context_length_exceeded")

@@ -1,0 +1,61 @@
+"""Drops and restores as lines of the server's log: one when a move is decided, one when it is over.
+
+Everything else about them is in the event log (``GET /jettison/events``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jettison.core.cluster import ClusterCore
+from jettison.core.ports import Record
+from jettison.types import LayerRange, WorkerId
+
+log = logging.getLogger(__name__)
+
+
+def log_move(record: Record, core: ClusterCore) -> None:
+    """Log the record if it is a decision or an end. ``core`` is as it was left by the event that made the record."""
+    fields: Mapping[str, Any] = record.fields
+    match record.kind:
+        case "drop_decided":
+            merges = [m for m in core.merges if any(g.group_id == fields["group"] for g in m.sources)]
+            members = "; ".join(_members((s.worker_id, s.layers) for s in m.stages) for m in merges)
+            log.info(
+                "drop decided for group %s: %s; frees %s of %s that are missing; reason: %s",
+                fields["group"], members or "none", _size(fields["freed_bytes"]), _size(fields["required_bytes"]),
+                fields["reason"],
+            )
+        case "drop":
+            log.info(
+                "drop done: group %s of %s; %s went to KV in %.0f ms, %d blocks now",
+                fields["group"], _members(zip(fields["workers"], fields["stages"], strict=True)),
+                _size(fields["bytes_to_kv"]), fields["decision_to_serving_ms"], fields["capacity_blocks"],
+            )
+        case "drop_failed":
+            log.warning("drop failed: workers %s serve on apart; reason: %s", fields["workers"], fields["reason"])
+        case "restore_begin":
+            for restore in (r for r in core.restores if r.group.group_id == fields["group"]):
+                log.info(
+                    "restore decided for group %s: %s take the other layers back, %d shards fetched and %d still there;"
+                    " reason: %s",
+                    fields["group"], _members((s.worker_id, s.layers) for s in restore.group.stages),
+                    fields["pulled_shards"], fields["intact_shards"], restore.reason,
+                )
+        case "restore_done":
+            log.info(
+                "restore done: workers %s hold all layers; %s of parameters and %s of KV sent, in %.0f ms",
+                fields["workers"], _size(fields["pulled_bytes"]), _size(fields["returned_bytes"]), fields["ms"],
+            )
+        case "restore_turned":
+            log.info("restore called off: group %s stays merged; reason: %s", fields["group"], fields["reason"])
+
+
+def _members(stages: Iterable[tuple[WorkerId, LayerRange | tuple[int, int]]]) -> str:
+    return ", ".join(f"worker {worker} (layers {lo} to {hi - 1})" for worker, (lo, hi) in stages)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.1f} MB"
