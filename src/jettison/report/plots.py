@@ -54,6 +54,7 @@ _STYLE = {
 _PLAIN = FuncFormatter(lambda value, _position: f"{value:g}")
 _MIB = 1024.0**2
 _WIDTH_IN = 9.0
+_LEGEND_COLUMNS = 4
 
 
 def run_color(index: int) -> str:
@@ -232,7 +233,9 @@ def _legend(axis: Axes, runs: Sequence[RunResult]) -> None:
             color = "#444444" if len(runs) > 1 else EVENT_COLORS[kind]
             handles.append(Line2D([], [], color=color, linewidth=0.9, linestyle=line))
             labels.append(label)
-    axis.legend(handles, labels, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(len(labels), 1))
+    # Two rows where one would run into the title; they are filled column by column, so the events stay together.
+    num_columns = len(labels) if len(labels) <= _LEGEND_COLUMNS else -(-len(labels) // 2)
+    axis.legend(handles, labels, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(num_columns, 1))
 
 
 def _detail_pairs(run: RunResult, key: str) -> list[SeriesPoint]:

@@ -188,7 +188,7 @@ def print_summary(runs: Sequence[RunResult], console: Console | None = None) -> 
 def print_fairness(run: RunResult, console: Console) -> None:
     """Print the conditions of a comparison: the run's fairness header, then what each metric means."""
     for label, value in fairness_rows(run):
-        console.print(f"{label}: {value}", markup=False, style="dim")
+        print_line(f"{label}: {value}", console, "dim")
     definitions = run.config.get("fairness", {}).get("metric_definitions") or METRIC_DEFINITIONS
     for name, meaning in definitions.items():
-        console.print(f"{name}: {meaning}", markup=False, style="dim")
+        print_line(f"{name}: {meaning}", console, "dim")
