@@ -120,8 +120,9 @@ def test_what_the_operating_system_refuses_is_one_line(error, line, code, monkey
 
 def test_an_unwritable_result_is_told_before_the_work(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "jettison.live.verify", _module(run_verify=lambda *_, **__: pytest.fail("it ran")))
+    (tmp_path / "no").write_text("a file")
     assert main(["verify", "--json", str(tmp_path / "no" / "folder.json")]) == 2
-    assert capsys.readouterr().err == f"jettison: {tmp_path / 'no' / 'folder.json'}: No such file or directory\n"
+    assert capsys.readouterr().err == f"jettison: {tmp_path / 'no' / 'folder.json'}: cannot be written: File exists\n"
 
 
 def test_a_port_in_use_is_one_line(tmp_path, monkeypatch, capsys):

@@ -144,10 +144,45 @@ def test_the_command(tmp_path, capsys) -> None:
     assert explained["run"] == "drop" and list(explained["incidents"][0]["saved"].values()) == [1]
 
 
+def test_a_calm_run_is_no_mistake(tmp_path, capsys) -> None:
+    path = tmp_path / "runs.json"
+    write_results(path, [run("calm", [])])
+    assert main(["explain", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "calm" in shown and "nothing was decided" in shown
+
+
 def test_the_command_names_what_is_missing(tmp_path, capsys) -> None:
     path = tmp_path / "runs.json"
-    write_results(path, [run("plain", [])])
-    assert main(["explain", str(path)]) == 2
-    assert "no run with an event log (runs: plain)" in capsys.readouterr().err
-    assert main(["explain", str(path), "--run", "other"]) == 2
+    foreign = run("plain")
+    del foreign.events["log"]
+    write_results(path, [foreign])
+    for arguments, message in (
+        ([], "no run with an event log"), (["--run", "plain"], "run plain has no event log"),
+        (["--run", "other"], "no run named 'other' (runs: plain)"),
+        (["--profile", "p.json"], "--profile goes with --counterfactual"),
+    ):
+        assert main(["explain", str(path), "--json", str(tmp_path / "out.json"), *arguments]) == 2
+        assert message in capsys.readouterr().err
     assert main(["explain", str(tmp_path / "none.json")]) == 2
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_cards_come_first_and_moves_of_requests_share_a_row(tmp_path, capsys) -> None:
+    moves = [{"t": 2.0 + i / 10, "kind": "rebalanced", "requests": 2, "to": [i % 2]} for i in range(9)]
+    path = tmp_path / "runs.json"
+    write_results(path, [run(log=[LOG[0], *moves, *LOG[1:]])])
+    assert main(["explain", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("rebalance") == 1
+    assert shown.index("incident 1") < shown.index("rebalance, 9 times") < shown.index("requests 18")
+    assert main(["explain", str(path), "--kind", "rebalance"]) == 0
+    assert capsys.readouterr().out.count("rebalance") == 9, "who asks for them gets each"
+
+
+def test_a_migration_without_a_known_home_is_counted() -> None:
+    log = [{"t": float(t), "kind": "migrated", "request": f"r{t}", "ms": 5.0} for t in (1, 2)]
+    console = Console(width=150)
+    with console.capture() as printed:
+        print_decisions(decisions_of(run(log=log)), console)
+    assert "migrate, 2 times" in printed.get() and "requests 2" in printed.get()

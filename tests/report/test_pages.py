@@ -10,11 +10,20 @@ import pytest
 from rich.console import Console
 
 from jettison.report import plots
-from jettison.report.brief import CONDITIONS_LINES, brief_rows, print_brief
+from jettison.report.brief import CONDITIONS_LINES, brief_rows, missed_aim, print_brief
 from jettison.report.fairness import FairnessHeader
 from jettison.report.html import render_html, write_html
 from jettison.report.results import RequestRecord, RunResult, build_run
-from jettison.report.summary import METRICS, comparison_headers, comparison_rows, format_value, print_summary, ratio
+from jettison.report.summary import (
+    METRICS,
+    comparison_headers,
+    comparison_rows,
+    format_count,
+    format_value,
+    print_summary,
+    ratio,
+    zero_counts,
+)
 
 EVIL = "<script>alert('x')</script>"
 
@@ -196,23 +205,85 @@ def test_figures_for_people(value: float | None, unit: str, text: str) -> None:
     assert format_value(value, unit) == text
 
 
+def test_nothing_is_cut_off_where_there_is_no_terminal(runs: list[RunResult]) -> None:
+    runs[1].name = "a name that is much longer than what eighty columns leave for it: " + "x" * 60
+    runs[1].config["fairness"]["arrivals"] = ["y" * 200]
+    output = io.StringIO()
+    console = Console(file=output, width=40)
+    print_summary(runs, console)
+    print_brief([(runs[0], runs[1])], {"burst": "z" * 100}, console)
+    text = output.getvalue()
+    assert "\u2026" not in text
+    assert all(whole in text for whole in (runs[1].name, "x" * 60, "y" * 200, "z" * 100))
+
+
+def test_rows_of_nothing_but_zeros_are_one_line(runs: list[RunResult]) -> None:
+    for run in runs:
+        run.events |= {"sheds/draining": 0, "swapped_in_blocks": 0.0}
+    labels = [row[0] for row in comparison_rows(runs)]
+    assert "requests rejected" in labels and "preemptions" in labels
+    assert zero_counts(runs) == ["requests failed", "requests cancelled", "sheds/draining", "swapped in blocks"]
+    assert not set(zero_counts(runs)) & set(labels)
+    output = io.StringIO()
+    print_summary(runs, Console(file=output, width=80))
+    assert "0 in all runs: requests failed, requests cancelled, sheds/draining, swapped in blocks" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(12.0, "12"), (1234567.0, "1,234,567"), (1234, "1,234"), (1620.16882, "1,620"), (12.5639653, "12.56"),
+     (0.00114, "0.00114"), (None, "-"), ("word", "word"), (True, "True"), (float("inf"), "inf")],
+)  # fmt: skip
+def test_counts_for_people(value: object, text: str) -> None:
+    assert format_count(value) == text
+
+
+@pytest.mark.parametrize(
+    ("over_capacity", "over_merged", "words"),
+    [(2.1, 0.9, None), (3.8, 1.65, "1.65 of the merged capacity, more than dropping can carry"),
+     (0.9, 0.4, "0.90 of the undropped capacity"), (None, None, None)],
+)  # fmt: skip
+def test_a_missed_aim_is_told(over_capacity: float | None, over_merged: float | None, words: str | None) -> None:
+    header = {"peak_over_capacity": over_capacity, "peak_over_merged": over_merged}
+    told = missed_aim(RunResult("burst: drop", config={"fairness": header}), 0.72)
+    assert (told is None) == (words is None)
+    if words is not None and told is not None:
+        assert all(word in told for word in (words, "was to be 0.72", "one more run may do"))
+
+
+def test_events_are_marked_in_the_colour_of_their_run(runs: list[RunResult]) -> None:
+    for figure in (plots.draw_ttft(runs), plots.draw_queue(runs)):
+        assert figure is not None
+        marks = [line for line in figure.axes[0].get_lines() if list(line.get_xdata()) in ([4.0, 4.0], [8.0, 8.0])]
+        assert [(mark.get_color(), mark.get_linestyle()) for mark in marks] == [
+            (plots.run_color(1), "--"), (plots.run_color(1), ":"),
+        ]
+        legend = figure.axes[0].get_legend()
+        assert legend is not None
+        assert [text.get_text() for text in legend.get_texts()] == ["recompute", "drop", "drop", "restore"]
+
+
 def test_the_short_form_fits_a_terminal_and_its_conditions_six_lines(runs: list[RunResult]) -> None:
     output = io.StringIO()
     pairs = [(runs[0], runs[1]), (runs[1], runs[0])]
-    print_brief(pairs, ("burst", "beyond"), Console(file=output, width=80))
+    titles = {"burst": "what dropping carries", "beyond": "what it does not"}
+    terminal = Console(file=output, width=80, force_terminal=True, color_system=None)
+    print_brief(pairs, titles, terminal)
     lines = output.getvalue().splitlines()
     rows = brief_rows(pairs)
     assert [row[0] for row in rows] == [
         "P50 TTFT", "P99 TTFT", "P50 TPOT", "output tokens/s", "drops", "restores", "preemptions", "requests",
     ]
     assert all(len(line) <= 80 for line in lines)
-    assert len(lines) == 3 + len(rows) + CONDITIONS_LINES
+    assert len(lines) == 3 + len(rows) + len(titles) + CONDITIONS_LINES
+    assert "burst: what dropping carries" in lines
     ttft = next(line for line in lines if line.startswith("P50 TTFT"))
     assert [cell for cell in ttft.split() if cell.endswith("x")] == ["25.00x", "0.04x"] and "5 s" in ttft
     assert rows[6] == ["preemptions", "1,234", "0", "", "0", "1,234", ""]
     assert rows[7][1] == "20/21"
     stated = " ".join(lines[-CONDITIONS_LINES:])
-    words = ("parameters 70%", "1,000 undropped, 2,170 merged", "mean load: 0.50, 0.50", "2.00", "made up", "2 ms")
+    words = ("parameters 70%", "1,000 undropped, 2,170 merged", "mean load: 0.50, 0.50", "2.00", "made up", "2 ms",
+             "burst 1.50, beyond 1.50 of the undropped, 0.69, 0.69 of the merged", "what queued ones wait for")
     assert [word for word in words if word not in stated] == []
     assert "\u2026" not in "".join(lines[:-CONDITIONS_LINES])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from specs import deployment, spec
 
 from jettison.cost.deployment import deployment_to_document
+from jettison.cost.profile_document import Fingerprint, StoredProfile
 from jettison.errors import ConfigError, UserError
+from jettison.live.profile_file import save_profile
 from jettison.report.decisions import incidents_of
 from jettison.report.results import RunResult
 from jettison.simulate.cases import cases_of, run_case
@@ -58,6 +61,34 @@ def test_runs_that_do_not_say_enough(drop_and_recompute: tuple[RunResult, RunRes
     ):
         with pytest.raises(UserError, match=message):
             counterfactual_runs(bare, ["recompute"])
+
+
+def test_a_profile_may_come_from_a_file(drop_and_recompute: tuple[RunResult, RunResult], tmp_path: Path) -> None:
+    drop, _ = drop_and_recompute
+    known = deployment()
+    assert known.profile is not None
+    path = tmp_path / "profile.json"
+    save_profile(path, StoredProfile(Fingerprint("a machine", "c", "v", "float64", 1, "native"), known.profile))
+    bare = replace(known, profile=None)
+    told, untold = (
+        replace(drop, config={"policy": "drop", "deployment": deployment_to_document(d)}) for d in (known, bare)
+    )
+    expected = counterfactual_runs(told, ["recompute"], num_processes=1)
+    found = counterfactual_runs(untold, ["recompute"], profile=path, num_processes=1)
+    assert {name: run.ttft_s for name, run in found.items()} == {name: run.ttft_s for name, run in expected.items()}
+    with pytest.raises(UserError, match="was simulated"):
+        counterfactual_runs(drop, ["recompute"], profile=path)
+
+
+def test_the_commands_that_help_are_told_in_full(drop_and_recompute: tuple[RunResult, RunResult]) -> None:
+    drop, _ = drop_and_recompute
+    bare = replace(drop, config={"deployment": deployment_to_document(replace(deployment(), profile=None))})
+    with pytest.raises(UserError) as told:
+        counterfactual_runs(bare, ["recompute", "swap"], run_file=Path("a run.json"))
+    make, use = re.findall("`(.*?)`", str(told.value))
+    assert make.startswith("jettison profile MODEL_DIR --instances 2 --memory ") and make.endswith("--out profile.json")
+    assert "--max-num-seqs 64" in make
+    assert use == "jettison explain 'a run.json' --counterfactual recompute,swap --profile profile.json"
 
 
 def test_recorded_lengths_are_those_that_were_produced(drop_and_recompute: tuple[RunResult, RunResult]) -> None:

@@ -22,6 +22,7 @@ class FakeServer:
     """``reject``, ``fail``, ``break`` (ends early), ``error`` (in mid-stream), ``hang``."""
     metrics: str | None = None
     events: dict[str, Any] | None = None
+    deployment: dict[str, Any] | None = None
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_hung_up: int = 0
     url: str = ""
@@ -34,6 +35,9 @@ class FakeServer:
 
     async def events_page(self, _request: web.Request) -> web.Response:
         return web.Response(status=404) if self.events is None else web.json_response(self.events)
+
+    async def deployment_page(self, _request: web.Request) -> web.Response:
+        return web.Response(status=404) if self.deployment is None else web.json_response(self.deployment)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -80,6 +84,7 @@ async def serving(**options: Any) -> AsyncIterator[FakeServer]:
     app.router.add_get("/v1/models", fake.models)
     app.router.add_get("/metrics", fake.metrics_page)
     app.router.add_get("/jettison/events", fake.events_page)
+    app.router.add_get("/jettison/deployment", fake.deployment_page)
     app.router.add_post("/v1/completions", fake.complete)
     app.router.add_post("/v1/chat/completions", fake.complete)
     runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)

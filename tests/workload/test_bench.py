@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from jettison.cost.deployment import Deployment, deployment_to_document
 from jettison.errors import ConfigError, TraceError
-from jettison.report.results import read_results
-from jettison.workload.bench import load_workload, run_bench
+from jettison.report.results import RunResult, read_results
+from jettison.types import ModelShape
+from jettison.workload.bench import Conditions, conditions_of, load_workload, run_bench
 
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "".join(
     f"{second},ChatGPT,{20 + second},{5 + second % 3},0,Conversation log\n" for second in range(0, 60, 2)
@@ -51,6 +54,38 @@ async def test_a_bench_prints_and_writes_what_it_measured(serve, trace: Path, tm
     assert fairness["merged_capacity_tokens"] == pytest.approx(1500)
     assert 0 < fairness["mean_load"] < fairness["peak_over_capacity"]
     assert "<h1>jettison bench: first</h1>" in (tmp_path / "out" / "run.html").read_text()
+
+
+BARE = ModelShape(2, 16, 2, 1, 8, 32, 64, 4)
+SHAPE = replace(BARE, shard_bytes=dict.fromkeys(BARE.all_shards, 10_000))
+"""Four lending units of 10,000 bytes; 128 bytes of KV a token."""
+DEPLOYMENT = Deployment("tiny", SHAPE, 3, 70_000, 4_400, 4096, 1024, None)
+"""Room for 200 tokens in each of three instances."""
+
+
+async def test_the_header_says_what_the_server_tells_of_itself(serve, trace: Path) -> None:
+    out = io.StringIO()
+    told = {"deployment": deployment_to_document(DEPLOYMENT), "metrics": ""}
+    async with serve(**told) as fake:
+        options = {"trace": trace, "rate_scale": 1000.0, "num_requests": 4, "console": Console(file=out, width=120)}
+        run = await asyncio.to_thread(run_bench, fake.url, **options)
+        said = await asyncio.to_thread(
+            run_bench, fake.url, **options, kv_capacity_tokens=1000.0, parameter_share=0.5, num_instances=2
+        )
+    fairness = run.config["fairness"]
+    assert fairness["parameter_share"] == pytest.approx(40 / 70)
+    assert fairness["kv_capacity_tokens"] == 600 and fairness["merged_capacity_tokens"] == 600 + 80_000 // 128
+    assert "undropped KV capacity, tokens: 600" in out.getvalue()
+    assert said.config["fairness"]["merged_capacity_tokens"] == pytest.approx(1500), "what was said comes first"
+
+
+def test_what_a_server_tells_fills_the_gaps_only() -> None:
+    told = conditions_of(RunResult("r", config={"deployment": deployment_to_document(DEPLOYMENT)}))
+    assert Conditions(num_instances=2).or_else(told).completed().kv_capacity_tokens == 600
+    half = Conditions(parameter_share=0.5).or_else(told).completed()
+    assert half.merged_capacity_tokens == pytest.approx(600 * (1 - 0.5 / 3) / 0.5), "for three instances"
+    assert conditions_of(RunResult("r")) == Conditions()
+    assert conditions_of(RunResult("r", config={"deployment": {"format": "of tomorrow"}})) == Conditions()
 
 
 async def test_quiet_prints_nothing(serve, trace: Path) -> None:

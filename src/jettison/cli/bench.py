@@ -13,7 +13,7 @@ _LOAD = "Load (one trace or one workload)"
 _SHAPE = "Shaping, in this order"
 _CLIENT = "Client"
 _OUT = "Results"
-_CONDITIONS = "Conditions (a server cannot be asked for them; they go into the report)"
+_CONDITIONS = "Conditions, for the report (default: what a Jettison server tells of itself)"
 
 
 def bench(
@@ -121,8 +121,9 @@ def bench(
         typer.Option(min=1, metavar="N", help="KV capacity of all instances, in tokens.", rich_help_panel=_CONDITIONS),
     ] = None,
     num_instances: Annotated[
-        int, typer.Option("--instances", min=1, metavar="N", help="Instances served from.", rich_help_panel=_CONDITIONS)
-    ] = 2,
+        int | None,
+        typer.Option("--instances", min=1, metavar="N", help="Instances served from.", rich_help_panel=_CONDITIONS),
+    ] = None,
 ) -> None:
     """Replay a load as it was (open loop: nobody waits for an answer before asking) and report TTFT and TPOT."""
     if (trace is None) == (workload is None):

@@ -51,6 +51,8 @@ def _print_table(config: EngineConfig) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from jettison.report.terminal import print_whole
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("key", "value", "source"):
         table.add_column(heading, overflow="fold")
@@ -58,4 +60,4 @@ def _print_table(config: EngineConfig) -> None:
         source = row["source"]
         style = "dim" if source == "default" else None
         table.add_row(name, Text(KEYS[name].show(row["value"])), source, style=style)
-    Console().print(table)
+    print_whole(table, Console())

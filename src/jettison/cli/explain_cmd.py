@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from jettison.errors import UserError
+
+if TYPE_CHECKING:
+    from jettison.report.results import RunResult
 
 
 def explain(
@@ -31,6 +35,13 @@ def explain(
             help="Also simulate the recorded arrivals under these: recompute,swap,migrate,pipeline,drop.",
         ),
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --counterfactual: what `jettison profile --out` wrote, where the run's server had no profile.",
+        ),
+    ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write all of it as JSON.")
     ] = None,
@@ -38,37 +49,55 @@ def explain(
     """Show each decision with its inputs, its prediction and its outcome, and a card for each overload.
 
     Runs of the same file that met the same arrivals under other policies say what
-    would have happened without the drop; --counterfactual simulates it.
+    would have happened without the drop; --counterfactual simulates it, which needs
+    a cost profile of the machine (`jettison profile`).
     """
     from jettison.report.decisions import decisions_of, incidents_of
     from jettison.report.explain import explain_document, print_decisions, print_incident
+    from jettison.report.output import check_writable, write_whole
     from jettison.report.results import met_the_same, read_results
+    from jettison.report.terminal import spinner
     from jettison.simulate.counterfactual import counterfactual_runs, parse_policies
 
     policies = parse_policies(counterfactual) if counterfactual is not None else ()
+    if profile is not None and not policies:
+        raise UserError("--profile goes with --counterfactual")
+    if json_out is not None:
+        check_writable(json_out)
     runs = read_results(run_file)
-    chosen = [r for r in runs if (r.name == name if name is not None else r.events.get("log"))]
-    if not chosen:
-        names = ", ".join(r.name for r in runs) or "none"
-        missing = "no run with an event log" if name is None else f"no run named {name!r}"
-        raise UserError(f"{run_file}: {missing} (runs: {names})")
+    chosen = _chosen(runs, name, run_file)
     console = Console()
     documents = []
     for run in chosen:
         others = {r.config.get("policy") or r.name: r for r in runs if r is not run and met_the_same(r, run)}
         if policies:
-            with console.status("simulating"):
-                others |= counterfactual_runs(run, policies)
+            with spinner(f"simulating what {run.name} met", console):
+                others |= counterfactual_runs(run, policies, profile=profile, run_file=run_file)
         decisions = [d for d in decisions_of(run) if not kinds or d.kind in kinds]
         incidents = incidents_of(run, slo_ttft_s, others)
         console.rule(run.name, align="left")
-        if decisions:
-            print_decisions(decisions, console)
-        else:
-            console.print("nothing was decided" if not kinds else "no such decision")
         for number, incident in enumerate(incidents, 1):
             print_incident(incident, number, slo_ttft_s, console)
+        if decisions:
+            print_decisions(decisions, console, folds=not kinds)
+        else:
+            console.print("nothing was decided" if not kinds else "no such decision")
         documents.append(explain_document(run, incidents))
     if json_out is not None:
-        json_out.parent.mkdir(parents=True, exist_ok=True)
-        json_out.write_text(json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
+
+
+def _chosen(runs: Sequence[RunResult], name: str | None, run_file: Path) -> list[RunResult]:
+    """The run of that name; without one those that decided something, or else those that could have.
+
+    Raises UserError where there is no such run, or its server told no events.
+    """
+    names = ", ".join(r.name for r in runs) or "none"
+    named = [r for r in runs if name is None or r.name == name]
+    if not named:
+        raise UserError(f"{run_file}: no run named {name!r} (runs: {names})")
+    with_log = [r for r in named if r.events.get("log") is not None]
+    if not with_log:
+        missing = "no run with an event log" if name is None else f"run {name} has no event log"
+        raise UserError(f"{run_file}: {missing}: its server did not tell what it decided (runs: {names})")
+    return [r for r in with_log if r.events["log"]] or with_log

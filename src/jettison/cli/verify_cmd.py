@@ -23,8 +23,10 @@ def verify(
     ] = False,
 ) -> None:
     """Serve the same requests with and without drops and restores, and compare the tokens."""
+    from jettison.report.output import check_writable
+
     if json_out is not None:
-        json_out.open("a").close()  # better told now than after minutes of work
+        check_writable(json_out)  # better told now than after minutes of work
     from jettison.live.verify import run_verify
 
     raise typer.Exit(run_verify(model_dir, json_out, dtype, full=full))

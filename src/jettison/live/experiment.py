@@ -16,6 +16,7 @@ from pathlib import Path
 from jettison.config import KEYS, EngineConfig
 from jettison.live.assembly import assemble
 from jettison.live.server_process import ServerProcess
+from jettison.report.output import safe_name
 from jettison.report.results import RunResult
 from jettison.workload.bench import fairness_of_run
 from jettison.workload.calibrate import OverloadSetting
@@ -95,7 +96,7 @@ def run_policy(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RunResult:
     """A fresh server with this policy meets the arrivals; the result carries its fairness header."""
-    log = setup.work_dir / f"server-{name or policy}.log"
+    log = setup.work_dir / f"server-{safe_name(name or policy)}.log"
     with ServerProcess(setup.model_dir, setup.flags() | {"overload": policy}, log) as server:
         options = ReplayOptions(
             name=name or policy, seed=seed, prompts=PromptMaker(seed=seed), total_timeout_s=total_timeout_s,

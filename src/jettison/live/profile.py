@@ -37,6 +37,9 @@ SHORT_S, MAX_REPEATS = 0.1, 5
 
 FULL_MODEL, ATTENTION_FREE, NO_PREFIX = "jettison", "attention-free", "no prefix"
 
+PREPARING = "preparing"
+"""What progress tells first: the model is loaded."""
+
 Progress = Callable[[float, str], None]
 """Told the share that is done and what comes next."""
 
@@ -103,7 +106,7 @@ def run_profile(
     device.start()
     try:
         timer = StepTimer(device, limits, seed)
-        progress(0.0, "preparing")
+        progress(0.0, PREPARING)
         timer.prepare()
         measured = measure_shapes(timer, plan, budget_s or (6.0 if quick else 45.0), seed, progress)
         fitted = [m.sample for m in measured if not m.is_held_out]

@@ -12,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from jettison.config import EngineConfig
 from jettison.cost.fit import relative_errors
 from jettison.cost.shapes import ShapeKind
-from jettison.live.profile import ProfileResult, run_profile
+from jettison.live.profile import PREPARING, ProfileResult, run_profile
 from jettison.live.profile_file import default_path, save_profile
 from jettison.report.cost_report import draw_predictions, render_cost_page
+from jettison.report.output import check_writable, write_whole
 from jettison.report.plots import to_svg
+from jettison.report.terminal import note_phase, print_whole, progress_bar
 
 Rows = list[list[str]]
 
@@ -31,28 +33,34 @@ def profile_command(
 ) -> int:
     """Profile, print, write; returns the exit code. Raises UserError as ``run_profile`` and ``save_profile`` do."""
     console = Console()
+    for given in (out, json_out, html_out):
+        if given is not None:
+            check_writable(given)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with progress_bar(*columns, console=console) as bar:
         task = bar.add_task("loading the model", total=1.0)
-        result = run_profile(
-            config, quick=quick, seed=seed,
-            progress=lambda share, text: bar.update(task, completed=share, description=text),
-        )  # fmt: skip
+
+        def note(share: float, text: str) -> None:
+            if not share and text == PREPARING:
+                note_phase("measuring steps and moves", console)
+            bar.update(task, completed=share, description=text)
+
+        result = run_profile(config, quick=quick, seed=seed, progress=note)
     path = out or default_path(Path(config.model.model), result.stored.fingerprint)
     save_profile(path, result.stored)
     figure = draw_predictions(panels(result))
     path.with_suffix(".svg").write_bytes(to_svg(figure))
     for caption, rows in tables(result).items():
-        console.print(_table(caption, rows))
+        print_whole(_table(caption, rows), console)
     console.print(
         f"{len(result.measured)} shapes, {result.num_rounds} rounds, {result.elapsed_s:.0f} s; wrote {path} "
         f"and {path.with_suffix('.svg').name}", soft_wrap=True,
     )  # fmt: skip
     if json_out is not None:
-        json_out.write_text(json.dumps(document(result), indent=1) + "\n", encoding="utf-8")
+        write_whole(json_out, json.dumps(document(result), indent=1) + "\n")
     if html_out is not None:
         title = f"Cost profile of {config.model.served_model_name}"
-        html_out.write_text(render_cost_page(title, tables(result), figure), encoding="utf-8")
+        write_whole(html_out, render_cost_page(title, tables(result), figure))
     return 0
 
 

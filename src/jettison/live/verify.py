@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from jettison.device.model.create import create_model
@@ -26,6 +26,8 @@ from jettison.live.scenarios import SCENARIOS, Outcome, Setting
 from jettison.live.scenarios_many import MANY
 from jettison.live.solo_reference import SoloReference
 from jettison.policy.exchange import ExchangeMode
+from jettison.report.output import write_whole
+from jettison.report.terminal import note_phase, print_whole, progress_bar
 
 NUM_OUTPUT_TOKENS = 96
 """Of a request: 8 requests of it an event and architecture."""
@@ -80,7 +82,7 @@ def run_verify(
     reference_name = "transformers" if transformers_available() else "one undisturbed instance"
     with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
         models = list(_models(model_dir, Path(scratch), seed))
-        with Progress(console=console, transient=True) as progress:
+        with progress_bar(console=console) as progress:
             events = SCENARIOS | MANY if full else SCENARIOS
             deaths = [death_plan(i, len(models)) if full else [] for i in range(len(models))]
             num_deaths = sum(len(names) for plan in deaths for _, _, names in plan)
@@ -91,20 +93,27 @@ def run_verify(
                 )
                 setting = Setting(folder, dtype, NUM_OUTPUT_TOKENS, seed)
                 for event, scenario in events.items():
-                    progress.update(task, description=f"{name}: {event}")
+                    _note(progress, task, f"{name}: {event}", console)
                     rows.append(compare(name, event, scenario(setting), reference))
                     progress.advance(task)
                 for mode, instances, places in deaths[index]:
-                    progress.update(task, description=f"{name}: kill -9 ({mode}, {instances} instances)")
+                    _note(progress, task, f"{name}: kill -9 ({mode}, {instances} instances)", console)
                     for where, outcome in kills(setting, places, exchange=str(mode), instances=instances):
                         event = f"kill -9 {where} ({mode}), {instances} instances"
                         rows.append(compare(name, event, outcome, reference))
                         progress.advance(task)
     _print(console, rows, dtype, reference_name)
     if json_out is not None:
-        json_out.write_text(json.dumps(_document(rows, dtype, reference_name), indent=2, sort_keys=True) + "\n")
+        write_whole(json_out, json.dumps(_document(rows, dtype, reference_name), indent=2, sort_keys=True) + "\n")
     failed = [r for r in rows if r.mismatches or not r.happened]
     return 1 if failed else 0
+
+
+def _note(progress: Progress, task: TaskID, text: str, console: Console) -> None:
+    """What is tried now: in the bar, or as a line where no bar is seen."""
+    progress.update(task, description=text)
+    found = progress.tasks[0]
+    note_phase(f"{text} ({found.completed:.0f} of {found.total:.0f} done)", console)
 
 
 def death_plan(index: int, num_models: int) -> list[tuple[ExchangeMode, int, list[str]]]:
@@ -159,7 +168,7 @@ def _print(console: Console, rows: list[Row], dtype: str, reference_name: str) -
         evidence = row.evidence if row.happened else f"[red]did not happen:[/red] {row.evidence}"
         mark = f"[red]{row.mismatches}[/red]" if row.mismatches else "0"
         table.add_row(row.architecture, row.event, f"{row.tokens_compared:,}", mark, str(row.ties), evidence)
-    console.print(table)
+    print_whole(table, console)
     total = sum(r.tokens_compared for r in rows)
     console.print(f"{total:,} tokens compared, {sum(r.mismatches for r in rows)} mismatches")
     if missed := sum(not r.happened for r in rows):

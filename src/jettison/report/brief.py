@@ -6,7 +6,7 @@ here is enough to see whether it was worth it, and under which conditions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -14,13 +14,14 @@ from rich.table import Table
 
 from jettison.report.results import RunResult
 from jettison.report.summary import METRICS, format_count, format_value, ratio
+from jettison.report.terminal import print_fitted, print_whole
 
 SHOWN = {"TTFT p50": "P50 TTFT", "TTFT p99": "P99 TTFT", "TPOT p50": "P50 TPOT", "output tokens/s": "output tokens/s"}
 """Metrics of ``report.summary`` that have a row, and its label."""
 
 EVENTS = ("drops", "restores", "preemptions")
 
-CONDITIONS_LINES = 6
+CONDITIONS_LINES = 7
 """Most lines of the conditions."""
 
 
@@ -45,23 +46,29 @@ def brief_rows(pairs: Sequence[tuple[RunResult, RunResult]]) -> list[list[str]]:
     return rows
 
 
-def brief_conditions(pairs: Sequence[tuple[RunResult, RunResult]]) -> list[str]:
-    """The fairness header, shortened to ``CONDITIONS_LINES``; empty where no run states any."""
+def brief_conditions(pairs: Sequence[tuple[RunResult, RunResult]], titles: Sequence[str] = ()) -> list[str]:
+    """The fairness header, shortened to ``CONDITIONS_LINES``; empty where no run states any.
+
+    Figures are those of each pair's second run, in the order of the pairs, named by ``titles`` where there are any.
+    """
     headers: list[dict[str, Any]] = [run.config.get("fairness") or {} for _, run in pairs]
     if not any(headers):
         return []
     first = next(header for header in headers if header)
 
-    def figures(key: str, form: str = "{:.2f}") -> str:
+    def figures(key: str, names: Sequence[str] = ()) -> str:
         values = [header.get(key) for header in headers]
-        return ", ".join("not stated" if value is None else form.format(value) for value in values)
+        texts = ["not stated" if value is None else f"{value:.2f}" for value in values]
+        return ", ".join(f"{n} {text}" for n, text in zip(names, texts, strict=True)) if names else ", ".join(texts)
 
     lines = [
         f"memory: parameters {_share(first.get('parameter_share'))} of each instance; KV tokens"
         f" {_count(first.get('kv_capacity_tokens'))} undropped, {_count(first.get('merged_capacity_tokens'))} merged",
         f"mean load: {figures('mean_load')} of the undropped; capacity / mean need:"
         f" {figures('capacity_over_mean_need')}",
-        f"peak demand: {figures('peak_over_capacity')} of the undropped, {figures('peak_over_merged')} of the merged",
+        f"peak demand: {figures('peak_over_capacity', titles)} of the undropped, {figures('peak_over_merged')} of the"
+        " merged",
+        "demand: KV that requests hold, and what queued ones wait for; load: its mean",
         f"arrivals: {'; '.join(str(note) for note in first.get('arrivals') or ['not stated'])}",
         "TTFT: from the scheduled arrival; TPOT: a request's mean gap; ratio > 1: better",
     ]
@@ -79,8 +86,34 @@ def _count(value: float | None) -> str:
     return "not stated" if value is None else f"{value:,.0f}"
 
 
-def print_brief(pairs: Sequence[tuple[RunResult, RunResult]], titles: Sequence[str], console: Console) -> None:
-    """Print the table, a group of three columns a pair under its title, then the conditions, a line each."""
+def missed_aim(run: RunResult, aimed_over_merged: float) -> str | None:
+    """What to tell where the peak demand that ``run`` measured makes another experiment of it than the one aimed at.
+
+    ``aimed_over_merged``: the peak demand that was calibrated for, over the merged capacity. None where the run
+    is what it was meant to be, or does not say.
+    """
+    header = run.config.get("fairness") or {}
+    over_merged, over_capacity = header.get("peak_over_merged"), header.get("peak_over_capacity")
+    if over_merged is not None and over_merged > 1.0:
+        found = f"{over_merged:.2f} of the merged capacity, more than dropping can carry"
+    elif over_capacity is not None and over_capacity < 1.0:
+        found = f"{over_capacity:.2f} of the undropped capacity, so memory never ran short"
+    else:
+        return None
+    return (
+        f"the calibration missed its aim in run {run.name}: peak demand was to be {aimed_over_merged:.2f} of the merged"
+        f" capacity and came to {found}. The machine was not as fast as when it was measured, or others were busy on"
+        " it; one more run may do"
+    )
+
+
+def print_brief(
+    pairs: Sequence[tuple[RunResult, RunResult]], titles: Mapping[str, str], console: Console
+) -> None:
+    """Print the table, a group of three columns a pair under its title, then what the titles and conditions are.
+
+    ``titles``: of the pairs, in their order, each with what it stands for.
+    """
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     table.add_column("", no_wrap=True)
     for title, (baseline, run) in zip(titles, pairs, strict=True):
@@ -88,9 +121,11 @@ def print_brief(pairs: Sequence[tuple[RunResult, RunResult]], titles: Sequence[s
             table.add_column(header, justify="right", no_wrap=True)
     for row in brief_rows(pairs):
         table.add_row(*row)
-    console.print(table)
-    for line in brief_conditions(pairs):
-        console.print(line, markup=False, highlight=False, style="dim", no_wrap=True, overflow="ellipsis")
+    print_whole(table, console)
+    for title, meaning in titles.items():
+        print_fitted(f"{title}: {meaning}", console)
+    for line in brief_conditions(pairs, list(titles)):
+        print_fitted(line, console, "dim")
 
 
 def _policy(run: RunResult) -> str:

@@ -13,9 +13,13 @@ from rich.table import Table
 from jettison.report.decisions import Decision, Incident, decisions_of
 from jettison.report.results import RunResult
 from jettison.report.summary import format_value
+from jettison.report.terminal import print_whole
 
 MAX_ROWS = 200
-"""Decisions shown in a terminal; the JSON has all."""
+"""Rows shown in a terminal; the JSON has every decision."""
+
+FOLDED = ("rebalance", "migrate")
+"""Kinds of which there are many, each about one or a few requests."""
 
 
 def format_field(name: str, value: Any) -> str:
@@ -56,22 +60,61 @@ def explain_document(run: RunResult, incidents: Sequence[Incident]) -> dict[str,
     }
 
 
-def print_decisions(decisions: Sequence[Decision], console: Console) -> None:
-    """One row a decision: when, what, from which inputs, what was predicted, what came of it."""
+def print_decisions(decisions: Sequence[Decision], console: Console, *, folds: bool = True) -> None:
+    """One row a decision: when, what, from which inputs, what was predicted, what came of it.
+
+    ``folds``: moves of single requests that follow each other share a row.
+    """
     table = Table(header_style="bold", show_lines=True)
     for header in ("at, s", "decision", "inputs", "predicted", "outcome"):
         table.add_column(header, no_wrap=header == "at, s", overflow="fold")
-    for decision in decisions[:MAX_ROWS]:
-        where = "" if decision.group is None else f"\ngroup {decision.group}"
-        if decision.workers:
-            where += f"\nworkers {', '.join(map(str, decision.workers))}"
-        table.add_row(
-            f"{decision.at_s:.3f}", decision.kind + where, _fields(decision.inputs), _fields(decision.predicted),
-            _fields(decision.outcome),
-        )
-    console.print(table)
-    if len(decisions) > MAX_ROWS:
-        console.print(f"{len(decisions) - MAX_ROWS} more are in the JSON", style="dim")
+    rows = _folded(decisions) if folds else [[decision] for decision in decisions]
+    for same in rows[:MAX_ROWS]:
+        table.add_row(*(_row(same[0]) if len(same) == 1 else _shared_row(same)))
+    print_whole(table, console)
+    if len(rows) > MAX_ROWS:
+        left_out = sum(map(len, rows[MAX_ROWS:]))
+        console.print(f"{left_out} more are in the JSON", style="dim")
+
+
+def _folded(decisions: Sequence[Decision]) -> list[list[Decision]]:
+    """Neighbours of one kind together, where the kind is one of ``FOLDED``."""
+    rows: list[list[Decision]] = []
+    for decision in decisions:
+        if rows and decision.kind in FOLDED and rows[-1][0].kind == decision.kind:
+            rows[-1].append(decision)
+        else:
+            rows.append([decision])
+    return rows
+
+
+def _row(decision: Decision) -> list[str]:
+    where = "" if decision.group is None else f"\ngroup {decision.group}"
+    if decision.workers:
+        where += f"\nworkers {', '.join(map(str, decision.workers))}"
+    return [
+        f"{decision.at_s:.3f}", decision.kind + where, _fields(decision.inputs), _fields(decision.predicted),
+        _fields(decision.outcome),
+    ]
+
+
+def _shared_row(same: Sequence[Decision]) -> list[str]:
+    """Of several moves: how many requests went, and where to."""
+    num_requests = sum(_num_moved(decision) for decision in same)
+    homes: set[Any] = set()
+    for decision in same:
+        to = decision.inputs.get("to", decision.inputs.get("destination"))
+        homes |= set(to) if isinstance(to, list | tuple) else {to} - {None}
+    inputs: dict[str, Any] = {"requests": num_requests}
+    if homes:
+        inputs["to"] = sorted(homes, key=str)
+    when = f"{same[0].at_s:.3f} to\n{same[-1].at_s:.3f}"
+    return [when, f"{same[0].kind}, {len(same)} times", _fields(inputs), "-", "-"]
+
+
+def _num_moved(decision: Decision) -> int:
+    found = decision.inputs.get("requests", 1)
+    return found if isinstance(found, int) else 1
 
 
 def print_incident(incident: Incident, number: int, slo_ttft_s: float, console: Console) -> None:

@@ -12,9 +12,10 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from jettison.report import plots
+from jettison.report.output import write_whole
 from jettison.report.page import PAGE
 from jettison.report.results import METRIC_DEFINITIONS, RunResult
-from jettison.report.summary import comparison_headers, comparison_rows, fairness_rows, format_value
+from jettison.report.summary import comparison_headers, comparison_rows, fairness_rows, format_value, zero_counts
 
 _LOG_LINES = 200
 
@@ -29,18 +30,18 @@ def render_html(runs: Sequence[RunResult], *, title: str = "Jettison report") ->
         title=title,
         headers=comparison_headers(runs),
         rows=comparison_rows(runs),
+        zeros=zero_counts(runs),
         fairness=[(run.name, rows) for run in runs if (rows := fairness_rows(run))],
         pictures=_pictures(runs),
         definitions=METRIC_DEFINITIONS,
         runs=[_run_view(run, index) for index, run in enumerate(runs)],
-        event_colors=plots.EVENT_COLORS,
+        event_lines=[(plots.EVENT_COLORS[kind], *line) for kind, line in plots.EVENT_LINES.items()],
     )
 
 
 def write_html(path: Path, runs: Sequence[RunResult], *, title: str = "Jettison report") -> None:
     """Write :func:`render_html` to ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render_html(runs, title=title), encoding="utf-8")
+    write_whole(path, render_html(runs, title=title))
 
 
 def _pictures(runs: Sequence[RunResult]) -> list[tuple[str, str]]:

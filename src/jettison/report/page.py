@@ -42,9 +42,12 @@ pre { overflow-x: auto; background: var(--ground); padding: 12px; border-radius:
 {% for run in runs %}
 <span class="dot" style="background: {{ run.color }}"></span>{{ run.name }}&ensp;
 {% endfor %}
-{% for kind, color in event_colors.items() %}
-<span class="bar" style="border-color: {{ color }}"></span>{{ kind }}
+{% for color, line, label in event_lines %}
+<span class="bar" style="border-color: {{ color }}; border-top-style: {{ line }}"></span>{{ label }}
 {% endfor %}
+{% if runs | length > 1 %}
+(in the colour of its run where a picture shows several)
+{% endif %}
 </p>
 
 <section>
@@ -56,6 +59,9 @@ pre { overflow-x: auto; background: var(--ground); padding: 12px; border-radius:
 <tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}
 </tbody></table></div>
+{% if zeros %}
+<p class="lead" style="margin: 8px 0 0">0 in all runs: {{ zeros | join(", ") }}.</p>
+{% endif %}
 {% if runs | length > 1 %}
 <p class="lead" style="margin: 8px 0 0">Ratios above 1 are better than {{ runs[0].name }}.</p>
 {% endif %}

@@ -13,6 +13,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from jettison.report.results import RunResult, SeriesPoint
@@ -31,6 +32,8 @@ MEMORY_USES = {
 }
 RUN_COLORS = ("#c0392b", "#1f77b4", "#2a9d5c", "#8e5ea2", "#b8860b", "#444444")
 EVENT_COLORS = {"drop": "#b3261e", "restore_done": "#1b7f4b"}
+EVENT_LINES = {"drop": ("dashed", "drop"), "restore_done": ("dotted", "restore")}
+"""Line and name of each kind that is marked: the line tells them apart where the colour is the run's."""
 
 _STYLE = {
     "font.size": 9,
@@ -51,6 +54,7 @@ _STYLE = {
 _PLAIN = FuncFormatter(lambda value, _position: f"{value:g}")
 _MIB = 1024.0**2
 _WIDTH_IN = 9.0
+_LEGEND_COLUMNS = 4
 
 
 def run_color(index: int) -> str:
@@ -127,11 +131,11 @@ def draw_queue(runs: Sequence[RunResult]) -> Figure | None:
                 _draw_steps(axis, _points(run, name), run_color(index), run.name)
                 if name == KV_BLOCKS:
                     _draw_steps(axis, _points(run, KV_CAPACITY), run_color(index), f"{run.name}: all blocks", "--")
-                mark_events(axis, run)
+                mark_events(axis, run, _mark_color(runs, index))
             axis.set_ylabel(wanted[name])
             axis.set_ylim(bottom=0)
         axes[0].set_title("queue, batch and KV usage over time")
-        axes[0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(len(runs), 1))
+        _legend(axes[0], runs)
         if shown[-1] == KV_BLOCKS:
             axes[-1].set_title("dashed: all blocks there are", fontsize=8, fontweight="normal", loc="right")
         axes[-1].set_xlabel("seconds since the start")
@@ -169,13 +173,13 @@ def draw_ttft(runs: Sequence[RunResult]) -> Figure | None:
             if points:
                 times, values = zip(*points, strict=True)
                 axis.scatter(times, values, s=9, color=run_color(index), alpha=0.65, linewidths=0, label=run.name)
-            mark_events(axis, run)
+            mark_events(axis, run, _mark_color(runs, index))
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(_PLAIN)
         axis.set_title("time to first token of each request")
         axis.set_ylabel("TTFT, s (log)")
         axis.set_xlabel("arrival, seconds since the start")
-        axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(len(runs), 1))
+        _legend(axis, runs)
         _share_span([axis], runs)
     return figure
 
@@ -206,12 +210,32 @@ def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
     return figure
 
 
-def mark_events(axis: Axes, run: RunResult) -> None:
-    """Vertical lines where the run's log tells of a drop or a restore, coloured by kind."""
+def mark_events(axis: Axes, run: RunResult, color: str | None = None) -> None:
+    """Vertical lines where the run's log tells of a drop or a restore. ``color`` None: the kind's own."""
     for event in run.events.get("log") or []:
-        color = EVENT_COLORS.get(str(event.get("kind", "")))
-        if color is not None:
-            axis.axvline(event["t"], color=color, linewidth=0.9, linestyle="--", alpha=0.8)
+        kind = str(event.get("kind", ""))
+        if kind in EVENT_LINES:
+            line, _ = EVENT_LINES[kind]
+            axis.axvline(event["t"], color=color or EVENT_COLORS[kind], linewidth=0.9, linestyle=line, alpha=0.8)
+
+
+def _mark_color(runs: Sequence[RunResult], index: int) -> str | None:
+    """Events of one of several runs have its colour, or nobody could tell whose they are."""
+    return run_color(index) if len(runs) > 1 else None
+
+
+def _legend(axis: Axes, runs: Sequence[RunResult]) -> None:
+    """The runs, and the lines of the events that any of them had."""
+    handles, labels = axis.get_legend_handles_labels()
+    marked = {str(event.get("kind", "")) for run in runs for event in run.events.get("log") or []}
+    for kind, (line, label) in EVENT_LINES.items():
+        if kind in marked:
+            color = "#444444" if len(runs) > 1 else EVENT_COLORS[kind]
+            handles.append(Line2D([], [], color=color, linewidth=0.9, linestyle=line))
+            labels.append(label)
+    # Two rows where one would run into the title; they are filled column by column, so the events stay together.
+    num_columns = len(labels) if len(labels) <= _LEGEND_COLUMNS else -(-len(labels) // 2)
+    axis.legend(handles, labels, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(num_columns, 1))
 
 
 def _detail_pairs(run: RunResult, key: str) -> list[SeriesPoint]:

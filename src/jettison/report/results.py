@@ -17,6 +17,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from jettison.errors import UserError
+from jettison.report.output import write_whole
 
 FORMAT_VERSION = 1
 
@@ -230,8 +231,7 @@ def write_results(path: Path, runs: Sequence[RunResult]) -> None:
     """Write a result file. The same runs give the same bytes (sorted keys, no time stamp of its own)."""
     document = {"format_version": FORMAT_VERSION, "runs": [_plain(asdict(run)) for run in runs]}
     text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
+    write_whole(path, text + "\n")
 
 
 def read_results(path: Path) -> list[RunResult]:

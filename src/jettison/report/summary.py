@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jettison.report.results import METRIC_DEFINITIONS, RunResult, met_the_same
+from jettison.report.terminal import print_line, print_whole
+
+_WHOLE_FROM = 1000
+"""Seconds and the like show no fractions from here on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +80,25 @@ def comparison_rows(runs: Sequence[RunResult]) -> list[list[str]]:
                 times = None if baseline is run else ratio(run, baseline, metric)
                 cells.append("-" if times is None else f"{times:.2f}x")
         rows.append(cells)
-    for label in ("submitted", "completed", "failed", "cancelled", "rejected"):
-        rows.append(_plain_row(f"requests {label}", [str(getattr(run.requests, label)) for run in runs]))
-    for name in sorted({name for run in runs for name in run.events if name != "log"}):
-        rows.append(_plain_row(name.replace("_", " "), [format_count(run.events.get(name)) for run in runs]))
+    for label, counts in _counts(runs).items():
+        if any(counts):
+            rows.append(_plain_row(label, [format_count(count) for count in counts]))
     return rows
+
+
+def _counts(runs: Sequence[RunResult]) -> dict[str, list[Any]]:
+    """Label -> each run's count: of requests by how they ended, then of events; None where a run has none."""
+    ends = ("submitted", "completed", "failed", "cancelled", "rejected")
+    names = sorted({name for run in runs for name in run.events if name != "log"})
+    return {
+        **{f"requests {end}": [getattr(run.requests, end) for run in runs] for end in ends},
+        **{name.replace("_", " "): [run.events.get(name) for run in runs] for name in names},
+    }
+
+
+def zero_counts(runs: Sequence[RunResult]) -> list[str]:
+    """Labels of the counts that are 0 in every run: they have no row."""
+    return [label for label, counts in _counts(runs).items() if not any(counts)]
 
 
 def _plain_row(label: str, cells: Sequence[str]) -> list[str]:
@@ -90,10 +109,12 @@ def _plain_row(label: str, cells: Sequence[str]) -> list[str]:
 
 
 def format_count(value: Any) -> str:
-    """A count with thousands separated; other values as they print, '-' for nothing."""
+    """A count with thousands separated, whole where it is whole; other values as they print, '-' for nothing."""
     if value is None:
         return "-"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return str(value)
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= _WHOLE_FROM else f"{value:.4g}"
 
 
 def comparison_headers(runs: Sequence[RunResult]) -> list[str]:
@@ -151,7 +172,9 @@ def print_summary(runs: Sequence[RunResult], console: Console | None = None) -> 
         table.add_column(header, justify="left" if index == 0 else "right", no_wrap=index == 0)
     for row in comparison_rows(runs):
         table.add_row(*row)
-    console.print(table)
+    print_whole(table, console)
+    if zeros := zero_counts(runs):
+        print_line(f"0 in {'all runs' if len(runs) > 1 else 'this run'}: {', '.join(zeros)}", console, "dim")
     for run in runs:
         lag = run.client.get("lag_s") or {}
         if lag.get("p99") is not None:
@@ -165,7 +188,7 @@ def print_summary(runs: Sequence[RunResult], console: Console | None = None) -> 
 def print_fairness(run: RunResult, console: Console) -> None:
     """Print the conditions of a comparison: the run's fairness header, then what each metric means."""
     for label, value in fairness_rows(run):
-        console.print(f"{label}: {value}", markup=False, style="dim")
+        print_line(f"{label}: {value}", console, "dim")
     definitions = run.config.get("fairness", {}).get("metric_definitions") or METRIC_DEFINITIONS
     for name, meaning in definitions.items():
-        console.print(f"{name}: {meaning}", markup=False, style="dim")
+        print_line(f"{name}: {meaning}", console, "dim")

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-from jettison.errors import ConfigError
 from jettison.report.html import write_html
+from jettison.report.output import check_writable, safe_name
 from jettison.report.results import RunResult, write_results
+from jettison.report.terminal import note_phase, progress_bar, spinner
 from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import Case, cases_of
 from jettison.simulate.table import print_table
@@ -37,7 +38,7 @@ def simulate_command(
     for path in (json_out, html_out, timeline_out):
         if path is not None:
             check_writable(path)
-    with console.status("preparing") as status:
+    with spinner("preparing", console) as status:
         cases = cases_of(
             raw, name, base_dir,
             on_pilot=lambda number, factor, load: status.update(
@@ -46,6 +47,7 @@ def simulate_command(
         )
     if timeline_out is not None:
         cases = with_timelines(cases, timeline_out)
+    note_phase(f"simulating {len(cases)} runs of {name}", console)
     runs = run_shown(cases, console, num_processes)
     print_table(runs, console)
     write_outputs(runs, name, json_out, html_out, console)
@@ -58,7 +60,7 @@ def run_shown(cases: Sequence[Case], console: Console, num_processes: int | None
     """Run cases under a progress bar."""
     percent = TextColumn("{task.percentage:>3.0f} %")
     columns = (TextColumn("{task.description}"), BarColumn(), percent, TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, refresh_per_second=4) as bar:
+    with progress_bar(*columns, console=console, refresh_per_second=4) as bar:
         task = bar.add_task(f"{len(cases)} runs" if len(cases) > 1 else cases[0].name, total=float(len(cases)))
         return run_cases(
             cases, num_processes=num_processes, on_shares=lambda shares: bar.update(task, completed=sum(shares))
@@ -83,18 +85,6 @@ def with_timelines(cases: Sequence[Case], path: Path) -> list[Case]:
     if len(cases) == 1:
         return [replace(cases[0], timeline=str(path))]
     stem, dot, suffix = path.name.partition(".")
-    names = ["".join(c if c.isalnum() or c in "-=." else "-" for c in case.name) for case in cases]
     return [
-        replace(case, timeline=str(path.with_name(f"{stem}-{name}{dot}{suffix}")))
-        for case, name in zip(cases, names, strict=True)
+        replace(case, timeline=str(path.with_name(f"{stem}-{safe_name(case.name)}{dot}{suffix}"))) for case in cases
     ]
-
-
-def check_writable(path: Path) -> None:
-    """What could fail after a long run fails before it. Raises ConfigError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

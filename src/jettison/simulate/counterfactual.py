@@ -5,14 +5,18 @@ A simulated run carries its spec, a live one the description of its deployment (
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from jettison.cost.deployment import deployment_from_document
 from jettison.errors import ConfigError, UserError
 from jettison.report.results import RunResult
 from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import Case
 from jettison.simulate.machines import cluster_setup, resolve_machine
+from jettison.simulate.profiling import profiling_command
 from jettison.simulate.spec import POLICIES, parse_spec
 
 
@@ -26,19 +30,23 @@ def parse_policies(text: str) -> tuple[str, ...]:
 
 
 def counterfactual_runs(
-    run: RunResult, policies: Sequence[str], *, num_processes: int | None = None
+    run: RunResult, policies: Sequence[str], *, profile: Path | None = None, run_file: Path = Path("RUN"),
+    num_processes: int | None = None,
 ) -> dict[str, RunResult]:
     """By a name that says that it is simulated: the same arrivals and lengths under each policy.
 
     A live run is simulated under its own policy as well, so that the reader sees how near the simulation comes.
-    Raises UserError where the run does not say what met whom.
+    ``profile``: of a live run's machine, where its server had none; ``run_file``: how messages name the run's file.
+    Raises UserError where the run does not say what met whom, or nobody has measured its machine.
     """
+    if profile is None and is_live(run):
+        _check_profiled(run, policies, run_file)
     cases = []
     own = run.config.get("policy")
     asked = [*policies, own] if is_live(run) and own in POLICIES and own not in policies else policies
     for policy in asked:
         name = f"{policy} (this run, simulated)" if policy == own else f"{policy} (simulated)"
-        cases.append(Case(name, _spec(run, policy), variant=policy))
+        cases.append(Case(name, _spec(run, policy, profile), variant=policy))
     for case in cases:
         spec = parse_spec(case.raw, run.name)
         cluster_setup(resolve_machine(spec.cluster, spec.settings), spec, spec.variants[0], 0)
@@ -50,7 +58,21 @@ def is_live(run: RunResult) -> bool:
     return not run.config.get("simulated", False)
 
 
-def _spec(run: RunResult, policy: str) -> dict[str, Any]:
+def _check_profiled(run: RunResult, policies: Sequence[str], run_file: Path) -> None:
+    """Raises UserError that says how to make the profile that is missing, and where to give it."""
+    described = run.config.get("deployment")
+    if not isinstance(described, Mapping) or described.get("profile") is not None:
+        return
+    deployment = deployment_from_document(described, f"run {run.name}: config.deployment")
+    again = shlex.join(["jettison", "explain", str(run_file), "--counterfactual", ",".join(policies)])
+    raise UserError(
+        f"there is no profile of {deployment.name}, with which to simulate run {run.name}. "
+        f"`{profiling_command(deployment, out='profile.json')}` makes one where it was served (MODEL_DIR: the folder "
+        f"of {deployment.name}; with --num-threads, if the server had it), then `{again} --profile profile.json`"
+    )
+
+
+def _spec(run: RunResult, policy: str, profile: Path | None) -> dict[str, Any]:
     """Of the recorded arrivals under a policy."""
     rows = recorded_rows(run)
     workload = {"rows": rows, "span_s": max(run.duration_s, rows[-1][0] + 1e-3)}
@@ -62,7 +84,10 @@ def _spec(run: RunResult, policy: str) -> dict[str, Any]:
                 f"run {run.name} does not say on which cluster it ran (config.deployment): only runs against a server "
                 "of this version do"
             )
-        return {"cluster": {"description": deployment}, "workload": workload, "variants": [variant]}
+        cluster = {"description": deployment} | ({} if profile is None else {"profile": str(profile)})
+        return {"cluster": cluster, "workload": workload, "variants": [variant]}
+    if profile is not None:
+        raise UserError(f"--profile: run {run.name} was simulated, its spec says with what")
     spec = run.config.get("spec")
     if not isinstance(spec, Mapping):
         raise UserError(f"run {run.name} does not carry its spec (config.spec): simulate it with `jettison simulate`")

@@ -20,11 +20,13 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
 from jettison.cost.presets import ClusterPreset, InstancePreset, cluster_preset, instance_preset
 from jettison.errors import BudgetError, ConfigError
+from jettison.live.profile_file import AUTO
 from jettison.memory.hostpool import num_host_slots
 from jettison.sim.executor import ModelledExecutor
 from jettison.sim.links import LATENCY_S, LinkClass, LinkSpec, Topology
 from jettison.sim.setup import CUDA_PAGE_BYTES, ClusterSetup, Hops, MemorySetup
 from jettison.simulate.clients import Edge
+from jettison.simulate.profiling import profiling_command, with_profile
 from jettison.simulate.spec import ClusterSpec, ExperimentSpec, LinkChange, Settings, Timing, VariantSpec
 from jettison.types import ModelShape
 
@@ -196,10 +198,7 @@ def of_deployment(deployment: Deployment, cluster: ClusterSpec | None = None) ->
     cluster = cluster or ClusterSpec()
     profile = deployment.profile
     if profile is None:
-        raise ConfigError(
-            f"cluster: there is no profile of {deployment.name} for this machine: run `jettison profile` with the same "
-            "settings first"
-        )
+        raise ConfigError(f"cluster: {_without_profile(deployment, cluster)}")
     shape = deployment.shape
     budget = deployment.budget_bytes if cluster.memory_bytes is None else cluster.memory_bytes
     if cluster.kv_tokens is not None and not cluster.is_local:  # a local one has been made so large, to the page
@@ -228,7 +227,25 @@ def of_deployment(deployment: Deployment, cluster: ClusterSpec | None = None) ->
     )
 
 
+def _without_profile(deployment: Deployment, cluster: ClusterSpec) -> str:
+    if cluster.is_local and cluster.model is not None:
+        command = profiling_command(deployment, cluster.model)
+        return f"there is no profile of {deployment.name} for this machine; `{command}` makes it, beside the model"
+    command = profiling_command(deployment, out="profile.json")
+    return (
+        f"the description has no profile of {deployment.name}; `{command}` makes one on its machine, from its model "
+        "folder: then say cluster.profile: profile.json"
+    )
+
+
 def _described(cluster: ClusterSpec, base_dir: Path) -> Deployment:
+    deployment = _description(cluster, base_dir)
+    if cluster.profile == AUTO:
+        return deployment
+    return with_profile(deployment, found_file(cluster.profile, base_dir, "cluster.profile"))
+
+
+def _description(cluster: ClusterSpec, base_dir: Path) -> Deployment:
     if isinstance(cluster.description, str):
         path = found_file(cluster.description, base_dir, "cluster.description")
         try:

@@ -12,10 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from jettison.errors import ConfigError
+from jettison.report.output import check_writable, write_whole
 from jettison.report.results import RunResult
 from jettison.report.summary import format_value
+from jettison.report.terminal import print_whole, spinner
 from jettison.simulate.cases import Case, cases_of
-from jettison.simulate.command import check_writable, run_shown
+from jettison.simulate.command import run_shown
 from jettison.simulate.sizing import Objective, Sizing, Trial, size_all
 from jettison.simulate.spec import parse_spec
 from jettison.simulate.sweeps import expand_sweep
@@ -54,7 +56,7 @@ def size_command(
     )
     if not objective.describe():
         raise ConfigError("an objective is missing: --slo-ttft-p99 or --slo-tpot-p99, or plan.slo_ttft_p99_s")
-    with console.status("preparing") as status:
+    with spinner("preparing", console) as status:
         cases = cases_of(
             raw, name, base_dir, on_pilot=lambda number, factor, load: status.update(f"mean load: pilot {number}")
         )
@@ -70,7 +72,7 @@ def size_command(
     print_sizings(sizings, objective, price, console)
     if json_out is not None:
         document = {"format": FORMAT, "name": name, **sizing_document(sizings, objective, price)}
-        json_out.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        write_whole(json_out, json.dumps(document, indent=1, sort_keys=True) + "\n")
     return sizings
 
 
@@ -104,7 +106,7 @@ def print_sizings(
         table.add_column(headers[index], justify="left" if index < 2 else "right", no_wrap=index >= 2)
     for row in rows:
         table.add_row(*(row[index] for index in shown))
-    console.print(table)
+    print_whole(table, console)
     for sizing in sizings:
         if sizing.found.exceptions:
             more = ", ".join(map(str, sizing.found.exceptions))

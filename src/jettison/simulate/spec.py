@@ -60,6 +60,7 @@ class ClusterSpec:
     """With ``gpu`` a preset's name, else a folder."""
     gpus_per_instance: int | None = None
     profile: str = "auto"
+    """A file; ``auto``: what lies beside the model folder, or is in the description."""
     description: str | Mapping[str, Any] | None = None
     """What a live server tells of itself (``/jettison/deployment``): a file, or its content."""
     instances: int | None = None
@@ -232,8 +233,9 @@ def _check_form(section: Section, form: str) -> None:
         section.refuse("gpus_per_instance", "goes with cluster.gpu only")
     if form not in ("gpu", "preset"):
         section.refuse("memory_utilisation", "is for presets and GPUs: say memory, or kv_tokens")
+    if form not in ("model", "description"):
+        section.refuse("profile", "goes with a model folder or a description only")
     if form != "model":
-        section.refuse("profile", "goes with a model folder only")
         section.refuse("create", "goes with a model folder only")
     sizes = [key for key in ("memory", "kv_tokens", "memory_utilisation") if section.has(key)]
     if len(sizes) > 1:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from jettison.report.brief import brief_conditions
 from jettison.report.results import RunResult
 from jettison.report.summary import format_value
+from jettison.report.terminal import print_fitted, print_whole
 
 Figure = Callable[[RunResult], float | None]
 
@@ -86,11 +86,6 @@ def _cell(value: float | None, column: Column) -> str:
     return format_value(float(f"{value:.3g}"), column.unit)
 
 
-def _width(table: Table, console: Console) -> int:
-    """What it needs: a table that is cut off says nothing."""
-    return Measurement.get(console, console.options.update(width=1000), table).maximum
-
-
 def print_table(runs: Sequence[RunResult], console: Console) -> None:
     """The table, then the conditions of the first comparison in it."""
     rows = table_rows(runs)
@@ -104,11 +99,11 @@ def print_table(runs: Sequence[RunResult], console: Console) -> None:
         table.add_column(headers[index], justify="left" if index < 2 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(row[index] for index in shown))
-    console.print(table, crop=False, overflow="ignore", no_wrap=True, width=max(console.width, _width(table, console)))
+    print_whole(table, console, never_folds=True)
     num_seeds = max(len(same) for same in grouped(runs).values())
     if num_seeds > 1:
         console.print(f"means over {num_seeds} seeds", style="dim")
     first = next(iter(grouped(runs).values()))[0]
     for line in brief_conditions([(first, first)]):
         if not line.startswith("client lag"):
-            console.print(line, markup=False, highlight=False, style="dim", no_wrap=True, overflow="ellipsis")
+            print_fitted(line, console, "dim")

@@ -28,9 +28,10 @@ from jettison.live.profile_file import (
     save_costs,
     save_profile,
 )
+from jettison.report.output import check_writable, write_whole
 from jettison.report.summary import format_value
+from jettison.report.terminal import phase, print_whole, spinner
 from jettison.simulate.cases import Case, cases_of, run_case
-from jettison.simulate.command import check_writable
 from jettison.simulate.local import local_config
 from jettison.simulate.machines import resolve_config, resolve_machine
 from jettison.simulate.spec import ExperimentSpec, parse_spec
@@ -55,12 +56,12 @@ def validate_command(
         if not spec.cluster.is_local:
             raise ConfigError("cluster: only a model folder can be served on this machine, no preset, no description")
         ensure_calibrated(spec, base_dir, console, again=calibrates)
-    with console.status("preparing") as status:
+    with spinner("preparing", console) as status:
         cases = cases_of(raw, name, base_dir, on_pilot=lambda number, *_: status.update(f"mean load: pilot {number}"))
     pairs = run_pairs(cases, raw, name, base_dir, console)
     print_comparison(pairs, console)
     if json_out is not None:
-        json_out.write_text(json.dumps(validation_document(pairs), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        write_whole(json_out, json.dumps(validation_document(pairs), indent=1, sort_keys=True) + "\n")
     return pairs
 
 
@@ -74,7 +75,7 @@ def run_pairs(
         for number, case in enumerate(cases, 1):
             spec = specs[str(sorted(case.point.items()))]
             workload = build_workload(spec.workload, case.seed, base_dir, factor=case.factor)
-            with console.status(f"{number} of {len(cases)}: {case.name}, live, about {workload.duration_s:.0f} s"):
+            with phase(f"{number} of {len(cases)}: {case.name}, live, about {workload.duration_s:.0f} s", console):
                 machine = resolve_machine(spec.cluster, spec.settings, base_dir)
                 variant = next(v for v in spec.variants if v.name == case.variant)
                 config = resolve_config(machine, spec, variant)
@@ -83,7 +84,7 @@ def run_pairs(
                     keys, workload, Path(folder), name=case.name, seed=case.seed,
                     slo_ttft_s=spec.slo.ttft_s, slo_tpot_s=spec.slo.tpot_s,
                 )
-            with console.status(f"{number} of {len(cases)}: {case.name}, simulated"):
+            with phase(f"{number} of {len(cases)}: {case.name}, simulated", console):
                 simulated = run_case(case)
             pairs.append(Pair(spec.name, case.name.replace(f" seed={case.seed}", ""), case.seed, live, simulated))
     return pairs
@@ -100,11 +101,11 @@ def ensure_calibrated(spec: ExperimentSpec, base_dir: Path, console: Console, *,
     mark = fingerprint(model_dir, worker.dtype, worker.num_threads, load_kernels(str(config.model.kernels)).name)
     path = default_path(model_dir, mark)
     if again or not path.exists():
-        with console.status("profiling steps, about a minute") as status:
+        with phase("profiling steps, about a minute", console) as status:
             result = run_profile(config, progress=lambda share, text: status.update(f"profile: {text}"))
         save_profile(path, result.stored)
     if again or not load_costs(model_dir, mark).is_shared:
-        with console.status("measuring what serving takes, about a minute") as status:
+        with phase("measuring what serving takes, about a minute", console) as status:
             measured = measure_host_costs(
                 config, read_profile(path).profile, progress=lambda share, text: status.update(f"host: {text}")
             )
@@ -123,7 +124,7 @@ def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
     for row in compare_means(pairs):
         table.add_row("" if row.scenario == before else row.scenario, *_cells(row))
         before = row.scenario
-    console.print(table)
+    print_whole(table, console)
     console.print("means over seeds; goal: within the goal, yes: within what is demanded", style="dim")
     single = worst([row for pair in pairs for row in compare(pair)])
     foreign = max((pair.live.client.get("foreign_cores") or 0.0) for pair in pairs)

@@ -6,18 +6,21 @@ other tools use as well, so that every tool shapes a load in the same order.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from jettison.cost.deployment import deployment_from_document
 from jettison.errors import ConfigError
 from jettison.report.fairness import FairnessHeader, measured_demand, merged_capacity_factor
 from jettison.report.html import write_html
+from jettison.report.output import check_writable
 from jettison.report.results import RequestRecord, RunResult, write_results
 from jettison.report.summary import print_summary
+from jettison.report.terminal import note_phase, progress_bar
 from jettison.workload import shaping
 from jettison.workload.client import Endpoint, PromptKind, ReplayOptions, replay_sync
 from jettison.workload.prompts import PromptMaker
@@ -119,7 +122,7 @@ def run_bench(
     parameter_share: float | None = None,
     kv_capacity_tokens: float | None = None,
     merged_capacity_tokens: float | None = None,
-    num_instances: int = 2,
+    num_instances: int | None = None,
     json_out: Path | None = None,
     html_out: Path | None = None,
     console: Console | None = None,
@@ -129,8 +132,8 @@ def run_bench(
 
     ``prompt_kind`` None means token ids, or text on the chat endpoint. ``parameter_share``,
     ``kv_capacity_tokens`` (undropped, whole cluster), ``merged_capacity_tokens`` and ``num_instances`` fill
-    the fairness header; a server cannot be asked for them in general. Raises UserError (ConfigError,
-    TraceError) before anything is sent.
+    the fairness header; what is not given is what the server told of itself (``/jettison/deployment``), if it did.
+    Raises UserError (ConfigError, TraceError) before anything is sent.
     """
     load = load_workload(
         trace=trace,
@@ -171,21 +174,17 @@ def run_bench(
         slo_tpot_s=slo_tpot_s,
     )
     # What could fail after the run fails before it: a finished run must not be lost.
-    merged_capacity_tokens = _merged_capacity(
-        kv_capacity_tokens, merged_capacity_tokens, parameter_share, num_instances
-    )
+    said = Conditions(parameter_share, kv_capacity_tokens, merged_capacity_tokens, num_instances)
+    said.completed()
     for path in (json_out, html_out):
         if path is not None:
-            _check_writable(path)
+            check_writable(path)
     console = console or Console()
     run = _replay_with_progress(url, load, options, console, quiet)
+    conditions = said.or_else(conditions_of(run)).completed()
     header = fairness_of_run(
-        run,
-        load,
-        parameter_share=parameter_share,
-        kv_capacity_tokens=kv_capacity_tokens,
-        merged_capacity_tokens=merged_capacity_tokens,
-        num_instances=num_instances,
+        run, load, parameter_share=conditions.parameter_share, kv_capacity_tokens=conditions.kv_capacity_tokens,
+        merged_capacity_tokens=conditions.merged_capacity_tokens,
     )
     run.config["fairness"] = header.as_dict()
     if not quiet:
@@ -197,6 +196,54 @@ def run_bench(
     return run
 
 
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """What the fairness header says of the cluster; None where nobody knows. Tokens are of the whole cluster."""
+
+    parameter_share: float | None = None
+    kv_capacity_tokens: float | None = None
+    """Undropped."""
+    merged_capacity_tokens: float | None = None
+    num_instances: int | None = None
+
+    def or_else(self, told: Conditions) -> Conditions:
+        """This, and from ``told`` what is missing; its merged capacity only where nothing was said that decides it."""
+        said_nothing = self == Conditions()
+        return Conditions(
+            self.parameter_share if self.parameter_share is not None else told.parameter_share,
+            self.kv_capacity_tokens if self.kv_capacity_tokens is not None else told.kv_capacity_tokens,
+            told.merged_capacity_tokens if said_nothing else self.merged_capacity_tokens,
+            self.num_instances if self.num_instances is not None else told.num_instances,
+        )
+
+    def completed(self) -> Conditions:
+        """With the merged capacity that follows from the rest. Raises ConfigError for a share that is none."""
+        merged = _merged_capacity(
+            self.kv_capacity_tokens, self.merged_capacity_tokens, self.parameter_share, self.num_instances or 2
+        )
+        return replace(self, merged_capacity_tokens=merged)
+
+
+def conditions_of(run: RunResult) -> Conditions:
+    """What the server of a run told of itself (``config.deployment``); nothing where it is another's server."""
+    document = run.config.get("deployment")
+    if document is None:
+        return Conditions()
+    try:
+        deployment = deployment_from_document(document, "config.deployment")
+    except ConfigError:  # of another version
+        return Conditions()
+    shape = deployment.shape
+    token_bytes = shape.num_layers * shape.kv_bytes_per_token_layer
+    kv_bytes = deployment.budget_bytes - deployment.workspace_bytes - shape.parameter_bytes
+    capacity = deployment.num_instances * (kv_bytes // token_bytes)
+    spare_bytes = (deployment.num_instances - 1) * shape.parameter_bytes
+    return Conditions(
+        shape.parameter_bytes / deployment.budget_bytes, float(capacity), float(capacity + spare_bytes // token_bytes),
+        deployment.num_instances,
+    )
+
+
 def _merged_capacity(
     capacity_tokens: float | None, merged_tokens: float | None, parameter_share: float | None, num_instances: int
 ) -> float | None:
@@ -206,21 +253,18 @@ def _merged_capacity(
     return capacity_tokens * factor
 
 
-def _check_writable(path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
-
-
 def _replay_with_progress(url: str, load: Workload, options: ReplayOptions, console: Console, quiet: bool) -> RunResult:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Four redraws a second: the client shares its cores with the server it measures.
-    with Progress(*columns, console=console, refresh_per_second=4, disable=quiet, transient=True) as progress:
+    with progress_bar(*columns, console=console, refresh_per_second=4, disable=quiet) as progress:
         task = progress.add_task(f"{load.name}: requests ended", total=len(load.rows))
-        shown = replace(options, on_progress=lambda ended, _total: progress.update(task, completed=ended))
-        return replay_sync(url, load, shown)
+
+        def note(ended: int, total: int) -> None:
+            if ended == 1 and not quiet:  # not before: a server that is not there is one line on stderr
+                note_phase(f"{load.name}: replaying {total} requests, {load.duration_s:.0f} s", console)
+            progress.update(task, completed=ended)
+
+        return replay_sync(url, load, replace(options, on_progress=note))
 
 
 def fairness_of_run(

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from jettison.report.terminal import print_whole
 from jettison.workload.rows import Floats, Workload
 
 WINDOWS_S = (1.0, 10.0, 60.0)
@@ -183,9 +184,9 @@ def print_info(info: TraceInfo, console: Console) -> None:
     for line in plot_lines(info):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     console.print()
-    console.print(_window_table(info))
+    print_whole(_window_table(info), console)
     console.print()
-    console.print(_length_table(info))
+    print_whole(_length_table(info), console)
 
 
 def plot_lines(info: TraceInfo) -> list[str]:

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
 from jettison.errors import ConfigError
+from jettison.report.output import write_whole
+from jettison.report.terminal import print_whole, progress_bar
 from jettison.workload import shaping
 from jettison.workload.arrivals import ArrivalProcess, Burst, Diurnal, OnOff, Steady
 from jettison.workload.describe import describe, print_info
@@ -34,8 +36,7 @@ def show_info(trace: Path, *, jitter: bool | None, seed: int, json_out: Path | N
     info = describe(read_trace(trace, jitter=jitter, seed=seed))
     print_info(info, console)
     if json_out is not None:
-        json_out.parent.mkdir(parents=True, exist_ok=True)
-        json_out.write_text(json.dumps(info.as_dict(), indent=1) + "\n", encoding="utf-8")
+        write_whole(json_out, json.dumps(info.as_dict(), indent=1) + "\n")
 
 
 def save(workload: Workload, out: Path, console: Console) -> None:
@@ -245,7 +246,7 @@ def list_public_traces(console: Console) -> None:
         table.add_column(heading, overflow="fold")
     for trace in PUBLIC_TRACES.values():
         table.add_row(trace.name, trace.licence, trace.about)
-    console.print(table)
+    print_whole(table, console)
 
 
 def fetch_trace(
@@ -255,7 +256,7 @@ def fetch_trace(
     trace = public_trace(name)
     path = out if out is not None else Path(trace.file_name)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
+    with progress_bar(*columns, console=console) as progress:
         task = progress.add_task(trace.file_name, total=None)
         done = fetch(
             trace, path, url=url, sha256=sha256, timeout_s=timeout_s,

@@ -11,6 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jettison.report.output import check_writable, write_whole
+from jettison.report.terminal import print_whole
 from jettison.simulate.batch import usable_cores
 from jettison.simulate.reproduce.page import row_cells, save_pictures, write_page
 from jettison.simulate.reproduce.pool import Runs
@@ -44,6 +46,8 @@ def reproduce(
     chosen = list(EXPERIMENTS.values()) if list(names) == ["all"] else [experiment(name) for name in names]
     if page is None and list(names) == ["all"]:
         page = PAGE
+    if json_out is not None:
+        check_writable(json_out)
     started_s = time.monotonic()
     runs = Runs(processes or usable_cores(), _progress(console, started_s), keep)
     outcomes: dict[str, Outcome] = {}
@@ -74,7 +78,7 @@ def print_outcome(found: Experiment, outcome: Outcome, console: Console) -> None
         table.add_column(header, overflow="fold")
     for row in outcome.rows:
         table.add_row(*row_cells(row))
-    console.print(table)
+    print_whole(table, console)
     for remark in outcome.remarks:
         console.print(remark, markup=False)
     for workload, rows in outcome.conditions.items():
@@ -88,5 +92,4 @@ def _write_json(path: Path, outcomes: dict[str, Outcome]) -> None:
     conditions = {name: outcome.conditions for name, outcome in outcomes.items()}
     remarks = {name: outcome.remarks for name, outcome in outcomes.items()}
     document = {"rows": rows, "conditions": conditions, "remarks": remarks}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(document, indent=1) + "\n")

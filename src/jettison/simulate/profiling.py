@@ -1,0 +1,37 @@
+"""A deployment that nobody has profiled: which command makes the profile, and the deployment with it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+from jettison.config import KEYS
+from jettison.cost.deployment import Deployment
+from jettison.live.profile_file import read_profile
+
+PROFILED_KEYS = (
+    "dtype", "kernels", "block_size", "page_size", "max_model_len", "max_num_batched_tokens", "max_num_seqs",
+)
+"""Keys of ``jettison serve`` that decide which steps are measured, and how; beside instances and memory."""
+
+
+def profiling_command(deployment: Deployment, model_dir: str = "MODEL_DIR", out: str | None = None) -> str:
+    """What to type for a profile of this deployment; the number of threads, if it was set, is not known here."""
+    words = ["jettison", "profile", model_dir, "--instances", str(deployment.num_instances)]
+    words += ["--memory", str(deployment.budget_bytes)]
+    for name in PROFILED_KEYS:
+        value = deployment.settings.get(name)
+        if value is not None:
+            words += [KEYS[name].flag, str(value)]
+    if out is not None:
+        words += ["--out", out]
+    return shlex.join(words)
+
+
+def with_profile(deployment: Deployment, path: Path) -> Deployment:
+    """The deployment with the profile of a file, wherever that was measured; whether its engine knew one stays.
+
+    Raises ConfigError for a file that is no profile.
+    """
+    return replace(deployment, profile=read_profile(path).profile)
