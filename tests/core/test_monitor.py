@@ -38,6 +38,7 @@ def test_the_mean_stay_counts_blocks() -> None:
     assert traffic.mean_stay_s is None
     traffic.note_stay(num_first_blocks=1, num_blocks=1, stay_s=1.0)
     traffic.note_stay(num_first_blocks=1, num_blocks=3, stay_s=5.0)
+    assert traffic.admitted_share == 0.5  # two of four blocks
     assert traffic.mean_stay_s == pytest.approx((1 * 1.0 + 2 * 5.0) / 4), "block-seconds over blocks given back"
 
 

@@ -93,6 +93,16 @@ def test_a_queue_that_chance_has_made_must_be_longer_than_one_of_a_burst(
     assert drops or verdict.reason == "predicted gain too small"
 
 
+@pytest.mark.parametrize(("surge", "share", "wait_s"), [
+    (None, 0.25, 2.0), (1.69, 0.25, 2.0), (1.7, 0.25, 8.0), (1.7, 1.0, 2.0), (1.7, 0.0, 20.0),
+])
+def test_in_a_burst_what_grows_takes_its_share_of_what_comes_free(
+    surge: float | None, share: float, wait_s: float
+) -> None:
+    verdict = assess_overload(BINDING._replace(surge=surge, admitted_share=share), PARAMS)
+    assert verdict.memory_wait_s == pytest.approx(wait_s)
+
+
 def test_nothing_ever_comes_free() -> None:
     verdict = assess_overload(BINDING._replace(freed_blocks_per_s=0.0), PARAMS)
     assert verdict.overloaded and math.isinf(verdict.memory_wait_s)
@@ -135,7 +145,7 @@ RATES = st.one_of(st.none(), st.floats(-10, 1000))
     st.builds(
         GroupLoad, st.just(0), st.integers(0, 100), st.integers(0, 100), st.integers(0, 50), st.integers(0, 500),
         st.integers(0, 50), st.booleans(), st.floats(0, 10), RATES, st.integers(0, 10_000), RATES, RATES, RATES,
-        RATES, st.floats(0, 1), st.floats(0, 1), RATES, RATES, RATES, st.integers(0, 10_000),
+        RATES, st.floats(0, 1), st.floats(0, 1), RATES, RATES, RATES, st.integers(0, 10_000), st.floats(0, 1),
     ).filter(lambda load: load.unfinished_prefill_tokens <= load.queued_prefill_tokens)
 )
 def test_any_load_has_a_verdict_and_only_memory_that_binds_is_overload(load: GroupLoad) -> None:

@@ -230,6 +230,7 @@ class Loads:
         merged, separate = (num_stages, 1) if is_restoring else (num_stages + 1, num_stages)
         missing = foreseen_missing_blocks(load, self._params.overload)
         load = load._replace(
+            admitted_share=self.traffic.admitted_share,
             foreseen_s=self.monitor(group).note_foreseen(missing, now_ns),
             merged_compute_load=self.compute_load(merged), separate_compute_load=self.compute_load(separate)
         )

@@ -63,6 +63,7 @@ class TrafficMonitor:
     _mean_prompt_tokens: float = 0.0
     _mean_cached_tokens: float = 0.0
     _mean_blocks: float = 0.0
+    _mean_first_blocks: float = 0.0
     _mean_block_s: float = 0.0
     _totals: Totals = field(init=False)
     """Requests and prompt tokens that have arrived."""
@@ -98,8 +99,14 @@ class TrafficMonitor:
         self.num_stays += 1
         weight = 1.0 / min(self.num_stays, NUM_STAYS)
         self._mean_blocks += (num_blocks - self._mean_blocks) * weight
+        self._mean_first_blocks += (num_first_blocks - self._mean_first_blocks) * weight
         self._mean_block_s += ((num_first_blocks + num_blocks) / 2 * stay_s - self._mean_block_s) * weight
         self.mean_stay_s = self._mean_block_s / self._mean_blocks
+
+    @property
+    def admitted_share(self) -> float:
+        """Of the blocks that a request gives back, those that it was admitted with; the others it took as it grew."""
+        return self._mean_first_blocks / self._mean_blocks if self._mean_blocks else 1.0
 
     def traffic(self) -> Traffic | None:
         """The last seconds; None while too little has been seen."""

@@ -18,6 +18,9 @@ from jettison.types import GroupId
 COMPUTE_BINDS = "compute binds"
 CANNOT_KEEP_UP = "a pipeline could not keep up"
 
+LEAST_ADMITTED_SHARE = 0.1
+"""Answers many times their prompts make a wait longer, not endless: some of them end early."""
+
 
 class GroupLoad(NamedTuple):
     """One group's pressure, in blocks and seconds."""
@@ -57,6 +60,9 @@ class GroupLoad(NamedTuple):
     """What arrives lately (a second) over what usually does (ten); None = not known yet."""
     unfinished_prefill_tokens: int = 0
     """Of ``queued_prefill_tokens`` those that running requests still have to compute: they wait for no memory."""
+    admitted_share: float = 1.0
+    """Of the blocks that a request gives back, those that it was admitted with; the others it took as it grew. In a burst
+    memory stays full, and what runs takes as much again of all that comes free before the queue gets any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,8 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         memory_wait_s = float("inf") if missing > 0 else 0.0
     else:
         memory_wait_s = max(0, missing) / load.freed_blocks_per_s
+        if is_burst(load, params, if_unknown=False):
+            memory_wait_s /= max(load.admitted_share, LEAST_ADMITTED_SHARE)
     if load.prefill_tokens_per_s is None or load.prefill_tokens_per_s <= 0.0:
         compute_wait_s = 0.0
     else:
