@@ -12,6 +12,7 @@ from jettison.cost.deployment import Deployment, deployment_from_document, deplo
 from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.hostcosts import HostCosts
 from jettison.cost.model import CostModel
+from jettison.cost.profile_document import Fingerprint
 from jettison.errors import ConfigError
 from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, layer_shard
 
@@ -20,9 +21,10 @@ SHAPE = ModelShape(2, 64, 4, 2, 16, 128, 256, 4, False, {
 })  # fmt: skip
 COST = CostModel(2, 1e-9, 1e-9, 1e-6, 1e-5, 1e-4, 0.0, 0.0, 1e-5, 1e-6)
 PROFILE = HardwareProfile(COST, 1e9, 1e-5, 1e-3, 0.0, 1e9, 1e9, (BatchPoint(1, 2, 3, 4.0),))
+MARK = Fingerprint("a machine", "digest", "0.1.0", "float32", 1, "native")
 DEPLOYMENT = Deployment(
     "tiny", SHAPE, 2, 1000, 10, 4, 512, PROFILE, True, {"block_size": 8},
-    HostCosts(num_cores=2, core_speeds=(1.0, 0.75), hop_s=1e-5),
+    HostCosts(num_cores=2, core_speeds=(1.0, 0.75), hop_s=1e-5), MARK,
 )
 
 
@@ -33,7 +35,7 @@ def document() -> dict[str, Any]:
 
 def test_there_and_back_by_way_of_json() -> None:
     assert deployment_from_document(document(), "here") == DEPLOYMENT
-    bare = replace(DEPLOYMENT, profile=None, core_knows_profile=False)
+    bare = replace(DEPLOYMENT, profile=None, core_knows_profile=False, fingerprint=None)
     assert deployment_from_document(json.loads(json.dumps(deployment_to_document(bare))), "here") == bare
 
 
@@ -48,6 +50,7 @@ def test_there_and_back_by_way_of_json() -> None:
         (["profile", "links"], 1, "profile has an unknown key 'links'"),
         (["shape", "shard_bytes", "layer:1"], -4, "shape.shard_bytes.layer:1 is -4: not a size"),
         (["shape", "shard_bytes", "layer:7"], 4, "shape.shard_bytes does not name every lending unit once"),
+        (["fingerprint", "num_threads"], "two", "fingerprint.num_threads is 'two'"),
         (["costs", "core_speeds"], [1.0], "costs: core_speeds needs a speed"),
         (["costs", "core_speeds"], ["fast", 1.0], "costs.core_speeds needs numbers"),
     ],
@@ -61,6 +64,24 @@ def test_what_is_wrong_is_named(place: list[str], value: object, message: str) -
     with pytest.raises(ConfigError) as raised:
         deployment_from_document(broken, "here")
     assert str(raised.value).startswith("here: ") and message in str(raised.value)
+
+
+def test_earlier_documents_have_no_fingerprint() -> None:
+    earlier = document()
+    del earlier["fingerprint"]
+    assert deployment_from_document(earlier, "here") == replace(DEPLOYMENT, fingerprint=None)
+
+
+def test_which_profiles_are_foreign_as_far_as_is_known() -> None:
+    other = replace(MARK, hardware="another", dtype="float64")
+    assert DEPLOYMENT.foreign_to(MARK) == []
+    assert DEPLOYMENT.foreign_to(other) == [
+        "hardware 'another' and not 'a machine'", "dtype 'float64' and not 'float32'",
+    ]
+    untold = replace(DEPLOYMENT, fingerprint=None)
+    assert untold.foreign_to(other) == []
+    said = replace(untold, settings={"dtype": "float32", "kernels": "auto"})
+    assert said.foreign_to(other) == ["dtype 'float64' and not 'float32'"]
 
 
 @pytest.mark.parametrize("broken", [None, [], 3, {}])

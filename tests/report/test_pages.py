@@ -238,17 +238,40 @@ def test_counts_for_people(value: object, text: str) -> None:
     assert format_count(value) == text
 
 
+CALM = {"drops": 0, "preemptions": 0}
+
+
 @pytest.mark.parametrize(
-    ("over_capacity", "over_merged", "words"),
-    [(2.1, 0.9, None), (3.8, 1.65, "1.65 of the merged capacity, more than dropping can carry"),
-     (0.9, 0.4, "0.90 of the undropped capacity"), (None, None, None)],
+    ("aimed", "over_capacity", "over_merged", "events", "words"),
+    [
+        (0.72, 2.1, 0.9, {"drops": 2}, None),
+        (0.72, 3.8, 1.65, {"drops": 2}, "1.65 of the merged capacity, more than dropping can carry"),
+        (0.72, 0.9, 0.4, CALM, "0.90 of the undropped capacity, so memory never ran short"),
+        (0.72, 0.97, 0.43, {"drops": 2, "preemptions": 31},
+         "memory ran short only now and then (drops 2 in burst: drop; preemptions 31 in burst: drop)"),
+        (0.72, 0.9, 0.4, {}, "0.90 of the undropped capacity, less than was meant"),
+        (0.72, None, None, CALM, None),
+        (2.2, 4.9, 2.1, {"drops": 2}, None),
+        (2.2, 2.1, 0.9, {"drops": 2}, "0.90 of it, which dropping can carry"),
+        (2.2, None, None, CALM, None),
+    ],
 )  # fmt: skip
-def test_a_missed_aim_is_told(over_capacity: float | None, over_merged: float | None, words: str | None) -> None:
+def test_a_missed_aim_is_told(
+    aimed: float, over_capacity: float | None, over_merged: float | None, events: dict[str, int], words: str | None
+) -> None:
     header = {"peak_over_capacity": over_capacity, "peak_over_merged": over_merged}
-    told = missed_aim(RunResult("burst: drop", config={"fairness": header}), 0.72)
+    baseline = RunResult("burst: recompute", events=CALM)
+    told = missed_aim(baseline, RunResult("burst: drop", config={"fairness": header}, events=events), aimed)
     assert (told is None) == (words is None)
     if words is not None and told is not None:
-        assert all(word in told for word in (words, "was to be 0.72", "one more run may do"))
+        assert all(word in told for word in (words, f"was to be {aimed:.2f}", "one more run may do"))
+
+
+def test_a_baseline_that_ran_short_is_no_calm_pair() -> None:
+    header = {"peak_over_capacity": 0.97, "peak_over_merged": 0.43}
+    baseline = RunResult("burst: recompute", events={"drops": 0, "preemptions": 31})
+    told = missed_aim(baseline, RunResult("burst: drop", config={"fairness": header}, events=CALM), 0.72)
+    assert told is not None and "never" not in told and "preemptions 31 in burst: recompute" in told
 
 
 def test_events_are_marked_in_the_colour_of_their_run(runs: list[RunResult]) -> None:

@@ -6,6 +6,7 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +14,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from specs import deployment, spec
 
+from jettison.cli.main import main
 from jettison.cost.deployment import deployment_to_document
 from jettison.cost.profile_document import Fingerprint, StoredProfile
 from jettison.errors import ConfigError, UserError
 from jettison.live.profile_file import save_profile
 from jettison.report.decisions import incidents_of
-from jettison.report.results import RunResult
+from jettison.report.results import RunResult, write_results
 from jettison.simulate.cases import cases_of, run_case
-from jettison.simulate.counterfactual import counterfactual_runs, parse_policies, recorded_rows
+from jettison.simulate.counterfactual import counterfactual_runs, parse_policies, recorded_rows, told_of_profile
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,40 @@ def test_a_profile_may_come_from_a_file(drop_and_recompute: tuple[RunResult, Run
     assert {name: run.ttft_s for name, run in found.items()} == {name: run.ttft_s for name, run in expected.items()}
     with pytest.raises(UserError, match="was simulated"):
         counterfactual_runs(drop, ["recompute"], profile=path)
+
+
+def test_another_s_profile_is_told_and_marked(
+    drop_and_recompute: tuple[RunResult, RunResult], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drop, _ = drop_and_recompute
+    known, path, file = deployment(), tmp_path / "profile.json", tmp_path / "runs.json"
+    assert known.profile is not None
+    mark = Fingerprint("a machine", "c", "v", "float64", 1, "native")
+    save_profile(path, StoredProfile(mark, known.profile))
+
+    def live(**changes: Any) -> RunResult:
+        described = replace(known, profile=None, **changes)
+        return replace(drop, config={"policy": "drop", "deployment": deployment_to_document(described)})
+
+    assert told_of_profile(live(fingerprint=mark), path) is None
+    assert told_of_profile(drop, path) is None, "a simulated run says with what by itself"
+    for other, words in (
+        (live(fingerprint=replace(mark, hardware="another", model="d")),
+         ("hardware 'a machine' and not 'another'", "model 'c' and not 'd'")),
+        (live(settings={**known.settings, "dtype": "float32", "kernels": "auto"}),
+         ("dtype 'float64' and not 'float32'",)),
+    ):  # fmt: skip
+        told = told_of_profile(other, path)
+        assert told is not None and "\n" not in told and all(word in told for word in words)
+        found = counterfactual_runs(other, ["recompute"], profile=path, num_processes=1)
+        assert list(found) == [
+            "recompute (simulated with another's profile)", "drop (this run, simulated with another's profile)",
+        ]
+    write_results(file, [other])
+    assert main(["explain", str(file), "--counterfactual", "recompute", "--profile", str(path)]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.count("warning: the profile") == 1 and "float32" in printed.err
+    assert "recompute (simulated with another's" in printed.out
 
 
 def test_the_commands_that_help_are_told_in_full(drop_and_recompute: tuple[RunResult, RunResult]) -> None:

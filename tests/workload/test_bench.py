@@ -10,9 +10,9 @@ from rich.console import Console
 
 from jettison.cost.deployment import Deployment, deployment_to_document
 from jettison.errors import ConfigError, TraceError
-from jettison.report.results import RunResult, read_results
+from jettison.report.results import read_results
 from jettison.types import ModelShape
-from jettison.workload.bench import Conditions, conditions_of, load_workload, run_bench
+from jettison.workload.bench import load_workload, run_bench
 
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "".join(
     f"{second},ChatGPT,{20 + second},{5 + second % 3},0,Conversation log\n" for second in range(0, 60, 2)
@@ -60,7 +60,7 @@ BARE = ModelShape(2, 16, 2, 1, 8, 32, 64, 4)
 SHAPE = replace(BARE, shard_bytes=dict.fromkeys(BARE.all_shards, 10_000))
 """Four lending units of 10,000 bytes; 128 bytes of KV a token."""
 DEPLOYMENT = Deployment("tiny", SHAPE, 3, 70_000, 4_400, 4096, 1024, None)
-"""Room for 200 tokens in each of three instances."""
+"""In each of three instances 17 pages: 2 of workspace, 3 a lending unit, and one for each layer's KV (64 tokens)."""
 
 
 async def test_the_header_says_what_the_server_tells_of_itself(serve, trace: Path) -> None:
@@ -74,18 +74,24 @@ async def test_the_header_says_what_the_server_tells_of_itself(serve, trace: Pat
         )
     fairness = run.config["fairness"]
     assert fairness["parameter_share"] == pytest.approx(40 / 70)
-    assert fairness["kv_capacity_tokens"] == 600 and fairness["merged_capacity_tokens"] == 600 + 80_000 // 128
-    assert "undropped KV capacity, tokens: 600" in out.getvalue()
+    assert fairness["kv_capacity_tokens"] == 192, "three times one page of four blocks a layer"
+    assert fairness["merged_capacity_tokens"] == 640, "a pipeline of two, one for each layer, and one alone"
+    assert "undropped KV capacity, tokens: 192" in out.getvalue()
     assert said.config["fairness"]["merged_capacity_tokens"] == pytest.approx(1500), "what was said comes first"
 
 
-def test_what_a_server_tells_fills_the_gaps_only() -> None:
-    told = conditions_of(RunResult("r", config={"deployment": deployment_to_document(DEPLOYMENT)}))
-    assert Conditions(num_instances=2).or_else(told).completed().kv_capacity_tokens == 600
-    half = Conditions(parameter_share=0.5).or_else(told).completed()
-    assert half.merged_capacity_tokens == pytest.approx(600 * (1 - 0.5 / 3) / 0.5), "for three instances"
-    assert conditions_of(RunResult("r")) == Conditions()
-    assert conditions_of(RunResult("r", config={"deployment": {"format": "of tomorrow"}})) == Conditions()
+async def test_a_finished_run_is_kept_whatever_the_server_tells(serve, trace: Path, tmp_path: Path) -> None:
+    pipeline = replace(DEPLOYMENT, num_instances=2, budget_bytes=39_000, settings={"overload": "pipeline"})
+    out = tmp_path / "run.json"
+    async with serve(deployment=deployment_to_document(pipeline), metrics="") as fake:
+        await asyncio.to_thread(
+            run_bench, fake.url, trace=trace, rate_scale=1000.0, num_requests=4, json_out=out, quiet=True
+        )
+    [stored] = read_results(out)
+    assert stored.requests.completed == 4
+    assert stored.config["fairness"]["parameter_share"] is None, "40,000 bytes in instances of 39,000"
+    assert stored.config["fairness"]["kv_capacity_tokens"] == 64
+    assert stored.config["fairness"]["merged_capacity_tokens"] == 64
 
 
 async def test_quiet_prints_nothing(serve, trace: Path) -> None:

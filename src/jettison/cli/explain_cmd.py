@@ -56,8 +56,8 @@ def explain(
     from jettison.report.explain import explain_document, print_decisions, print_incident
     from jettison.report.output import check_writable, write_whole
     from jettison.report.results import met_the_same, read_results
-    from jettison.report.terminal import spinner
-    from jettison.simulate.counterfactual import counterfactual_runs, parse_policies
+    from jettison.report.terminal import print_line, spinner
+    from jettison.simulate.counterfactual import counterfactual_runs, parse_policies, told_of_profile
 
     policies = parse_policies(counterfactual) if counterfactual is not None else ()
     if profile is not None and not policies:
@@ -71,6 +71,8 @@ def explain(
     for run in chosen:
         others = {r.config.get("policy") or r.name: r for r in runs if r is not run and met_the_same(r, run)}
         if policies:
+            if profile is not None and (told := told_of_profile(run, profile)):
+                print_line(f"warning: {told}", Console(stderr=True))
             with spinner(f"simulating what {run.name} met", console):
                 others |= counterfactual_runs(run, policies, profile=profile, run_file=run_file)
         decisions = [d for d in decisions_of(run) if not kinds or d.kind in kinds]

@@ -14,6 +14,7 @@ from typing import Any
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
 from jettison.cost.profile_document import (
+    Fingerprint,
     ProfileDocumentError,
     checked,
     field_kinds,
@@ -46,6 +47,18 @@ class Deployment:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Flat keys of ``jettison serve`` that decide what it does, as they are in force."""
     costs: HostCosts = field(default_factory=HostCosts)
+    fingerprint: Fingerprint | None = None
+    """What a profile must have been measured for to be one of this deployment; None where nobody said."""
+
+    def foreign_to(self, mark: Fingerprint) -> list[str]:
+        """How a profile of this fingerprint differs from one of this deployment, a text each; empty as far as is known.
+
+        A deployment without a fingerprint has only what its settings say to be compared.
+        """
+        if self.fingerprint is not None:
+            return mark.differences(self.fingerprint)
+        said = {name: self.settings.get(name, "auto") for name in ("dtype", "kernels")}
+        return mark.differences(dataclasses.replace(mark, **{k: str(v) for k, v in said.items() if v != "auto"}))
 
 
 def deployment_to_document(deployment: Deployment) -> dict[str, Any]:
@@ -53,7 +66,7 @@ def deployment_to_document(deployment: Deployment) -> dict[str, Any]:
     plain = {
         item.name: getattr(deployment, item.name)
         for item in dataclasses.fields(deployment)
-        if item.name not in ("shape", "profile", "costs", "settings")
+        if item.name not in ("shape", "profile", "costs", "settings", "fingerprint")
     }
     return {
         "format": FORMAT, **plain,
@@ -61,17 +74,23 @@ def deployment_to_document(deployment: Deployment) -> dict[str, Any]:
         "profile": None if deployment.profile is None else profile_to_plain(deployment.profile),
         "settings": dict(deployment.settings),
         "costs": costs_to_plain(deployment.costs),
+        "fingerprint": None if deployment.fingerprint is None else dataclasses.asdict(deployment.fingerprint),
     }
 
 
 def deployment_from_document(document: object, where: str) -> Deployment:
-    """The deployment in a document. Raises ConfigError that begins with ``where`` and names what is wrong."""
+    """The deployment in a document. Raises ConfigError that begins with ``where`` and names what is wrong.
+
+    ``fingerprint`` may be missing: earlier documents have none.
+    """
     try:
         if isinstance(document, Mapping) and document.get("format") != FORMAT:
             raise ProfileDocumentError(f"format is {document.get('format')!r}, not {FORMAT!r}")
         kinds = field_kinds(Deployment) | {
-            "format": str, "shape": dict, "profile": object, "settings": dict, "costs": dict,
+            "format": str, "shape": dict, "profile": object, "settings": dict, "costs": dict, "fingerprint": object,
         }
+        if isinstance(document, Mapping):
+            document = {"fingerprint": None, **document}
         values = checked(document, kinds, "the description")
         del values["format"]
         shape = checked(values["shape"], field_kinds(ModelShape) | {"shard_bytes": dict}, "shape")
@@ -80,12 +99,15 @@ def deployment_from_document(document: object, where: str) -> Deployment:
                 raise ProfileDocumentError(f"shape.shard_bytes.{name} is {num_bytes!r}: not a size")
         profile = None if values["profile"] is None else profile_from_plain(values["profile"], "profile")
         costs = costs_from_plain(values["costs"], "costs")
+        mark = values["fingerprint"]
+        if mark is not None:
+            mark = Fingerprint(**checked(mark, field_kinds(Fingerprint), "fingerprint"))
         made = ModelShape(**shape)
         if made.shard_bytes.keys() != made.all_shards or made.num_layers < 1:
             raise ProfileDocumentError("shape.shard_bytes does not name every lending unit once")
         if min(values["num_instances"], values["page_bytes"], values["max_model_len"]) < 1:
             raise ProfileDocumentError("num_instances, page_bytes and max_model_len must be >= 1")
-        return Deployment(**(values | {"shape": made, "profile": profile, "costs": costs}))
+        return Deployment(**(values | {"shape": made, "profile": profile, "costs": costs, "fingerprint": mark}))
     except ProfileDocumentError as error:
         raise ConfigError(f"{where}: {error}") from None
 

@@ -15,7 +15,7 @@ from jettison.live.profile_file import AUTO, NONE, fingerprint, load_costs, read
 logger = logging.getLogger(__name__)
 
 LEFT_OUT = frozenset({
-    "model", "served_model_name", "instances", "memory", "profile", "overload", "num_threads", "launcher", "log_level",
+    "model", "served_model_name", "instances", "memory", "profile", "num_threads", "launcher", "log_level",
 })
 """Keys that a deployment says in another way, or that do not decide what it does; the server's are left out as well."""
 
@@ -48,6 +48,7 @@ def deployment_of(assembly: Assembly, kernels: str, *, kv_tokens: int | None = N
         core_knows_profile=known is not None,
         settings=settings_of(config),
         costs=load_costs(model_dir, mark),
+        fingerprint=mark,
     )
 
 

@@ -165,6 +165,13 @@ class PageMap:
         assert self.homes.keys().isdisjoint(self.shards())
 
 
+def first_capacity_blocks(budget_bytes: int, workspace_bytes: int, spec: LayoutSpec, sizes: PageSizes) -> int:
+    """KV blocks in each arena of a device that holds this layout and nothing else; 0 where it does not fit."""
+    pages = budget_bytes // sizes.page_bytes - -(-workspace_bytes // sizes.page_bytes)
+    pages -= sum(sizes.shard_pages[shard] for shard in spec.shards)
+    return sizes.blocks_in_pages(max(0, pages) // len(spec.kv_layers)) if spec.kv_layers else 0
+
+
 def check_budget(
     budget_bytes: int, workspace_bytes: int, spec: LayoutSpec, sizes: PageSizes, block_size: int
 ) -> None:

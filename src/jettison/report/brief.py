@@ -86,18 +86,23 @@ def _count(value: float | None) -> str:
     return "not stated" if value is None else f"{value:,.0f}"
 
 
-def missed_aim(run: RunResult, aimed_over_merged: float) -> str | None:
+def missed_aim(baseline: RunResult, run: RunResult, aimed_over_merged: float) -> str | None:
     """What to tell where the peak demand that ``run`` measured makes another experiment of it than the one aimed at.
 
-    ``aimed_over_merged``: the peak demand that was calibrated for, over the merged capacity. None where the run
-    is what it was meant to be, or does not say.
+    ``baseline``: the run without dropping that met the same arrivals. ``aimed_over_merged``: the peak demand that was
+    calibrated for, over the merged capacity; above 1 the aim is more than dropping can carry. None where the pair is
+    what it was meant to be, or does not say.
     """
     header = run.config.get("fairness") or {}
     over_merged, over_capacity = header.get("peak_over_merged"), header.get("peak_over_capacity")
-    if over_merged is not None and over_merged > 1.0:
+    if aimed_over_merged > 1.0:
+        if over_merged is None or over_merged > 1.0:
+            return None
+        found = f"{over_merged:.2f} of it, which dropping can carry"
+    elif over_merged is not None and over_merged > 1.0:
         found = f"{over_merged:.2f} of the merged capacity, more than dropping can carry"
     elif over_capacity is not None and over_capacity < 1.0:
-        found = f"{over_capacity:.2f} of the undropped capacity, so memory never ran short"
+        found = f"{over_capacity:.2f} of the undropped capacity, {_shortage(baseline, run)}"
     else:
         return None
     return (
@@ -105,6 +110,20 @@ def missed_aim(run: RunResult, aimed_over_merged: float) -> str | None:
         f" capacity and came to {found}. The machine was not as fast as when it was measured, or others were busy on"
         " it; one more run may do"
     )
+
+
+def _shortage(*runs: RunResult) -> str:
+    """Whether memory ran short in a pair: below its capacity as a whole a cluster may still lack it in one instance."""
+    counts = {
+        name: [f"{format_count(run.events[name])} in {run.name}" for run in runs if run.events.get(name)]
+        for name in ("drops", "preemptions")
+    }
+    known = [f"{name} {', '.join(found)}" for name, found in counts.items() if found]
+    if known:
+        return f"so memory ran short only now and then ({'; '.join(known)})"
+    if all("drops" in run.events and "preemptions" in run.events for run in runs):
+        return "so memory never ran short"
+    return "less than was meant to make memory short"
 
 
 def print_brief(

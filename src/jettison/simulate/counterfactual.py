@@ -16,8 +16,11 @@ from jettison.report.results import RunResult
 from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import Case
 from jettison.simulate.machines import cluster_setup, resolve_machine
-from jettison.simulate.profiling import profiling_command
+from jettison.simulate.profiling import foreign_profile, profiling_command
 from jettison.simulate.spec import POLICIES, parse_spec
+
+FOREIGN = " with another's profile"
+"""In the name of what was simulated with a profile that was measured for something else than the run."""
 
 
 def parse_policies(text: str) -> tuple[str, ...]:
@@ -36,21 +39,34 @@ def counterfactual_runs(
     """By a name that says that it is simulated: the same arrivals and lengths under each policy.
 
     A live run is simulated under its own policy as well, so that the reader sees how near the simulation comes.
-    ``profile``: of a live run's machine, where its server had none; ``run_file``: how messages name the run's file.
+    ``profile``: of a live run's machine, where its server had none; the names say where it is another's
+    (``told_of_profile``). ``run_file``: how messages name the run's file.
     Raises UserError where the run does not say what met whom, or nobody has measured its machine.
     """
     if profile is None and is_live(run):
         _check_profiled(run, policies, run_file)
     cases = []
+    with_what = FOREIGN if profile is not None and told_of_profile(run, profile) is not None else ""
     own = run.config.get("policy")
     asked = [*policies, own] if is_live(run) and own in POLICIES and own not in policies else policies
     for policy in asked:
-        name = f"{policy} (this run, simulated)" if policy == own else f"{policy} (simulated)"
+        name = f"{policy} (this run, simulated{with_what})" if policy == own else f"{policy} (simulated{with_what})"
         cases.append(Case(name, _spec(run, policy, profile), variant=policy))
     for case in cases:
         spec = parse_spec(case.raw, run.name)
         cluster_setup(resolve_machine(spec.cluster, spec.settings), spec, spec.variants[0], 0)
     return {result.name: result for result in run_cases(cases, num_processes=num_processes)}
+
+
+def told_of_profile(run: RunResult, profile: Path) -> str | None:
+    """One line where a profile was measured for something else than what a live run ran on; None where it fits.
+
+    Raises ConfigError for a file that is no profile, or a run whose description is none.
+    """
+    described = run.config.get("deployment")
+    if not is_live(run) or not isinstance(described, Mapping):
+        return None
+    return foreign_profile(deployment_from_document(described, f"run {run.name}: config.deployment"), profile)
 
 
 def is_live(run: RunResult) -> bool:

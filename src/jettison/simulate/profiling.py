@@ -35,3 +35,15 @@ def with_profile(deployment: Deployment, path: Path) -> Deployment:
     Raises ConfigError for a file that is no profile.
     """
     return replace(deployment, profile=read_profile(path).profile)
+
+
+def foreign_profile(deployment: Deployment, path: Path) -> str | None:
+    """One line where the profile of a file was measured for something else than this deployment, as far as it says.
+
+    Raises ConfigError for a file that is no profile.
+    """
+    differences = deployment.foreign_to(read_profile(path).fingerprint)
+    if not differences:
+        return None
+    found = "; ".join(differences)
+    return f"the profile {path} is not of {deployment.name} as it was served: it was measured for {found}"

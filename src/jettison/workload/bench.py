@@ -6,16 +6,15 @@ other tools use as well, so that every tool shapes a load in the same order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from jettison.cost.deployment import deployment_from_document
 from jettison.errors import ConfigError
-from jettison.report.fairness import FairnessHeader, measured_demand, merged_capacity_factor
+from jettison.report.fairness import FairnessHeader, measured_demand
 from jettison.report.html import write_html
 from jettison.report.output import check_writable
 from jettison.report.results import RequestRecord, RunResult, write_results
@@ -23,6 +22,7 @@ from jettison.report.summary import print_summary
 from jettison.report.terminal import note_phase, progress_bar
 from jettison.workload import shaping
 from jettison.workload.client import Endpoint, PromptKind, ReplayOptions, replay_sync
+from jettison.workload.conditions import Conditions, conditions_of, merged_capacity
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.synthetic import generate, preset
 from jettison.workload.traces import Workload, read_trace
@@ -175,7 +175,7 @@ def run_bench(
     )
     # What could fail after the run fails before it: a finished run must not be lost.
     said = Conditions(parameter_share, kv_capacity_tokens, merged_capacity_tokens, num_instances)
-    said.completed()
+    said.check()
     for path in (json_out, html_out):
         if path is not None:
             check_writable(path)
@@ -194,63 +194,6 @@ def run_bench(
     if html_out is not None:
         write_html(html_out, [run], title=f"jettison bench: {name}")
     return run
-
-
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """What the fairness header says of the cluster; None where nobody knows. Tokens are of the whole cluster."""
-
-    parameter_share: float | None = None
-    kv_capacity_tokens: float | None = None
-    """Undropped."""
-    merged_capacity_tokens: float | None = None
-    num_instances: int | None = None
-
-    def or_else(self, told: Conditions) -> Conditions:
-        """This, and from ``told`` what is missing; its merged capacity only where nothing was said that decides it."""
-        said_nothing = self == Conditions()
-        return Conditions(
-            self.parameter_share if self.parameter_share is not None else told.parameter_share,
-            self.kv_capacity_tokens if self.kv_capacity_tokens is not None else told.kv_capacity_tokens,
-            told.merged_capacity_tokens if said_nothing else self.merged_capacity_tokens,
-            self.num_instances if self.num_instances is not None else told.num_instances,
-        )
-
-    def completed(self) -> Conditions:
-        """With the merged capacity that follows from the rest. Raises ConfigError for a share that is none."""
-        merged = _merged_capacity(
-            self.kv_capacity_tokens, self.merged_capacity_tokens, self.parameter_share, self.num_instances or 2
-        )
-        return replace(self, merged_capacity_tokens=merged)
-
-
-def conditions_of(run: RunResult) -> Conditions:
-    """What the server of a run told of itself (``config.deployment``); nothing where it is another's server."""
-    document = run.config.get("deployment")
-    if document is None:
-        return Conditions()
-    try:
-        deployment = deployment_from_document(document, "config.deployment")
-    except ConfigError:  # of another version
-        return Conditions()
-    shape = deployment.shape
-    token_bytes = shape.num_layers * shape.kv_bytes_per_token_layer
-    kv_bytes = deployment.budget_bytes - deployment.workspace_bytes - shape.parameter_bytes
-    capacity = deployment.num_instances * (kv_bytes // token_bytes)
-    spare_bytes = (deployment.num_instances - 1) * shape.parameter_bytes
-    return Conditions(
-        shape.parameter_bytes / deployment.budget_bytes, float(capacity), float(capacity + spare_bytes // token_bytes),
-        deployment.num_instances,
-    )
-
-
-def _merged_capacity(
-    capacity_tokens: float | None, merged_tokens: float | None, parameter_share: float | None, num_instances: int
-) -> float | None:
-    factor = None if parameter_share is None else merged_capacity_factor(parameter_share, num_instances)
-    if merged_tokens is not None or capacity_tokens is None or factor is None:
-        return merged_tokens
-    return capacity_tokens * factor
 
 
 def _replay_with_progress(url: str, load: Workload, options: ReplayOptions, console: Console, quiet: bool) -> RunResult:
@@ -288,7 +231,7 @@ def fairness_of_run(
         demand_model=f"the requests' own times in run {run.name}, queue included",
         parameter_share=parameter_share,
         kv_capacity_tokens=kv_capacity_tokens,
-        merged_capacity_tokens=_merged_capacity(
+        merged_capacity_tokens=merged_capacity(
             kv_capacity_tokens, merged_capacity_tokens, parameter_share, num_instances
         ),
         arrivals=(load.source, *load.notes),
