@@ -35,6 +35,7 @@ def test_every_example_is_run_here() -> None:
 
 
 @pytest.mark.live
+@pytest.mark.slow
 def test_serve_and_ask(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     example = loaded("01_serve_and_ask.py", monkeypatch)
     with as_environment(child_environment()):
@@ -44,6 +45,7 @@ def test_serve_and_ask(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFix
 
 
 @pytest.mark.live
+@pytest.mark.slow
 def test_watch_a_drop(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     example = loaded("02_watch_a_drop.py", monkeypatch)
     monkeypatch.setattr(example, "BENCH", [*example.BENCH, "--num-requests", "4", "--rate-scale", "10"])

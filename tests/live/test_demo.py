@@ -20,6 +20,7 @@ BURST = SyntheticSpec(
 
 
 @pytest.mark.live
+@pytest.mark.slow
 def test_a_demo_leaves_a_report_of_four_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     sources = str(Path(jettison.__file__).parent.parent)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [sources, os.environ.get("PYTHONPATH")])))

@@ -57,8 +57,11 @@ class Deployment:
         """
         if self.fingerprint is not None:
             return mark.differences(self.fingerprint)
-        said = {name: self.settings.get(name, "auto") for name in ("dtype", "kernels")}
-        return mark.differences(dataclasses.replace(mark, **{k: str(v) for k, v in said.items() if v != "auto"}))
+        dtype, kernels = (str(self.settings.get(name, "auto")) for name in ("dtype", "kernels"))
+        return mark.differences(dataclasses.replace(
+            mark, dtype=mark.dtype if dtype == "auto" else dtype,
+            kernels=mark.kernels if kernels == "auto" else kernels,
+        ))
 
 
 def deployment_to_document(deployment: Deployment) -> dict[str, Any]:
