@@ -499,18 +499,21 @@ def test_a_start_that_fails_at_any_call_leaves_nothing_and_can_be_repeated():
     syscalls = FailingSyscalls()
     memory = make_memory(syscalls=syscalls)
     descriptors = len(os.listdir("/proc/self/fd"))
+    refused: list[bool] = []
     for index in range(1000):
         syscalls.num_calls, syscalls.fail_at = 0, frozenset({index})
         try:
             memory.start()
         except (BudgetError, MappingError) as error:
-            num_spans = 1 + len(SHARDS) + NUM_LAYERS  # reserved after the memory file has been made
-            assert isinstance(error, BudgetError) == (1 <= index <= num_spans), "without addresses the budget is too large"
+            refused.append(isinstance(error, BudgetError))
             assert kernel_view() == set() and len(os.listdir("/proc/self/fd")) == descriptors
             assert memory.capacity_blocks == 0
         else:
             break
     assert index > 2 * (len(SHARDS) + NUM_LAYERS)
+    # A memory file, addresses (the budget is too large for them), mappings.
+    num_spans = 1 + len(SHARDS) + NUM_LAYERS
+    assert refused == [1 <= call <= num_spans for call in range(index)]
     assert memory.capacity_blocks == 34
     expect_sound(memory)
     memory.close()

@@ -26,7 +26,7 @@ import torch
 from jettison.device.bytesview import as_tensor_uint8
 from jettison.device.pages_host import HOST_PAGE_BYTES, Arena, PagePool, Syscalls
 from jettison.device.remap import BlockCopier, BlockCopy, remap
-from jettison.errors import MappingError, NotReadyError, StalePlanError, WorkerLostError
+from jettison.errors import BudgetError, MappingError, NotReadyError, StalePlanError, WorkerLostError
 from jettison.memory.extents import Extents
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
@@ -57,7 +57,8 @@ def _reserve_spans(
         return {owner: pool.reserve(num) for owner, num in num_pages.items()}
     except MappingError as error:
         budget_bytes = pool.num_pages * sizes.page_bytes
-        raise BudgetError(f"the system has no addresses for a memory budget of {budget_bytes} bytes: {error}") from error
+        message = f"the system has no addresses for a memory budget of {budget_bytes} bytes: {error}"
+        raise BudgetError(message) from error
 
 
 class DeviceMemory:
