@@ -59,7 +59,7 @@ class GroupLoad(NamedTuple):
     """Of ``queued_prefill_tokens`` those that running requests still have to compute: they wait for no memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadParams:
     """When a drop is worth it."""
 
