@@ -2,8 +2,8 @@
 
 A drop is to help within about one step: the step in flight at the decision ends, pages are remapped, and the queue is
 admitted. This watches every merge until it has, and says in one record (``queue_served``) how long it took, how long
-the step that was in flight at the decision took, and how many steps the busiest group ended in between (a pipeline has some
-in flight at once, one in each stage).
+the step that was in flight at the decision took, and how many steps the busiest group ended in between (a pipeline has
+some in flight at once, one in each stage).
 """
 
 from __future__ import annotations
