@@ -9,6 +9,10 @@ that the next steps will meet), a second pass (the same work once the pages are 
 restore. All shards and all KV are resident before each drop, so that unmapping pays its full price; half of that KV
 changes arenas too.
 
+``--live`` instead starts a real server of two instances (the demo's model and memory), sends more requests at once than
+they can hold, and prints for each drop: from its decision to the first step with a request that had waited for it, how
+long the step in flight at the decision took, and how many steps of a group ended in between (one at most).
+
 Absolute times belong to one machine on one day; the ratio of first to second touch travels better.
 """
 
@@ -19,6 +23,7 @@ import json
 import platform
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,12 +32,17 @@ from typing import Any
 import torch
 
 from jettison.device.memory import DeviceMemory
+from jettison.live.demo import make_setup
+from jettison.live.experiment import run_policy
 from jettison.memory.layout import LayoutSpec
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
+from jettison.workload.traces import TraceRow, Workload
 
 MIB = 1 << 20
 BLOCK_SIZE = 16
 TARGET_MS, TARGET_MIB = 10.0, 64
+LIVE_PROMPT, LIVE_OUTPUT = 64, 192
+"""Tokens of each request of ``--live``."""
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -108,6 +118,34 @@ def measure(num_mib: int, args: argparse.Namespace) -> dict[str, Any]:
     return {"shard_mib": num_mib, "layers": args.layers, **medians, "drop_ms_worst": worst, "cycles": cycles}
 
 
+def live_drops(seed: int) -> list[dict[str, Any]]:
+    """The ``queue_served`` events of one server that has to drop. Raises SystemExit where it had not to."""
+    with tempfile.TemporaryDirectory(prefix="jettison-remap-") as folder:
+        setup = make_setup(Path(folder), seed)
+        # Half again as much as both hold, in answers long enough to stay.
+        num = round(1.5 * setup.capacity_tokens() / (LIVE_PROMPT + LIVE_OUTPUT))
+        rows = tuple(TraceRow(0.004 * i, LIVE_PROMPT, LIVE_OUTPUT) for i in range(num))
+        run = run_policy(setup, "drop", Workload(rows, "at once", "remap"), seed=seed)
+    served = [e for e in run.events["log"] if e["kind"] == "queue_served"]
+    if not served:
+        raise SystemExit("the server came through without a drop")
+    return served
+
+
+def print_live(rounds: int) -> list[dict[str, Any]]:
+    columns = {
+        "decision_to_first_queued_step_ms": "to 1st queued step ms", "step_in_flight_ms": "step in flight ms",
+        "steps_between": "steps between", "queued": "queued",
+    }  # fmt: skip
+    print("  ".join(f"{name:>21}" for name in columns.values()))
+    found = []
+    for seed in range(rounds):
+        for event in live_drops(seed):
+            found.append(event)
+            print("  ".join(f"{event[key]:>21.2f}" for key in columns), flush=True)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mib", type=int, nargs="+", default=[16, 64, 128], help="layer shards to drop, MiB")
@@ -115,8 +153,16 @@ def main() -> None:
     parser.add_argument("--kv-mib", type=int, default=64, help="KV before the drop, MiB")
     parser.add_argument("--page-kib", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--live", type=int, nargs="?", const=1, metavar="ROUNDS", help="drops of a real server instead")
     parser.add_argument("--json", type=Path, help="write all cycles here")
     args = parser.parse_args()
+    setting = {"python": sys.version.split()[0], "torch": torch.__version__, "machine": platform.platform()}
+    if args.live is not None:
+        drops = print_live(args.live)
+        if args.json is not None:
+            document = {"benchmark": "remap --live", "setting": setting, "drops": drops}
+            args.json.write_text(json.dumps(document, indent=1) + "\n")
+        return
     if args.layers < 2 or args.layers % 2:
         parser.error("--layers must be even")
     torch.set_num_threads(1)
@@ -140,7 +186,6 @@ def main() -> None:
                 f"target {TARGET_MS:.0f} ms: {verdict}"
             )
     if args.json is not None:
-        setting = {"python": sys.version.split()[0], "torch": torch.__version__, "machine": platform.platform()}
         args.json.write_text(json.dumps({"benchmark": "remap", "setting": setting, "rows": rows}, indent=1) + "\n")
 
 

@@ -47,7 +47,7 @@ def qwen14_setup(num_instances: int, policy: str, compress: bool) -> ClusterSetu
     )  # fmt: skip
     profile = HardwareProfile(cost, 25e9, 10e-6, 5e-3, 0.0, 1e12, 6e9)
     limits = SchedulerLimits(
-        64, 2048, 256, 32768, enable_prefix_caching=False, lookahead=LookaheadParams(policy == "drop")
+        64, 2048, 256, 32768, enable_prefix_caching=False, lookahead=LookaheadParams(enabled=policy == "drop")
     )
     params = ClusterParams(overload_policy=policy, profile=profile)  # type: ignore[arg-type]
     setup = setup_from_profile(shape, limits, params, num_instances, MemorySetup(int(0.9 * 80 * GIB)), profile)

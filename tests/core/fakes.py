@@ -164,7 +164,7 @@ class FakeCluster:
         policy: str = "drop", auto_restore: bool = True, max_seqs: int = 16, max_tokens: int = 32,
         prefix_caching: bool = True, shard_bytes: int = SHARD_BYTES, max_model_len: int = 10_000,
         faults: Faults | None = None, eager: bool = False, host_slots: int = 64, swap_budget: int | None = 4,
-        migrate_threshold: float = 3.0, exchange: str = "auto",
+        migrate_threshold: float = 3.0, exchange: str = "auto", horizon_s: float = 0.0,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -176,13 +176,17 @@ class FakeCluster:
         )
         params = ClusterParams(
             overload_policy=policy, auto_restore=auto_restore,  # type: ignore[arg-type]
-            swap=SwapParams(host_slots, swap_budget), migration=MigrationParams(migrate_threshold, 0.01),
-            exchange=ExchangeMode(exchange),
+            swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
+            migration=MigrationParams(threshold_blocks=migrate_threshold, period_s=0.01),
+            exchange=ExchangeMode(exchange), overload=OverloadParams(horizon_s=horizon_s),
         )
         if eager:  # moves follow each other closely: more of them in a short run
             params = replace(
-                params, drop_dwell_s=0.05, restore=RestoreParams(0.5, 0.1),
-                overload=OverloadParams(0.01, 0.02, 1.0, min_overloaded_s=0.0),
+                params, drop_dwell_s=0.05, restore=RestoreParams(usage_threshold=0.5, min_settled_s=0.1),
+                overload=OverloadParams(
+                    min_blocked_s=0.01, min_chance_blocked_s=0.01, min_gain_s=0.02, min_gain_ratio=1.0,
+                    min_overloaded_s=0.0, horizon_s=horizon_s,
+                ),
             )
         self.workers = {
             s.worker_id: FakeWorker(

@@ -31,7 +31,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def pipeline(num_stages: int = 2, num_blocks: int = 100, min_tokens: int = 8, **limits: object) -> Bench:
-    return Bench(num_blocks, num_stages, lookahead=LookaheadParams(True, min_tokens), **limits)
+    return Bench(num_blocks, num_stages, lookahead=LookaheadParams(enabled=True, min_tokens=min_tokens), **limits)
 
 
 def test_the_queue_is_divided_evenly_and_planned_once_while_nothing_happens(plans: list[int]) -> None:
@@ -81,7 +81,7 @@ def test_one_stage_never_looks_ahead(plans: list[int]) -> None:
 def test_decodes_under_pressure_preempt_as_they_do_without_lookahead() -> None:
     outputs = []
     for enabled in (True, False):
-        bench = Bench(6, 2, lookahead=LookaheadParams(enabled, 4), enable_prefix_caching=False)
+        bench = Bench(6, 2, lookahead=LookaheadParams(enabled=enabled, min_tokens=4), enable_prefix_caching=False)
         states = [bench.ask(name, 7, max_tokens=8) for name in "abc"]
         for _ in range(200):
             for step in [s for s in (bench.plan(), bench.plan()) if s is not None]:

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from jettison.device.memory import DeviceMemory
+from jettison.device.memory import DeviceMemory, check_addresses
 from jettison.device.pages_host import LinuxSyscalls
 from jettison.errors import BudgetError, MappingError, NotReadyError, OutOfPagesError, StalePlanError, WorkerLostError
 from jettison.memory.layout import LayoutSpec, RetainedKV
+from jettison.memory.pagemap import PageSizes
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
 
 PAGE = 4096
@@ -174,6 +175,15 @@ def test_a_small_budget_says_how_many_bytes_are_needed():
     exact.close()
     with pytest.raises(BudgetError):
         make_memory(num_pages=needed // PAGE - 1).start()
+
+
+@pytest.mark.parametrize("budget_bytes", [1 << 60, 1 << 80])
+def test_a_budget_that_has_no_addresses_is_refused_with_its_size(budget_bytes):
+    before = kernel_view()
+    with pytest.raises(BudgetError, match=rf"no addresses for a memory budget of {budget_bytes} bytes"):
+        check_addresses(budget_bytes, WORKSPACE, SHAPE, PageSizes.of(SHAPE, BLOCK_SIZE, PAGE))
+    assert kernel_view() == before
+    check_addresses(1 << 30, WORKSPACE, SHAPE, PageSizes.of(SHAPE, BLOCK_SIZE, PAGE))
 
 
 def test_start_and_close_are_idempotent():
@@ -489,16 +499,21 @@ def test_a_start_that_fails_at_any_call_leaves_nothing_and_can_be_repeated():
     syscalls = FailingSyscalls()
     memory = make_memory(syscalls=syscalls)
     descriptors = len(os.listdir("/proc/self/fd"))
+    refused: list[bool] = []
     for index in range(1000):
         syscalls.num_calls, syscalls.fail_at = 0, frozenset({index})
         try:
             memory.start()
-        except MappingError:
+        except (BudgetError, MappingError) as error:
+            refused.append(isinstance(error, BudgetError))
             assert kernel_view() == set() and len(os.listdir("/proc/self/fd")) == descriptors
             assert memory.capacity_blocks == 0
         else:
             break
     assert index > 2 * (len(SHARDS) + NUM_LAYERS)
+    # A memory file, addresses (the budget is too large for them), mappings.
+    num_spans = 1 + len(SHARDS) + NUM_LAYERS
+    assert refused == [1 <= call <= num_spans for call in range(index)]
     assert memory.capacity_blocks == 34
     expect_sound(memory)
     memory.close()

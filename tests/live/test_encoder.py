@@ -169,8 +169,13 @@ def test_tables_are_what_the_ledger_holds(steps: list[tuple[str, int, int]]) -> 
             ledger.release(name)
             matrix.forget(name)
             del states[name]
+            assert states or matrix._ids.shape == matrix._INITIAL_SHAPE, "small again when nobody is left"
         rows = [StepRow(state, 0, 1, True) for state in states.values()]
         longest = max((len(ledger.table(n).ids) for n in states), default=0)
         for width in (longest, longest // 2, longest + 3):
             tables = matrix.gather(ledger.tables, rows, width).tolist()
             assert tables == [(ledger.table(n).ids + [0] * width)[:width] for n in states]
+    for name in states:
+        matrix.forget(name)
+    assert matrix.gather({}, [], 3).shape == (0, 3)
+    assert not states or matrix._ids.shape == matrix._INITIAL_SHAPE

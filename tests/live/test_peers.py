@@ -108,18 +108,35 @@ def test_a_fence_closes_links_of_the_lost_life_and_of_older_ones():
     assert not newer.is_open and 1 not in end.peers and end.lost == [(1, False)] * 2
 
 
-def test_a_link_that_closes_is_worth_a_warning_only_if_the_peer_is_lost(caplog):
-    """At an orderly shutdown some worker closes its links before the others are told to stop."""
+def closed_by_the_other_end(caplog):
+    """One end whose peer has closed the link, and which has noticed."""
+    caplog.set_level("INFO")
     end = OneEnd()
     end.theirs.close()
     while end.peers.serve_urgent() or end.peers.run_bulk():
         pass
     assert end.lost == [(1, False)] and end.peers.links == {}
-    assert caplog.records == []
-    end.peers.fence(1, 0)
-    end.peers.fence(1, 0)
+    return end
+
+
+def test_a_link_that_closes_is_noted_and_worth_a_warning_only_if_the_peer_is_lost(caplog):
+    """At an orderly shutdown some worker closes its links before the others are told to stop."""
+    end = closed_by_the_other_end(caplog)
     (record,) = caplog.records
+    assert record.levelname == "INFO" and record.getMessage().startswith("link to worker 1 closed: ")
+    end.peers.fence(1, 0)
+    end.peers.fence(1, 0)
+    (_, record) = caplog.records
     assert record.levelname == "WARNING" and record.getMessage().startswith("link to worker 1 is down: ")
+
+
+def test_a_new_link_ends_what_there_was_to_explain(caplog):
+    end = closed_by_the_other_end(caplog)
+    newer, _ = InProcessLink.pair(0, 1)
+    end.peers.attach(1, newer, 1)
+    caplog.clear()
+    end.peers.fence(1, 0)
+    assert caplog.records == [] and newer.is_open
 
 
 def test_delays_are_as_measured_with_one_clock_and_beyond_the_fastest_with_two():

@@ -108,7 +108,7 @@ def test_memory_greedy_grows_one_group_until_the_added_memory_exceeds_the_first(
     region: int | None, expected: list[int]
 ) -> None:
     groups = [group(i, 1) for i in range(8)]
-    plan = plan_drop(groups, 1, shape(), PlannerParams("memory", region), asking=3)
+    plan = plan_drop(groups, 1, shape(), PlannerParams(strategy="memory", kv_region_bytes=region), asking=3)
     assert sizes_after(groups, plan) == expected
     assert 3 in plan.merges[0].sources
 

@@ -17,7 +17,7 @@ from jettison.policy.migration import (
     plan_pairs,
 )
 
-PARAMS = MigrationParams(3.0)
+PARAMS = MigrationParams(threshold_blocks=3.0)
 
 
 def load(group_id: int = 0, used: int = 0, head: int = 0, batch: int = 1, capacity: int = 100) -> InstanceLoad:

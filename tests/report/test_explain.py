@@ -20,6 +20,8 @@ LOG = [
      "overloaded_groups": [0], "pulled_shards": 0, "throughput_cost": None, **ASSESSED},
     {"t": 5.01, "kind": "drop", "workers": [0, 1], "group": 2, "bytes_to_kv": 1 << 20, "remap_ms": 2.0,
      "decision_to_serving_ms": 10.0, "stalled": 3, "waiting": 4, "map_calls": 9, "capacity_blocks": 50, "stages": []},
+    {"t": 5.02, "kind": "queue_served", "workers": [0, 1], "queued": 4, "decision_to_first_queued_step_ms": 20.0,
+     "step_in_flight_ms": 8.0, "steps_between": 1},
     {"t": 5.5, "kind": "exchange_done", "group": 2, "bytes": 77, "requests": {}, "ms": 500.0, "capacity_blocks": 50},
     {"t": 9.0, "kind": "restore_begin", "group": 2, "workers": [0, 1], "pulled_shards": 1},
     {"t": 9.2, "kind": "restore_turned", "group": 2, "reason": "memory"},
@@ -51,6 +53,7 @@ def test_a_drop_finds_its_outcome_by_its_beginning() -> None:
     assert drop.predicted["freed_bytes"] == 1000 and drop.predicted["memory_wait_s"] == 3.0
     assert "throughput_cost" not in drop.predicted, "what nobody knew is not shown"
     assert drop.outcome["bytes_to_kv"] == 1 << 20 and drop.outcome["exchange_ms"] == 500.0
+    assert drop.outcome["decision_to_first_queued_step_ms"] == 20.0 and drop.outcome["step_in_flight_ms"] == 8.0
     assert drop.outcome["longest_wait_in_queue_s"] == pytest.approx(3.0), "request 4 waited until 8 s"
 
 
@@ -95,7 +98,7 @@ def test_an_incident_lasts_from_the_drop_to_the_last_restore() -> None:
 
 
 def test_an_incident_that_never_ended_says_so() -> None:
-    (incident,) = incidents_of(run(log=LOG[:4]), 1.0)
+    (incident,) = incidents_of(run(log=LOG[:5]), 1.0)
     assert not incident.is_over and incident.end_s == run().duration_s
 
 
@@ -106,7 +109,7 @@ def test_a_second_drop_belongs_to_the_incident_until_all_layers_are_back() -> No
         {"t": 15.0, "kind": "restore_done", "workers": [2, 3], "ms": 1.0},
         {**LOG[1], "t": 17.0}, {**LOG[2], "t": 17.01},
     ]
-    first, later = incidents_of(run(log=[*LOG[1:4], *second]), 1.0)
+    first, later = incidents_of(run(log=[*LOG[1:5], *second]), 1.0)
     assert len(first.drops) == 2 and first.end_s == 15.0 and first.bytes_freed == 2 << 20
     assert later.begin_s == 17.0 and not later.is_over
 

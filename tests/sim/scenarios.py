@@ -54,15 +54,16 @@ PROFILE = HardwareProfile(COST, 2e8, 2e-5, 1e-3, 1e-10, 1e9, 1e9)
 def make_setup(policy: str = "drop", *, num_workers: int = 2, num_blocks: int = 36, eager: bool = True,
                exchange: str = "auto", **changes: Any) -> ClusterSetup:
     """``eager``: moves follow each other closely, so that a short run has several."""
-    lookahead = LookaheadParams(policy == "drop")
+    lookahead = LookaheadParams(enabled=policy == "drop")
     limits = SchedulerLimits(BLOCK_SIZE, 128, 64, 4096, enable_prefix_caching=False, lookahead=lookahead)
     params = ClusterParams(
-        overload_policy=policy, swap=SwapParams(512, None), migration=MigrationParams(3.0, 0.02),  # type: ignore[arg-type]
+        overload_policy=policy, swap=SwapParams(num_host_slots=512),  # type: ignore[arg-type]
+        migration=MigrationParams(threshold_blocks=3.0, period_s=0.02),
         exchange=ExchangeMode(exchange), profile=PROFILE,
     )
     if eager:
         params = replace(
-            params, drop_dwell_s=0.05, restore=RestoreParams(0.5, 0.1),
+            params, drop_dwell_s=0.05, restore=RestoreParams(usage_threshold=0.5, min_settled_s=0.1),
             overload=OverloadParams(min_blocked_s=0.005, min_gain_s=0.01, min_gain_ratio=1.0, min_overloaded_s=0.0),
         )
     shape = changes.pop("shape", make_shape())

@@ -133,8 +133,13 @@ class OverloadConfig:
         "throughput", Choice(Planner),
         "How far a drop merges: as little as frees enough memory, or until the KV cache has doubled.")
     min_wait_ms: int = config_key(
-        50, int_from(0), "How long memory must have kept the head of the queue out before it counts as overload.",
+        50, int_from(0), "How long memory must have kept the head of the queue out before it counts as overload "
+        "in a burst; in a queue of chance --overload-chance-wait-ms, too.",
         name="overload_min_wait_ms", metavar="MS")
+    chance_wait_ms: int = config_key(
+        200, int_from(0), "The same where no burst begins: a queue that chance has made mostly passes. Counts where it "
+        "is longer than --overload-min-wait-ms.",
+        name="overload_chance_wait_ms", metavar="MS")
     check_interval_ms: int = config_key(
         100, int_from(1), "How often the monitor looks besides at each admission.",
         name="overload_check_interval_ms", metavar="MS")

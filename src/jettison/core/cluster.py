@@ -287,6 +287,7 @@ class ClusterCore:
         if group is None:
             return []
         flight = group.in_flight[event.step_id]
+        self.moves.first_served.step_ended(group, event.step_id, now_ns)
         seconds = (now_ns - flight.issued_ns) / NANOSECONDS
         self.loads.note_step(
             group, flight.num_tokens, len(flight.step.rows), flight.num_kv_tokens, seconds, now_ns
@@ -425,6 +426,7 @@ class ClusterCore:
                 self._group_of_step[step.step_id] = group
                 state.next_step_id += 1
                 actions.append(step)
+                actions += self.moves.first_served.step_issued(step, now_ns)
             if state.shared_workers and (len(actions) > num_before or group_id in touched):
                 for other in state.sharers(group):
                     touched.add(other)

@@ -32,8 +32,8 @@ def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: It
         enable_prefix_caching=config.memory.enable_prefix_caching,
         # Baselines form microbatches as their authors do: by token counts.
         lookahead=LookaheadParams(
-            config.scheduler.lookahead == "on" and config.overload.policy == "drop",
-            config.scheduler.lookahead_min_tokens,
+            enabled=config.scheduler.lookahead == "on" and config.overload.policy == "drop",
+            min_tokens=config.scheduler.lookahead_min_tokens,
         ),
     )
 
@@ -45,12 +45,20 @@ def cluster_params(
     overload = config.overload
     return ClusterParams(
         overload_policy=overload.policy,
-        overload=OverloadParams(min_blocked_s=overload.min_wait_ms / 1e3, horizon_s=overload.horizon_ms / 1e3),
+        overload=OverloadParams(
+            min_blocked_s=overload.min_wait_ms / 1e3,
+            min_chance_blocked_s=overload.chance_wait_ms / 1e3,
+            horizon_s=overload.horizon_ms / 1e3,
+        ),
         rebalance=overload.rebalance,
         planner=overload.planner,
-        restore=RestoreParams(overload.restore_threshold, overload.restore_dwell_ms / 1e3),
-        swap=SwapParams(num_host_slots, overload.swap_budget_blocks),
-        migration=MigrationParams(overload.migrate_threshold, overload.migrate_period_ms / 1e3),
+        restore=RestoreParams(
+            usage_threshold=overload.restore_threshold, min_settled_s=overload.restore_dwell_ms / 1e3
+        ),
+        swap=SwapParams(num_host_slots=num_host_slots, budget_blocks=overload.swap_budget_blocks),
+        migration=MigrationParams(
+            threshold_blocks=overload.migrate_threshold, period_s=overload.migrate_period_ms / 1e3
+        ),
         drop_dwell_s=overload.drop_dwell_ms / 1e3,
         profile=profile,
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),

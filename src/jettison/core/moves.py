@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 
+from jettison.core.firstserved import FirstServed
 from jettison.core.group import GroupCore
 from jettison.core.loads import Loads
 from jettison.core.merging import MergePhase, Merging
@@ -45,6 +46,7 @@ class Moves:
         self.merges: list[Merging] = []
         self.restores: list[Restoring] = []
         self.relief = relief
+        self.first_served = FirstServed()
         self._state = state
         self._loads = loads
         self._recoveries = recoveries
@@ -109,6 +111,7 @@ class Moves:
     ) -> list[Action]:
         """Begin to make these groups one."""
         merge = Merging(self._state, sources, stages, now_ns, pulls)
+        self.first_served.begun(merge, now_ns)
         self.merges.append(merge)
         self._begun(merge)
         return merge.advance(now_ns)
@@ -208,6 +211,7 @@ class Moves:
         self.restores = [r for r in self.restores if r not in involved]
         for move in involved:
             self._forget(move)
+        self.first_served.abandoned((dead,))
         return involved
 
     # --- progress ---------------------------------------------------------------------------------------------

@@ -130,7 +130,10 @@ class Watching:
     ) -> DropPlan:
         profile = self._loads.params.profile
         rate = self._loads.params.link_bytes_per_s if profile is None else profile.link_bytes_per_s
-        params = PlannerParams(self._loads.params.planner, kv_region_bytes(self._state), rate, max_pull_s)
+        params = PlannerParams(
+            strategy=self._loads.params.planner, kv_region_bytes=kv_region_bytes(self._state), link_bytes_per_s=rate,
+            max_pull_s=max_pull_s,
+        )
         candidates = [merge_candidate(self._state, g) for g in groups]
         return plan_drop(candidates, required, self._state.shape, params, asking)
 

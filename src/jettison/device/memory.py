@@ -26,12 +26,39 @@ import torch
 from jettison.device.bytesview import as_tensor_uint8
 from jettison.device.pages_host import HOST_PAGE_BYTES, Arena, PagePool, Syscalls
 from jettison.device.remap import BlockCopier, BlockCopy, remap
-from jettison.errors import MappingError, NotReadyError, StalePlanError, WorkerLostError
+from jettison.errors import BudgetError, MappingError, NotReadyError, StalePlanError, WorkerLostError
 from jettison.memory.extents import Extents
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.memory.pagemap import WORKSPACE, Owner, PageMap, PageSizes, check_budget, kv_owner, shard_owner
 from jettison.memory.pages import PagePlan, plan_layout
 from jettison.types import LayerRange, ModelShape, ShardId
+
+
+def check_addresses(budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> None:
+    """Raise BudgetError, with the budget, where no process here could reserve the addresses of such a device.
+
+    They are many times the budget: every layer's KV arena could take all of it.
+    """
+    pool = PagePool(budget_bytes, sizes.page_bytes)
+    try:
+        _reserve_spans(pool, workspace_bytes, shape, sizes)
+    finally:
+        pool.close()
+
+
+def _reserve_spans(
+    pool: PagePool, workspace_bytes: int, shape: ModelShape, sizes: PageSizes
+) -> dict[Owner, Arena]:
+    """One address range for each shard and the workspace, and for each layer one that could take every page."""
+    num_pages = {WORKSPACE: -(-workspace_bytes // sizes.page_bytes)}
+    num_pages |= {shard_owner(shard): sizes.shard_pages[shard] for shard in shape.shard_bytes}
+    num_pages |= {kv_owner(layer): pool.num_pages for layer in shape.all_layers.layers()}
+    try:
+        return {owner: pool.reserve(num) for owner, num in num_pages.items()}
+    except MappingError as error:
+        budget_bytes = pool.num_pages * sizes.page_bytes
+        message = f"the system has no addresses for a memory budget of {budget_bytes} bytes: {error}"
+        raise BudgetError(message) from error
 
 
 class DeviceMemory:
@@ -79,8 +106,8 @@ class DeviceMemory:
     def start(self, spec: LayoutSpec | None = None) -> None:
         """Reserve all address ranges and map the first layout (None = every shard and layer). Idempotent.
 
-        Raises BudgetError with the bytes needed, or MappingError; nothing stays acquired then. The shards' bytes
-        are for the caller to fill.
+        Raises BudgetError with the bytes needed, or where there are not enough addresses, or MappingError; nothing
+        stays acquired then. The shards' bytes are for the caller to fill.
         """
         if self._arenas:
             return
@@ -95,7 +122,7 @@ class DeviceMemory:
                 self._arenas[WORKSPACE].map(*extent)
             for mapping in plan.maps:
                 self._arenas[mapping.owner].map(mapping.position, mapping.page, mapping.num_pages)
-        except MappingError:
+        except (BudgetError, MappingError):
             self.close()
             raise
         self._adopt(plan)
@@ -253,17 +280,14 @@ class DeviceMemory:
         return -(-num_bytes // self._sizes.page_bytes)
 
     def _reserve(self) -> None:
-        """One address range for each shard and the workspace, and for each layer one that could take every page."""
         shape, sizes = self._shape, self._sizes
-        self._arenas[WORKSPACE] = self._pool.reserve(self._pages(self._workspace_bytes))
+        self._arenas |= _reserve_spans(self._pool, self._workspace_bytes, shape, sizes)
         for shard, num_bytes in shape.shard_bytes.items():
-            arena = self._arenas[shard_owner(shard)] = self._pool.reserve(sizes.shard_pages[shard])
-            self._slabs[shard] = arena.tensor()[:num_bytes]
+            self._slabs[shard] = self._arenas[shard_owner(shard)].tensor()[:num_bytes]
         reserved_blocks = sizes.blocks_in_pages(self._pool.num_pages)
         block_shape = (2, shape.num_kv_heads, self._block_size, shape.head_dim)
         for layer in shape.all_layers.layers():
-            arena = self._arenas[kv_owner(layer)] = self._pool.reserve(self._pool.num_pages)
-            blocks = arena.tensor()[: reserved_blocks * sizes.kv_block_bytes]
+            blocks = self._arenas[kv_owner(layer)].tensor()[: reserved_blocks * sizes.kv_block_bytes]
             self._kv[layer] = blocks.view(self._dtype).view(reserved_blocks, *block_shape)
             self._kv_bytes[layer] = blocks.view(reserved_blocks, sizes.kv_block_bytes)
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 from contextlib import suppress
 from typing import Protocol
 
@@ -120,6 +121,8 @@ class PagePool:
     def reserve(self, num_pages: int) -> Arena:
         """A span of addresses for that many pages, with nothing behind it. Raises MappingError."""
         size = max(num_pages, 1) * self.page_bytes
+        if size > sys.maxsize:  # ctypes would cut it down to what a word holds
+            raise MappingError(f"no span of {size} bytes of addresses: more than there can be")
         try:
             address = self._syscalls.mmap(None, size, _PROT_NONE, _RESERVED, -1, 0)
         except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
+from jettison.device.memory import check_addresses
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.shards import model_shape
@@ -21,11 +23,14 @@ from jettison.device.runner import Runner
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
+from jettison.live.machine_memory import memory_limit, memory_warning
 from jettison.live.profile_file import fingerprint, load_profile
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.pagemap import PageSizes, check_budget
 from jettison.types import LayerRange, ModelShape, WorkerId
+
+log = logging.getLogger(__name__)
 
 MAX_PIECE_BYTES = 1 << 20
 """Of bulk transfers whose pieces are sized while serving."""
@@ -58,22 +63,24 @@ class Assembly:
     def check(self) -> None:
         """Raise now what would end every worker's start.
 
-        BudgetError where a worker's first layout does not fit into its memory, or its memory not into this machine;
-        ModelError where the folder's weights are not those of its configuration (their headers are read).
+        BudgetError where a worker's first layout does not fit into its memory, or its memory not into addresses;
+        ModelError where the folder's weights are not those of its configuration (their headers are read). Logs a
+        warning where the workers may come to use more than the machine has.
         """
         memory = self.config.memory
-        machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if memory.memory_bytes > machine_bytes:
-            raise BudgetError(
-                f"--memory {format_bytes(memory.memory_bytes)} for each instance is more than this machine has"
-                f" ({machine_bytes} bytes)"
-            )
         sizes = PageSizes.of(self.shape, memory.block_size, memory.page_bytes)
+        try:
+            check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
+        except BudgetError as error:
+            raise BudgetError(f"--memory {format_bytes(memory.memory_bytes)} for each instance: {error}") from None
         for layers in {LayerRange(*spec.layers) for spec in self.worker_specs if spec.layers is not None}:
             layout = LayoutSpec(self.shape.shards_for(layers), layers)
             check_budget(memory.memory_bytes, self.workspace_bytes, layout, sizes, memory.block_size)
         spec = self.worker_specs[0]
         WeightFolder(Path(spec.model_dir), self.model, resolve_dtype(spec.dtype, self.model)).open()
+        wanted_bytes = sum(spec.memory_bytes + spec.host_bytes for spec in self.worker_specs)
+        if (warning := memory_warning(wanted_bytes, memory_limit())) is not None:
+            log.warning("%s", warning)
 
     def load_profile(self, kernels: str) -> HardwareProfile | None:
         """The profile that the configuration names, if it is valid for workers with these kernels.

@@ -59,20 +59,28 @@ class _Slot:
 class _TableMatrix:
     """Block tables of a worker's requests as rows of one array, padded with zeros: a step's tables are one gather.
 
-    Between two decode steps a row gets one new id at most, so only what has changed is copied.
+    Between two decode steps a row gets one new id at most, so only what has changed is copied. It grows with the most
+    and the longest requests there are at a time, and is small again when the last one ends.
     """
 
+    _INITIAL_SHAPE = (16, 16)
+
     def __init__(self) -> None:
-        self._ids: npt.NDArray[np.int32] = np.zeros((16, 16), dtype=np.int32)
+        self._ids: npt.NDArray[np.int32] = np.zeros(self._INITIAL_SHAPE, dtype=np.int32)
         self._slots: dict[RequestId, _Slot] = {}
         self._free = list(range(len(self._ids)))
 
     def forget(self, request_id: RequestId) -> None:
         """The request has ended; its row is free. Unknown ids are nothing."""
         slot = self._slots.pop(request_id, None)
-        if slot is not None:
-            self._ids[slot.index, : slot.length] = 0
-            self._free.append(slot.index)
+        if slot is None:
+            return
+        if not self._slots and self._ids.shape != self._INITIAL_SHAPE:
+            self._ids = np.zeros(self._INITIAL_SHAPE, dtype=np.int32)
+            self._free = list(range(len(self._ids)))
+            return
+        self._ids[slot.index, : slot.length] = 0
+        self._free.append(slot.index)
 
     def gather(self, tables: Mapping[RequestId, BlockTable], rows: Sequence[StepRow],
                num_blocks: int) -> npt.NDArray[np.int32]:

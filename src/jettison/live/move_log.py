@@ -34,6 +34,12 @@ def log_move(record: Record, core: ClusterCore) -> None:
                 fields["group"], _members(zip(fields["workers"], fields["stages"], strict=True)),
                 _size(fields["bytes_to_kv"]), fields["decision_to_serving_ms"], fields["capacity_blocks"],
             )
+        case "queue_served":
+            log.info(
+                "first step with a queued request %.0f ms after the decision of workers %s to merge; the step in flight"
+                " then took %.0f ms",
+                fields["decision_to_first_queued_step_ms"], fields["workers"], fields["step_in_flight_ms"],
+            )
         case "drop_failed":
             log.warning("drop failed: workers %s serve on apart; reason: %s", fields["workers"], fields["reason"])
         case "restore_begin":

@@ -98,7 +98,8 @@ class Peers:
         self._peers: dict[WorkerId, _Peer] = {}
         self._unexplained: dict[WorkerId, str] = {}
         """Links that closed by themselves, and how. A peer that was told to stop closes its links, and this worker may
-        be told later than it; only a fence, or work for that peer, says that something is wrong."""
+        be told later than it: noted when it happens, but only a fence, or work for that peer, says that something is
+        wrong. A new link ends what there was to explain."""
         self.attention = PeerAttention(
             device, self._link_of, self.post, self.serve, wait or self._wait_for_links, clock_ns, ATTENTION_TIMEOUT_S,
             safepoint,
@@ -116,6 +117,7 @@ class Peers:
             old.link.close()
             log.warning("link to worker %d is replaced by a new one", worker)
             self._give_up(worker, old)
+        self._unexplained.pop(worker, None)
         sizer = PieceSizer(self._piece_bytes, self._adapt_pieces)
         self._peers[worker] = _Peer(link, IncomingMoves(self._worker_id), sizer, life)
 
@@ -227,7 +229,8 @@ class Peers:
                 progressed = True
             elif not peer.link.is_open:
                 del self._peers[worker]
-                self._unexplained[worker] = peer.link.failure or "closed"
+                self._unexplained[worker] = why = peer.link.failure or "closed"
+                log.info("link to worker %d closed: %s", worker, why)
                 self._give_up(worker, peer)
                 progressed = True
                 continue

@@ -58,7 +58,7 @@ class QueuedChunk(NamedTuple):
     """Tokens before them: computed, in flight, or in earlier chunks."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LookaheadParams:
     """How microbatches are formed."""
 

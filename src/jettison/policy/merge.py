@@ -66,7 +66,7 @@ class DropPlan:
         return self.freed_bytes >= self.required_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerParams:
     """How to merge."""
 

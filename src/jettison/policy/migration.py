@@ -16,7 +16,7 @@ from typing import NamedTuple
 from jettison.types import GroupId, RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MigrationParams:
     """When to migrate. The defaults are those of Llumnix's release."""
 

@@ -65,7 +65,7 @@ class GroupLoad(NamedTuple):
     memory stays full, and what runs takes as much again of all that comes free before the queue gets any."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OverloadParams:
     """When a drop is worth it."""
 

@@ -40,7 +40,7 @@ class MergedLoad(NamedTuple):
     """Prefilling the tokens of one block, all members working; None = not known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreParams:
     """Threshold and hysteresis."""
 

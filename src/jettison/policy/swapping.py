@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jettison.types import RequestId
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SwapParams:
     """Bounds of swapping."""
 

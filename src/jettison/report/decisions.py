@@ -94,6 +94,9 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
             "stalled_requests": sum(e["stalled"] for e in drops),
             "queue_then": sum(e["waiting"] for e in drops),
         }
+    served = _begun_at(log, "queue_served", at_s, "decision_to_first_queued_step_ms")
+    for name in ("decision_to_first_queued_step_ms", "step_in_flight_ms") if served else ():
+        outcome[name] = max(e[name] for e in served)
     exchanged = _begun_at(log, "exchange_done", at_s, "ms")
     if exchanged:
         outcome |= {

@@ -38,7 +38,7 @@ def strategy_cost(
     """The cost of the plan that a strategy makes where so many copies are wanted. ``kv_region_bytes``: undropped."""
     everything = LayerRange(0, shape.num_layers)
     groups = [MergeCandidate(i, (i,), (everything,), 1.0, 0) for i in range(num_instances)]
-    params = PlannerParams(strategy, kv_region_bytes=kv_region_bytes)
+    params = PlannerParams(strategy=strategy, kv_region_bytes=kv_region_bytes)
     plan = plan_drop(groups, num_copies * shape.parameter_bytes, shape, params)
     merged = [len(merge.stages) for merge in plan.merges]
     return _cost([*merged, *[1] * (num_instances - sum(merged))], throughput)

@@ -1,0 +1,19 @@
+"""The configuration's words, as the policies' numbers."""
+
+from __future__ import annotations
+
+from jettison.config import EngineConfig
+from jettison.core.configured import cluster_params
+from jettison.policy.overload import OverloadParams
+
+
+def test_what_nobody_has_set_is_as_the_policy_has_it() -> None:
+    assert cluster_params(EngineConfig.resolve(model="m"), num_host_slots=0).overload == OverloadParams()
+
+
+def test_waits_are_set_one_by_one() -> None:
+    config = EngineConfig.resolve(
+        model="m", overload_min_wait_ms=7, overload_chance_wait_ms=30, overload_horizon_ms=1500
+    )
+    overload = cluster_params(config, num_host_slots=0).overload
+    assert (overload.min_blocked_s, overload.min_chance_blocked_s, overload.horizon_s) == (0.007, 0.03, 1.5)

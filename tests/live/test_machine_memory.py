@@ -1,0 +1,82 @@
+"""What bounds the memory of this machine's processes, and what a configuration beyond it is told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jettison.config import EngineConfig
+from jettison.live import assembly
+from jettison.live.machine_memory import memory_limit, memory_warning
+
+GIB = 1 << 30
+MACHINE = "this machine's memory and swap"
+GROUP = "this control group's limit"
+
+
+def file_system(root: Path, files: dict[str, str]) -> Path:
+    """A root with 4 GiB of memory and 1 GiB of swap, and these files."""
+    meminfo = f"MemTotal: {4 << 20} kB\nMemFree: 17 kB\nSwapTotal: {1 << 20} kB\n"
+    for name, text in ({"proc/meminfo": meminfo} | files).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(("files", "limit"), [
+    ({}, (5 * GIB, MACHINE)),
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": "max\n"}, (5 * GIB, MACHINE)),
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.max": f"{2 * GIB}\n"}, (2 * GIB, GROUP)),
+    ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/b/memory.high": f"{3 * GIB}\n",
+      "sys/fs/cgroup/a/memory.max": f"{GIB}\n"}, (GIB, GROUP)),
+    ({"proc/self/cgroup": "0::/of/the/host\n", "sys/fs/cgroup/memory.max": f"{GIB}\n"}, (GIB, GROUP)),
+    ({"proc/self/cgroup": "9:name=systemd:/\n4:memory:/x\n",
+      "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{GIB}\n"}, (GIB, GROUP)),
+    ({"proc/self/cgroup": "4:memory:/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"},
+     (5 * GIB, MACHINE)),
+    ({"proc/self/cgroup": "4:cpu:/x\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": f"{GIB}\n"},
+     (5 * GIB, MACHINE)),
+])
+def test_the_least_of_machine_and_control_groups_counts(
+    files: dict[str, str], limit: tuple[int, str], tmp_path: Path
+) -> None:
+    assert memory_limit(file_system(tmp_path, files)) == limit
+
+
+def test_a_system_that_does_not_tell_warns_of_nothing(tmp_path: Path) -> None:
+    assert memory_limit(tmp_path) is None and memory_warning(1 << 60, None) is None
+
+
+def test_the_warning_is_one_line_with_both_numbers() -> None:
+    assert memory_warning(GIB, (GIB, MACHINE)) is None
+    warning = memory_warning(3 * GIB, (GIB, GROUP))
+    assert warning is not None and "\n" not in warning
+    assert "3.00 GiB" in warning and "1.00 GiB of this control group's limit" in warning
+
+
+@pytest.mark.parametrize(("instances", "overload", "warns"), [
+    (2, "drop", False), (3, "drop", True), (2, "swap", True),
+])
+def test_all_instances_and_their_host_pools_count_together(
+    instances: int, overload: str, warns: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(assembly, "memory_limit", lambda: (2 * GIB + GIB // 2, MACHINE))
+    config = EngineConfig.resolve(
+        model=str(model_dir), memory="1GiB", host_memory="512MiB", instances=instances, overload=overload
+    )
+    assembly.assemble(config).check()
+    assert [r.levelname for r in caplog.records] == ["WARNING"] * warns
+
+
+def test_more_than_the_physical_memory_is_no_reason_to_refuse(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pages are made when they are written."""
+    physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    config = EngineConfig.resolve(model=str(model_dir), memory=str(16 * physical_bytes), instances=1)
+    assembly.assemble(config).check()
+    (record,) = caplog.records
+    assert "lower --memory or --instances" in record.getMessage()
