@@ -21,7 +21,7 @@ GOLDEN: dict[tuple[str, int], str] = {
     ("drop", 1047): "8717714ecb11fcd9",
     ("drop", 1006): "9116aafb63957df5",
     ("drop", 1030): "3d1beddf08b24ccf",
-    ("drop", 1049): "9c18eaa101c9a563",
+    ("drop", 1049): "aa663cc9574c45e0",
     ("drop", 1038): "c26705c250d60e56",
     ("drop", 1007): "77e6464bae7e9b35",
     ("recompute", 1054): "c7066090019fa37b",

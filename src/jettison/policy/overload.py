@@ -61,8 +61,8 @@ class GroupLoad(NamedTuple):
     unfinished_prefill_tokens: int = 0
     """Of ``queued_prefill_tokens`` those that running requests still have to compute: they wait for no memory."""
     admitted_share: float = 1.0
-    """Of the blocks that a request gives back, those that it was admitted with; the others it took as it grew. In a burst
-    memory stays full, and what runs takes as much again of all that comes free before the queue gets any."""
+    """Of the blocks that a request gives back, those that it was admitted with; the others it took as it grew.
+    In a burst memory stays full, and what runs takes as much again of all that comes free before the queue gets any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
