@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jettison.config import EngineConfig
+from jettison.device.model.create import create_model
 from jettison.live import assembly
 from jettison.live.machine_memory import memory_limit, memory_warning
 
@@ -54,6 +55,13 @@ def test_the_warning_is_one_line_with_both_numbers() -> None:
     warning = memory_warning(3 * GIB, (GIB, GROUP))
     assert warning is not None and "\n" not in warning
     assert "3.00 GiB" in warning and "1.00 GiB of this control group's limit" in warning
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("machine-memory") / "model"
+    create_model(folder, arch="llama", layers=2, hidden=16, heads=2, kv_heads=1, seed=1, max_position_embeddings=256)
+    return folder
 
 
 @pytest.mark.parametrize(("instances", "overload", "warns"), [
