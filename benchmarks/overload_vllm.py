@@ -180,8 +180,9 @@ def meet(
     pools = [points for key, points in run.series.items() if key.startswith("kv_blocks_total/")]
     began_s = min(points[0][0] for points in pools)  # merged groups join the list later
     blocks = sum(points[0][1] for points in pools if points[0][0] == began_s)
-    if blocks != setup.capacity_tokens() / BLOCK_SIZE:
-        raise RuntimeError(f"Jettison began with {blocks} KV blocks, not {setup.capacity_tokens() / BLOCK_SIZE}")
+    wanted = setup.instances * setup.kv_tokens_per_instance // BLOCK_SIZE
+    if blocks != wanted:
+        raise RuntimeError(f"Jettison began with {blocks} KV blocks, not {wanted}")
     return with_conditions(run, contender, setup, load)
 
 

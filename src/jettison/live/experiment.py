@@ -21,6 +21,7 @@ from jettison.report.results import RunResult
 from jettison.workload.bench import fairness_of_run
 from jettison.workload.calibrate import OverloadSetting
 from jettison.workload.client import ReplayOptions, replay_sync
+from jettison.workload.conditions import capacity_tokens, separate_and_merged
 from jettison.workload.probe import MachineSpeed
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import TraceRow, Workload
@@ -68,14 +69,23 @@ class ExperimentSetup:
         return assemble(self._assembly_config()).shape.parameter_bytes / self.memory_bytes()
 
     def capacity_tokens(self) -> float:
-        """KV tokens of all instances, undropped."""
-        return float(self.instances * self.kv_tokens_per_instance)
+        """KV tokens of all instances, undropped: whole pages may hold a few blocks more than were asked for."""
+        return self._capacities()[0]
 
     def merged_capacity_tokens(self) -> float:
         """KV tokens of one group of all instances: the spare copies' bytes join the KV."""
-        shape = assemble(self._assembly_config()).shape
-        token_bytes = shape.num_layers * shape.kv_bytes_per_token_layer
-        return self.capacity_tokens() + (self.instances - 1) * shape.parameter_bytes / token_bytes
+        return self._capacities()[1]
+
+    def _capacities(self) -> tuple[float, float]:
+        assembly, memory_bytes = assemble(self._assembly_config()), self.memory_bytes()
+        separate, merged = (
+            float(capacity_tokens(
+                assembly.shape, groups, budget_bytes=memory_bytes, workspace_bytes=assembly.workspace_bytes,
+                page_bytes=assembly.config.memory.page_bytes, block_size=self.block_size,
+            ))
+            for groups in separate_and_merged(self.instances, assembly.shape)
+        )  # fmt: skip
+        return separate, merged
 
     def overload_setting(self) -> OverloadSetting:
         """For ``workload.calibrate``."""

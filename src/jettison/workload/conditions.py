@@ -18,6 +18,7 @@ from jettison.policy.pipeline import plan_static_groups
 from jettison.policy.ranges import StagePlan
 from jettison.report.fairness import merged_capacity_factor
 from jettison.report.results import RunResult
+from jettison.types import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +80,9 @@ def conditions_of(run: RunResult) -> Conditions:
         return Conditions()
     num, shape = deployment.num_instances, deployment.shape
     policy = deployment.settings.get("overload", KEYS["overload"].default)
-    groups = initial_groups("pipeline" if policy == "pipeline" else "recompute", range(num), shape)
-    merged = groups
-    if policy != "pipeline":
-        merged = plan_static_groups(range(num), shape, min(num, shape.num_layers))
+    groups, merged = separate_and_merged(num, shape)
+    if policy == "pipeline":
+        groups = merged = initial_groups("pipeline", range(num), shape)
     fits = 0 < shape.parameter_bytes < deployment.budget_bytes
     return Conditions(
         shape.parameter_bytes / deployment.budget_bytes if fits else None,
@@ -91,15 +91,34 @@ def conditions_of(run: RunResult) -> Conditions:
 
 
 def _capacity_tokens(deployment: Deployment, groups: Sequence[Sequence[StagePlan]]) -> float | None:
-    """Whole KV blocks of all groups: a group has as many as the stage with the fewest. None: nothing that can be."""
+    """KV tokens of all groups; None: nothing that can be."""
     block_size = deployment.settings.get("block_size", KEYS["block_size"].default)
     if not isinstance(block_size, int) or block_size < 1 or deployment.shape.kv_bytes_per_token_layer < 1:
         return None
-    sizes = PageSizes.of(deployment.shape, block_size, deployment.page_bytes)
+    tokens = capacity_tokens(
+        deployment.shape, groups, budget_bytes=deployment.budget_bytes, workspace_bytes=deployment.workspace_bytes,
+        page_bytes=deployment.page_bytes, block_size=block_size,
+    )
+    return float(tokens) if tokens else None
+
+
+def capacity_tokens(
+    shape: ModelShape, groups: Sequence[Sequence[StagePlan]], *, budget_bytes: int, workspace_bytes: int,
+    page_bytes: int, block_size: int,
+) -> int:
+    """KV tokens of instances in these groups, whole pages and blocks: a group has as many as its poorest stage."""
+    sizes = PageSizes.of(shape, block_size, page_bytes)
 
     def blocks(stage: StagePlan) -> int:
-        layout = LayoutSpec(deployment.shape.shards_for(stage.layers), stage.layers)
-        return first_capacity_blocks(deployment.budget_bytes, deployment.workspace_bytes, layout, sizes)
+        layout = LayoutSpec(shape.shards_for(stage.layers), stage.layers)
+        return first_capacity_blocks(budget_bytes, workspace_bytes, layout, sizes)
 
-    tokens = block_size * sum(min(blocks(stage) for stage in group) for group in groups)
-    return float(tokens) if tokens else None
+    return block_size * sum(min(blocks(stage) for stage in group) for group in groups)
+
+
+def separate_and_merged(
+    num_instances: int, shape: ModelShape
+) -> tuple[tuple[tuple[StagePlan, ...], ...], tuple[tuple[StagePlan, ...], ...]]:
+    """The groups of instances that hold all layers each, and of the same when all have been merged."""
+    ids = range(num_instances)
+    return initial_groups("recompute", ids, shape), plan_static_groups(ids, shape, min(num_instances, shape.num_layers))
