@@ -139,7 +139,8 @@ def test_all_of_it_is_printed_and_written() -> None:
 
 
 @pytest.mark.parametrize(("waits", "because"), [
-    ((3.0, 2.0), "the memory wait is under 2 times the compute wait"), ((3.0, 0.5), "prompts fill over 30% of the steps"),
+    ((3.0, 2.0), "the memory wait is under 2 times the compute wait"),
+    ((3.0, 0.5), "prompts fill over 30% of the steps"),
 ])
 def test_a_drop_that_compute_forbade_says_which_comparison_did(waits, because) -> None:
     declined = {**LOG[0], "memory_wait_s": waits[0], "compute_wait_s": waits[1]}

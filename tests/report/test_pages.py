@@ -306,8 +306,9 @@ def test_the_short_form_fits_a_terminal_and_its_conditions_six_lines(runs: list[
     assert rows[6] == ["preemptions", "1,234", "0", "", "0", "1,234", ""]
     assert rows[7][1] == "20/21"
     stated = " ".join(lines[-CONDITIONS_LINES:])
-    words = ("parameters 70%", "1,000 undropped, 2,170 merged", "mean load (recompute, drop): burst 0.50, beyond 0.50 of the undropped", "2.00", "made up", "2 ms",
-             "burst 1.50, beyond 1.50 of the undropped, burst 0.69, beyond 0.69 of the merged", "what queued ones wait for")
+    words = ("parameters 70%", "1,000 undropped, 2,170 merged", "made up", "2 ms", "KV that requests hold or wait for",
+             "mean load (recompute, drop): burst 0.50, beyond 0.50; capacity / mean need: 2.",
+             "peak demand (recompute, drop): burst 1.50, beyond 1.50 undropped, 0.69, 0.69 m")
     assert [word for word in words if word not in stated] == []
     assert "\u2026" not in "".join(lines[:-CONDITIONS_LINES])
 

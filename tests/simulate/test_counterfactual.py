@@ -153,7 +153,7 @@ def test_the_commands_that_help_are_told_in_full(drop_and_recompute: tuple[RunRe
     make, use = re.findall("`(.*?)`", str(told.value))
     assert make.startswith("jettison profile MODEL_DIR --instances 2 --memory ") and make.endswith("--out profile.json")
     assert "--max-num-seqs 64" in make and f"run {bare.name!r}" in str(told.value) and "--quick" in str(told.value)
-    with pytest.raises(UserError, match="--profile out/profile.json"):
+    with pytest.raises(UserError, match=r"--profile out/profile\.json"):
         counterfactual_runs(bare, ["recompute"], run_file=Path("out/report.json"))
     assert use == "jettison explain 'a run.json' --counterfactual recompute,swap --profile profile.json"
 

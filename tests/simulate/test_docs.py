@@ -22,7 +22,8 @@ def section(command: str) -> str:
 
 def specs(text: str) -> list[ExperimentSpec]:
     """Every YAML block, read as a spec."""
-    return [parse_spec(parse_yaml(block, "docs")) for block in re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.M)]
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [parse_spec(parse_yaml(block, "docs")) for block in blocks]
 
 
 def test_every_block_is_a_spec() -> None:

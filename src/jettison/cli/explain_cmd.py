@@ -56,8 +56,8 @@ def explain(
     from jettison.report.explain import explain_document, print_decisions, print_incident
     from jettison.report.output import check_writable, write_whole
     from jettison.report.results import met_the_same, read_results
-    from jettison.report.terminal import print_line, spinner
-    from jettison.simulate.counterfactual import counterfactual_runs, parse_policies, told_if_far, told_of_profile, untold_of
+    from jettison.report.terminal import spinner
+    from jettison.simulate.counterfactual import counterfactual_runs, parse_policies, told_if_far, untold_of
 
     policies = parse_policies(counterfactual) if counterfactual is not None else ()
     if profile is not None and not policies:
@@ -72,8 +72,7 @@ def explain(
         others = {r.config.get("policy") or r.name: r for r in runs if r is not run and met_the_same(r, run)}
         simulated: dict[str, RunResult] = {}
         if policies:
-            if profile is not None and (told := told_of_profile(run, profile)):
-                print_line(f"warning: {told}", Console(stderr=True))
+            _warn_of_profile(run, profile)
             with spinner(f"simulating what {run.name} met", console):
                 simulated = counterfactual_runs(run, policies, profile=profile, run_file=run_file)
         warning = told_if_far(run, simulated)
@@ -89,6 +88,15 @@ def explain(
         documents.append(explain_document(run, incidents, warning))
     if json_out is not None:
         write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
+
+
+def _warn_of_profile(run: RunResult, profile: Path | None) -> None:
+    """One line on stderr where the profile is another's."""
+    from jettison.report.terminal import print_line
+    from jettison.simulate.counterfactual import told_of_profile
+
+    if profile is not None and (told := told_of_profile(run, profile)):
+        print_line(f"warning: {told}", Console(stderr=True))
 
 
 def _chosen(runs: Sequence[RunResult], name: str | None, run_file: Path) -> list[RunResult]:

@@ -147,8 +147,8 @@ def _spec(run: RunResult, policy: str, profile: Path | None) -> dict[str, Any]:
         deployment = run.config.get("deployment")
         if not isinstance(deployment, Mapping):
             raise UserError(
-                f"the run {run.name!r} does not say on which cluster it ran (config.deployment): only runs against a server "
-                "of this version do"
+                f"the run {run.name!r} does not say on which cluster it ran (config.deployment): only runs against a "
+                "server of this version do"
             )
         cluster = {"description": deployment} | ({} if profile is None else {"profile": str(profile)})
         return {"cluster": cluster, "workload": workload, "variants": [variant]}
@@ -156,7 +156,7 @@ def _spec(run: RunResult, policy: str, profile: Path | None) -> dict[str, Any]:
         raise UserError(f"--profile: the run {run.name!r} was simulated, its spec says with what")
     spec = run.config.get("spec")
     if not isinstance(spec, Mapping):
-        raise UserError(f"the run {run.name!r} does not carry its spec (config.spec): simulate it with `jettison simulate`")
+        raise UserError(f"the run {run.name!r} does not carry its spec (config.spec): run it with `jettison simulate`")
     kept = {key: spec[key] for key in ("cluster", "settings", "timing", "faults", "run") if key in spec}
     settings = spec["variants"][0].get("settings", {})
     return {**kept, "workload": workload, "variants": [{**variant, "settings": settings}], "seeds": spec["seeds"]}
