@@ -140,7 +140,7 @@ def print_incident(
     )
     for other in incident.counterfactuals:
         lines.append(
-            f"[b]Without[/b]  {other.policy}: TTFT P50 {format_value(other.p50_ttft_s, 's')}, P99 "
+            f"[b]Compare[/b]  {other.policy}: TTFT P50 {format_value(other.p50_ttft_s, 's')}, P99 "
             f"{format_value(other.p99_ttft_s, 's')}; {other.num_over_slo} over{_saved(incident, other.policy)}"
         )
     if warning is not None:
