@@ -208,7 +208,7 @@ def test_figures_for_people(value: float | None, unit: str, text: str) -> None:
 
 def test_nothing_is_cut_off_where_there_is_no_terminal(runs: list[RunResult]) -> None:
     runs[1].name = "a name that is much longer than what eighty columns leave for it: " + "x" * 60
-    runs[1].config["fairness"]["arrivals"] = ["y" * 200]
+    runs[0].config["fairness"]["arrivals"] = ["y" * 200]
     output = io.StringIO()
     console = Console(file=output, width=40)
     print_summary(runs, console)

@@ -10,6 +10,7 @@ import pytest
 from jettison.config.files import parse_yaml
 from jettison.cost.presets import cluster_preset
 from jettison.simulate.spec import ExperimentSpec, parse_spec
+from jettison.simulate.sweeps import expand_sweep
 
 PAGE = Path(__file__).parents[2] / "docs" / "simulate.md"
 
@@ -21,9 +22,9 @@ def section(command: str) -> str:
 
 
 def specs(text: str) -> list[ExperimentSpec]:
-    """Every YAML block, read as a spec."""
+    """Every YAML block, read as a spec; a sweep at its first point."""
     blocks = re.findall(r"^```yaml\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [parse_spec(parse_yaml(block, "docs")) for block in blocks]
+    return [parse_spec(expand_sweep(parse_yaml(block, "docs"))[0].raw) for block in blocks]
 
 
 def test_every_block_is_a_spec() -> None:

@@ -26,7 +26,7 @@ def bench(
     workload: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help="Built-in workload: azure-conv-like, burst, burstgpt-like.", rich_help_panel=_LOAD
+            metavar="NAME", help="Built-in: burst, burstgpt-like, azure-conv-like.", rich_help_panel=_LOAD
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of every draw.", min=0, rich_help_panel=_LOAD)] = 0,
