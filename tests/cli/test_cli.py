@@ -20,6 +20,7 @@ from jettison.config import KEYS
 from jettison.config.files import read_yaml_mapping
 from jettison.errors import ConfigError
 from jettison.workload.bench import run_bench
+from jettison.workload.synthetic import PRESETS
 
 COMMANDS = ["bench", "config show", "demo", "explain", "model create", "plan", "profile", "reproduce", "serve",
             "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "validate",
@@ -266,6 +267,12 @@ def test_every_option_of_bench_is_one_of_run_bench():
     assert "**" not in str(inspect.signature(run_bench))
     for name in ours.keys() - {"url", "trace", "workload"}:
         assert ours[name].default == theirs[name].default, name
+
+
+def test_the_help_of_bench_names_every_built_in_workload(capsys):
+    assert main(["bench", "--help"]) == 0
+    shown = re.sub(r"[\s│]", "", capsys.readouterr().out)  # a table folds words at their hyphens
+    assert [name for name in PRESETS if name not in shown] == []
 
 
 def test_model_create_writes_a_folder_from_its_seed(tmp_path, capsys):

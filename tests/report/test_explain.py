@@ -138,6 +138,30 @@ def test_all_of_it_is_printed_and_written() -> None:
     assert document["incidents"][0]["saved"] == {"recompute": 1} and len(document["decisions"]) == 4
 
 
+@pytest.mark.parametrize(("waits", "because"), [
+    ((3.0, 2.0), "the memory wait is under 2 times the compute wait"),
+    ((3.0, 0.5), "prompts fill over 30% of the steps"),
+])
+def test_a_drop_that_compute_forbade_says_which_comparison_did(waits, because) -> None:
+    declined = {**LOG[0], "memory_wait_s": waits[0], "compute_wait_s": waits[1]}
+    (decision,) = decisions_of(run(log=[declined]))
+    assert decision.inputs["reason"] == "compute binds" and decision.inputs["because"] == because
+    (other,) = decisions_of(run(log=[{**declined, "reason": "a pipeline could not keep up"}]))
+    assert "because" not in other.inputs
+
+
+def test_what_dropping_cost_is_not_called_saved(capsys) -> None:
+    dropped, other = run(late={4, 5, 6}), run("recompute", [], late={4})
+    (worse,) = incidents_of(dropped, 1.0, {"recompute": other})
+    (untold,) = incidents_of(dropped, 1.0, {"recompute": other}, untold={"recompute"})
+    print_incident(worse, 1, 1.0, Console(width=150))
+    assert "1 over: here 2 more over" in capsys.readouterr().out
+    print_incident(untold, 1, 1.0, Console(width=150), "[far] off")
+    shown = capsys.readouterr().out
+    assert untold.num_saved("recompute") is None and "saved" not in shown and "more over" not in shown
+    assert "Warning" in shown and "[far] off" in shown
+
+
 def test_the_command(tmp_path, capsys) -> None:
     path, out = tmp_path / "runs.json", tmp_path / "deep" / "explained.json"
     write_results(path, [run("recompute", [], late={4, 5}), run(late={4})])
@@ -161,7 +185,7 @@ def test_the_command_names_what_is_missing(tmp_path, capsys) -> None:
     del foreign.events["log"]
     write_results(path, [foreign])
     for arguments, message in (
-        ([], "no run with an event log"), (["--run", "plain"], "run plain has no event log"),
+        ([], "no run with an event log"), (["--run", "plain"], "run 'plain' has no event log"),
         (["--run", "other"], "no run named 'other' (runs: plain)"),
         (["--profile", "p.json"], "--profile goes with --counterfactual"),
     ):

@@ -12,6 +12,7 @@ from jettison.report.fairness import (
     estimate_demand,
     fairness_header,
     measured_demand,
+    measured_in,
     merged_capacity_factor,
 )
 from jettison.report.results import RequestRecord
@@ -108,3 +109,8 @@ def test_the_header_holds_the_conditions_and_what_was_not_said() -> None:
     assert "ttft_s" in full["metric_definitions"]
     bare = fairness_header(load, ttft_s=2.0, tpot_s=0.1).as_dict()
     assert bare["mean_load"] is bare["peak_over_merged"] is bare["parameter_share"] is None
+
+
+def test_a_run_called_run_is_not_called_so_twice() -> None:
+    assert "times in run, queue" in measured_in("run") and "times in run 2, queue" in measured_in("run 2")
+    assert "times in run burst: drop, queue" in measured_in("burst: drop")

@@ -199,7 +199,8 @@ def test_the_summary_prints_figures_conditions_and_lag(runs: list[RunResult]) ->
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(None, "s", "-"), (0.0123, "s", "12.3 ms"), (1.0, "s", "1 s"), (12.3456, "s", "12.35 s"), (0.5, "", "0.5")],
+    [(None, "s", "-"), (0.0123, "s", "12.3 ms"), (1.0, "s", "1 s"), (12.3456, "s", "12.35 s"), (0.5, "", "0.5"),
+     (159_500.0, "", "159,500"), (12_345.6, "s", "12,346 s")],
 )
 def test_figures_for_people(value: float | None, unit: str, text: str) -> None:
     assert format_value(value, unit) == text
@@ -207,7 +208,7 @@ def test_figures_for_people(value: float | None, unit: str, text: str) -> None:
 
 def test_nothing_is_cut_off_where_there_is_no_terminal(runs: list[RunResult]) -> None:
     runs[1].name = "a name that is much longer than what eighty columns leave for it: " + "x" * 60
-    runs[1].config["fairness"]["arrivals"] = ["y" * 200]
+    runs[0].config["fairness"]["arrivals"] = ["y" * 200]
     output = io.StringIO()
     console = Console(file=output, width=40)
     print_summary(runs, console)
@@ -305,8 +306,9 @@ def test_the_short_form_fits_a_terminal_and_its_conditions_six_lines(runs: list[
     assert rows[6] == ["preemptions", "1,234", "0", "", "0", "1,234", ""]
     assert rows[7][1] == "20/21"
     stated = " ".join(lines[-CONDITIONS_LINES:])
-    words = ("parameters 70%", "1,000 undropped, 2,170 merged", "mean load: 0.50, 0.50", "2.00", "made up", "2 ms",
-             "burst 1.50, beyond 1.50 of the undropped, 0.69, 0.69 of the merged", "what queued ones wait for")
+    words = ("parameters 70%", "1,000 undropped, 2,170 merged", "made up", "2 ms", "KV that requests hold or wait for",
+             "mean load (recompute, drop): burst 0.50, beyond 0.50; capacity / mean need: 2.",
+             "peak demand (recompute, drop): burst 1.50, beyond 1.50 undropped, 0.69, 0.69 m")
     assert [word for word in words if word not in stated] == []
     assert "\u2026" not in "".join(lines[:-CONDITIONS_LINES])
 

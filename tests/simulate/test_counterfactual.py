@@ -22,7 +22,14 @@ from jettison.live.profile_file import save_profile
 from jettison.report.decisions import incidents_of
 from jettison.report.results import RunResult, write_results
 from jettison.simulate.cases import cases_of, run_case
-from jettison.simulate.counterfactual import counterfactual_runs, parse_policies, recorded_rows, told_of_profile
+from jettison.simulate.counterfactual import (
+    counterfactual_runs,
+    parse_policies,
+    recorded_rows,
+    told_if_far,
+    told_of_profile,
+    untold_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +57,28 @@ def test_a_live_run_is_simulated_under_its_own_policy_as_well(drop_and_recompute
     assert all(run.requests.completed == drop.requests.completed for run in others.values())
 
 
+def test_a_simulation_that_is_far_from_what_was_measured_is_told(
+    drop_and_recompute: tuple[RunResult, RunResult], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drop, recompute = drop_and_recompute
+    live = replace(drop, config={"policy": "drop", "deployment": deployment_to_document(deployment())})
+    own, other = "drop (this run, simulated)", "recompute (simulated)"
+    near = {own: drop, other: recompute}
+    assert told_if_far(live, near) is None and untold_of(live, near, None) == {own}
+    assert told_if_far(drop, near) is None and untold_of(drop, near, None) == set(), "it is a simulation itself"
+    assert drop.ttft_s.p99 is not None
+    for times in (0.5, 2.0):
+        far = near | {own: replace(drop, ttft_s=replace(drop.ttft_s, p99=times * drop.ttft_s.p99))}
+        told = told_if_far(live, far)
+        assert told is not None and "\n" not in told and "P99 TTFT" in told and "validate SPEC.yaml --calibrate" in told
+        assert untold_of(live, far, told) == {own, other}
+    slow = replace(drop.ttft_s, p99=100 * drop.ttft_s.p99)
+    write_results(tmp_path / "runs.json", [replace(live, ttft_s=slow)])
+    assert main(["explain", str(tmp_path / "runs.json"), "--counterfactual", "recompute"]) == 0
+    shown = capsys.readouterr().out
+    assert "Warning" in shown and "saved" not in shown
+
+
 def test_runs_that_do_not_say_enough(drop_and_recompute: tuple[RunResult, RunResult]) -> None:
     drop, _ = drop_and_recompute
     for bare, message in (
@@ -58,7 +87,7 @@ def test_runs_that_do_not_say_enough(drop_and_recompute: tuple[RunResult, RunRes
         (replace(drop, requests_detail=None), "keeps no row a request"),
         (
             replace(drop, config={"deployment": deployment_to_document(replace(deployment(), profile=None))}),
-            "no profile of little",
+            "had none of the model 'little'",
         ),
     ):
         with pytest.raises(UserError, match=message):
@@ -123,7 +152,9 @@ def test_the_commands_that_help_are_told_in_full(drop_and_recompute: tuple[RunRe
         counterfactual_runs(bare, ["recompute", "swap"], run_file=Path("a run.json"))
     make, use = re.findall("`(.*?)`", str(told.value))
     assert make.startswith("jettison profile MODEL_DIR --instances 2 --memory ") and make.endswith("--out profile.json")
-    assert "--max-num-seqs 64" in make
+    assert "--max-num-seqs 64" in make and f"run {bare.name!r}" in str(told.value) and "--quick" in str(told.value)
+    with pytest.raises(UserError, match=r"--profile out/profile\.json"):
+        counterfactual_runs(bare, ["recompute"], run_file=Path("out/report.json"))
     assert use == "jettison explain 'a run.json' --counterfactual recompute,swap --profile profile.json"
 
 

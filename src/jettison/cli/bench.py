@@ -24,7 +24,10 @@ def bench(
     api_key: Annotated[str | None, typer.Option(metavar="KEY", help="Key to send.")] = None,
     trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Trace to replay.", rich_help_panel=_LOAD)] = None,
     workload: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Synthetic workload by name.", rich_help_panel=_LOAD)
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Built-in: burst, burstgpt-like, azure-conv-like.", rich_help_panel=_LOAD
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of every draw.", min=0, rich_help_panel=_LOAD)] = 0,
     jitter: Annotated[

@@ -56,8 +56,8 @@ def explain(
     from jettison.report.explain import explain_document, print_decisions, print_incident
     from jettison.report.output import check_writable, write_whole
     from jettison.report.results import met_the_same, read_results
-    from jettison.report.terminal import print_line, spinner
-    from jettison.simulate.counterfactual import counterfactual_runs, parse_policies, told_of_profile
+    from jettison.report.terminal import spinner
+    from jettison.simulate.counterfactual import counterfactual_runs, parse_policies, told_if_far, untold_of
 
     policies = parse_policies(counterfactual) if counterfactual is not None else ()
     if profile is not None and not policies:
@@ -70,23 +70,33 @@ def explain(
     documents = []
     for run in chosen:
         others = {r.config.get("policy") or r.name: r for r in runs if r is not run and met_the_same(r, run)}
+        simulated: dict[str, RunResult] = {}
         if policies:
-            if profile is not None and (told := told_of_profile(run, profile)):
-                print_line(f"warning: {told}", Console(stderr=True))
+            _warn_of_profile(run, profile)
             with spinner(f"simulating what {run.name} met", console):
-                others |= counterfactual_runs(run, policies, profile=profile, run_file=run_file)
+                simulated = counterfactual_runs(run, policies, profile=profile, run_file=run_file)
+        warning = told_if_far(run, simulated)
         decisions = [d for d in decisions_of(run) if not kinds or d.kind in kinds]
-        incidents = incidents_of(run, slo_ttft_s, others)
+        incidents = incidents_of(run, slo_ttft_s, others | simulated, untold=untold_of(run, simulated, warning))
         console.rule(run.name, align="left")
         for number, incident in enumerate(incidents, 1):
-            print_incident(incident, number, slo_ttft_s, console)
+            print_incident(incident, number, slo_ttft_s, console, warning)
         if decisions:
             print_decisions(decisions, console, folds=not kinds)
         else:
             console.print("nothing was decided" if not kinds else "no such decision")
-        documents.append(explain_document(run, incidents))
+        documents.append(explain_document(run, incidents, warning))
     if json_out is not None:
         write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
+
+
+def _warn_of_profile(run: RunResult, profile: Path | None) -> None:
+    """One line on stderr where the profile is another's."""
+    from jettison.report.terminal import print_line
+    from jettison.simulate.counterfactual import told_of_profile
+
+    if profile is not None and (told := told_of_profile(run, profile)):
+        print_line(f"warning: {told}", Console(stderr=True))
 
 
 def _chosen(runs: Sequence[RunResult], name: str | None, run_file: Path) -> list[RunResult]:
@@ -100,6 +110,6 @@ def _chosen(runs: Sequence[RunResult], name: str | None, run_file: Path) -> list
         raise UserError(f"{run_file}: no run named {name!r} (runs: {names})")
     with_log = [r for r in named if r.events.get("log") is not None]
     if not with_log:
-        missing = "no run with an event log" if name is None else f"run {name} has no event log"
+        missing = "no run with an event log" if name is None else f"run {name!r} has no event log"
         raise UserError(f"{run_file}: {missing}: its server did not tell what it decided (runs: {names})")
     return [r for r in with_log if r.events["log"]] or with_log

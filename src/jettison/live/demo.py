@@ -115,7 +115,7 @@ def _run_shown(
     console: Console, setup: ExperimentSetup, policy: str, load: Workload, name: str, seed: int
 ) -> RunResult:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    note_phase(f"{name}: {len(load.rows)} requests in {load.duration_s:.0f} s", console)
+    note_phase(f"{name}: {len(load.rows)} requests arriving over {load.duration_s:.0f} s", console)
     with progress_bar(*columns, console=console, refresh_per_second=2) as progress:
         task = progress.add_task(f"{name}: requests", total=len(load.rows))
         return run_policy(

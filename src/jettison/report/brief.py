@@ -49,26 +49,26 @@ def brief_rows(pairs: Sequence[tuple[RunResult, RunResult]]) -> list[list[str]]:
 def brief_conditions(pairs: Sequence[tuple[RunResult, RunResult]], titles: Sequence[str] = ()) -> list[str]:
     """The fairness header, shortened to ``CONDITIONS_LINES``; empty where no run states any.
 
-    Figures are those of each pair's second run, in the order of the pairs, named by ``titles`` where there are any.
+    Figures are those of each pair's baseline, as a plan means them: the queue in a demand is the one that its own
+    shortage made. They are named by ``titles`` where there are any, in the order of the pairs.
     """
-    headers: list[dict[str, Any]] = [run.config.get("fairness") or {} for _, run in pairs]
+    headers: list[dict[str, Any]] = [baseline.config.get("fairness") or {} for baseline, _ in pairs]
     if not any(headers):
         return []
     first = next(header for header in headers if header)
 
-    def figures(key: str, names: Sequence[str] = ()) -> str:
+    def figures(key: str, names: Sequence[str] = titles) -> str:
         values = [header.get(key) for header in headers]
         texts = ["not stated" if value is None else f"{value:.2f}" for value in values]
         return ", ".join(f"{n} {text}" for n, text in zip(names, texts, strict=True)) if names else ", ".join(texts)
 
+    of = ", ".join(dict.fromkeys(_policy(baseline) for baseline, _ in pairs))
     lines = [
         f"memory: parameters {_share(first.get('parameter_share'))} of each instance; KV tokens"
         f" {_count(first.get('kv_capacity_tokens'))} undropped, {_count(first.get('merged_capacity_tokens'))} merged",
-        f"mean load: {figures('mean_load')} of the undropped; capacity / mean need:"
-        f" {figures('capacity_over_mean_need')}",
-        f"peak demand: {figures('peak_over_capacity', titles)} of the undropped, {figures('peak_over_merged')} of the"
-        " merged",
-        "demand: KV that requests hold, and what queued ones wait for; load: its mean",
+        f"mean load ({of}): {figures('mean_load')}; capacity / mean need: {figures('capacity_over_mean_need', ())}",
+        f"peak demand ({of}): {figures('peak_over_capacity')} undropped, {figures('peak_over_merged', ())} merged",
+        "demand: KV that requests hold or wait for; load: its mean over the undropped",
         f"arrivals: {'; '.join(str(note) for note in first.get('arrivals') or ['not stated'])}",
         "TTFT: from the scheduled arrival; TPOT: a request's mean gap; ratio > 1: better",
     ]

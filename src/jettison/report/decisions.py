@@ -6,16 +6,20 @@ is how an outcome finds its decision, whatever else happened meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jettison.policy.overload import COMPUTE_BINDS, OverloadParams
 from jettison.report.results import RunResult, percentile
 
 Event = Mapping[str, Any]
 
 SAME_MOMENT_S = 2e-3
 """Records of one move agree on its beginning up to the rounding of stored times."""
+
+_DEFAULTS = OverloadParams()
+"""Their ratios are no settings: every engine has these."""
 
 _CONTEXT = ("t", "kind", "group", "workers")
 
@@ -118,9 +122,23 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 def _no_drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     waited = _longest_wait_s(run, event["t"])
     outcome = {} if waited is None else {"longest_wait_in_queue_s": waited}
-    return Decision(
-        event["t"], "no drop", event.get("group"), (), _pick(event, _ASSESSED), _pick(event, _WAITS), outcome
-    )
+    inputs = _pick(event, _ASSESSED)
+    if because := _why_compute_binds(event):
+        inputs = {"reason": inputs.pop("reason"), "because": because} | inputs
+    return Decision(event["t"], "no drop", event.get("group"), (), inputs, _pick(event, _WAITS), outcome)
+
+
+def _why_compute_binds(event: Event) -> str | None:
+    """Which of the two comparisons spoke against a drop (``policy.overload``), in words; None for other reasons.
+
+    A log has no share of prompts in the steps: where the waits do not explain the verdict, it was that share.
+    """
+    memory_wait_s, compute_wait_s = (event.get(name) for name in _WAITS)
+    if event.get("reason") != COMPUTE_BINDS or memory_wait_s is None or compute_wait_s is None:
+        return None
+    if float(memory_wait_s) < _DEFAULTS.min_gain_ratio * float(compute_wait_s):
+        return f"the memory wait is under {_DEFAULTS.min_gain_ratio:g} times the compute wait"
+    return f"prompts fill over {_DEFAULTS.max_prefill_fill:.0%} of the steps"
 
 
 def _restore(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
@@ -190,6 +208,8 @@ class Counterfactual:
     p50_ttft_s: float | None
     p99_ttft_s: float | None
     num_over_slo: int
+    tells_saved: bool = True
+    """Whether its count may be set against this run's: not where a simulation stands for what was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +233,18 @@ class Incident:
 
     def num_saved(self, policy: str) -> int | None:
         """Requests within the objective here that would have missed it under that policy, net; None if unknown."""
-        return next((c.num_over_slo - self.num_over_slo for c in self.counterfactuals if c.policy == policy), None)
+        return next(
+            (c.num_over_slo - self.num_over_slo for c in self.counterfactuals if c.policy == policy and c.tells_saved),
+            None,
+        )
 
 
 def incidents_of(
-    run: RunResult, slo_ttft_s: float, others: Mapping[str, RunResult] | None = None
+    run: RunResult, slo_ttft_s: float, others: Mapping[str, RunResult] | None = None, *,
+    untold: Collection[str] = (),
 ) -> list[Incident]:
     """The run's overloads. ``others``: runs of the same arrivals, by policy, for what would have happened.
+    ``untold``: those of them that are no measure of what was saved (``simulate.counterfactual.untold_of``).
 
     A window holds the requests that were scheduled from the trigger's queue on until the incident was over.
     """
@@ -236,7 +261,7 @@ def incidents_of(
         found.append(Incident(
             trigger.at_s, end_s, is_over, trigger, tuple(chain), sum(d.outcome["bytes_to_kv"] for d in chain),
             tuple(sorted({w for d in chain for w in d.workers})), count, p50, p99, late,
-            tuple(Counterfactual(policy, w[0], w[1], w[2]) for policy, w in theirs),
+            tuple(Counterfactual(policy, w[0], w[1], w[2], policy not in untold) for policy, w in theirs),
         ))
     return found
 

@@ -7,12 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
 from jettison.report.decisions import Decision, Incident, decisions_of
 from jettison.report.results import RunResult
-from jettison.report.summary import format_value
+from jettison.report.summary import format_number, format_value
 from jettison.report.terminal import print_whole
 
 MAX_ROWS = 200
@@ -33,8 +34,8 @@ def format_field(name: str, value: Any) -> str:
     if unit == "ms":
         return f"{stem} {format_value(float(value) / 1e3, 's')}".strip()
     if "bytes" in words:
-        return f"{label} {value / 2**20:,.4g} MiB"
-    return f"{label} {value:,.4g}" if isinstance(value, float) else f"{label} {value:,}"
+        return f"{label} {format_number(value / 2**20)} MiB"
+    return f"{label} {format_number(value)}" if isinstance(value, float) else f"{label} {value:,}"
 
 
 def _listed(value: Any) -> str:
@@ -49,14 +50,15 @@ def _fields(fields: Mapping[str, Any]) -> str:
     return "\n".join(format_field(name, value) for name, value in fields.items()) or "-"
 
 
-def explain_document(run: RunResult, incidents: Sequence[Incident]) -> dict[str, Any]:
-    """The same as JSON: ``decisions`` and ``incidents``."""
+def explain_document(run: RunResult, incidents: Sequence[Incident], warning: str | None = None) -> dict[str, Any]:
+    """The same as JSON: ``decisions``, ``incidents`` and ``simulation_warning`` (null where there is none)."""
     return {
         "run": run.name,
         "decisions": [asdict(d) for d in decisions_of(run)],
         "incidents": [
             asdict(i) | {"saved": {c.policy: i.num_saved(c.policy) for c in i.counterfactuals}} for i in incidents
         ],
+        "simulation_warning": warning,
     }
 
 
@@ -117,8 +119,10 @@ def _num_moved(decision: Decision) -> int:
     return found if isinstance(found, int) else 1
 
 
-def print_incident(incident: Incident, number: int, slo_ttft_s: float, console: Console) -> None:
-    """The card of one overload."""
+def print_incident(
+    incident: Incident, number: int, slo_ttft_s: float, console: Console, warning: str | None = None
+) -> None:
+    """The card of one overload. ``warning``: what to tell of the simulated figures on it."""
     trigger = incident.trigger
     until = f"{incident.end_s:.2f} s" if incident.is_over else f"the end of the run ({incident.end_s:.2f} s)"
     lines = [
@@ -129,18 +133,27 @@ def print_incident(incident: Incident, number: int, slo_ttft_s: float, console: 
     ]
     if len(incident.drops) > 1:
         lines.append(f"         and {len(incident.drops) - 1} more drops before it was over")
-    lines.append(f"[b]Freed[/b]    {incident.bytes_freed / 2**20:,.4g} MiB of parameters for KV cache")
+    lines.append(f"[b]Freed[/b]    {format_number(incident.bytes_freed / 2**20)} MiB of parameters for KV cache")
     lines.append(
         f"[b]Requests[/b] {incident.num_arrivals} arrived: TTFT P50 {format_value(incident.p50_ttft_s, 's')}, "
         f"P99 {format_value(incident.p99_ttft_s, 's')}; {incident.num_over_slo} over {format_value(slo_ttft_s, 's')}"
     )
     for other in incident.counterfactuals:
-        saved = incident.num_saved(other.policy)
         lines.append(
-            f"[b]Without[/b]  {other.policy}: TTFT P50 {format_value(other.p50_ttft_s, 's')}, P99 "
-            f"{format_value(other.p99_ttft_s, 's')}; {other.num_over_slo} over, so {saved} saved"
+            f"[b]Compare[/b]  {other.policy}: TTFT P50 {format_value(other.p50_ttft_s, 's')}, P99 "
+            f"{format_value(other.p99_ttft_s, 's')}; {other.num_over_slo} over{_saved(incident, other.policy)}"
         )
+    if warning is not None:
+        lines.append(f"[b]Warning[/b]  {escape(warning)}")
     console.print(Panel("\n".join(lines), title=f"incident {number}", title_align="left"))
+
+
+def _saved(incident: Incident, policy: str) -> str:
+    """What the run spared its requests, or cost them, against a policy; empty where that cannot be told."""
+    saved = incident.num_saved(policy)
+    if saved is None:
+        return ""
+    return f", so {saved} saved" if saved >= 0 else f": here {-saved} more over"
 
 
 def _inline(fields: Mapping[str, Any]) -> str:

@@ -128,6 +128,12 @@ def estimate_demand(workload: TimedRows, ttft_s: float, tpot_s: float) -> tuple[
     return _residency(arrivals, firsts, firsts + outputs * tpot_s, inputs, outputs, workload.duration_s)
 
 
+def measured_in(run_name: str) -> str:
+    """How demand was found that a run measured itself; a run that is called "run" is not called so twice."""
+    where = run_name if run_name.split()[:1] == ["run"] else f"run {run_name}"
+    return f"the requests' own times in {where}, queue included"
+
+
 def measured_demand(records: Sequence[RequestRecord], horizon_s: float) -> tuple[float, float]:
     """(mean, peak) KV tokens that the requests of a run held or waited for, queue included.
 

@@ -52,8 +52,13 @@ def format_value(value: float | None, unit: str) -> str:
     if value is None:
         return "-"
     if unit == "s":
-        return f"{value * 1000:.3g} ms" if abs(value) < 0.9995 else f"{value:.4g} s"
-    return f"{value:.4g}{' ' + unit if unit else ''}"
+        return f"{value * 1000:.3g} ms" if abs(value) < 0.9995 else f"{format_number(value)} s"
+    return f"{format_number(value)}{' ' + unit if unit else ''}"
+
+
+def format_number(value: float) -> str:
+    """Four digits, and from a thousand on whole with thousands separated: never a power of ten."""
+    return f"{value:,.0f}" if math.isfinite(value) and abs(value) >= _WHOLE_FROM else f"{value:.4g}"
 
 
 def ratio(run: RunResult, baseline: RunResult, metric: Metric) -> float | None:
@@ -159,7 +164,7 @@ def fairness_rows(run: RunResult) -> list[tuple[str, str]]:
     for key, label in FAIRNESS_LABELS.items():
         value = header.get(key)
         is_number = isinstance(value, int | float)
-        rows.append((label, "not stated" if value is None else f"{value:.4g}" if is_number else str(value)))
+        rows.append((label, "not stated" if value is None else format_number(value) if is_number else str(value)))
     rows.extend(("arrivals", str(note)) for note in header.get("arrivals") or [])
     return rows
 

@@ -57,7 +57,8 @@ class ServerState:
         if model is None:
             return self.settings.model_name
         if model not in self.settings.model_names:
-            message = f"The model {model[:200]!r} is not served here."
+            served = ", ".join(map(repr, self.settings.model_names))
+            message = f"The model {model[:200]!r} is not served here: this server serves {served}."
             raise ApiError(404, message, param="model", code="model_not_found")
         return model
 

@@ -13,6 +13,7 @@ from typing import Any
 from jettison.cost.deployment import deployment_from_document
 from jettison.errors import ConfigError, UserError
 from jettison.report.results import RunResult
+from jettison.report.summary import format_value
 from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import Case
 from jettison.simulate.machines import cluster_setup, resolve_machine
@@ -21,6 +22,13 @@ from jettison.simulate.spec import POLICIES, parse_spec
 
 FOREIGN = " with another's profile"
 """In the name of what was simulated with a profile that was measured for something else than the run."""
+
+
+OWN = " (this run, simulated"
+"""In the name of what simulates a run under its own policy."""
+
+FAR_RATIO = 1.5
+"""Simulated over measured, or the other way round, from which a simulation stands for nothing that was measured."""
 
 
 def parse_policies(text: str) -> tuple[str, ...]:
@@ -50,12 +58,52 @@ def counterfactual_runs(
     own = run.config.get("policy")
     asked = [*policies, own] if is_live(run) and own in POLICIES and own not in policies else policies
     for policy in asked:
-        name = f"{policy} (this run, simulated{with_what})" if policy == own else f"{policy} (simulated{with_what})"
+        name = f"{policy}{OWN}{with_what})" if policy == own else f"{policy} (simulated{with_what})"
         cases.append(Case(name, _spec(run, policy, profile), variant=policy))
     for case in cases:
         spec = parse_spec(case.raw, run.name)
         cluster_setup(resolve_machine(spec.cluster, spec.settings), spec, spec.variants[0], 0)
     return {result.name: result for result in run_cases(cases, num_processes=num_processes)}
+
+
+def untold_of(run: RunResult, simulated: Mapping[str, RunResult], warning: str | None) -> frozenset[str]:
+    """Which of ``counterfactual_runs`` say nothing of what was saved: a live run's own, and all where it is far off.
+
+    ``warning``: what ``told_if_far`` says.
+    """
+    return frozenset(simulated if warning is not None else (n for n in simulated if _is_own(run, n)))
+
+
+def told_if_far(run: RunResult, simulated: Mapping[str, RunResult]) -> str | None:
+    """One line where a live run's own simulation is far from what it measured; None where it is near, or there is none.
+
+    Far is ``FAR_RATIO`` times either way, in P99 TTFT or the mean end to end.
+    """
+    own = next((result for name, result in simulated.items() if _is_own(run, name)), None)
+    if own is None:
+        return None
+    pairs = (
+        ("P99 TTFT", run.ttft_s.p99, own.ttft_s.p99), ("mean end to end", run.e2e_s.mean, own.e2e_s.mean),
+    )  # fmt: skip
+    known = [(label, ours, theirs) for label, ours, theirs in pairs if ours is not None and theirs is not None]
+    if all(ours <= FAR_RATIO * theirs and theirs <= FAR_RATIO * ours for _, ours, theirs in known):
+        return None
+    figures = "; ".join(
+        f"{label} {format_value(theirs, 's')} and not {format_value(ours, 's')}" for label, ours, theirs in known
+    )
+    told = f"the simulation of this run is far from what it measured ({figures}): the simulated figures say nothing"
+    described = run.config.get("deployment")
+    if isinstance(described, Mapping) and not deployment_from_document(described, "config.deployment").costs.is_shared:
+        told += (
+            ". What serving took of the host's processors is not known: `jettison validate SPEC.yaml --calibrate`"
+            " measures it, and a server that is started afterwards tells it"
+        )
+    return told
+
+
+def _is_own(run: RunResult, name: str) -> bool:
+    """It simulates a live run as it was."""
+    return is_live(run) and name.startswith(f"{run.config.get('policy')}{OWN}")
 
 
 def told_of_profile(run: RunResult, profile: Path) -> str | None:
@@ -66,7 +114,7 @@ def told_of_profile(run: RunResult, profile: Path) -> str | None:
     described = run.config.get("deployment")
     if not is_live(run) or not isinstance(described, Mapping):
         return None
-    return foreign_profile(deployment_from_document(described, f"run {run.name}: config.deployment"), profile)
+    return foreign_profile(deployment_from_document(described, f"run {run.name!r}: config.deployment"), profile)
 
 
 def is_live(run: RunResult) -> bool:
@@ -79,12 +127,14 @@ def _check_profiled(run: RunResult, policies: Sequence[str], run_file: Path) -> 
     described = run.config.get("deployment")
     if not isinstance(described, Mapping) or described.get("profile") is not None:
         return
-    deployment = deployment_from_document(described, f"run {run.name}: config.deployment")
-    again = shlex.join(["jettison", "explain", str(run_file), "--counterfactual", ",".join(policies)])
+    deployment = deployment_from_document(described, f"run {run.name!r}: config.deployment")
+    out = str(run_file.parent / "profile.json")
+    again = ["jettison", "explain", str(run_file), "--counterfactual", ",".join(policies), "--profile", out]
     raise UserError(
-        f"there is no profile of {deployment.name}, with which to simulate run {run.name}. "
-        f"`{profiling_command(deployment, out='profile.json')}` makes one where it was served (MODEL_DIR: the folder "
-        f"of {deployment.name}; with --num-threads, if the server had it), then `{again} --profile profile.json`"
+        f"there is no cost profile to simulate the run {run.name!r} with: its server had none of the model "
+        f"{deployment.name!r}. `{profiling_command(deployment, out=out)}` makes one on the machine that served it "
+        f"(MODEL_DIR: the folder of the model; with --num-threads, if the server had it), in about a minute, or in "
+        f"seconds and less surely with --quick. Then `{shlex.join(again)}`"
     )
 
 
@@ -97,16 +147,16 @@ def _spec(run: RunResult, policy: str, profile: Path | None) -> dict[str, Any]:
         deployment = run.config.get("deployment")
         if not isinstance(deployment, Mapping):
             raise UserError(
-                f"run {run.name} does not say on which cluster it ran (config.deployment): only runs against a server "
-                "of this version do"
+                f"the run {run.name!r} does not say on which cluster it ran (config.deployment): only runs against a "
+                "server of this version do"
             )
         cluster = {"description": deployment} | ({} if profile is None else {"profile": str(profile)})
         return {"cluster": cluster, "workload": workload, "variants": [variant]}
     if profile is not None:
-        raise UserError(f"--profile: run {run.name} was simulated, its spec says with what")
+        raise UserError(f"--profile: the run {run.name!r} was simulated, its spec says with what")
     spec = run.config.get("spec")
     if not isinstance(spec, Mapping):
-        raise UserError(f"run {run.name} does not carry its spec (config.spec): simulate it with `jettison simulate`")
+        raise UserError(f"the run {run.name!r} does not carry its spec (config.spec): run it with `jettison simulate`")
     kept = {key: spec[key] for key in ("cluster", "settings", "timing", "faults", "run") if key in spec}
     settings = spec["variants"][0].get("settings", {})
     return {**kept, "workload": workload, "variants": [{**variant, "settings": settings}], "seeds": spec["seeds"]}
@@ -116,7 +166,7 @@ def recorded_rows(run: RunResult) -> list[list[float]]:
     """``[arrival, input, output]`` of every request, as a spec has them: what was really produced, where it ended."""
     details = run.requests_detail
     if not details:
-        raise UserError(f"run {run.name} keeps no row a request (requests_detail): its arrivals are not known")
+        raise UserError(f"the run {run.name!r} keeps no row a request (requests_detail): its arrivals are not known")
     rows = []
     for row in sorted(details, key=lambda row: row["scheduled_s"]):
         done = row["status"] == "completed" and row["output_tokens"]

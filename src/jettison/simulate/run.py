@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jettison.core.observing import RunObserver
-from jettison.report.fairness import FairnessHeader, measured_demand
+from jettison.report.fairness import FairnessHeader, measured_demand, measured_in
 from jettison.report.results import METRIC_DEFINITIONS, RunResult, build_run
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.faults import Fault
@@ -165,7 +165,7 @@ def _fairness(
     return FairnessHeader(
         mean_demand_tokens=mean_tokens,
         peak_demand_tokens=peak_tokens,
-        demand_model=f"the requests' own times in run {options.name}, queue included",
+        demand_model=measured_in(options.name),
         parameter_share=shape.parameter_bytes / setup.memory.budget_bytes,
         kv_capacity_tokens=float(capacity),
         merged_capacity_tokens=float(capacity + math.floor(spare_copies * shape.parameter_bytes / token_bytes)),

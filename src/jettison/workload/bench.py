@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
 from jettison.errors import ConfigError
-from jettison.report.fairness import FairnessHeader, measured_demand
+from jettison.report.fairness import FairnessHeader, measured_demand, measured_in
 from jettison.report.html import write_html
 from jettison.report.output import check_writable
 from jettison.report.results import RequestRecord, RunResult, write_results
@@ -228,7 +228,7 @@ def fairness_of_run(
     return FairnessHeader(
         mean_demand_tokens=mean_tokens,
         peak_demand_tokens=peak_tokens,
-        demand_model=f"the requests' own times in run {run.name}, queue included",
+        demand_model=measured_in(run.name),
         parameter_share=parameter_share,
         kv_capacity_tokens=kv_capacity_tokens,
         merged_capacity_tokens=merged_capacity(
