@@ -127,6 +127,49 @@ def test_a_move_does_not_hold_later_steps_and_gets_a_turn_after_each():
     assert (cluster.devices[1].kv[:, 4:7] == cluster.devices[0].kv[:, 1:4]).all()
 
 
+class Timed(FakeDevice):
+    """Steps and pieces take (virtual) time; notes when each began and ended."""
+
+    STEP_NS, PIECE_NS = 4_000, 150
+
+    def __init__(self, clock, worker_id):
+        super().__init__(worker_id)
+        self.clock, self.steps, self.num_pieces_before = clock, [], []
+
+    def run_step(self, step, hidden, port=None):
+        began = self.clock[0]
+        self.clock[0] += self.STEP_NS
+        self.steps.append((began, self.clock[0]))
+        self.num_pieces_before.append(0)
+        return super().run_step(step, hidden, port)
+
+    def kv_gather(self, layers, block_ids, out):
+        self.clock[0] += self.PIECE_NS
+        self.num_pieces_before[-1] += 1
+        return super().kv_gather(layers, block_ids, out)
+
+
+def test_between_steps_bulk_takes_up_to_a_quarter_of_a_stages_time():
+    clock = [0]
+    device = Timed(clock, 0)
+    here, there = InProcessLink.pair(0, 1, activation_bytes=1 << 10, bulk_bytes=1 << 16)
+    loop = WorkerLoop(0, device, {1: here}, lambda event: None, 40, clock_ns=lambda: clock[0])
+    for step_id in range(12):
+        loop.deliver(codec.step_command(make_step(step_id, [step_id])))
+    loop.tick()
+    loop.deliver(m.SendKV(5, 1, 0, 4, list(range(1, 16)), list(range(16, 31))))  # starts after the steps before it
+    for step_id in range(12, 40):
+        loop.deliver(codec.step_command(make_step(step_id, [step_id])))
+    while loop.tick():
+        for frame in there.poll_frames():
+            frame.release()
+    gaps = [began - ended for (_, ended), (began, _) in zip(device.steps, device.steps[1:])]
+    assert max(gaps) <= Timed.STEP_NS // 4 + Timed.PIECE_NS, "a step waited for more than bulk may take"
+    sent = device.num_pieces_before[12:-1]
+    assert sum(device.num_pieces_before) == 60
+    assert max(sent) >= 3, "one piece a step: an exchange takes as many steps as it has pieces"
+
+
 @pytest.mark.parametrize("piece_bytes", [44, 100, 133, 1 << 20])
 def test_kv_arrives_intact_whatever_the_piece(piece_bytes):
     cluster = Cluster(2, piece_bytes=piece_bytes)

@@ -37,6 +37,13 @@ Emit = Callable[[m.Event], None]
 ATTENTION_TIMEOUT_S = 10.0
 """For how long a step waits for a peer's attention before it fails and is repeated without."""
 
+BULK_SHARE = 4
+"""Of a stage's time, one part in so many may pass with bulk before the next step, where the links take it. One turn a
+step would stretch an exchange over as many steps as it has frames: seconds in a burst, while its requests stand still."""
+
+MAX_BULK_NS = 10_000_000
+"""At most, however long a stage takes."""
+
 IDLE_WAIT_S = 0.05
 """A step that waits for a peer looks again after this long at the latest."""
 
@@ -220,8 +227,17 @@ class Peers:
 
     # --- bulk
 
+    def run_bulk_between_steps(self) -> bool:
+        """Bulk turns of every link for as long as a step may be kept waiting (rule 4); whether anything happened."""
+        end_ns = self._clock_ns() + min(MAX_BULK_NS, self.stage_ns // BULK_SHARE)
+        progressed = turn = self.run_bulk()
+        while turn and self._clock_ns() < end_ns:
+            turn = self.serve_urgent()
+            turn |= self.run_bulk()
+        return progressed
+
     def run_bulk(self, sends: bool = True) -> bool:
-        """One bulk turn of every link (rule 4); whether anything happened."""
+        """One bulk turn of every link; whether anything happened."""
         progressed = False
         for worker, peer in list(self._peers.items()):
             if peer.bulk_frames:

@@ -10,8 +10,9 @@ Rule 1. The control stream is obeyed in order, except that a step whose input ha
 Rule 2. Layouts, moves, swaps, LoadShard and ReportMemory begin only when every step received before them has
         finished here, and one after the other.
 Rule 3. No step received after an ApplyLayout runs before it. Steps do not wait for anything else.
-Rule 4. Between two steps, and whenever no step is ready, each link gets one bulk turn: at most one received
-        frame is written and at most one piece is sent. KV goes before shards, cancellations before both.
+Rule 4. Whenever no step is ready each link gets a bulk turn: at most one received frame is written and at most
+        one piece is sent. Between two steps it gets one, and more until a quarter of a stage's time has passed.
+        KV goes before shards, cancellations before both.
         While this worker takes part in a live exchange, links get such turns between two layers of a step, too, and
         while a step waits for a peer's attention: what arrives is then never what the step reads (the core's care).
 Rule 5. Memory is written by received pieces only in those turns: never while a kernel runs.
@@ -143,7 +144,7 @@ class WorkerLoop:
     def tick(self) -> bool:
         """Do at most one unit of work, the most urgent that is ready; whether anything was done.
 
-        A unit is one step, one control command, or one bulk turn of every link. Activations are moved in every
+        A unit is one step, one control command, or the bulk turns after one. Activations are moved in every
         tick: they are what the next stage waits for.
         """
         if self.stopped:
@@ -151,7 +152,7 @@ class WorkerLoop:
         progressed = self._peers.serve_urgent()
         if self._bulk_turn:
             self._bulk_turn = False
-            if self._peers.run_bulk():
+            if self._peers.run_bulk_between_steps():
                 return True
         entry = self._next_entry()
         if entry is None:
