@@ -78,7 +78,8 @@ def run_demo(
     mib = setup.memory_bytes() / 2**20
     console.print(
         f"model of {setup.parameter_share():.0%} of each instance's {mib:.0f} MiB, KV for "
-        f"{setup.capacity_tokens() / setup.instances:.0f} tokens an instance ({setup.merged_capacity_tokens():.0f} for both when merged)"
+        f"{setup.capacity_tokens() / setup.instances:.0f} tokens an instance "
+        f"({setup.merged_capacity_tokens():.0f} for both when merged)"
     )
     with phase("measuring this machine, then fitting the load to it", console):
         speed = measure_speed(setup)

@@ -39,7 +39,7 @@ ATTENTION_TIMEOUT_S = 10.0
 
 BULK_SHARE = 4
 """Of a stage's time, one part in so many may pass with bulk before the next step, where the links take it. One turn a
-step would stretch an exchange over as many steps as it has frames: seconds in a burst, while its requests stand still."""
+step would stretch an exchange over as many steps as it has frames: seconds of a burst, its requests standing still."""
 
 MAX_BULK_NS = 10_000_000
 """At most, however long a stage takes."""
