@@ -23,8 +23,11 @@ from jettison.simulate.run import SimulationOptions, simulate_workload
 from jettison.simulate.spec import ExperimentSpec, parse_spec
 from jettison.types import NANOSECONDS
 
-MERGE_INTERVAL_S = 0.14
-"""Between the merges that are asked for at the start: one has to be over when the next begins."""
+MERGE_INTERVAL_S = 0.02
+"""Between the times that a merge is asked for at the start; one waits while another that it needs is under way."""
+
+MERGES_END_S = 4.0
+"""Static pipelines that do not stand by then are given up: whoever reads the run has to look at its groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,5 +132,14 @@ def without_guard(params: ClusterParams) -> ClusterParams:
 
 
 def _ask_for_merges(cluster: SimulatedCluster, num_merges: int) -> None:
-    for number in range(num_merges):
-        cluster.loop.at(round((number + 1) * MERGE_INTERVAL_S * NANOSECONDS), cluster.request_drop)
+    """Ask until so many have come about: a merge whose requests are still moving is not merged again."""
+    groups, loop = cluster.core.state.groups, cluster.loop
+    num_left = len(groups) - num_merges
+
+    def ask() -> None:
+        if len(groups) > num_left and loop.now_ns < MERGES_END_S * NANOSECONDS:
+            cluster.request_drop()
+            loop.at(loop.now_ns + round(MERGE_INTERVAL_S * NANOSECONDS), ask)
+
+    if num_merges:
+        loop.at(round(MERGE_INTERVAL_S * NANOSECONDS), ask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from jettison.simulate.reproduce.conditions import conditions
-from jettison.simulate.reproduce.jobs import MERGE_INTERVAL_S, Changes, Variant
+from jettison.simulate.reproduce.jobs import MERGES_END_S, Changes, Variant
 from jettison.simulate.reproduce.measures import Measure, alone, bubble_share, compared, tpot, ttft, within
 from jettison.simulate.reproduce.pictures import bars
 from jettison.simulate.reproduce.pool import Runs
@@ -18,13 +18,12 @@ NUM_PROCESSORS = 8
 STAGES = {"2 stages": 4, "4 stages": 6, "8 stages": 7}
 """Merges of eight instances that make pipelines so long."""
 
-SETTLED_S = 1.0
+SETTLED_S = MERGES_END_S
 """Arrivals before the pipelines stand do not count."""
 
 
 def _results(runs: Runs) -> Results:
     """Pipelines are made by merging at the start, and stay; microbatches by token counts, as in vLLM."""
-    assert max(STAGES.values()) * MERGE_INTERVAL_S < SETTLED_S
     variants = [Variant(REPLICAS, "recompute")]
     variants += [Variant(name, "drop", {}, Changes(num_merges=merges)) for name, merges in STAGES.items()]
     return run_spec(read_spec("parallelism"), runs, variants)
