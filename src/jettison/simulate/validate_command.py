@@ -20,6 +20,7 @@ from jettison.live.experiment import run_config
 from jettison.live.host_costs import measure_host_costs
 from jettison.live.profile import run_profile
 from jettison.live.profile_file import (
+    AUTO,
     costs_path,
     default_path,
     fingerprint,
@@ -33,7 +34,7 @@ from jettison.report.summary import format_value
 from jettison.report.terminal import phase, print_whole, spinner
 from jettison.simulate.cases import Case, cases_of, run_case
 from jettison.simulate.local import local_config
-from jettison.simulate.machines import resolve_config, resolve_machine
+from jettison.simulate.machines import found_file, resolve_config, resolve_machine
 from jettison.simulate.spec import ExperimentSpec, parse_spec
 from jettison.simulate.sweeps import expand_sweep
 from jettison.simulate.validation import Comparison, Pair, compare, compare_means, worst
@@ -80,6 +81,8 @@ def run_pairs(
                 variant = next(v for v in spec.variants if v.name == case.variant)
                 config = resolve_config(machine, spec, variant)
                 keys = {**config.flat(), "model": local_config(spec.cluster, spec.settings, base_dir).model.model}
+                if spec.cluster.profile != AUTO and config.profile == AUTO:
+                    keys["profile"] = str(found_file(spec.cluster.profile, base_dir, "cluster.profile"))
                 live = run_config(
                     keys, workload, Path(folder), name=case.name, seed=case.seed,
                     slo_ttft_s=spec.slo.ttft_s, slo_tpot_s=spec.slo.tpot_s,
@@ -94,13 +97,17 @@ def run_pairs(
 
 
 def ensure_calibrated(spec: ExperimentSpec, base_dir: Path, console: Console, *, again: bool = False) -> None:
-    """Measure what is missing of the profile and the host's costs, and keep it beside the model."""
+    """Measure what is missing of the profile and the host's costs, and keep it beside the model.
+
+    A profile that the spec names is taken as it is, ``again`` or not. Raises ConfigError where it is not one.
+    """
     config = local_config(spec.cluster, spec.settings, base_dir)
     worker = assemble(config).worker_specs[0]
     model_dir = Path(worker.model_dir)
     mark = fingerprint(model_dir, worker.dtype, worker.num_threads, load_kernels(str(config.model.kernels)).name)
-    path = default_path(model_dir, mark)
-    if again or not path.exists():
+    is_named = spec.cluster.profile != AUTO
+    path = found_file(spec.cluster.profile, base_dir, "cluster.profile") if is_named else default_path(model_dir, mark)
+    if not is_named and (again or not path.exists()):
         with phase("profiling steps, about a minute", console) as status:
             result = run_profile(config, progress=lambda share, text: status.update(f"profile: {text}"))
         save_profile(path, result.stored)
