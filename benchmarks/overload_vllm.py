@@ -196,7 +196,7 @@ def with_conditions(run: RunResult, contender: str, setup: ExperimentSetup, load
     run.config = {k: v for k, v in run.config.items() if k not in dropped}
     run.config |= {"contender": contender, "fairness": header.as_dict()}
     events = {kind: count for kind, count in run.events.items() if kind != "log" and count}
-    moves = [{"t": e["t"], "kind": e["kind"]} for e in run.events.get("log") or [] if e["kind"].startswith(_MOVES)]
+    moves = [e for e in run.events.get("log") or [] if e["kind"].startswith(_MOVES)]
     if moves:  # when it dropped and restored: what a poor round is understood by
         events["log"] = moves
     return replace(run, events=events, series={}, requests_detail=None)
