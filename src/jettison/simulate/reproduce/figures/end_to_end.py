@@ -173,7 +173,7 @@ def _lowest_row(workload: str, results: Results, system: str) -> Row:
         "x",
         spread,
         Band(1.0, None),
-        "must show 3",
+        "the paper's claim",
     )
 
 
