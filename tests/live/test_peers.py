@@ -19,18 +19,20 @@ from jettison.transport.link import FrameKind
 class OneEnd:
     """Worker 0's peers, of which there is one, worker 1; ``theirs`` is its end of the link."""
 
-    def __init__(self, activation_slots=8, activation_bytes=1 << 10, **more):
+    def __init__(self, activation_slots=8, activation_bytes=1 << 10, kind=InProcessLink, device=None, **more):
         self.events: list[m.Event] = []
         self.lost: list[tuple[int, bool]] = []
         """Who, and whether the input of step 5 was there by then."""
         self.peers = Peers(
-            0, FakeDevice(), self.events.append, lambda worker: self.lost.append((worker, self.peers.inbox.ready(5))),
+            0, device or FakeDevice(), self.events.append,
+            lambda worker: self.lost.append((worker, self.peers.inbox.ready(5))),
             **{"piece_bytes": 44, "adapt_pieces": False, "coordinate": True, "shares_clock": False,
                "clock_ns": lambda: 0, "safepoint": nowhere, "wait": None, **more},
         )  # fmt: skip
         self.ours, self.theirs = InProcessLink.pair(
             0, 1, activation_slots=activation_slots, activation_bytes=activation_bytes, bulk_slots=100
         )
+        self.ours.__class__ = kind
         self.peers.attach(1, self.ours, 0)
 
     def received(self):
@@ -63,6 +65,19 @@ def test_a_turn_is_one_piece_or_without_coordination_all_the_link_takes(coordina
     end.peers.start_move(m.SendKV(7, 1, 0, 4, [1, 2, 3], [4, 5, 6]))
     assert end.peers.run_bulk()
     assert end.received().count((FrameKind.KV_PIECE, 7)) == num_pieces
+
+
+class NothingQueues(InProcessLink):
+    queues_bulk = False
+
+
+@pytest.mark.parametrize(("kind", "is_cut"), [(InProcessLink, True), (NothingQueues, False)])
+def test_pieces_are_cut_to_size_only_where_bulk_would_be_in_the_way(kind, is_cut):
+    end = OneEnd(kind=kind, device=FakeDevice(kv_block_bytes=1 << 10), piece_bytes=1 << 17, adapt_pieces=True)
+    end.peers.start_move(m.SendKV(7, 1, 0, 4, list(range(16)), list(range(16))))
+    while end.peers.run_bulk():
+        pass
+    assert (end.received().count((FrameKind.KV_PIECE, 7)) > 1) == is_cut
 
 
 def test_a_turn_that_must_not_send_still_writes():

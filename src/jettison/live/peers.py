@@ -125,7 +125,7 @@ class Peers:
             log.warning("link to worker %d is replaced by a new one", worker)
             self._give_up(worker, old)
         self._unexplained.pop(worker, None)
-        sizer = PieceSizer(self._piece_bytes, self._adapt_pieces)
+        sizer = PieceSizer(self._piece_bytes, self._adapt_pieces and link.queues_bulk)
         self._peers[worker] = _Peer(link, IncomingMoves(self._worker_id), sizer, life)
 
     def fence(self, worker: WorkerId, life: int) -> None:

@@ -130,6 +130,10 @@ class Link(ABC):
     def failure(self) -> str | None:
         """Why the link is down; None while it is open or after ``close()``."""
 
+    queues_bulk: bool = True
+    """Whether bulk that was accepted may still be on its way when an urgent frame follows it: then pieces have to be
+    cut to what the link carries in a stage's time. Where not, a refusal only says that the other end is busy."""
+
     def limit_unsent(self, num_bytes: int) -> None:
         """Keep about this much, or less, in buffers that activations cannot overtake. Where there are none: nothing."""
         del num_bytes

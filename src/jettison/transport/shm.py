@@ -95,6 +95,8 @@ class _Room:
 class ShmLink(Link):
     """One end, over a connected SEQPACKET socket whose peer has proven itself (``sockets``)."""
 
+    queues_bulk = False  # a piece is there when it is accepted, in slots that nothing urgent uses
+
     def __init__(
         self, sock: socket.socket, handshake: Handshake, geometry: SlotGeometry | None = None, epoch: int = 0
     ) -> None:
