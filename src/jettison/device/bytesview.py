@@ -50,3 +50,15 @@ def as_tensor_uint8(data: Any) -> torch.Tensor:
     view = (ctypes.c_uint8 * array.size).from_address(array.ctypes.data)
     view.owner = array  # type: ignore[attr-defined]  # the tensor keeps the view, the view keeps the array
     return torch.frombuffer(view, dtype=torch.uint8)
+
+
+def widened(rows: torch.Tensor) -> torch.Tensor:
+    """The same uint8 rows in the widest unit that divides them: indexed copies take their time by the element (a scatter of
+    64 KiB rows is seven times faster by eight bytes than by one)."""
+    import torch
+
+    for dtype in (torch.int64, torch.int32, torch.int16):
+        width = dtype.itemsize
+        if not (rows.shape[-1] % width or rows.storage_offset() % width or rows.data_ptr() % width):
+            return rows.view(dtype)
+    return rows

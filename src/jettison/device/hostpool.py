@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from jettison.device.bytesview import widened
 from jettison.device.memory import DeviceMemory
 from jettison.types import LayerRange
 
@@ -53,8 +54,10 @@ class HostBuffers:
             one = LayerRange(layer, layer + 1)
             if to_host:
                 memory.kv_gather(one, blocks, piece)
-                self._slots[layer].index_copy_(0, index, piece)
+                rows = widened(piece)
+                self._slots[layer].view(rows.dtype).index_copy_(0, index, rows)
             else:
-                torch.index_select(self._slots[layer], 0, index, out=piece)
+                rows = widened(piece)
+                torch.index_select(self._slots[layer].view(rows.dtype), 0, index, out=rows)
                 memory.kv_scatter(one, blocks, piece)
         return len(layers) * piece.numel()

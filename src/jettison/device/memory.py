@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jettison.device.bytesview import as_tensor_uint8
+from jettison.device.bytesview import as_tensor_uint8, widened
 from jettison.device.pages_host import HOST_PAGE_BYTES, Arena, PagePool, Syscalls
 from jettison.device.remap import BlockCopier, BlockCopy, remap
 from jettison.errors import BudgetError, MappingError, NotReadyError, StalePlanError, WorkerLostError
@@ -251,9 +251,9 @@ class DeviceMemory:
         if flat.numel() < num_bytes:
             raise ValueError(f"{num_bytes} bytes of KV do not fit in {flat.numel()}")
         if num_bytes:
-            rows = flat[:num_bytes].view(len(layers), len(ids), self._sizes.kv_block_bytes)
+            rows = widened(flat[:num_bytes].view(len(layers), len(ids), self._sizes.kv_block_bytes))
             for row, layer in zip(rows, layers.layers()):
-                torch.index_select(self._kv_bytes[layer], 0, ids, out=row)
+                torch.index_select(self._kv_bytes[layer].view(rows.dtype), 0, ids, out=row)
         return num_bytes
 
     def check_readable(self, layer: int, block_ids: Sequence[int] | npt.NDArray[np.int32]) -> None:
@@ -268,11 +268,11 @@ class DeviceMemory:
         if flat.numel() != num_bytes:
             raise ValueError(f"{num_bytes} bytes of KV expected, got {flat.numel()}")
         if num_bytes:
-            rows = flat.view(len(layers), len(ids), self._sizes.kv_block_bytes)
+            rows = widened(flat.view(len(layers), len(ids), self._sizes.kv_block_bytes))
             listed = ids.tolist()
             for row, layer in zip(rows, layers.layers()):
                 self._mark_written(layer, listed)
-                self._kv_bytes[layer].index_copy_(0, ids, row)
+                self._kv_bytes[layer].view(rows.dtype).index_copy_(0, ids, row)
 
     # --- private: start ---------------------------------------------------------------------------------------
 
