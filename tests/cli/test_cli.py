@@ -126,6 +126,19 @@ def test_an_unwritable_result_is_told_before_the_work(tmp_path, monkeypatch, cap
     assert capsys.readouterr().err == f"jettison: {tmp_path / 'no' / 'folder.json'}: cannot be written: File exists\n"
 
 
+def test_a_time_line_that_cannot_be_written_is_told_before_the_model_loads(tmp_path, monkeypatch, capsys):
+    launch = pytest.importorskip("jettison.server.launch")
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: "float32")
+    monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: None)
+    monkeypatch.setattr(launch, "create_app", lambda *_: None)
+    monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("it loaded"))
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "line.json"
+    assert main(["serve", str(tmp_path), "--port", "0", "--timeline", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.splitlines()[-1] == f"jettison: {path}: cannot be written: File exists", err
+
+
 def test_a_port_in_use_is_one_line(tmp_path, monkeypatch, capsys):
     launch = pytest.importorskip("jettison.server.launch")
     monkeypatch.setattr(launch.Engine, "prepare", lambda self: "float32")

@@ -29,6 +29,10 @@ LLAMA3_ROPE = {
 }  # fmt: skip
 
 
+def _without(values, key):
+    return {name: value for name, value in values.items() if name != key}
+
+
 @pytest.fixture
 def read(tmp_path):
     def read(values, max_model_len=None):
@@ -52,7 +56,13 @@ def read(tmp_path):
         ({**MISTRAL, "attention_bias": True}, {"qkv_bias": False, "o_bias": False}),
         ({**MISTRAL, "sliding_window": 1024}, {"max_model_len": 1024}),
         (QWEN2, {"qkv_bias": True, "o_bias": False, "qk_norm": False, "rms_norm_eps": 1e-6}),
-        ({**QWEN2, "head_dim": 24}, {"head_dim": 16}),
+        ({**QWEN2, "head_dim": 24}, {"head_dim": 24}),
+        ({**QWEN2, "head_dim": None}, {"head_dim": 16}),
+        ({**QWEN2, "num_key_value_heads": None}, {"num_kv_heads": 4}),
+        ({**_without(LLAMA, "num_key_value_heads")}, {"num_kv_heads": 4}),
+        ({**_without(MISTRAL, "num_key_value_heads"), "num_attention_heads": 16}, {"num_kv_heads": 8}),
+        ({**_without(QWEN3, "num_key_value_heads"), "num_attention_heads": 32}, {"num_kv_heads": 32}),
+        ({**LLAMA, "architectures": []}, {"architecture": "LlamaForCausalLM"}),
         ({**QWEN2, "sliding_window": 16}, {"max_model_len": 1024}),
         ({**QWEN2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}, {}),
         ({**QWEN2, "use_sliding_window": True, "sliding_window": 16, "layer_types": ["full_attention"] * 2}, {}),
@@ -102,7 +112,7 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**LLAMA, "architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported; supported: Llama"),
         ({"model_type": "gpt2"}, "model_type gpt2"),
         ({}, "is not supported"),
-        ({**LLAMA, "architectures": []}, "is not supported"),
+        ({**LLAMA, "architectures": [], "model_type": "gpt2"}, "is not supported"),
         ({**LLAMA, "architectures": "LlamaForCausalLM"}, "architectures is 'LlamaForCausalLM', expected a list"),
         ({**LLAMA, "architectures": ["X"], "auto_map": {"AutoModel": "x.X"}}, "auto_map, is never run"),
         ({**LLAMA, "model_type": "mistral"}, "contradicts"),
@@ -115,7 +125,7 @@ def test_both_spellings_of_rotary_parameters(read, values, theta, scaling):
         ({**LLAMA, "num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({**LLAMA, "num_hidden_layers": 10**6}, "num_hidden_layers is 1000000"),
         ({**LLAMA, "num_key_value_heads": 3}, "not a multiple of num_key_value_heads"),
-        ({**QWEN2, "num_key_value_heads": None}, "num_key_value_heads is missing"),
+        ({**_without(QWEN2, "num_key_value_heads")}, "not a multiple of num_key_value_heads 32"),
         ({**LLAMA, "hidden_size": 66}, "not a multiple of num_attention_heads"),
         ({**LLAMA, "head_dim": 15}, "odd"),
         ({**LLAMA, "rms_norm_eps": 0}, "rms_norm_eps is 0"),

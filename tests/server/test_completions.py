@@ -46,6 +46,12 @@ async def test_the_end_of_sequence_is_still_one_token(serve):
     assert choice["finish_reason"] == "stop"
 
 
+async def test_messages_count_only_where_there_are_some(app_client):
+    fields = {"prompt": "hi", "max_tokens": 1}
+    assert (await app_client.post("/v1/completions", json=fields | {"messages": None})).status_code == 200
+    assert (await app_client.post("/v1/completions", json=fields | {"messages": []})).status_code == 400
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nothing_but_the_prompt(serve, stream):
     """``max_tokens`` 0: the engine ends the request when its prompt is computed."""

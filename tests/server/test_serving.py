@@ -155,7 +155,9 @@ async def test_what_outlasts_the_timeout_is_told(serve):
         error, done = sse_events((await stream).text)
         assert json.loads(error)["error"]["code"] == "shutting_down"
         assert done == "[DONE]"
-        assert (await whole).status_code == 503
+        answer = await whole
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+        assert int(answer.headers["retry-after-ms"]) > 0
         assert await served.finished == 0
 
 

@@ -169,8 +169,8 @@ class OverloadConfig:
         "or (auto) what is predicted to cost each of them least.")
     exchange_piece_bytes: int | None = config_key(
         None, size_from(4096),
-        "Bulk transfers are cut into pieces of this size; activations go in between (auto: what the link carries in "
-        "one stage's time).", metavar="SIZE", unset="auto")
+        "Bulk transfers are cut into pieces of this size; activations go in between (auto: over TCP what the "
+        "link carries in one stage's time; 1 MiB where workers share memory).", metavar="SIZE", unset="auto")
     coordinate_links: bool = config_key(
         True, truth, "Bulk transfers are cut up and yield to activations; no: for experiments only.", metavar="BOOL",
         name="coordination")

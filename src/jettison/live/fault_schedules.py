@@ -33,7 +33,7 @@ from jettison.live.assembly import assemble
 from jettison.live.engine import Engine
 from jettison.live.local_cluster import LocalCluster
 from jettison.live.safepoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
-from jettison.live.scenarios import Observed, Outcome, Setting
+from jettison.live.scenarios import Observed, Outcome, Setting, num_plain_tokens
 from jettison.policy.exchange import ExchangeMode
 from jettison.policy.ranges import Pull, StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams, WorkerId
@@ -192,7 +192,8 @@ class FaultRounds:
         self.engine = engine
         self._load = load
         rng = random.Random(11)
-        self._prompts = [[rng.randrange(256) for _ in range(rng.randint(6, MAX_PROMPT))] for _ in range(NUM_REQUESTS)]
+        vocab = num_plain_tokens(engine.core.state.shape)
+        self._prompts = [[rng.randrange(vocab) for _ in range(rng.randint(6, MAX_PROMPT))] for _ in range(NUM_REQUESTS)]
         self._expected = expected_tokens(config, self._prompts, load.num_tokens)
         self._num_rounds = 0
 

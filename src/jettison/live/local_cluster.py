@@ -29,6 +29,10 @@ NS_PER_UNIT = 1_000_000
 class Completion:
     """What a request produced."""
 
+    params: SamplingParams
+    """What it asked for."""
+    was_cancelled: bool = False
+    """By the one who submitted it."""
     tokens: list[SampledToken] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     error: str | None = None
@@ -105,13 +109,16 @@ class LocalCluster:
     # --- requests ---------------------------------------------------------------------------------------------
 
     def submit(self, request_id: RequestId, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> None:
-        """Accept a request; it runs in later pumps."""
-        self.completions[request_id] = Completion()
+        """Accept a request; it runs in later pumps. Raises ValueError for a token that the model does not have."""
+        if prompt and not 0 <= min(prompt) <= max(prompt) < self.assembly.shape.vocab_size:
+            raise ValueError(f"{request_id}: a token outside of the vocabulary of {self.assembly.shape.vocab_size}")
+        self.completions[request_id] = Completion(params)
         self._num_open += 1
         self._handle(ports.Arrived(Request(request_id, tuple(prompt), params, self._now_ns, 0, cache_salt)))
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request wherever it is."""
+        self.completions[request_id].was_cancelled = True
         self._handle(ports.CancelRequested(request_id))
 
     def request_drop(self) -> None:

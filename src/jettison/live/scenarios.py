@@ -19,9 +19,9 @@ from jettison.core.request import RequestState
 from jettison.core.restoring import RestorePhase
 from jettison.core.totals import counters
 from jettison.live.assembly import assemble
-from jettison.live.local_cluster import LocalCluster
+from jettison.live.local_cluster import Completion, LocalCluster
 from jettison.policy.exchange import ExchangeMode
-from jettison.types import SamplingParams
+from jettison.types import FinishReason, ModelShape, SamplingParams
 
 BLOCK_SIZE = 4
 PAGE_BYTES = 4096
@@ -36,6 +36,8 @@ class Observed:
 
     prompt: list[int]
     output: list[int]
+    problem: str = ""
+    """Why it counts as cut off: it ended early though nobody cancelled it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,13 @@ def make_prompts(
 ) -> list[list[int]]:
     """Random prompts of ``low`` to ``high`` tokens, from the setting's seed."""
     rng = setting.rng()
-    vocab = min(256, cluster.assembly.shape.vocab_size)
+    vocab = num_plain_tokens(cluster.assembly.shape)
     return [[rng.randrange(vocab) for _ in range(rng.randint(low, high))] for _ in range(num)]
+
+
+def num_plain_tokens(shape: ModelShape) -> int:
+    """Prompts are made of ids below this: bytes where the model is one of ours, and ids of every model."""
+    return min(256, shape.vocab_size)
 
 
 def submit(cluster: LocalCluster, prompts: list[list[int]], num_tokens: int, first: int = 0) -> None:
@@ -110,7 +117,17 @@ def submit(cluster: LocalCluster, prompts: list[list[int]], num_tokens: int, fir
 
 def observed(cluster: LocalCluster, prompts: list[list[int]]) -> list[Observed]:
     """What ``request-0`` and on have produced."""
-    return [Observed(p, cluster.completions[f"request-{i}"].token_ids) for i, p in enumerate(prompts)]
+    found = [(prompt, cluster.completions[f"request-{i}"]) for i, prompt in enumerate(prompts)]
+    context = cluster.assembly.limits.max_model_len
+    return [Observed(prompt, done.token_ids, _problem(len(prompt), done, context)) for prompt, done in found]
+
+
+def _problem(num_prompt: int, done: Completion, context: int) -> str:
+    """Why a request is not whole. Whole: ended by length, with all the tokens it asked for or that the context has."""
+    wanted = min(done.params.max_tokens, context - num_prompt)
+    if done.was_cancelled or (done.finish_reason is FinishReason.LENGTH and len(done.tokens) == wanted):
+        return ""
+    return f"ended with {done.finish_reason} after {len(done.tokens)} of {wanted} tokens ({done.error or 'no error'})"
 
 
 def overwrite_tail(cluster: LocalCluster) -> None:
@@ -118,9 +135,10 @@ def overwrite_tail(cluster: LocalCluster) -> None:
     names: list[str] = []
     rng = random.Random(7)
     free = min(ledger.num_free for group in cluster.core.groups.values() for ledger in group.ledgers)
-    length = 120
+    vocab = num_plain_tokens(cluster.assembly.shape)
+    length = min(120, cluster.assembly.limits.max_model_len - 1)
     for i in range(max(1, (free - 8) * BLOCK_SIZE // (length + BLOCK_SIZE))):
-        prompt = [rng.randrange(256) for _ in range(length)]
+        prompt = [rng.randrange(vocab) for _ in range(length)]
         names.append(f"filler-{i}-{len(cluster.completions)}")
         cluster.submit(names[-1], prompt, SamplingParams(max_tokens=1, temperature=0.0))
     cluster.run(lambda: all(cluster.completions[name].finish_reason for name in names))
@@ -145,7 +163,10 @@ def chunked_prefill(setting: Setting) -> Outcome:
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run()
         steps = sum(g.counters.num_steps for g in cluster.core.groups.values())
-        return Outcome(observed(cluster, prompts), True, f"prompts of 30 to 60 tokens in chunks of 13, {steps} steps")
+        # Each instance's first steps are filled to the budget; without chunks no prompt would have started.
+        happened = steps > 0 and all(len(p) > flags["max_num_batched_tokens"] for p in prompts)
+        evidence = f"prompts of 30 to 60 tokens in chunks of 13, {steps} steps"
+        return Outcome(observed(cluster, prompts), happened, evidence)
 
 
 def prefix_hit(setting: Setting) -> Outcome:

@@ -6,18 +6,26 @@ from pathlib import Path
 
 from jettison.config import EngineConfig
 from jettison.device.reference import Verdict
+from jettison.live.assembly import assemble
 from jettison.live.local_cluster import LocalCluster
 from jettison.types import SamplingParams
+
+MAX_TOKENS = 1024
+"""Prompt and answer of the longest request it is asked about."""
 
 
 class SoloReference:
     """Runs each prompt alone and undisturbed. It shares our kernels, so it shows less than ``transformers``."""
 
     def __init__(self, model_dir: Path, dtype: str) -> None:
-        self._config = EngineConfig.resolve(
-            model=str(model_dir), dtype=dtype, instances=1, memory="1GiB", overload="recompute", num_threads=1,
-            enable_prefix_caching=False,
-        )
+        flags: dict[str, object] = {
+            "model": str(model_dir), "dtype": dtype, "instances": 1, "overload": "recompute", "num_threads": 1,
+            "enable_prefix_caching": False, "max_num_seqs": 1, "max_num_batched_tokens": 128,
+        }  # fmt: skip
+        sized = assemble(EngineConfig.resolve(**flags | {"memory": "1GiB"}))  # type: ignore[arg-type]
+        num_blocks = -(-min(MAX_TOKENS, sized.limits.max_model_len) // sized.limits.block_size) + 4
+        flags["memory"] = sized.memory_for_blocks(num_blocks)
+        self._config = EngineConfig.resolve(**flags)  # type: ignore[arg-type]
 
     def check(self, prompt: list[int], output: list[int]) -> Verdict:
         """See ``Reference.check``. Without logits at hand a difference is always a mismatch."""

@@ -20,6 +20,7 @@ from rich.table import Table
 from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.reference import Reference, TransformersReference, transformers_available
+from jettison.errors import ConfigError
 from jettison.live.fault_schedules import kills
 from jettison.live.safepoints import LIVE_ONLY, NAMES
 from jettison.live.scenarios import SCENARIOS, Outcome, Setting
@@ -28,6 +29,9 @@ from jettison.live.solo_reference import SoloReference
 from jettison.policy.exchange import ExchangeMode
 from jettison.report.output import write_whole
 from jettison.report.terminal import note_phase, print_whole, progress_bar
+
+MIN_CONTEXT = 160
+"""Tokens: the longest prompts of the events, and answers that are still being written when memory moves."""
 
 NUM_OUTPUT_TOKENS = 96
 """Of a request: 8 requests of it an event and architecture."""
@@ -63,6 +67,8 @@ class Row:
     mismatches: int
     ties: int
     """Differences where both tokens' logits are a few ulps apart (never in float64): not a mismatch."""
+    incomplete: int
+    """Requests that ended early though nobody cancelled them: what is missing was not compared."""
     happened: bool
     evidence: str
 
@@ -70,7 +76,8 @@ class Row:
 def run_verify(
     model_dir: Path | None, json_out: Path | None, dtype: str = "float64", seed: int = 0, *, full: bool = False
 ) -> int:
-    """Run the table, print it, write it; 0 if every event happened and nothing differs, else 1.
+    """Run the table, print it, write it; 0 if every event happened, every request was answered in full and nothing
+    differs, else 1.
 
     ``full``: also three and four instances, and real worker processes that are killed at every named place
     of a move in every mode of exchange (each of these on one of the architectures in turn).
@@ -105,7 +112,7 @@ def run_verify(
     _print(console, rows, dtype, reference_name)
     if json_out is not None:
         write_whole(json_out, json.dumps(_document(rows, dtype, reference_name), indent=2, sort_keys=True) + "\n")
-    failed = [r for r in rows if r.mismatches or not r.happened]
+    failed = [r for r in rows if r.mismatches or r.incomplete or not r.happened]
     return 1 if failed else 0
 
 
@@ -132,7 +139,13 @@ def death_plan(index: int, num_models: int) -> list[tuple[ExchangeMode, int, lis
 
 def _models(model_dir: Path | None, scratch: Path, seed: int) -> Iterator[tuple[str, Path]]:
     if model_dir is not None:
-        yield read_config(model_dir).architecture, model_dir
+        config = read_config(model_dir)
+        if config.max_model_len < MIN_CONTEXT:
+            raise ConfigError(
+                f"{model_dir}: a context of {config.max_model_len} tokens is too short for the events; "
+                f"verify needs {MIN_CONTEXT}"
+            )
+        yield config.architecture, model_dir
         return
     for index, a in enumerate(ARCHITECTURES):
         folder = scratch / str(index)
@@ -145,7 +158,8 @@ def _models(model_dir: Path | None, scratch: Path, seed: int) -> Iterator[tuple[
 
 
 def compare(architecture: str, event: str, outcome: Outcome, reference: Reference) -> Row:
-    """Compare each request with the reference up to its first difference."""
+    """Compare each request with the reference up to its first difference, and count those that are not whole."""
+    problems = [r.problem for r in outcome.requests if r.problem]
     num_compared = mismatches = ties = 0
     for request in outcome.requests:
         if not request.output:
@@ -154,7 +168,8 @@ def compare(architecture: str, event: str, outcome: Outcome, reference: Referenc
         num_compared += verdict.num_compared
         mismatches += verdict.is_mismatch
         ties += verdict.is_tie
-    return Row(architecture, event, num_compared, mismatches, ties, outcome.happened, outcome.evidence)
+    evidence = "; ".join([outcome.evidence, *problems[:1]])
+    return Row(architecture, event, num_compared, mismatches, ties, len(problems), outcome.happened, evidence)
 
 
 def _print(console: Console, rows: list[Row], dtype: str, reference_name: str) -> None:
@@ -166,6 +181,8 @@ def _print(console: Console, rows: list[Row], dtype: str, reference_name: str) -
         table.add_column(heading, justify=justify)  # type: ignore[arg-type]
     for row in rows:
         evidence = row.evidence if row.happened else f"[red]did not happen:[/red] {row.evidence}"
+        if row.incomplete:
+            evidence = f"[red]{row.incomplete} ended early:[/red] {evidence}"
         mark = f"[red]{row.mismatches}[/red]" if row.mismatches else "0"
         table.add_row(row.architecture, row.event, f"{row.tokens_compared:,}", mark, str(row.ties), evidence)
     print_whole(table, console)
@@ -173,6 +190,8 @@ def _print(console: Console, rows: list[Row], dtype: str, reference_name: str) -
     console.print(f"{total:,} tokens compared, {sum(r.mismatches for r in rows)} mismatches")
     if missed := sum(not r.happened for r in rows):
         console.print(f"[red]{missed} of {len(rows)} events did not happen[/red]: their rows prove nothing")
+    if cut := sum(r.incomplete for r in rows):
+        console.print(f"[red]{cut} requests ended early[/red]: what they lack was not compared")
 
 
 def _document(rows: list[Row], dtype: str, reference_name: str) -> dict[str, object]:
@@ -182,4 +201,5 @@ def _document(rows: list[Row], dtype: str, reference_name: str) -> dict[str, obj
         "rows": [asdict(row) for row in rows],
         "tokens_compared": sum(r.tokens_compared for r in rows),
         "mismatches": sum(r.mismatches for r in rows),
+        "incomplete": sum(r.incomplete for r in rows),
     }

@@ -135,7 +135,7 @@ class CompletionEndpoint(GenerationEndpoint):
         model = state.check_model(fields.model)
         info = state.engine.info
         plan = plan_completion(fields, info, settings.default_completion_max_tokens, state.draw_seed)
-        if "messages" in document:
+        if document.get("messages") is not None:
             raise bad_request("messages belong to /v1/chat/completions; here the field is prompt.", "messages")
         prompts = await completion_prompts(
             fields.prompt,

@@ -72,7 +72,8 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code or "invalid_value")
 
 
-def _retry_headers(retry_after_ms: int) -> dict[str, str]:
+def retry_headers(retry_after_ms: int) -> dict[str, str]:
+    """When to try again, in the field's two headers."""
     # ``retry-after`` has whole seconds and must not promise less than ``retry-after-ms``.
     return {"retry-after": str(max(1, -(-retry_after_ms // 1000))), "retry-after-ms": str(retry_after_ms)}
 
@@ -93,10 +94,10 @@ def as_api_error(error: Exception) -> ApiError:
         case RequestError():
             return ApiError(400, str(error), param=error.param, code=error.code or "invalid_value")
         case OverCapacityError():
-            headers = _retry_headers(error.retry_after_ms)
+            headers = retry_headers(error.retry_after_ms)
             return ApiError(429, str(error), code=refusal_code(error), headers=headers)
         case NotReadyError():
-            return ApiError(503, str(error), code="not_ready", headers=_retry_headers(NOT_READY_RETRY_MS))
+            return ApiError(503, str(error), code="not_ready", headers=retry_headers(NOT_READY_RETRY_MS))
         case HTTPException():
             return _from_http(error)
         case _:

@@ -9,6 +9,7 @@ from pathlib import Path
 from jettison.config import EngineConfig
 from jettison.live.engine import Engine
 from jettison.live.garbage import settle_garbage_collector
+from jettison.report.output import check_writable
 from jettison.server.app import create_app
 from jettison.server.recorder import TraceRecorder
 from jettison.server.serving import run_server
@@ -58,8 +59,11 @@ async def _serve(config: EngineConfig) -> int:
     )
     tokenizer = Tokenizer.from_dir(model_dir, max_template_chars=settings.max_template_chars)
     app = create_app(engine, tokenizer, settings)
+    # Unusable paths are told before the model is loaded.
     if recorder is not None:
-        recorder.start()  # an unusable path is told before the model is loaded
+        recorder.start()
+    if config.server.timeline is not None:
+        check_writable(Path(config.server.timeline))
     stop = asyncio.Event()
     # A supervisor restarts what ends; a server that answers 503 for ever helps nobody.
     engine.on_failure = stop.set

@@ -7,7 +7,7 @@ import asyncio
 from jettison.errors import NotReadyError
 from jettison.live.api import EngineClient, EngineState
 from jettison.server.auth import KeyRing
-from jettison.server.errors import ApiError, bad_request
+from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
 from jettison.server.fields import FieldWarnings
 from jettison.server.generation import Generation
 from jettison.server.limits import Admission
@@ -73,7 +73,8 @@ class ServerState:
 
     def abort_all(self) -> None:
         """End what is still running; its clients are told."""
-        error = ApiError(503, "The server is shutting down.", code="shutting_down")
+        headers = retry_headers(NOT_READY_RETRY_MS)
+        error = ApiError(503, "The server is shutting down.", code="shutting_down", headers=headers)
         for generation in tuple(self.generations):
             generation.abort(error)
 

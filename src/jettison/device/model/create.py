@@ -105,10 +105,7 @@ def _family_values(arch: str, hidden: int, heads: int, head_dim: int | None) -> 
         raise ConfigError(f"arch must be one of {', '.join(by_type)}, not {arch!r}")
     name, family = by_type[arch]
     values: dict[str, Any] = {"architectures": [name], "model_type": arch}
-    if family.reads_head_dim:
-        values["head_dim"] = head_dim or hidden // heads
-    elif head_dim is not None and head_dim * heads != hidden:
-        raise ConfigError(f"{arch} models have no head size of their own: it is hidden / heads, {hidden / heads:g}")
+    values["head_dim"] = head_dim or hidden // heads
     if family.window == "always":
         values["sliding_window"] = None
     if family.reads_attention_bias:

@@ -29,22 +29,20 @@ class Family:
     reads_attention_bias: bool = False
     reads_mlp_bias: bool = False
     qk_norm: bool = False
-    reads_head_dim: bool = True
     default_head_dim: int | None = None
     """None = hidden size / heads."""
-    default_kv_heads_is_heads: bool = False
+    default_kv_heads: int | None = None
+    """Where the key is absent; None, and null in the file, = heads."""
     window: Literal["never", "always", "flagged"] = "never"
     """Whether ``sliding_window`` counts: not at all, by itself, or where ``use_sliding_window`` is true."""
 
 
 FAMILIES = {
-    "LlamaForCausalLM": Family(
-        "llama", reads_attention_bias=True, reads_mlp_bias=True, default_kv_heads_is_heads=True
-    ),
-    "MistralForCausalLM": Family("mistral", window="always"),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, reads_head_dim=False, window="flagged"),
+    "LlamaForCausalLM": Family("llama", reads_attention_bias=True, reads_mlp_bias=True),
+    "MistralForCausalLM": Family("mistral", default_kv_heads=8, window="always"),
+    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, default_kv_heads=32, window="flagged"),
     "Qwen3ForCausalLM": Family(
-        "qwen3", reads_attention_bias=True, qk_norm=True, default_head_dim=128, window="flagged"
+        "qwen3", reads_attention_bias=True, qk_norm=True, default_head_dim=128, default_kv_heads=32, window="flagged"
     ),
 }
 
@@ -131,7 +129,8 @@ def parse_config(
     _refuse_unknown_arithmetic(keys)
     num_layers = keys.positive_int("num_hidden_layers", most=MAX_LAYERS)
     hidden_size, num_heads = keys.positive_int("hidden_size"), keys.positive_int("num_attention_heads")
-    num_kv_heads = keys.positive_int("num_key_value_heads", num_heads if family.default_kv_heads_is_heads else None)
+    absent = family.default_kv_heads if "num_key_value_heads" not in keys.values else None
+    num_kv_heads = keys.positive_int("num_key_value_heads", absent or num_heads)
     if num_heads % num_kv_heads:
         raise keys.fail(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
     rope_theta, rope_scaling = _rope(keys)
@@ -179,7 +178,7 @@ def _existing(model_dir: Path) -> Path:
 def _family(keys: JsonObject) -> tuple[str, Family]:
     names = keys.values.get("architectures")
     model_type = keys.optional_text("model_type")
-    if names is None:
+    if names is None or names == []:
         names = [name for name, family in FAMILIES.items() if family.model_type == model_type]
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise keys.wrong("architectures", "a list of names")
@@ -202,9 +201,7 @@ def _refuse_unknown_arithmetic(keys: JsonObject) -> None:
 
 
 def _head_dim(keys: JsonObject, family: Family, hidden_size: int, num_heads: int) -> int:
-    head_dim = keys.optional_positive_int("head_dim") if family.reads_head_dim else None
-    if head_dim is None:
-        head_dim = family.default_head_dim
+    head_dim = keys.optional_positive_int("head_dim") or family.default_head_dim
     if head_dim is None:
         if hidden_size % num_heads:
             raise keys.fail(f"hidden_size {hidden_size} is not a multiple of num_attention_heads {num_heads}")
