@@ -18,11 +18,11 @@ code with its own lengths, code arrivals with conv lengths (in conv's order). Ru
   KV (a pilot), and the speed is corrected by one factor, so that the prediction agrees with what that replay wanted.
 
 The whole trace is replayed ``--rounds`` times per policy, in alternating order; figures are given for each slice of
-``--slice`` trace seconds, over all rounds. What binds in a slice is told before anything has run, by the step
-simulation of ``workload.probe`` at this machine's measured speed: *memory* where the undropped KV raises the predicted
-P99 TTFT to at least ``--memory-binds-above`` times what unlimited KV would give; else *compute* where the slice would
-take more than 80 % of its seconds to serve at full batches or its requests would hold more than the capacity (they
-pile up, and memory would not help); else nothing.
+``--slice`` trace seconds, over all rounds. What binds in a slice is measured, by one more replay, with recompute and
+eight times the KV: *memory* where the experiment's KV raises recompute's P99 TTFT to at least
+``--memory-binds-above`` times that replay's; else *compute* where the slice would take more than 80 % of its seconds to
+serve at full batches or its requests would hold more than the capacity, at the measured speed (they pile up, and
+memory does not help); else nothing. What a step simulation (``workload.probe``) expects is kept beside it.
 """
 
 from __future__ import annotations
@@ -119,10 +119,14 @@ def slowed(speed: MachineSpeed, factor: float) -> MachineSpeed:
     )
 
 
+def with_memory_to_spare(setup: ExperimentSetup) -> ExperimentSetup:
+    """The same instances with so much KV that nothing waits for memory."""
+    return replace(setup, kv_tokens_per_instance=PILOT_MEMORY * setup.kv_tokens_per_instance)
+
+
 def correct_speed(load: Workload, setup: ExperimentSetup, speed: MachineSpeed) -> tuple[MachineSpeed, float, float]:
     """Replay a load with memory to spare; (speed that explains its mean demand, that demand / capacity, factor)."""
-    ample = replace(setup, kv_tokens_per_instance=PILOT_MEMORY * setup.kv_tokens_per_instance)
-    run = run_policy(ample, "recompute", load, name="pilot")
+    run = run_policy(with_memory_to_spare(setup), "recompute", load, name="pilot")
     wanted = float(run.config["fairness"]["mean_demand_tokens"])
     low, high = 0.25, 8.0
     for _ in range(14):
@@ -150,9 +154,9 @@ def thin_by_pilots(
 
 
 def what_binds(
-    load: Workload, span: tuple[float, float], speed: MachineSpeed, setup: ExperimentSetup, memory_binds_above: float
+    load: Workload, span: tuple[float, float], speed: MachineSpeed, setup: ExperimentSetup, memory_raises_p99: bool
 ) -> dict[str, Any]:
-    """Predictions for the arrivals of a span on their own, and what follows from them."""
+    """Predictions for the arrivals of a span on their own, and what binds there."""
     rows = [r for r in load.rows if span[0] <= r.arrival_s < span[1]]
     seconds = span[1] - span[0]
     if not rows:
@@ -169,7 +173,7 @@ def what_binds(
     merged = predict(alone, speed, replace(deployments.merged, pipeline_efficiency=PIPELINE_EFFICIENCY))
     over = spared.peak_demand_tokens / setup.capacity_tokens()
     binds = "nothing"
-    if limited.p99_ttft_s >= memory_binds_above * spared.p99_ttft_s:
+    if memory_raises_p99:
         binds = "memory"
     elif compute_load > COMPUTE_BINDS_ABOVE or over > 1.0:
         binds = "compute"
@@ -188,24 +192,27 @@ def slice_rows(
     speed: MachineSpeed, memory_binds_above: float,
 ) -> list[dict[str, Any]]:
     """One row per slice, over all rounds."""
-    details = {policy: [row for run in rounds for row in run.requests_detail or []] for policy, rounds in runs.items()}
+    details = {name: [row for run in rounds for row in run.requests_detail or []] for name, rounds in runs.items()}
     end = max(row["scheduled_s"] for row in details["drop"])
     rows = []
     for index in range(int(end // width_s) + 1):
         span = (index * width_s, (index + 1) * width_s)
         row: dict[str, Any] = {"load": name, "slice": index}
-        row |= what_binds(load, span, speed, setup, memory_binds_above)
         for policy, requests in details.items():
             chosen = [r for r in requests if span[0] <= r["scheduled_s"] < span[1]]
             ttft = [r["ttft_s"] for r in chosen if r["ttft_s"] is not None]
             tokens = sum(r["output_tokens"] for r in chosen)
-            row["requests"] = len(chosen) // len(runs[policy])
+            if policy == "recompute":
+                row["requests"] = len(chosen) // len(runs[policy])
             row[f"{policy}_ttft_s"] = ttft
             row[f"{policy}_p50_ttft_s"] = float(np.percentile(ttft, 50)) if ttft else None
             row[f"{policy}_p99_ttft_s"] = float(np.percentile(ttft, 99)) if ttft else None
             row[f"{policy}_mean_e2e_s"] = float(np.mean([r["e2e_s"] for r in chosen if r["e2e_s"]])) if ttft else None
             row[f"{policy}_tokens"] = tokens
             row[f"{policy}_unfinished"] = sum(r["status"] != "completed" for r in chosen)
+        limited, spare = row["recompute_p99_ttft_s"], row["spare_p99_ttft_s"]
+        raised = bool(limited and spare and limited >= memory_binds_above * spare)
+        row |= what_binds(load, span, speed, setup, raised)
         logs = [e for run in runs["drop"] for e in run.events.get("log") or []]
         row["drops"] = sum(e["kind"] == "drop" and span[0] <= e["t"] < span[1] for e in logs) / len(runs["drop"])
         if row["drop_p99_ttft_s"]:
@@ -250,6 +257,7 @@ def markdown(rows: list[dict[str, Any]], header: list[str]) -> str:
         ("load", "load"), ("slice", "slice"), ("requests", "requests"),
         ("binds", "binds"), ("compute_load", "compute load"), ("demand_over_capacity", "KV demand / capacity"),
         ("recompute_p50_ttft_s", "P50 TTFT recompute, s"), ("drop_p50_ttft_s", "P50 TTFT drop, s"),
+        ("spare_p99_ttft_s", "P99 TTFT memory to spare, s"),
         ("recompute_p99_ttft_s", "P99 TTFT recompute, s"), ("drop_p99_ttft_s", "P99 TTFT drop, s"),
         ("p99_ratio", "P99 ratio"), ("e2e_ratio", "mean e2e ratio"), ("drops", "drops"),
     ])]) + "\n"
@@ -329,22 +337,24 @@ def main() -> None:
             f"{mean_in:.0f} tokens in and {mean_out:.0f} out on average" + "".join(f"; {note}" for note in pilots)
         )
         rounds: dict[str, list[RunResult]] = {"recompute": [], "drop": []}
+        spare = [run_policy(with_memory_to_spare(setup), "recompute", shaped, name=f"{name}: memory to spare")]
         for turn in range(args.first_round, args.first_round + args.rounds):
             order = ("recompute", "drop") if (index + turn) % 2 == 0 else ("drop", "recompute")
             for policy in order:
                 rounds[policy].append(run_policy(setup, policy, shaped, name=f"{name}: {policy}, round {turn}"))
-        rows += slice_rows(name, shaped, rounds, args.slice / args.compress, setup, speed, args.memory_binds_above)
-        for policy, done in rounds.items():
+        done_all = rounds | {"spare": spare}
+        rows += slice_rows(name, shaped, done_all, args.slice / args.compress, setup, speed, args.memory_binds_above)
+        for policy, done in done_all.items():
             header.append(f"  * {policy}: {_summary(done)}")
             runs += [replace(run, requests_detail=None) for run in done]
-        print("\n".join(header[-3:]), flush=True)
+        print("\n".join(header[-4:]), flush=True)
     text = markdown(rows, header)
     print(text)
     print_fairness(runs[0], Console())
     if args.markdown:
         args.markdown.write_text(text)
     for row in rows:
-        del row["recompute_ttft_s"], row["drop_ttft_s"]
+        del row["recompute_ttft_s"], row["drop_ttft_s"], row["spare_ttft_s"]
     if args.json:
         write_results(args.json, runs)
         args.json.with_suffix(".slices.json").write_text(json.dumps({"rows": rows}, indent=2, sort_keys=True) + "\n")
