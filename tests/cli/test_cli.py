@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import sys
+import types
 
 import pytest
 from typer.main import get_command
@@ -31,6 +32,38 @@ COMMANDS = ["bench", "config show", "demo", "explain", "model create", "plan", "
 def test_every_command_has_help(command, capsys):
     assert main([*command.split(), "--help"]) == 0
     assert "Usage: jettison " + command in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["serve", "folder", "--memoryy", "5MiB"], r"--memoryy.* see jettison serve --help"),
+        (["frobnicate"], r"frobnicate.* see jettison --help"),
+        (["trace", "slice"], r"[Mm]issing .*; see jettison trace slice --help"),
+        (["bench", "--cancel-fraction", "7"], r"--cancel-fraction.*7.*; see jettison bench --help"),
+    ],
+)
+def test_misuse_is_one_line(arguments, told, capsys):
+    assert main(arguments) == 2
+    caught = capsys.readouterr()
+    assert caught.out == ""
+    assert re.fullmatch(f"jettison: .*{told}\n", caught.err), caught.err
+
+
+def test_without_a_word_the_page_is_shown(capsys):
+    for arguments in ([], ["trace"]):
+        assert main(arguments) == 2
+        caught = capsys.readouterr()
+        assert "Usage: jettison" in caught.err + caught.out and "jettison: Usage" not in caught.err
+
+
+@pytest.mark.parametrize("detail", [[{"error": None}, {"error": "HTTP 404: no such model"}], None])
+def test_a_bench_that_nobody_answered_says_why(detail, monkeypatch, capsys):
+    run = types.SimpleNamespace(requests=types.SimpleNamespace(completed=0, submitted=2), requests_detail=detail)
+    monkeypatch.setitem(sys.modules, "jettison.workload.bench", _module(run_bench=lambda **_: run))
+    assert main(["bench", "--workload", "burst"]) == 1
+    why = "; the first error: HTTP 404: no such model" if detail else ""
+    assert capsys.readouterr().err == f"jettison: none of 2 requests was answered{why}\n"
 
 
 @pytest.mark.parametrize("columns", [80, 40])

@@ -81,6 +81,12 @@ def test_synth_repeats_a_burst(azure: Path, tmp_path: Path) -> None:
     assert len(read_trace(out).rows) == 10 + 3 * 5
 
 
+def test_upscaling_says_why_a_rate_is_not_the_mean(azure: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for keep, told in (("requests", True), ("span", False)):
+        assert run("upscale", azure, "--out", tmp_path / f"{keep}.csv.gz", "--rate", 3, "--keep", keep) == 0
+        assert ("--keep span" in capsys.readouterr().out) == told
+
+
 def test_what_is_made_can_be_replayed(azure: Path, tmp_path: Path) -> None:
     out = tmp_path / "made.csv.gz"
     assert run("upscale", azure, "--out", out, "--factor", 2) == 0

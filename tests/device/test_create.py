@@ -110,6 +110,13 @@ def test_every_id_has_a_token(size):
         assert len(tokenizer.decode([token])) >= 2
 
 
+@pytest.mark.parametrize("shard_bytes", [None, 20_000])
+def test_who_may_read_the_configuration_may_read_the_weights(tmp_path, shard_bytes):
+    create_model(tmp_path / "m", **SMALL, shard_bytes=shard_bytes)
+    modes = {path.suffix: path.stat().st_mode for path in (tmp_path / "m").iterdir()}
+    assert modes[".safetensors"] == modes[".json"]
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [

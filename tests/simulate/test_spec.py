@@ -67,6 +67,17 @@ def test_the_least_spec_and_its_shorthands() -> None:
     assert drawn == RandomFaults(0, 4, 10)
 
 
+def test_a_misspelt_section_is_told_before_the_missing_one() -> None:
+    with pytest.raises(ConfigError, match=r"clusterr: unknown key \(did you mean 'cluster'\?\)"):
+        parse_spec({"clusterr": "kunserve-a", "workload": "burst"})
+
+
+def test_an_unknown_key_is_answered_with_all_known_ones() -> None:
+    with pytest.raises(ConfigError, match="workload.qqq: unknown key") as told:
+        parse_spec({"cluster": "kunserve-a", "workload": {"builtin": "burst", "qqq": 1}})
+    assert all(word in str(told.value) for word in ("arrivals", "servegen", "rows", "lengths", "replay_burst"))
+
+
 def changed(place: str, value: object) -> dict[str, Any]:
     raw = whole()
     set_at(raw, place, value)
@@ -77,6 +88,8 @@ def changed(place: str, value: object) -> dict[str, Any]:
     ("place", "value", "message"),
     [
         ("clutser", {}, "clutser: unknown key (did you mean 'cluster'?)"),
+        ("clusterr", {}, "clusterr: unknown key (did you mean 'cluster'?)"),
+        ("workload.lengthz", "sharegpt", "workload.lengthz: unknown key (did you mean 'lengths'?)"),
         ("cluster", None, "cluster is missing"),
         ("cluster", 5, "cluster needs `key: value` lines, not 5"),
         ("cluster.instences", 3, "cluster.instences: unknown key (did you mean 'instances'?)"),

@@ -20,6 +20,7 @@ class FakeServer:
     gap_s: float = 0.0
     behaviour: dict[int, str] = field(default_factory=dict)
     """``reject``, ``fail``, ``break`` (ends early), ``error`` (in mid-stream), ``hang``."""
+    models_status: int = 200
     metrics: str | None = None
     events: dict[str, Any] | None = None
     deployment: dict[str, Any] | None = None
@@ -28,7 +29,7 @@ class FakeServer:
     url: str = ""
 
     async def models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "fake-model"}]})
+        return web.json_response({"object": "list", "data": [{"id": "fake-model"}]}, status=self.models_status)
 
     async def metrics_page(self, _request: web.Request) -> web.Response:
         return web.Response(status=404) if self.metrics is None else web.Response(text=self.metrics)

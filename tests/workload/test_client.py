@@ -149,6 +149,9 @@ async def test_what_cannot_work_is_said_before_anything_is_sent(serve) -> None:
             await replay(fake.url, WORKLOAD, ReplayOptions(cancel_fraction=2.0))
         with pytest.raises(UserError, match="name the model"):
             await replay(fake.url + "/elsewhere", WORKLOAD, ReplayOptions())
+        fake.models_status = 401
+        with pytest.raises(UserError, match="--api-key"):
+            await replay(fake.url, WORKLOAD, ReplayOptions())
         assert not fake.bodies
         gone = fake.url
     with pytest.raises(UserError, match="no server answers"):

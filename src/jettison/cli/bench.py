@@ -136,4 +136,6 @@ def bench(
 
     run = run_bench(**options)
     if not run.requests.completed:
-        raise JettisonError(f"none of {run.requests.submitted} requests was answered")
+        errors = [row["error"] for row in run.requests_detail or () if row.get("error")]
+        first = f"; the first error: {errors[0]}" if errors else ""
+        raise JettisonError(f"none of {run.requests.submitted} requests was answered{first}")

@@ -10,6 +10,7 @@ import errno
 import logging
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import typer
 
@@ -88,10 +89,20 @@ def version() -> None:
     typer.echo(f"jettison {__version__}")
 
 
+_USAGE_ERROR = typer.BadParameter.__bases__[0]
+"""Unknown flags, commands and missing arguments, of whichever click this typer brings or uses."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (``sys.argv`` by default) and return its exit code; never raises JettisonError or OSError."""
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="jettison")
+        code = app(
+            args=None if arguments is None else list(arguments), prog_name="jettison", standalone_mode=False
+        )
+    except _USAGE_ERROR as error:
+        return _misuse(error)
+    except typer.Abort:
+        return _complain("aborted", 1)
     except SystemExit as leaving:  # how typer ends, well or not
         return leaving.code if isinstance(leaving.code, int) else 0
     except UserError as error:
@@ -101,12 +112,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         logger.debug("the operating system refused", exc_info=error)
         return _complain(_reason(error), 2 if error.errno in _MENDABLE else 1)
-    return 0
+    return code if isinstance(code, int) else 0
 
 
 def run() -> None:
     """Console script."""
     sys.exit(main())
+
+
+def _misuse(error: Any) -> int:
+    """One line that names the page with the right words; without any word, that page."""
+    message = error.format_message()
+    if message.startswith("Usage: "):
+        print(message, file=sys.stderr)
+        return 2
+    where = error.ctx.command_path if error.ctx is not None else "jettison"
+    return _complain(f"{message.rstrip('.')}; see {where} --help", 2)
 
 
 def _reason(error: OSError) -> str:

@@ -262,7 +262,7 @@ def main(make_device: DeviceFactory = make_device_worker) -> int:
     logging.basicConfig(
         stream=sys.stderr,
         level=config.log_level,
-        format=f"%(asctime)s %(levelname).1s worker {config.spec.worker_id}: %(message)s",
+        format=f"%(asctime)s %(levelname)s %(name)s (worker {config.spec.worker_id}): %(message)s",
     )
     return WorkerProcess(config, make_device).run()
 

@@ -145,7 +145,7 @@ FAIRNESS_LABELS = {
     "capacity_over_mean_need": "KV capacity / mean need",
     "peak_over_capacity": "peak demand / undropped capacity",
     "peak_over_merged": "peak demand / merged capacity",
-    "mean_demand_tokens": "mean KV demand, tokens",
+    "mean_demand_tokens": "mean KV demand while requests arrive, tokens",
     "peak_demand_tokens": "peak KV demand, tokens",
     "kv_capacity_tokens": "undropped KV capacity, tokens",
     "merged_capacity_tokens": "merged KV capacity, tokens",

@@ -9,7 +9,7 @@ Every complaint is a ConfigError of one line that begins with the place: ``workl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar, cast, overload
 
 from jettison.config.values import did_you_mean, float_from, int_from, nonempty, size_from, truth
@@ -41,6 +41,7 @@ class Section:
                 raise ConfigError(f"{where or 'a spec'}: the key {shown(key)} is no text")
         self._raw: Mapping[str, object] = raw
         self._known: list[str] = []
+        self._asked: list[str] = []
 
     def at(self, key: str) -> str:
         """The dotted place of a key."""
@@ -53,6 +54,7 @@ class Section:
 
     def has(self, key: str) -> bool:
         """Whether the key was written, and not as null."""
+        self._asked.append(key)
         return self._raw.get(key) is not None
 
     def raw(self, key: str) -> object:
@@ -92,10 +94,16 @@ class Section:
 
     def close(self) -> None:
         """Raise ConfigError for the first key that nobody took."""
+        self._refuse_others(self._known, tuple(dict.fromkeys(self._known + self._asked)))
+
+    def only(self, *keys: str) -> None:
+        """Raise ConfigError for the first key that is none of these, before any is taken."""
+        self._refuse_others(keys, keys)
+
+    def _refuse_others(self, taken: Collection[str], named: tuple[str, ...]) -> None:
         for key in self._raw:
-            if key not in self._known:
-                known = tuple(dict.fromkeys(self._known))
-                hint = did_you_mean(key, known) or f" (known: {', '.join(known)})"
+            if key not in taken:
+                hint = did_you_mean(key, named) or f" (known: {', '.join(named)})"
                 raise ConfigError(f"{self.at(key)}: unknown key{hint}")
 
     def refuse(self, key: str, why: str) -> None:

@@ -9,7 +9,7 @@ workload has, for ``simulate.workloads``; which runs a spec has, for ``simulate.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
 
@@ -163,6 +163,7 @@ class ExperimentSpec:
 def parse_spec(raw: object, name: str = "experiment") -> ExperimentSpec:
     """Check a whole spec. ``name``: where it names itself no other. Raises ConfigError that begins with the place."""
     top = Section(raw, "")
+    top.only(*(f.name for f in fields(ExperimentSpec)))
     cluster, block_size = _cluster(top.raw("cluster"))
     settings = _settings(top.section("settings"))
     if block_size is not None:
@@ -182,7 +183,6 @@ def parse_spec(raw: object, name: str = "experiment") -> ExperimentSpec:
         run=_run(top.section("run")),
         plan=_plan(top.section("plan")),
     )
-    top.close()
     return spec
 
 

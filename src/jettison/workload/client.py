@@ -94,6 +94,8 @@ def replay_sync(url: str, workload: Workload, options: ReplayOptions) -> RunResu
 async def _first_model(session: aiohttp.ClientSession, root: str) -> str:
     try:
         async with session.get(f"{root}/v1/models", timeout=aiohttp.ClientTimeout(total=30)) as response:
+            if response.status in (401, 403):
+                raise UserError(f"{root}/v1/models answered {response.status}: give a key that it takes (--api-key)")
             if response.status != 200:
                 raise UserError(f"{root}/v1/models answered {response.status}: name the model with --model")
             body = await response.json(content_type=None)

@@ -102,7 +102,14 @@ def upscale_trace(
     if lengths_from is not None:
         load = shaping.swap_lengths(load, read_trace(lengths_from, jitter=False))
     assert factor is not None
-    save(shaping.upscale(load, factor, seed, keep=keep, spread_s=spread_s), out, console)
+    scaled = shaping.upscale(load, factor, seed, keep=keep, spread_s=spread_s)
+    save(scaled, out, console)
+    if keep == "requests" and factor > 1:
+        console.print(
+            f"Rates are {factor:.3g} times as high at every moment; as many requests as before are used up by the first "
+            f"{scaled.rows[-1].arrival_s - scaled.rows[0].arrival_s:.4g} s of the trace, whose mean need not be that of "
+            "all (--keep span keeps its whole time)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

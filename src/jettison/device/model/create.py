@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def _random_tensors(
 
 def _write_weights(model_dir: Path, tensors: Iterator[tuple[str, Tensor]], shard_bytes: int | None) -> None:
     if shard_bytes is None:
-        save_file(dict(tensors), model_dir / SINGLE_FILE, metadata={"format": "pt"})
+        _save(dict(tensors), model_dir / SINGLE_FILE)
         return
     parts: list[list[str]] = []
     pending: dict[str, Tensor] = {}
@@ -160,7 +161,7 @@ def _write_weights(model_dir: Path, tensors: Iterator[tuple[str, Tensor]], shard
 
     def flush() -> None:
         if pending:
-            save_file(pending, _part(model_dir, len(parts)), metadata={"format": "pt"})
+            _save(pending, _part(model_dir, len(parts)))
             parts.append(list(pending))
             pending.clear()
 
@@ -179,6 +180,12 @@ def _write_weights(model_dir: Path, tensors: Iterator[tuple[str, Tensor]], shard
         _part(model_dir, i).rename(final)
         weight_map |= dict.fromkeys(names, final.name)
     _write_json(model_dir / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    """A weights file that whoever may read the configuration may read; the library makes it for its owner alone."""
+    save_file(tensors, path, metadata={"format": "pt"})
+    shutil.copymode(path.with_name("config.json"), path)
 
 
 def _part(model_dir: Path, index: int) -> Path:
