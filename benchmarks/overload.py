@@ -59,12 +59,12 @@ SWEEP_HEIGHTS = (3.0, 7.0, 14.0)
 
 ABLATION: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("recompute", "recompute", {}),
-    ("drop", "drop", {"exchange_piece_bytes": 16 << 20, "lookahead": "off"}),
+    ("drop", "drop", {"coordination": False, "exchange_piece_bytes": 16 << 20, "lookahead": "off"}),
     ("+ coordinated exchange", "drop", {"lookahead": "off"}),
     ("+ lookahead", "drop", {"lookahead": "on"}),
     ("+ lookahead, restore off", "drop", {"lookahead": "on", "restore_threshold": 0.0}),
 )
-"""Name, policy, flags. Uncoordinated: pieces so large that activations wait behind whole requests."""
+"""Name, policy, flags. Uncoordinated: whole requests go at once, and activations wait behind them."""
 
 REBALANCING: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("drop", "drop", {"rebalance": True}),

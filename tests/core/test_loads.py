@@ -1,13 +1,17 @@
-"""What is known of load: how much of the prompts the prefix cache spares, and for how long that is remembered."""
+"""What is known of load: what the prefix cache spares, and what groups, pipelines and links are taken to do."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from fakes import FakeCluster
 
 from jettison.core.monitor import NUM_PROMPTS, TrafficMonitor
+from jettison.cost.hardware import HardwareProfile
+from jettison.cost.model import CostModel
+from jettison.policy.exchange import ExchangeCosts
 
 
 def test_the_share_is_by_tokens_and_exact_while_prompts_are_few() -> None:
@@ -46,3 +50,62 @@ def test_each_prompt_counts_once_with_what_its_first_admission_found() -> None:
     crowded.run()
     assert sum(g.counters.num_preemptions for g in crowded.core.groups.values()) > 0
     assert crowded.core.traffic.num_prompts == 6
+
+
+def merged_cluster(**options: object) -> FakeCluster:
+    """Two workers as one pipeline that has stepped long enough for its fit to know it."""
+    cluster = FakeCluster(full_blocks=400, auto_restore=False, **options)  # type: ignore[arg-type]
+    cluster.carry_out(cluster.core.request_drop(0))
+    for i in range(24):
+        cluster.submit(f"r{i}", [1 + (i + j) % 60 for j in range(20 + i)], 40, at_ms=5 * i)
+    cluster.run(until_ms=150)
+    return cluster
+
+
+def test_the_prefill_rate_of_a_pipeline_counts_all_steps_under_way() -> None:
+    cluster = merged_cluster()
+    (group,) = cluster.core.groups.values()
+    loads, budget = cluster.core.loads, group.limits.max_num_batched_tokens
+    load = loads.monitor(group).load(group, loads.steptime(2), cluster.now)
+    kv_tokens, running = group.used_blocks * group.limits.block_size, len(group.running)
+    step_s = loads.steptime(2).predict_s(budget, kv_tokens // 2)
+    assert step_s and running > 1
+    assert load.prefill_tokens_per_s == pytest.approx(2 * (budget - running // 2) / step_s)
+
+
+def test_what_an_exchange_costs_is_a_microbatchs_affair() -> None:
+    cluster = merged_cluster()
+    (group,) = cluster.core.groups.values()
+    fit, costs = cluster.core.loads.steptime(2), cluster.core.loads.exchange_costs(group)
+    rows = (len(group.running) + len(group.moving)) // 2
+    assert costs.step_s == fit.predict_s(rows, group.used_blocks * group.limits.block_size // 2)
+    # All stages work on what is computed again, and later chunks attend to the earlier ones.
+    budget = group.limits.max_num_batched_tokens
+    step_s = fit.predict_s(budget, 500)
+    assert step_s and costs.recompute_s(1000) == pytest.approx(1000 / (2 * budget / step_s))
+
+
+PROFILE = HardwareProfile(
+    CostModel(4, 1e-8, 1e-8, 1e-5, 1e-4, 1e-4, 0.0, 0.0, 0.0, 0.0), link_bytes_per_s=3e9, link_latency_s=4e-3,
+    remap_fixed_s=0.0, remap_s_per_byte=0.0, host_copy_bytes_per_s=1e9, disk_bytes_per_s=1e9,
+)
+
+
+@pytest.mark.parametrize("has_profiled_links", [True, False])
+def test_a_link_that_was_not_profiled_is_not_known(has_profiled_links: bool) -> None:
+    cluster = FakeCluster()
+    core = cluster.core
+    core.params = replace(core.params, profile=PROFILE, has_profiled_links=has_profiled_links)
+    costs = core.loads.exchange_costs(core.groups[0])
+    assert costs.link_bytes_per_s((0, 1)) == (3e9 if has_profiled_links else None)
+    assert costs.round_trip_s == (8e-3 if has_profiled_links else ExchangeCosts().round_trip_s)
+
+
+@pytest.mark.parametrize(("num_workers", "num_drops", "least"), [(4, 0, [1] * 4), (4, 2, [2, 2]), (3, 1, [2, 1])])
+def test_the_least_that_a_merge_makes_of_a_group(num_workers: int, num_drops: int, least: list[int]) -> None:
+    cluster = FakeCluster(num_workers=num_workers, full_blocks=100, auto_restore=False)
+    for _ in range(num_drops):
+        cluster.carry_out(cluster.core.request_drop(cluster.now))
+        cluster.run(until_ms=cluster.now / 1e6 + 100)
+    groups = sorted(cluster.core.groups.values(), key=lambda g: len(g.stages))
+    assert sorted(cluster.core.loads._least_partner(g) for g in groups) == sorted(least)

@@ -182,6 +182,10 @@ def test_clusters_give_a_profile_and_links(cluster):
     profile = cluster.profile()
     assert isinstance(profile, HardwareProfile)
     assert profile.remap_cost_s(1) == 5e-3
+    # Inside the device a byte is read and written; through the host's link it takes far longer.
+    gpus = cluster.instance.num_gpus
+    assert profile.device_copy_cost_s(2**30) < profile.host_copy_cost_s(2**30) / 4
+    assert profile.device_copy_bytes_per_s < gpus * cluster.instance.gpu.memory_bytes_per_s / 2
     assert profile.cost.num_layers == cluster.instance.model.num_layers
     assert 0.5 < (profile.pipeline_efficiency(2) or 0) <= 1.05
     if cluster.num_instances > 1:

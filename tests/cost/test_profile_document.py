@@ -24,7 +24,8 @@ rates = st.floats(1e-3, 1e15)
 costs = st.builds(CostModel, st.integers(1, 99), *[times] * len(COEFFICIENTS), *[st.integers(1, 99)] * 3)
 points = st.builds(BatchPoint, st.integers(1, 8), st.integers(1, 256), st.integers(1, 4096), rates)
 profiles = st.builds(
-    HardwareProfile, costs, rates, times, times, times, rates, rates, st.lists(points, max_size=4).map(tuple)
+    HardwareProfile, costs, rates, times, times, times, rates, rates, st.lists(points, max_size=4).map(tuple),
+    st.none() | rates,
 )
 marks = st.builds(Fingerprint, *[st.text(max_size=9)] * 4, st.integers(1, 64), st.text(max_size=9))
 
@@ -103,6 +104,8 @@ def test_moves_cost_fixed_and_per_byte() -> None:
     assert profile.remap_cost_s(10**9) == pytest.approx(0.011)
     assert profile.host_copy_cost_s(5 * 10**9) == pytest.approx(1.0)
     assert profile.disk_cost_s(10**9) == pytest.approx(1.0)
+    assert profile.device_copy_cost_s(5 * 10**9) == pytest.approx(1.0)  # the device's memory is the host's
+    assert a_profile(device_copy_bytes_per_s=1e12).device_copy_cost_s(10**9) == pytest.approx(1e-3)
 
 
 def test_the_batch_limit_is_where_throughput_stops_growing() -> None:
@@ -112,7 +115,9 @@ def test_the_batch_limit_is_where_throughput_stops_growing() -> None:
     assert profile.batch_limit(2) == profile.batch_limit(3) == 32
     assert profile.group_tokens_per_s(1) == 1000.0
     assert profile.group_tokens_per_s(7) == 2000.0
-    assert profile.pipeline_efficiency(2) == 1.0 and profile.pipeline_efficiency(3) is None
+    assert profile.pipeline_efficiency(2) == 1.0
+    # What was not measured: as the next longer pipeline, else as the longest.
+    assert profile.pipeline_efficiency(3) == profile.pipeline_efficiency(max(p.num_stages for p in profile.batch_points))
     assert a_profile(batch_points=()).batch_limit(1) is None
     assert a_profile(batch_points=()).group_tokens_per_s(1) is None
 

@@ -74,6 +74,13 @@ def test_the_prefill_rate_leaves_the_decodes_their_share() -> None:
     assert model.prefill_tokens_per_s(64, 100, 0) == pytest.approx(1 / seconds(64, 0), rel=1e-3)
 
 
+def test_a_pipeline_has_as_many_steps_under_way_as_stages() -> None:
+    """Each carries its share of the decodes and of what they read: Little's law over the stages."""
+    model = fitted(40)
+    rate = model.prefill_tokens_per_s(512, 224, 40_000, 2)
+    assert rate == pytest.approx(2 * 400 / seconds(512, 20_000), rel=1e-3)
+
+
 def test_observing_is_deterministic() -> None:
     assert fitted(100, 0.3).predict_s(7, 7) == fitted(100, 0.3).predict_s(7, 7)
 

@@ -91,6 +91,15 @@ def test_more_instances_than_cores_do_not_compute_more() -> None:
     assert six.output_tokens_per_s < 1.2 * two.output_tokens_per_s
 
 
+def test_what_steps_take_while_serving_counts() -> None:
+    """With cores to spare a calm request's tokens come as much later as its steps take longer."""
+    calm = {"workload": {"rows": [[0.0, 20, 60]]}, "variants": ["recompute"]}
+    enough = HostCosts(num_cores=16, core_speeds=(1.0,) * 16)
+    usual, slower = (shared(replace(enough, step_factor=factor), **calm)[0] for factor in (1.0, 1.5))
+    assert usual.tpot_s.mean and slower.tpot_s.mean
+    assert slower.tpot_s.mean / usual.tpot_s.mean == pytest.approx(1.5, rel=0.02)
+
+
 def test_costs_of_nothing_on_cores_enough_change_next_to_nothing() -> None:
     free = HostCosts(num_cores=16, core_speeds=(1.0,) * 16, hop_s=50e-6)
     (with_cores,) = shared(free, variants=["recompute"])

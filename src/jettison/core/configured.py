@@ -39,7 +39,8 @@ def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: It
 
 
 def cluster_params(
-    config: EngineConfig, *, num_host_slots: int, profile: HardwareProfile | None = None
+    config: EngineConfig, *, num_host_slots: int, profile: HardwareProfile | None = None,
+    has_profiled_links: bool = True,
 ) -> ClusterParams:
     """Policies and their numbers. ``num_host_slots``: blocks of one layer's KV that a worker's host pool holds."""
     overload = config.overload
@@ -61,6 +62,8 @@ def cluster_params(
         ),
         drop_dwell_s=overload.drop_dwell_ms / 1e3,
         profile=profile,
+        has_profiled_links=has_profiled_links,
+        auto_restore=overload.restore_threshold > 0.0,
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
         exchange=ExchangeMode(overload.exchange),
     )

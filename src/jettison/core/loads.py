@@ -222,12 +222,20 @@ class Loads:
         )
         return reason is None
 
-    def assess(self, group: GroupCore, now_ns: int, *, is_restoring: bool) -> Assessment:
-        """Whether the group is overloaded. ``is_restoring``: the question is whether to go on, not to merge more."""
+    def assess(
+        self, group: GroupCore, now_ns: int, *, is_restoring: bool, num_merged: int | None = None
+    ) -> Assessment:
+        """Whether the group is overloaded. ``is_restoring``: the question is whether to go on, not to merge more.
+
+        ``num_merged``: stages of the group that a plan would make of it; None = the least that any merge would make.
+        """
         steptime = self.steptime(len(group.stages))
         load = self.monitor(group).load(group, steptime, now_ns, self.traffic.mean_stay_s)
         num_stages = len(group.stages)
-        merged, separate = (num_stages, 1) if is_restoring else (num_stages + 1, num_stages)
+        if is_restoring:
+            merged, separate = num_stages, 1
+        else:
+            merged, separate = num_merged or num_stages + self._least_partner(group), num_stages
         missing = foreseen_missing_blocks(load, self._params.overload)
         load = load._replace(
             admitted_share=self.traffic.admitted_share,
@@ -235,6 +243,13 @@ class Loads:
             merged_compute_load=self.compute_load(merged), separate_compute_load=self.compute_load(separate)
         )
         return assess_overload(load, self._params.overload)
+
+    def _least_partner(self, group: GroupCore) -> int:
+        """Stages of the smallest other group; 1 without any."""
+        num_single = len(self._state.groups) - len(self._state.pipelines) - (len(group.stages) == 1)
+        if num_single > 0:
+            return 1
+        return min((len(g.stages) for g in self._state.pipelines.values() if g is not group), default=1)
 
     def merged_load(self, group: GroupCore, now_ns: int) -> MergedLoad:
         """A merged group as the restore policy sees it."""
@@ -260,8 +275,7 @@ class Loads:
         Either has its share of the requests in a step: a microbatch of the pipeline, or a member's own.
         """
         num_stages = len(group.stages)
-        rows = max(1, (len(group.running) + len(group.moving)) // num_stages)
-        kv_tokens = group.used_blocks * self._state.limits.block_size // num_stages
+        rows, kv_tokens = self._microbatch(group)
         merged = self.steptime(num_stages).predict_s(rows, kv_tokens)
         separate = self.steptime(1).predict_s(rows, kv_tokens)
         return separate / merged if merged and separate else None
@@ -273,13 +287,27 @@ class Loads:
     def exchange_costs(self, group: GroupCore) -> ExchangeCosts:
         """Prices as they were met so far: links by the transfers that have ended (before: as profiled), compute by the
         steps."""
-        fit = self.steptimes.get(len(group.stages)) or self.steptimes.get(1) or StepTimeModel()
-        size = self._state.limits.block_size
-        rate = fit.prefill_tokens_per_s(self._state.limits.max_num_batched_tokens, 0, 0)
-        profile = self._params.profile
-        assumed = None if profile is None else profile.link_bytes_per_s
+        num_stages, budget = len(group.stages), self._state.limits.max_num_batched_tokens
+        fit = self.steptimes.get(num_stages)
+        if fit is None:
+            fit, num_stages = self.steptimes.get(1) or StepTimeModel(), 1
+        assumed, round_trip_s = self._params.profiled_link or (None, 0.0)
+        usual = ExchangeCosts()
+
+        def recompute_s(num_tokens: int) -> float | None:
+            # On average half of what is computed again lies before a chunk of it.
+            rate = fit.prefill_tokens_per_s(budget, 0, num_stages * (num_tokens // 2), num_stages)
+            return None if rate is None else num_tokens / rate
+
         return ExchangeCosts(
             lambda link: self._state.link_rate(link).bytes_per_s or assumed,
-            lambda num_tokens: None if rate is None else num_tokens / rate,
-            fit.predict_s(len(group.running) + len(group.moving), group.used_blocks * size),
+            recompute_s,
+            fit.predict_s(*self._microbatch(group)),
+            max(usual.round_trip_s, round_trip_s),
         )
+
+    def _microbatch(self, group: GroupCore) -> tuple[int, int]:
+        """Rows of a decode step, and the cached tokens that they attend to: the requests' share of each stage."""
+        num_stages = len(group.stages)
+        rows = max(1, (len(group.running) + len(group.moving)) // num_stages)
+        return rows, group.used_blocks * self._state.limits.block_size // num_stages

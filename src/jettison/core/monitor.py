@@ -294,7 +294,9 @@ class GroupMonitor:
             blocked_s or 0.0,
             self._freed_per_s(group, rates, mean_stay_s, now_ns),
             group.queued_tokens() + unfinished,
-            steptime.prefill_tokens_per_s(group.limits.max_num_batched_tokens, len(group.running), kv_tokens),
+            steptime.prefill_tokens_per_s(
+                group.limits.max_num_batched_tokens, len(group.running), kv_tokens, len(group.stages)
+            ),
             None if rates is None else rates.demanded,
             None if rates is None else rates.released,
             None if rates is None else rates.arrived * group.limits.block_size,

@@ -48,4 +48,13 @@ class ClusterParams:
     """False leaves restoring to ``request_restore`` (experiments with restore off; verification)."""
     profile: HardwareProfile | None = None
     """What steps and moves cost here, where it was profiled."""
+    has_profiled_links: bool = True
+    """The workers are joined by links of the kind that was profiled."""
     faults: FaultParams = field(default_factory=FaultParams)
+
+    @property
+    def profiled_link(self) -> tuple[float, float] | None:
+        """(bytes per second, seconds there and back) of a link, as profiled; None where nothing is known of these."""
+        if self.profile is None or not self.has_profiled_links:
+            return None
+        return self.profile.link_bytes_per_s, 2 * self.profile.link_latency_s

@@ -53,8 +53,8 @@ class Watching:
             if assessment.overloaded:
                 if lasting_s >= self._loads.params.overload.min_overloaded_s:
                     actions += self._relieve(group, assessment, now_ns)
-            elif assessment.declines and monitor.is_news(now_ns):
-                actions.append(Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields()))
+            elif assessment.declines:
+                actions += self._decline(group, assessment, now_ns)
         if self._loads.params.auto_restore and not after_step:
             for group in list(self._state.pipelines.values()):
                 actions += self._consider_restore(group, now_ns)
@@ -107,6 +107,11 @@ class Watching:
         overloaded = [g for g in free if g is group or self._is_overloaded(g, now_ns)]
         required = required_bytes(self._state, overloaded, self._loads.params.growth_factor)
         plan = self._plan_drop(free, required, group.group_id, assessment.memory_wait_s - assessment.compute_wait_s)
+        made = next((len(m.stages) for m in plan.merges if group.group_id in m.sources), None)
+        if made is not None:  # the plan may make a longer pipeline of it than the first look took for granted
+            assessment = self._loads.assess(group, now_ns, is_restoring=False, num_merged=made)
+            if not assessment.overloaded:
+                return self._decline(group, assessment, now_ns)
         actions: list[Action] = []
         if plan.merges:
             decision = {
@@ -125,11 +130,16 @@ class Watching:
             actions += self.scale_out.ask(group.group_id, missing, "no drop plan frees enough", now_ns)
         return actions
 
+    def _decline(self, group: GroupCore, assessment: Assessment, now_ns: int) -> list[Action]:
+        if not self._loads.monitor(group).is_news(now_ns):
+            return []
+        return [Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields())]
+
     def _plan_drop(
         self, groups: list[GroupCore], required: int, asking: GroupId | None, max_pull_s: float
     ) -> DropPlan:
-        profile = self._loads.params.profile
-        rate = self._loads.params.link_bytes_per_s if profile is None else profile.link_bytes_per_s
+        profiled = self._loads.params.profiled_link
+        rate = self._loads.params.link_bytes_per_s if profiled is None else profiled[0]
         params = PlannerParams(
             strategy=self._loads.params.planner, kv_region_bytes=kv_region_bytes(self._state), link_bytes_per_s=rate,
             max_pull_s=max_pull_s,

@@ -78,6 +78,11 @@ class GpuPreset:
         return self.host_bytes_per_s if self.nvlink_bytes_per_s is None else self.nvlink_bytes_per_s
 
     @property
+    def copy_bytes_per_s(self) -> float:
+        """From memory to memory inside the device: each byte is read and written, at the bandwidth that steps reach."""
+        return self.memory_bytes_per_s * self.efficiency.memory / 2
+
+    @property
     def host_copy_bytes_per_s(self) -> float:
         """Pinned copies between device and host, as reached."""
         return self.host_bytes_per_s * PCIE_REACHED

@@ -1,4 +1,6 @@
-"""Everything a plan predicts comes from one profile: steps, links, remaps, copies, and what a batch can reach.
+"""One profile of everything that moves and steps cost: steps, links, remaps, copies, and what a batch can reach.
+
+Live cores take from it what they cannot measure yet; simulated machines are made of it.
 
 Pure values. Measured by ``live.profile``; written and read as documents by ``cost.profile_document``.
 """
@@ -44,10 +46,12 @@ class HardwareProfile:
     disk_bytes_per_s: float
     """Layer shards from the model folder, as the operating system's cache was when it was profiled."""
     batch_points: tuple[BatchPoint, ...] = ()
+    device_copy_bytes_per_s: float | None = None
+    """From one place in a device's memory to another; None: its memory is the host's."""
 
     def __post_init__(self) -> None:
-        rates = ("link_bytes_per_s", "host_copy_bytes_per_s", "disk_bytes_per_s")
-        bad = [name for name in rates if not 0.0 < getattr(self, name) < float("inf")]
+        rates = ("link_bytes_per_s", "host_copy_bytes_per_s", "disk_bytes_per_s", "device_copy_bytes_per_s")
+        bad = [name for name in rates if (rate := getattr(self, name)) is not None and not 0.0 < rate < float("inf")]
         times = ("link_latency_s", "remap_fixed_s", "remap_s_per_byte")
         bad += [name for name in times if not 0.0 <= getattr(self, name) < float("inf")]
         if bad:
@@ -67,6 +71,10 @@ class HardwareProfile:
         """Seconds to copy inside the host's memory."""
         return num_bytes / self.host_copy_bytes_per_s
 
+    def device_copy_cost_s(self, num_bytes: int) -> float:
+        """Seconds to copy inside a device's memory."""
+        return num_bytes / (self.device_copy_bytes_per_s or self.host_copy_bytes_per_s)
+
     def disk_cost_s(self, num_bytes: int) -> float:
         """Seconds to load shards from the model folder."""
         return num_bytes / self.disk_bytes_per_s
@@ -79,11 +87,14 @@ class HardwareProfile:
         return max((point.tokens_per_s for point in self._of(num_stages)), default=None)
 
     def pipeline_efficiency(self, num_stages: int) -> float | None:
-        """Decode throughput of such a pipeline over that of as many instances; None unless both were measured."""
-        if not {1, num_stages} <= {point.num_stages for point in self.batch_points}:
+        """Decode throughput of such a pipeline over that of as many instances; None without single instances and
+        some pipeline. Of a length that was not measured: that of the next longer one, else of the longest."""
+        measured = sorted({point.num_stages for point in self.batch_points})
+        if num_stages != 1 and (1 not in measured or measured[-1] == 1):
             return None
-        merged, alone = self.group_tokens_per_s(num_stages), self.group_tokens_per_s(1)
-        return merged / (num_stages * alone) if merged and alone else None
+        nearest = next((n for n in measured if n >= num_stages), measured[-1] if measured else None)
+        merged, alone = self.group_tokens_per_s(nearest or 1), self.group_tokens_per_s(1)
+        return merged / (nearest * alone) if nearest and merged and alone else None
 
     def batch_limit(self, num_stages: int) -> int | None:
         """The smallest measured microbatch that reaches ``SATURATED`` of the best throughput: beyond it a larger

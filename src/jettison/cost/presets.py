@@ -165,6 +165,7 @@ class InstancePreset:
             host_copy_bytes_per_s=self.host_link_bytes_per_s,
             disk_bytes_per_s=self.disk_bytes_per_s,
             batch_points=batch_points(cost),
+            device_copy_bytes_per_s=self.num_gpus * self.gpu.copy_bytes_per_s,
         )
 
 

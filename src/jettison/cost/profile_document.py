@@ -59,6 +59,10 @@ class StoredProfile:
     profile: HardwareProfile
 
 
+_OPTIONAL = ("device_copy_bytes_per_s",)
+"""Keys that are absent where they say nothing: a profiled device's memory is the host's."""
+
+
 def to_document(stored: StoredProfile) -> dict[str, Any]:
     """Plain dictionaries, lists, texts and numbers; ``from_document`` gives an equal value back."""
     return {
@@ -78,12 +82,15 @@ def from_document(document: object) -> StoredProfile:
 
 def profile_to_plain(profile: HardwareProfile) -> dict[str, Any]:
     """A profile alone, as part of a document."""
-    return dataclasses.asdict(profile) | {"batch_points": [point._asdict() for point in profile.batch_points]}
+    plain = dataclasses.asdict(profile) | {"batch_points": [point._asdict() for point in profile.batch_points]}
+    return {name: value for name, value in plain.items() if name not in _OPTIONAL or value is not None}
 
 
 def profile_from_plain(plain: object, where: str) -> HardwareProfile:
     """Back again. Raises ProfileDocumentError whose places begin with ``where``."""
-    kinds = field_kinds(HardwareProfile) | {"cost": dict, "batch_points": list}
+    given = plain.keys() if isinstance(plain, Mapping) else ()
+    kinds = field_kinds(HardwareProfile) | {"cost": dict, "batch_points": list} | dict.fromkeys(_OPTIONAL, float)
+    kinds = {name: kind for name, kind in kinds.items() if name not in _OPTIONAL or name in given}
     values = checked(plain, kinds, where)
     cost = checked(values["cost"], field_kinds(CostModel), f"{where}.cost")
     point_kinds = typing.get_type_hints(BatchPoint)

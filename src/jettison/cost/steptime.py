@@ -132,10 +132,16 @@ class StepTimeModel:
         fixed, token, kv = found.tolist()
         return fixed, token, kv
 
-    def prefill_tokens_per_s(self, max_num_tokens: int, num_decodes: int, num_kv_tokens: int) -> float | None:
-        """Prefill rate when every step is filled up to the token budget beside ``num_decodes`` decodes."""
-        seconds = self.predict_s(max_num_tokens, num_kv_tokens)
+    def prefill_tokens_per_s(
+        self, max_num_tokens: int, num_decodes: int, num_kv_tokens: int, num_stages: int = 1
+    ) -> float | None:
+        """Prefill rate when every step is filled up to the token budget beside the group's decodes.
+
+        A step's time is its way through all stages, and as many steps as stages are under way at once, each with its
+        share of the decodes and of the KV that is read (Little's law).
+        """
+        seconds = self.predict_s(max_num_tokens, num_kv_tokens // num_stages)
         if seconds is None or seconds <= 0.0:
             return None
-        return max(1, max_num_tokens - num_decodes) / seconds
+        return num_stages * max(1, max_num_tokens - num_decodes // num_stages) / seconds
 

@@ -92,11 +92,15 @@ class Assembly:
         return load_profile(self.config.profile, Path(spec.model_dir), mark)
 
     def build_core(
-        self, capacity_blocks: Mapping[WorkerId, int], secret: bytes, profile: HardwareProfile | None = None
+        self, capacity_blocks: Mapping[WorkerId, int], secret: bytes, profile: HardwareProfile | None = None,
+        *, has_profiled_links: bool = True,
     ) -> ClusterCore:
-        """A core over workers that have reported their capacity."""
+        """A core over workers that have reported their capacity. ``has_profiled_links``: theirs are such as were
+        profiled, which is shared memory."""
         slots = num_host_slots(self.worker_specs[0].host_bytes, self.shape, self.limits.block_size)
-        params = cluster_params(self.config, num_host_slots=slots, profile=profile)
+        params = cluster_params(
+            self.config, num_host_slots=slots, profile=profile, has_profiled_links=has_profiled_links
+        )
         return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
 
 

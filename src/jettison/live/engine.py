@@ -148,7 +148,9 @@ class Engine:
         ready = await self._launcher.start()
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
         self._kernels = ready[0].kernels
-        core = assembly.build_core(capacity, os.urandom(16), assembly.load_profile(self._kernels))
+        core = assembly.build_core(
+            capacity, os.urandom(16), assembly.load_profile(self._kernels), has_profiled_links=not self._placements
+        )
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         driver = CoreDriver(

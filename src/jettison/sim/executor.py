@@ -91,6 +91,8 @@ class ModelledExecutor:
     noise: float = 0.0
     """Standard deviation of the logarithm of a step's time over its prediction."""
     seed: int = 0
+    factor: float = 1.0
+    """What steps take while serving over what the model says of them."""
 
     def stage_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape) -> int:
         """See ``Executor``. Noise depends on the seed, the worker and the number alone."""
@@ -101,7 +103,7 @@ class ModelledExecutor:
         )
         if self.noise:
             seconds *= random.Random(f"{self.seed}/{worker_id}/{number}").lognormvariate(0.0, self.noise)
-        return round((seconds + self.overhead_s) * NANOSECONDS)
+        return round((self.factor * seconds + self.overhead_s) * NANOSECONDS)
 
     def decode_ns(
         self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int
@@ -116,10 +118,11 @@ class ModelledExecutor:
             load.num_tokens, cast(Any, load.num_pairs + grown), cast(Any, load.num_kv_tokens + grown), stage.num_layers,
             is_first=stage.is_first, num_samples=samples,
         )
-        whole: npt.NDArray[np.int64] = np.rint((seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
+        whole: npt.NDArray[np.int64] = np.rint((self.factor * seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
         return whole
 
     def attention_ns(self, num_kv_tokens: int, num_rows: int) -> int:
         """See ``Executor``."""
         per_token_s = self.cost.pair_layer_s + self.cost.kv_token_layer_s
-        return round((num_kv_tokens * per_token_s + num_rows * self.cost.pair_layer_s) * NANOSECONDS)
+        seconds = num_kv_tokens * per_token_s + num_rows * self.cost.pair_layer_s
+        return round(self.factor * seconds * NANOSECONDS)

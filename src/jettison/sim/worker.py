@@ -323,7 +323,7 @@ class SimWorker:
         # The answer has a sum a head beside its values.
         num_bytes = 2 * query_bytes + far.num_rows * shape.num_heads * shape.dtype_bytes
         layer_ns = 2 * link.latency_ns + round(num_bytes / link.bytes_per_s * NANOSECONDS)
-        layer_ns += (plant.transfers.piece_wait_ns(here, there) + plant.transfers.piece_wait_ns(there, here)) // 2
+        layer_ns += plant.transfers.piece_wait_ns(here, there) + plant.transfers.piece_wait_ns(there, here)
         layer_ns += plant.executor.attention_ns(far.num_kv_tokens, far.num_rows)
         return far.num_layers * layer_ns
 
@@ -398,7 +398,7 @@ class SimWorker:
         result = self.memory.apply(command.spec, command.live_blocks, command.version, command.copies)
         took_s = self._plant.profile.remap_cost_s(max(1, abs(result.bytes_to_kv)))
         copied = len(command.copies) * self.memory.sizes.kv_block_bytes * len(command.spec.kv_layers)
-        took_s += self._plant.profile.host_copy_cost_s(copied)
+        took_s += self._plant.profile.device_copy_cost_s(copied)
         took_ns = round(took_s * NANOSECONDS)
         self.filled = (self.filled & command.spec.shards) | result.intact_shards
         self._runnable.clear()

@@ -34,7 +34,10 @@ DEFAULT_CONTEXT = 131_072
 """Most tokens of a request, where the model is a preset and nobody says ``max_model_len``."""
 
 PIECE_BYTES = 4 << 20
-"""Of bulk transfers, where nobody says otherwise."""
+"""Of bulk transfers between accelerators, where nobody says otherwise."""
+
+SHARED_MEMORY_PIECE_BYTES = 1 << 20
+"""The same between processes of a measured machine, as the live engine cuts them."""
 
 DEFAULT_GBPS = 100.0
 """Of each GPU's card, where a spec names a model and a GPU and no link."""
@@ -302,10 +305,13 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         num_workers=machine.num_instances,
         memory=MemorySetup(machine.budget_bytes, machine.workspace_bytes, page_bytes),
         profile=machine.profile,
-        executor=ModelledExecutor(machine.profile.cost, timing.step_s or 0.0, timing.noise, seed),
+        executor=ModelledExecutor(
+            machine.profile.cost, timing.step_s or 0.0, timing.noise, seed, machine.costs.step_factor
+        ),
         topology=machine.topology,
         hops=_hops(timing, machine),
-        piece_bytes=config.overload.exchange_piece_bytes or PIECE_BYTES,
+        piece_bytes=config.overload.exchange_piece_bytes
+        or (PIECE_BYTES if machine.is_preset else SHARED_MEMORY_PIECE_BYTES),
         coordinate_links=config.overload.coordinate_links,
         tick_s=config.overload.check_interval_ms / 1e3,
         host=machine.costs,
