@@ -40,7 +40,7 @@ def test_every_command_has_help(command, capsys):
         (["serve", "folder", "--memoryy", "5MiB"], r"--memoryy.* see jettison serve --help"),
         (["frobnicate"], r"frobnicate.* see jettison --help"),
         (["trace", "slice"], r"[Mm]issing .*; see jettison trace slice --help"),
-        (["bench", "--cancel-fraction", "7"], r"--cancel-fraction.*7.*; see jettison bench --help"),
+        (["bench", "--cancel-fraction", "7"], r"--cancel-fraction.*; see jettison bench --help"),
     ],
 )
 def test_misuse_is_one_line(arguments, told, capsys):

@@ -117,7 +117,8 @@ def test_the_batch_limit_is_where_throughput_stops_growing() -> None:
     assert profile.group_tokens_per_s(7) == 2000.0
     assert profile.pipeline_efficiency(2) == 1.0
     # What was not measured: as the next longer pipeline, else as the longest.
-    assert profile.pipeline_efficiency(3) == profile.pipeline_efficiency(max(p.num_stages for p in profile.batch_points))
+    longest = max(point.num_stages for point in profile.batch_points)
+    assert profile.pipeline_efficiency(3) == profile.pipeline_efficiency(longest)
     assert a_profile(batch_points=()).batch_limit(1) is None
     assert a_profile(batch_points=()).group_tokens_per_s(1) is None
 

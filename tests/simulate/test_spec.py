@@ -73,7 +73,7 @@ def test_a_misspelt_section_is_told_before_the_missing_one() -> None:
 
 
 def test_an_unknown_key_is_answered_with_all_known_ones() -> None:
-    with pytest.raises(ConfigError, match="workload.qqq: unknown key") as told:
+    with pytest.raises(ConfigError, match=r"workload\.qqq: unknown key") as told:
         parse_spec({"cluster": "kunserve-a", "workload": {"builtin": "burst", "qqq": 1}})
     assert all(word in str(told.value) for word in ("arrivals", "servegen", "rows", "lengths", "replay_burst"))
 

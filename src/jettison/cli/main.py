@@ -89,7 +89,7 @@ def version() -> None:
     typer.echo(f"jettison {__version__}")
 
 
-_USAGE_ERROR = typer.BadParameter.__bases__[0]
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """Unknown flags, commands and missing arguments, of whichever click this typer brings or uses."""
 
 

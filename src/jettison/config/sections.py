@@ -150,7 +150,8 @@ class OverloadConfig:
         True, truth, "Requests that a full batch or full memory keeps waiting go to groups with room for them.",
         metavar="BOOL")
     restore_threshold: float = config_key(
-        0.5, float_from(0.0, 1.0), "Usage, as a part of the undropped KV capacity, below which layers are restored (0: never).",
+        0.5, float_from(0.0, 1.0),
+        "Usage, as a part of the undropped KV capacity, below which layers are restored (0: never).",
         metavar="FRACTION")
     drop_dwell_ms: int = config_key(
         500, int_from(0), "Least time between a finished restore and the next drop.", metavar="MS")

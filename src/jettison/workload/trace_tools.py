@@ -105,10 +105,10 @@ def upscale_trace(
     scaled = shaping.upscale(load, factor, seed, keep=keep, spread_s=spread_s)
     save(scaled, out, console)
     if keep == "requests" and factor > 1:
+        span_s = scaled.rows[-1].arrival_s - scaled.rows[0].arrival_s
         console.print(
-            f"Rates are {factor:.3g} times as high at every moment; as many requests as before are used up by the first "
-            f"{scaled.rows[-1].arrival_s - scaled.rows[0].arrival_s:.4g} s of the trace, whose mean need not be that of "
-            "all (--keep span keeps its whole time)"
+            f"Rates are {factor:.3g} times as high at every moment; as many requests as before are used up by the "
+            f"first {span_s:.4g} s of the trace, whose mean need not be that of all (--keep span keeps its whole time)"
         )
 
 
