@@ -3,7 +3,7 @@
     python benchmarks/overload.py [--workloads burst conv code] [--instances 2 4] [--seeds 3] [--policies ...]
     python benchmarks/overload.py --sweep        # where the advantage ends: parameter share against burst height
     python benchmarks/overload.py --ablation     # drop, + coordinated exchange, + lookahead; restore off
-    python benchmarks/overload.py --rebalancing  # what overflows a batch limit goes to spare instances, or waits
+    python benchmarks/overload.py --rebalancing  # what overflows a batch limit goes to spare instances, or stays
     python benchmarks/overload.py --quick ...    # half of the burst's length, the first burst only
 
 The model has 20M parameters (``real_traces.MODELS``).

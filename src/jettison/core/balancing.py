@@ -38,9 +38,9 @@ class Balancing(Relief):
         """Groups dissolved when ``_loads`` was last rid of them."""
 
     @property
-    def leaves_queues_alone(self) -> bool:
-        """As published: a request is dispatched once."""
-        return False
+    def dispatches_once(self) -> bool:
+        """As published: who waits stays, and running requests leave to make room for it."""
+        return True
 
     @property
     def is_quiet(self) -> bool:

@@ -178,6 +178,7 @@ class ClusterCore:
             self.state.recompute_distrusted()
         actions += self._advance_moves(now_ns)
         actions += self.rehousing.advance(now_ns)
+        actions += self.dispatcher.rebalance_merged(now_ns)
         relief = self.moves.relief
         actions += relief.before_steps(self.moves.moving_workers(), now_ns)
         actions += self._plan_steps(now_ns)

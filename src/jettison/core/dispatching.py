@@ -1,4 +1,8 @@
-"""Which group takes a request: on its arrival, and again when a full batch keeps it waiting elsewhere.
+"""Which group takes a request: on its arrival, and again when a full batch or full memory keeps it waiting elsewhere.
+
+Again means on every tick, and at the moment a merge has been executed: the merged group has the memory for its whole
+queue and would admit it in its next step, beyond what it can usefully run at once. What nobody else can run is admitted
+there all the same, up to ``max_num_seqs``: a batch above the limit costs latency, an idle place costs throughput.
 
 The choices are ``policy.dispatch``'s and ``policy.rebalance``'s; here are their views of groups.
 """
@@ -25,6 +29,8 @@ class Dispatcher:
         self._state = state
         self._loads = loads
         self._moves = moves
+        self._num_drops = 0
+        """Merges that had been executed when queues were last rebalanced after one."""
         self._freest = FreestGroups(
             lambda group_id: self._freeness(group_id), lambda group_id: state.catch_up(group_id)
         )
@@ -69,7 +75,7 @@ class Dispatcher:
         for state in self._fitting_elsewhere([s for g in queued for s in groups[g].oversized()]):
             groups[state.group_id].take_out(state)
             self.place(state)
-        if not self._loads.params.rebalance:
+        if not self._loads.params.rebalance or self._moves.relief.dispatches_once:
             return []
         plan = plan_rebalance(self._group_queues())
         for entry in plan:
@@ -80,6 +86,14 @@ class Dispatcher:
             return []
         self._state.counters.num_rebalanced += len(plan)
         return [Record("rebalanced", now_ns, {"requests": len(plan), "to": sorted({e.destination for e in plan})})]
+
+    def rebalance_merged(self, now_ns: int) -> list[Action]:
+        """The same where this event has executed a merge: ask before the merged group plans a step."""
+        num_drops = self._state.counters.num_drops
+        if num_drops == self._num_drops:
+            return []
+        self._num_drops = num_drops
+        return self.rebalance(now_ns)
 
     def _fitting_elsewhere(self, oversized: list[RequestState]) -> list[RequestState]:
         """Of requests that are too large for their groups, those that some open group could hold."""
@@ -114,8 +128,8 @@ class Dispatcher:
         ]
 
     def _is_blocked(self, group: GroupCore) -> bool:
-        """Memory keeps its queue out, and nobody but the dispatcher does anything about that for single requests."""
-        return group.head_blocked_by is BlockedBy.MEMORY and self._moves.relief.leaves_queues_alone
+        """Memory keeps its queue out."""
+        return group.head_blocked_by is BlockedBy.MEMORY
 
     def _batch_limit(self, num_stages: int) -> int:
         params, most = self._loads.params, self._state.limits.max_num_seqs

@@ -37,7 +37,8 @@ class ClusterParams:
     rebalance: bool = True
     """Send waiting requests that a group's batch or memory has no room for elsewhere (KunServe v1 section 4.3)."""
     batch_limit: int | None = None
-    """Requests that an instance can usefully run at once; None = what the profile says, else ``max_num_seqs``."""
+    """Requests that an instance can usefully run at once; None = what the profile says, else ``max_num_seqs``.
+    It bounds who is left waiting while others have places, not what a group admits."""
     planner: MergeStrategy = "throughput"
     """How far to merge: as little as suffices (KunServe v3), or until the added KV exceeds the first (v1)."""
     link_bytes_per_s: float = 1e9

@@ -32,9 +32,10 @@ class Relief:
         return True
 
     @property
-    def leaves_queues_alone(self) -> bool:
-        """Waiting requests have nothing kept for them where they wait: the dispatcher may send them elsewhere."""
-        return True
+    def dispatches_once(self) -> bool:
+        """Waiting requests stay where they are, however full it is there and whoever has room; all but those that are
+        too large for their group."""
+        return False
 
     @property
     def due_ns(self) -> int | None:

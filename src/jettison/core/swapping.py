@@ -96,11 +96,6 @@ class Swapping(Relief):
     # --- reading ----------------------------------------------------------------------------------------------
 
     @property
-    def leaves_queues_alone(self) -> bool:
-        """As published: a request is dispatched once."""
-        return False
-
-    @property
     def is_quiet(self) -> bool:
         """Nobody has been swapped out."""
         return not self._swaps

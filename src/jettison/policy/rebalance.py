@@ -1,7 +1,8 @@
 """Which waiting requests should wait elsewhere? (KunServe v1 section 4.3, online dispatcher)
 
 Pure. After a drop memory no longer keeps requests out, but a group can only run so many at once: the batch limit, which
-compute sets. Requests beyond it go back to the dispatcher and to groups that have both a place in their batch and room.
+compute sets. Requests beyond it go back to the dispatcher and to groups that have both a place in their batch and room;
+where there is none they stay, and their group may run them beyond its limit.
 Requests that memory keeps out of one group while another has room go there, too, before anybody thinks of a drop: it
 was dispatched by what was known then, and long answers may have gathered in its group since. A waiting request holds no
 KV, so moving it costs nothing.

@@ -1,0 +1,218 @@
+"""Queues change groups only where that helps: after a merge and on ticks, under all policies but one."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+
+import pytest
+from fakes import BLOCK_SIZE, SHARD_BYTES, FakeCluster
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jettison.core.group import GroupCore
+from jettison.core.request import RequestState
+from jettison.cost.hardware import BatchPoint, HardwareProfile
+from jettison.cost.model import COEFFICIENTS, CostModel
+from jettison.policy.batching import BlockedBy
+from jettison.policy.merge import StagePlan
+from jettison.types import LayerRange
+
+N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "36"))
+
+BATCH_LIMIT = 8
+POINTS = tuple(BatchPoint(1, size, 64, rate) for size, rate in ((1, 200.0), (BATCH_LIMIT, 950.0), (16, 1000.0)))
+STAGES = (StagePlan(0, LayerRange(0, 2)), StagePlan(1, LayerRange(2, 4)))
+PROFILE = HardwareProfile(CostModel(4, *[1e-5] * len(COEFFICIENTS)), 1e9, 1e-4, 1e-3, 1e-11, 5e9, 1e9, POINTS)
+
+
+def crowd(cluster: FakeCluster, outputs: dict[int, list[int]]) -> None:
+    """For each group requests of 60 tokens that want so many more; all of them at once, each to its group."""
+    rng = random.Random(0)
+    dispatcher = cluster.core.dispatcher
+    dispatched, places = dispatcher.place, {}
+
+    def place(state: RequestState) -> bool:
+        if state.request_id not in places:
+            return dispatched(state)
+        cluster.core.groups[places.pop(state.request_id)].enqueue(state)
+        return True
+
+    dispatcher.place = place  # type: ignore[method-assign]
+    for group_id, wanted in outputs.items():
+        for i, output in enumerate(wanted):
+            places[f"g{group_id}-{i}"] = group_id
+            tokens = [rng.randrange(1, 60) for _ in range(60)]
+            cluster.submit(f"g{group_id}-{i}", tokens, output, ignore_eos=True)
+
+
+def merged_with_a_third(*, rebalance: bool = True, num_at_third: int = 0) -> FakeCluster:
+    """Instances 0 and 1 run 8 requests each and have queues of 10; the third has places left. Then the first two merge,
+    before any tick: the cluster as it is after the event in which the merged group has been formed."""
+    cluster = FakeCluster(
+        num_workers=3, full_blocks=134, max_seqs=64, max_tokens=2048, auto_restore=False, shard_bytes=4 * SHARD_BYTES
+    )
+    cluster.core.params = replace(cluster.core.params, profile=PROFILE, rebalance=rebalance)
+    crowd(cluster, {0: [60] * 18, 1: [60] * 18, 2: [60] * num_at_third})
+    cluster.run(until_ms=30)
+    groups = cluster.core.groups
+    assert [len(g.running) for g in groups.values()] == [BATCH_LIMIT, BATCH_LIMIT, num_at_third]
+    assert [len(g.waiting) for g in groups.values()] == [10, 10, 0]
+    cluster.carry_out(cluster.core.moves.merge([groups[0], groups[1]], STAGES, cluster.now))
+    cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
+    assert not any(name == "Tick" for _, name in cluster.log)
+    return cluster
+
+
+def kinds(cluster: FakeCluster) -> list[tuple[int, str]]:
+    return [(r.time_ns, r.kind) for r in cluster.records if r.kind in ("drop", "rebalanced")]
+
+
+def test_what_overflows_a_merged_group_goes_to_a_spare_instance_before_it_is_admitted() -> None:
+    cluster = merged_with_a_third()
+    (merged,), spare = cluster.core.state.pipelines.values(), cluster.core.groups[2]
+    assert kinds(cluster) == [(cluster.now, "drop"), (cluster.now, "rebalanced")]
+    # A pair's limit is 16, and 16 run: all 20 overflow. The spare instance takes what fills its batch, the oldest
+    # first; whom nobody has a place for is admitted where it is, as without a limit.
+    assert list(spare.running) == [f"g0-{i}" for i in range(8, 16)] and not spare.waiting
+    cluster.run(stop=lambda: not merged.waiting)
+    assert len(merged.running) + len(merged.moving) == 16 + 20 - BATCH_LIMIT
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize(("rebalance", "num_at_third"), [(True, BATCH_LIMIT), (False, 0)])
+def test_without_a_better_place_a_merged_group_admits_everybody(rebalance: bool, num_at_third: int) -> None:
+    cluster = merged_with_a_third(rebalance=rebalance, num_at_third=num_at_third)
+    (merged,) = cluster.core.state.pipelines.values()
+    cluster.run(stop=lambda: not merged.waiting)
+    assert [kind for _, kind in kinds(cluster)] == ["drop"]
+    assert len(merged.running) + len(merged.moving) == 16 + 20
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("policy", ["recompute", "swap", "migrate"])
+def test_what_memory_keeps_out_of_one_instance_goes_to_another_with_room(policy: str) -> None:
+    """Under ``migrate`` it stays: as published, only running requests change instances."""
+    cluster = FakeCluster(policy=policy, full_blocks=134, max_seqs=64, max_tokens=2048, migrate_threshold=-1e9)
+    crowd(cluster, {0: [60] * 18, 1: [3, 3]})
+    cluster.run(until_ms=99)
+    full, spare = cluster.core.groups.values()
+    assert full.head_blocked_by is BlockedBy.MEMORY and not spare.running and not spare.waiting
+    num_waiting = len(full.waiting)
+    cluster.run(until_ms=100)
+    moved = cluster.core.state.counters.num_rebalanced
+    assert moved == len(spare.running) and moved + len(full.waiting) == num_waiting
+    assert (moved > 0) == (policy != "migrate")
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_under_migrate_a_full_batch_sends_nobody_away_either() -> None:
+    cluster = FakeCluster(policy="migrate", full_blocks=400, max_seqs=4, max_tokens=2048, migrate_threshold=-1e9)
+    crowd(cluster, {0: [60] * 18})
+    cluster.run()
+    assert cluster.core.state.counters.num_rebalanced == 0
+    cluster.expect_outputs()
+
+
+class Witness:
+    """Holds every rebalancing of a cluster against the rule as it is said."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+        self.num_moved = 0
+        self.asked_in_time: set[int] = set()
+        """Pipelines for which it was called before they had planned a step."""
+        dispatcher = cluster.core.dispatcher
+        self._rebalance = dispatcher.rebalance
+        dispatcher.rebalance = self.rebalance  # type: ignore[method-assign]
+
+    def rebalance(self, now_ns: int) -> list[object]:
+        core = self.cluster.core
+        groups = core.groups
+        self.asked_in_time |= {i for i, g in core.state.pipelines.items() if not g.counters.num_steps}
+        queues = {i: list(g.waiting) for i, g in groups.items()}
+        places = {i: self.num_places(g) for i, g in groups.items()}
+        blocks = {i: g.num_free_blocks - g.watermark_blocks() for i, g in groups.items()}
+        busy = core.moves.busy_workers()
+        takers = [
+            i for i, g in groups.items()
+            if g.admission_cap_blocks is None and busy.isdisjoint(g.worker_ids) and places[i] > len(queues[i])
+        ]
+        too_large = {s.request_id for g in groups.values() for s in g.oversized()}
+        actions = self._rebalance(now_ns)
+        before = {s.request_id: i for i, queue in queues.items() for s in queue}
+        after = {s.request_id: i for i, g in groups.items() for s in g.waiting}
+        assert before.keys() == after.keys(), "a request is lost"
+        assert len(after) == sum(len(g.waiting) for g in groups.values()), "a request is there twice"
+        if too_large:
+            return actions  # they may go anywhere, and change what is free there
+        arrived: dict[int, list[RequestState]] = {}
+        for i, queue in queues.items():
+            kept_out = max(0, places[i]) if groups[i].head_blocked_by is not BlockedBy.MEMORY else 0
+            for position, state in enumerate(queue):
+                to = after[state.request_id]
+                if to != i:
+                    assert position >= kept_out, "it had a place, and room"
+                    arrived.setdefault(to, []).append(state)
+        assert not arrived or core.params.overload_policy != "migrate"
+        for to, states in arrived.items():
+            need = sum(groups[to].blocks_for(s.num_tokens) for s in (*queues[to], *states))
+            assert to in takers and len(queues[to]) + len(states) <= places[to] and need <= blocks[to], "no better"
+        self.num_moved += sum(map(len, arrived.values()))
+        self.check_rest(takers, places, blocks)
+        return actions
+
+    def check_rest(self, takers: list[int], places: dict[int, int], blocks: dict[int, int]) -> None:
+        """Who overflows a batch and stays has nowhere to go."""
+        core = self.cluster.core
+        if core.params.overload_policy == "migrate" or not core.params.rebalance:
+            return
+        for i, group in core.groups.items():
+            for state in list(group.waiting)[max(0, places[i]) :]:
+                for to in takers:
+                    there = core.groups[to]
+                    need = sum(there.blocks_for(s.num_tokens) for s in (*there.waiting, state))
+                    assert len(there.waiting) >= places[to] or need > blocks[to], "it was left where it cannot run"
+
+    def num_places(self, group: GroupCore) -> int:
+        core = self.cluster.core
+        limit = min((core.params.batch_limit or 10**9) * len(group.stages), core.state.limits.max_num_seqs)
+        return limit - len(group.running) - len(group.moving)
+
+
+@settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    seed=st.integers(0, 10_000),
+    num_workers=st.integers(2, 5),
+    policy=st.sampled_from(["drop", "drop", "drop", "recompute", "swap", "migrate"]),
+    limit=st.sampled_from([1, 2, 4, 8, None]),
+    full_blocks=st.integers(14, 50),
+    rebalance=st.sampled_from([True, True, True, False]),
+    drops_ms=st.lists(st.floats(0, 400), max_size=3),
+)
+def test_nobody_is_lost_and_nobody_moves_while_there_is_nowhere_better(
+    seed: int, num_workers: int, policy: str, limit: int | None, full_blocks: int, rebalance: bool,
+    drops_ms: list[float],
+) -> None:
+    rng = random.Random(seed)
+    cluster = FakeCluster(num_workers=num_workers, full_blocks=full_blocks, seed=seed, policy=policy, eager=True)
+    cluster.core.params = replace(cluster.core.params, batch_limit=limit, rebalance=rebalance)
+    witness = Witness(cluster)
+    for i in range(rng.randint(4, 12) * num_workers):
+        prompt = [rng.randrange(1, 60) for _ in range(rng.randint(1, 24))]
+        most = min(90, full_blocks * BLOCK_SIZE - len(prompt) - BLOCK_SIZE)
+        cluster.submit(f"r{i}", prompt, rng.randint(1, most), rng.uniform(0, 60), priority=rng.choice([0, 0, 0, 1]))
+    for at_ms in drops_ms if policy == "drop" else ():
+        cluster.order_at("drop", at_ms)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert {r.fields["group"] for r in cluster.records if r.kind == "drop"} <= witness.asked_in_time
+    assert rebalance or witness.num_moved == 0
