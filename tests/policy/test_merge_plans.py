@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jettison.policy.links import Links
 from jettison.policy.merge import (
+    LINK_CHOICES,
     DropPlan,
     MergeCandidate,
+    MergeStrategy,
     PlannerParams,
-    _Pool,
     plan_drop,
     pull_seconds,
     throughput_cost,
 )
-from jettison.policy.ranges import Member, plan_stages, stage_bytes
+from jettison.policy.ranges import Member, PlanningWork, has_stages, plan_stages, stage_bytes
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
 
 
@@ -134,12 +137,41 @@ def test_repeated_drops_go_on_from_what_members_hold() -> None:
 
 def test_among_about_equal_partners_the_nearest() -> None:
     groups = [group(i, 1, free=1000 + i) for i in range(4)]
-    distance = {frozenset({0, 200})}
-    near = PlannerParams(distance=lambda a, b: 0.0 if frozenset({a, b}) in distance else 1.0)
+    near = PlannerParams(links=Links({0: 0, 100: 1, 200: 0, 300: 1}))
     assert [m.sources for m in plan_drop(groups, 1, shape(), near, asking=0).merges] == [(0, 2)]
     assert [m.sources for m in plan_drop(groups, 1, shape(), asking=0).merges] == [(0, 3)], "else the freest"
     roomy = [*groups[:3], group(3, 1, free=10_000)]
     assert [m.sources for m in plan_drop(roomy, 1, shape(), near, asking=0).merges] == [(0, 3)], "room before links"
+
+
+def test_a_partner_in_the_same_machine_is_found_however_many_others_have_as_much_room() -> None:
+    """All alike, as before the first drop: by room and number nobody of the asker's machine would be looked at."""
+    num = 4 * LINK_CHOICES
+    groups = [group(i, 1, num_layers=48) for i in range(num)]
+    near = PlannerParams(links=Links({100 * i: i // (2 * LINK_CHOICES) for i in range(num)}))
+    plan = plan_drop(groups, 1, shape(48), near, asking=num - 1)
+    assert [m.sources for m in plan.merges] == [(num - 1, 2 * LINK_CHOICES)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_equal_instances_pair_inside_their_machines(pairs_of_machines: list[int], rng: random.Random) -> None:
+    """With an even number in each machine no pair spans two, whoever asks and however workers are numbered."""
+    homes = [machine for machine, pairs in enumerate(pairs_of_machines) for _ in range(2 * pairs)]
+    rng.shuffle(homes)
+    groups = [group(i, 1) for i in range(len(homes))]
+    params = PlannerParams(links=Links({100 * i: home for i, home in enumerate(homes)}))
+    required = sum(pairs_of_machines) * shape().parameter_bytes
+    plan = plan_drop(groups, required, shape(), params, asking=rng.randrange(len(homes)))
+    assert plan.sufficient
+    assert all(len({homes[g] for g in m.sources}) == 1 and len(m.sources) == 2 for m in plan.merges)
+
+
+def test_of_far_partners_the_one_behind_the_faster_network() -> None:
+    groups = [group(i, 1) for i in range(3)]
+    slow = {(0, 1): 3.0}  # what comes back would be fast: the worse direction counts
+    params = PlannerParams(links=Links({0: 0, 100: 1, 200: 2}, slow))
+    assert [m.sources for m in plan_drop(groups, 1, shape(), params, asking=0).merges] == [(0, 2)]
 
 
 # --- pulls
@@ -239,17 +271,65 @@ def test_throughput_greedy_is_v1s_optimum_for_equal_instances(num: int, merges: 
     assert cost_of(sizes_after(groups, plan)) == pytest.approx(best, rel=0.03)
 
 
+# --- work
+
+
+def planning_work(groups: list[MergeCandidate], merges: int, num_layers: int, params: PlannerParams) -> PlanningWork:
+    work = PlanningWork()
+    the_shape = shape(num_layers)
+    plan_drop(groups, merges * the_shape.parameter_bytes, the_shape, params, asking=0, work=work)
+    return work
+
+
+@pytest.mark.parametrize("num_layers", [2, 48])
 @pytest.mark.parametrize("linked", [False, True])
-def test_the_work_grows_like_n_log_n(linked: bool) -> None:
-    """Heap operations, each O(log N), grow linearly."""
-    the_shape = shape(2)
-    params = PlannerParams(distance=(lambda a, b: abs(a - b) % 7) if linked else None)
+def test_the_work_grows_like_n_log_n(linked: bool, num_layers: int) -> None:
+    """Heap operations, each O(log N), grow linearly, and so does the work for the ranges of pairs."""
 
-    def operations(num: int) -> int:
-        groups = [MergeCandidate(i, (i,), (LayerRange(0, 2),), i % 5 / 5, 10 * (i % 3)) for i in range(num)]
-        pool = _Pool(groups, the_shape, params)
-        for _ in range(num // 2):
-            pool.merge_two_smallest()
-        return pool.num_heap_operations
+    def work(num: int) -> PlanningWork:
+        links = Links({i: i % 7 for i in range(num)}) if linked else None
+        groups = [MergeCandidate(i, (i,), (LayerRange(0, num_layers),), i % 5 / 5, 10 * (i % 3)) for i in range(num)]
+        return planning_work(groups, num // 2, num_layers, PlannerParams(links=links))
 
-    assert operations(1600) <= 9 * operations(200)
+    small, large = work(200), work(1600)
+    assert large.num_heap_operations <= 9 * small.num_heap_operations
+    assert large.num_range_steps <= 9 * small.num_range_steps
+
+
+@pytest.mark.parametrize("strategy", ["throughput", "memory"])
+def test_ranges_are_planned_for_what_is_left_and_not_on_the_way(strategy: MergeStrategy) -> None:
+    """All instances become one group, by as many merges: its ranges cost what they cost, the merges next to nothing."""
+    num, num_layers = 32, 48
+    groups = [group(i, 1, num_layers) for i in range(num)]
+    work = planning_work(groups, num - 1, num_layers, PlannerParams(strategy=strategy))
+    once = PlanningWork()
+    members = [Member(w, r) for g in groups for w, r in zip(g.members, g.resident, strict=True)]
+    assert plan_stages(members, shape(num_layers), work=once) is not None
+    assert once.num_range_steps <= num * num_layers**2 // 2
+    assert work.num_range_steps <= once.num_range_steps + num**2
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 8), st.data())
+def test_whether_there_are_ranges_is_known_without_them(num_layers: int, data: st.DataObject) -> None:
+    """Against all ways to cut and all places for those that hold everything, the others ordered by their middles."""
+    bounds = st.tuples(st.integers(0, num_layers - 1), st.integers(1, num_layers)).filter(lambda b: b[0] < b[1])
+    residents = [LayerRange(*b) for b in data.draw(st.lists(bounds, min_size=1, max_size=5))]
+    members = [Member(i, r) for i, r in enumerate(residents)]
+    everything = LayerRange(0, num_layers)
+    parts = sorted((r for r in residents if r != everything), key=lambda r: (r.lo + r.hi, r.lo))
+    num = len(residents)
+    expected = False
+    for places in itertools.combinations(range(num), num - len(parts)):
+        rest = iter(parts)
+        order = [everything if i in places else next(rest) for i in range(num)]
+        for cuts in itertools.combinations(range(1, num_layers), num - 1):
+            stages = itertools.pairwise([0, *cuts, num_layers])
+            expected |= all(r.lo <= lo and hi <= r.hi for r, (lo, hi) in zip(order, stages, strict=True))
+    the_shape = shape(num_layers)
+    assert has_stages(members, the_shape) == expected
+    plan = plan_stages(members, the_shape)
+    assert (plan is not None) == expected
+    if plan is not None:
+        held = dict(members)
+        assert all(held[s.worker_id].covers(s.layers) for s in plan.stages)

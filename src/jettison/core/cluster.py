@@ -84,6 +84,7 @@ class ClusterCore:
         self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers)
         self.state.profiled_cost = None if params.profile is None else params.profile.cost
         self.state.exchange_mode = params.exchange
+        self.state.machine_of = params.machine_of
         for stages in groups:
             self.state.form_group(stages)
         relief = Relief()
@@ -117,6 +118,7 @@ class ClusterCore:
     @params.setter
     def params(self, params: ClusterParams) -> None:
         self.loads.params = params
+        self.state.machine_of = params.machine_of
 
     @property
     def relief(self) -> Relief:

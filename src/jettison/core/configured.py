@@ -5,7 +5,7 @@ Whoever calls knows the model (its context, its stop tokens) and the machine (it
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from jettison.config import EngineConfig
 from jettison.core.group import SchedulerLimits
@@ -13,11 +13,13 @@ from jettison.core.params import ClusterParams
 from jettison.core.recovering import FaultParams
 from jettison.cost.hardware import HardwareProfile
 from jettison.policy.exchange import ExchangeMode
+from jettison.policy.links import MachineId
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
+from jettison.types import WorkerId
 
 
 def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: Iterable[int] = ()) -> SchedulerLimits:
@@ -41,8 +43,12 @@ def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: It
 def cluster_params(
     config: EngineConfig, *, num_host_slots: int, profile: HardwareProfile | None = None,
     has_profiled_links: bool = True,
+    machine_of: Mapping[WorkerId, MachineId] | None = None,
 ) -> ClusterParams:
-    """Policies and their numbers. ``num_host_slots``: blocks of one layer's KV that a worker's host pool holds."""
+    """Policies and their numbers. ``num_host_slots``: blocks of one layer's KV that a worker's host pool holds.
+
+    ``machine_of``: where workers are not all in one machine.
+    """
     overload = config.overload
     return ClusterParams(
         overload_policy=overload.policy,
@@ -64,6 +70,7 @@ def cluster_params(
         profile=profile,
         has_profiled_links=has_profiled_links,
         auto_restore=overload.restore_threshold > 0.0,
+        machine_of=machine_of or {},
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
         exchange=ExchangeMode(overload.exchange),
     )

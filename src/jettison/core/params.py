@@ -5,17 +5,20 @@ What a number means is said where it is used; where it came from is ``jettison.c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from jettison.core.recovering import FaultParams
 from jettison.cost.hardware import HardwareProfile
 from jettison.policy.exchange import ExchangeMode
+from jettison.policy.links import MachineId
 from jettison.policy.merge import MergeStrategy
 from jettison.policy.migration import MigrationParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
+from jettison.types import WorkerId
 
 OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
 """What is done when KV memory runs out; all but the first are baselines (docs/baselines.md)."""
@@ -43,6 +46,9 @@ class ClusterParams:
     """How far to merge: as little as suffices (KunServe v3), or until the added KV exceeds the first (v1)."""
     link_bytes_per_s: float = 1e9
     """Expected rate of a pull where there is no profile, for the choice between pulling and not merging."""
+    machine_of: Mapping[WorkerId, MachineId] = field(default_factory=dict)
+    """Who shares a machine: drop plans prefer partners and senders that are near. Workers that are not named are alone;
+    empty = all are as near to each other."""
     exchange: ExchangeMode = ExchangeMode.AUTO
     """How stalled requests get to run again after a merge."""
     auto_restore: bool = True

@@ -5,7 +5,7 @@ Data and lookups only; decisions are in ``policy``, sequences in ``core.merging`
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
@@ -19,6 +19,7 @@ from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.exchange import ExchangeCosts, ExchangeMode, LinkId
+from jettison.policy.links import MachineId
 from jettison.policy.merge import StagePlan
 from jettison.types import (
     FinishReason,
@@ -133,6 +134,8 @@ class ClusterState:
     catch_up: Callable[[GroupId], None] = lambda group_id: None
     """Called before a group's books are read whose steps may not all have been told of yet (``core.strides``)."""
     link_rates: dict[LinkId, LinkRate] = field(default_factory=dict)
+    machine_of: Mapping[WorkerId, MachineId] = field(default_factory=dict)
+    """See ``ClusterParams``; what follows from it: ``core.distances``."""
     distrusted: dict[RequestId, RequestState] = field(default_factory=dict)
     """Requests with ``recompute`` set."""
     checked_versions: dict[WorkerId, int] = field(default_factory=dict)

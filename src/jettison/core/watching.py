@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from jettison.core.distances import known_links
 from jettison.core.dropping import ScaleOutWatch, kv_region_bytes, merge_candidate, required_bytes
 from jettison.core.group import GroupCore
 from jettison.core.loads import Loads
@@ -142,7 +143,7 @@ class Watching:
         rate = self._loads.params.link_bytes_per_s if profiled is None else profiled[0]
         params = PlannerParams(
             strategy=self._loads.params.planner, kv_region_bytes=kv_region_bytes(self._state), link_bytes_per_s=rate,
-            max_pull_s=max_pull_s,
+            max_pull_s=max_pull_s, links=known_links(self._state),
         )
         candidates = [merge_candidate(self._state, g) for g in groups]
         return plan_drop(candidates, required, self._state.shape, params, asking)

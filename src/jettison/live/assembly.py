@@ -28,6 +28,7 @@ from jettison.live.profile_file import fingerprint, load_profile
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.pagemap import PageSizes, check_budget
+from jettison.policy.links import MachineId
 from jettison.types import LayerRange, ModelShape, WorkerId
 
 log = logging.getLogger(__name__)
@@ -93,13 +94,14 @@ class Assembly:
 
     def build_core(
         self, capacity_blocks: Mapping[WorkerId, int], secret: bytes, profile: HardwareProfile | None = None,
-        *, has_profiled_links: bool = True,
+        machine_of: Mapping[WorkerId, MachineId] | None = None, *, has_profiled_links: bool = True,
     ) -> ClusterCore:
-        """A core over workers that have reported their capacity. ``has_profiled_links``: theirs are such as were
-        profiled, which is shared memory."""
+        """A core over workers that have reported their capacity. ``machine_of``: where they are not all in one.
+        ``has_profiled_links``: theirs are such as were profiled, which is shared memory."""
         slots = num_host_slots(self.worker_specs[0].host_bytes, self.shape, self.limits.block_size)
         params = cluster_params(
-            self.config, num_host_slots=slots, profile=profile, has_profiled_links=has_profiled_links
+            self.config, num_host_slots=slots, profile=profile, machine_of=machine_of,
+            has_profiled_links=has_profiled_links,
         )
         return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
 

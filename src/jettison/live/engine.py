@@ -33,7 +33,7 @@ from jettison.live.driver import CoreDriver, Delays
 from jettison.live.encoder import StepEncoder
 from jettison.live.launcher import LocalLauncher
 from jettison.live.move_log import log_move
-from jettison.live.netns import Placement
+from jettison.live.netns import Placement, machines_of
 from jettison.live.restart import Restarter
 from jettison.live.snapshot import take_snapshot
 from jettison.live.warmup import WarmUp
@@ -91,7 +91,7 @@ class Engine:
     def __init__(self, config: EngineConfig, placements: Mapping[WorkerId, Placement] | None = None) -> None:
         """``placements``: see ``LocalLauncher``."""
         self._config = config
-        self._placements = placements
+        self._placements = placements or {}
         self._state: EngineState = "loading"
         self._streams: dict[RequestId, _Stream] = {}
         self._assembly: Assembly | None = None
@@ -148,8 +148,9 @@ class Engine:
         ready = await self._launcher.start()
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
         self._kernels = ready[0].kernels
+        profile, machine_of = assembly.load_profile(self._kernels), machines_of(capacity, self._placements)
         core = assembly.build_core(
-            capacity, os.urandom(16), assembly.load_profile(self._kernels), has_profiled_links=not self._placements
+            capacity, os.urandom(16), profile, machine_of, has_profiled_links=not self._placements
         )
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)

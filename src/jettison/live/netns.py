@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
+
+from jettison.policy.links import MachineId
+from jettison.types import WorkerId
 
 _CLONE_NEWNET = 0x40000000
 _OWN = "/proc/thread-self/ns/net"
@@ -23,6 +26,18 @@ class Placement(NamedTuple):
     """The address that its peers connect to."""
     netns: str | None = None
     """A namespace as `ip netns` names it; None = the launcher's own."""
+
+
+def machines_of(
+    worker_ids: Iterable[WorkerId], placements: Mapping[WorkerId, Placement]
+) -> dict[WorkerId, MachineId]:
+    """Each worker's machine, as far as its links go: a namespace is one, and the launcher's own is another.
+
+    Without placements all workers share memory, and so the one machine.
+    """
+    names = {worker: placements.get(worker, Placement()).netns or "" for worker in worker_ids}
+    numbers = {name: number for number, name in enumerate(sorted(set(names.values())))}
+    return {worker: numbers[name] for worker, name in names.items()}
 
 
 @contextlib.contextmanager

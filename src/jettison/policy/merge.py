@@ -5,7 +5,8 @@ Pure. Every merge frees exactly one copy of the parameters, whatever the sizes. 
 - ``throughput`` (v3): merge the two smallest groups until enough is freed, so that pipelines stay short. O(N log N).
 - ``memory`` (v1): one group takes in all others, until the added memory exceeds what the KV cache had at first.
 
-Which layers each member keeps: ``policy.ranges``.
+Which layers each member keeps: ``policy.ranges``, asked once for each group that is left at the end. What a merge frees
+does not depend on it; on the way only whether there are ranges at all matters.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from jettison.policy.ranges import LinkDistance, Member, Pull, RangePlan, StagePlan, plan_stages, stage_bytes
+from jettison.policy.links import Links, MachineId
+from jettison.policy.ranges import (
+    Member,
+    PlanningWork,
+    Pull,
+    RangePlan,
+    StagePlan,
+    has_stages,
+    plan_stages,
+    stage_bytes,
+)
 from jettison.types import GroupId, LayerRange, ModelShape, WorkerId
 
 __all__ = [
@@ -26,7 +37,8 @@ __all__ = [
 MergeStrategy = Literal["throughput", "memory"]
 
 LINK_CHOICES = 8
-"""Among partners with about equal room so many are compared by their link: a bound on the work of a tie."""
+"""Among partners with about equal room so many are compared by their link, and the roomiest of the same machine: a
+bound on the work of a tie."""
 
 
 class MergeCandidate(NamedTuple):
@@ -77,8 +89,12 @@ class PlannerParams:
     """Rate at which one member receives shards."""
     max_pull_s: float = 0.0
     """Longest pull that is cheaper than not merging: the wait for memory that the drop is to save. 0 = never pull."""
-    distance: LinkDistance | None = None
-    """None where all links are alike."""
+    links: Links | None = None
+    """None where all are alike."""
+
+
+_Room = tuple[int, float, int]
+"""Free bytes, negative; pressure; the order of a node."""
 
 
 class _Node(NamedTuple):
@@ -88,12 +104,13 @@ class _Node(NamedTuple):
     candidates: tuple[MergeCandidate, ...]
     pressure: float
     free_bytes: int
-    plan: RangePlan | None = None
-    """None for a group that is not merged."""
+    machines: frozenset[MachineId]
+    """Of its members; empty where all links are alike."""
 
     @property
-    def num_members(self) -> int:
-        return sum(len(c.members) for c in self.candidates)
+    def machine(self) -> MachineId | None:
+        """The one that has all of its members."""
+        return next(iter(self.machines)) if len(self.machines) == 1 else None
 
 
 def plan_drop(
@@ -102,6 +119,7 @@ def plan_drop(
     shape: ModelShape,
     params: PlannerParams | None = None,
     asking: GroupId | None = None,
+    work: PlanningWork | None = None,
 ) -> DropPlan:
     """Merge groups until ``required_bytes`` are freed or nothing is left to merge.
 
@@ -109,9 +127,11 @@ def plan_drop(
     memory; among those with about as much the nearest. The group that asked merges first, with the smallest of the
     others, so that the plan relieves it whatever its size. Groups whose members cannot be ordered into contiguous
     ranges inside what they hold merge only where pulling what is missing takes less than ``max_pull_s``.
+
+    ``work`` counts what it takes: O(N) heap operations, and ranges once for each new group.
     """
     params = params or PlannerParams()
-    pool = _Pool(groups, shape, params)
+    pool = _Pool(groups, shape, params, work or PlanningWork())
     if params.strategy == "memory":
         return _memory_greedy(pool, required_bytes, shape, params, asking)
     freed = 0
@@ -144,19 +164,24 @@ def _memory_greedy(
 class _Pool:
     """Groups by size, and within a size by pressure and by room: heaps with lazy deletion, O(log N) an operation."""
 
-    def __init__(self, groups: Sequence[MergeCandidate], shape: ModelShape, params: PlannerParams) -> None:
+    def __init__(
+        self, groups: Sequence[MergeCandidate], shape: ModelShape, params: PlannerParams, work: PlanningWork
+    ) -> None:
         self._shape = shape
         self._params = params
+        self._work = work
         self._alive: dict[int, _Node] = {}
         self._sizes: list[int] = []
         self._by_pressure: dict[int, list[tuple[float, int]]] = {}
-        self._by_room: dict[int, list[tuple[int, float, int]]] = {}
+        self._by_room: dict[int, dict[MachineId | None, list[_Room]]] = {}
+        """Of each size all groups (None), and once more those with all members in one machine."""
         self._grown: int | None = None
         self._next_order = 0
         self._settled: list[_Node] = []
-        self.num_heap_operations = 0
+        links = params.links
         for group in sorted(groups, key=lambda g: g.group_id):
-            self._push((group,), group.pressure, group.free_bytes, None)
+            machines = () if links is None else (links.machine(w) for w in group.members)
+            self._push((group,), group.pressure, group.free_bytes, frozenset(machines))
 
     # --- moves of the planner ---------------------------------------------------------------------------------
 
@@ -182,16 +207,17 @@ class _Pool:
             if not freed:
                 refused.append(second)
         for node in refused if freed else [first, *refused]:
-            self._push(node.candidates, node.pressure, node.free_bytes, node.plan)
+            self._push(node.candidates, node.pressure, node.free_bytes, node.machines)
         return freed
 
     def plan(self, freed_bytes: int, required_bytes: int) -> DropPlan:
         """What has become of the groups."""
-        merges = [
-            GroupMerge(tuple(c.group_id for c in node.candidates), node.plan.stages, node.plan.pulls)
-            for node in (*self._alive.values(), *self._settled)
-            if node.plan is not None
-        ]
+        merges: list[GroupMerge] = []
+        for node in (*self._alive.values(), *self._settled):
+            if len(node.candidates) > 1:
+                ranges = self._ranges(node.candidates)
+                assert ranges is not None, "groups were merged that have no ranges"
+                merges.append(GroupMerge(tuple(c.group_id for c in node.candidates), ranges.stages, ranges.pulls))
         merges.sort(key=lambda m: m.sources)
         return DropPlan(tuple(merges), freed_bytes, required_bytes)
 
@@ -202,45 +228,56 @@ class _Pool:
         freed = self._join(first, second)
         if not freed:
             self._settled.append(first)
-            self._push(second.candidates, second.pressure, second.free_bytes, second.plan)
+            self._push(second.candidates, second.pressure, second.free_bytes, second.machines)
         return freed
 
     def _join(self, first: _Node, second: _Node) -> int:
         candidates = first.candidates + second.candidates
-        plan = self._stages(candidates)
-        if plan is None:
+        if not self._may_join(candidates):
             return 0
         copy_bytes = self._shape.parameter_bytes
         # A merged group waits its turn behind those of its size that nobody has relieved yet, first come, first served.
         pressure = -1.0 - self._next_order
-        self._grown = self._push(candidates, pressure, first.free_bytes + second.free_bytes + copy_bytes, plan)
+        free_bytes = first.free_bytes + second.free_bytes + copy_bytes
+        self._grown = self._push(candidates, pressure, free_bytes, first.machines | second.machines)
         return copy_bytes
 
-    def _stages(self, candidates: Sequence[MergeCandidate]) -> RangePlan | None:
-        members = _members(candidates)
-        plan = plan_stages(members, self._shape)
-        if plan is not None or self._params.max_pull_s <= 0.0:
+    def _may_join(self, candidates: Sequence[MergeCandidate]) -> bool:
+        if has_stages(_members(candidates), self._shape, self._work):
+            return True
+        return self._params.max_pull_s > 0.0 and self._ranges(candidates) is not None
+
+    def _ranges(self, candidates: Sequence[MergeCandidate]) -> RangePlan | None:
+        """Ranges of a merged group, with pulls only where there are none without; None where those take too long."""
+        links, may_pull = self._params.links, self._params.max_pull_s > 0.0
+        plan = plan_stages(
+            _members(candidates), self._shape, may_pull=may_pull,
+            distance=None if links is None else links.distance, work=self._work,
+        )
+        if plan is None or not plan.pulls:
             return plan
-        plan = plan_stages(members, self._shape, may_pull=True, distance=self._params.distance)
-        if plan is None or not _fits(plan.pulls, candidates, self._shape):
+        if not _fits(plan.pulls, candidates, self._shape):
             return None
         seconds = pull_seconds(plan.pulls, self._shape, self._params.link_bytes_per_s)
         return plan if seconds <= self._params.max_pull_s else None
 
     def _push(
-        self, candidates: tuple[MergeCandidate, ...], pressure: float, free_bytes: int, plan: RangePlan | None
+        self, candidates: tuple[MergeCandidate, ...], pressure: float, free_bytes: int, machines: frozenset[MachineId]
     ) -> int:
         order = self._next_order
         self._next_order += 1
-        node = _Node(order, candidates, pressure, free_bytes, plan)
+        size = sum(len(c.members) for c in candidates)
+        node = _Node(order, candidates, pressure, free_bytes, machines)
         self._alive[order] = node
-        size = node.num_members
         if size not in self._by_pressure:
-            self._by_pressure[size], self._by_room[size] = [], []
+            self._by_pressure[size], self._by_room[size] = [], {}
             heapq.heappush(self._sizes, size)
         heapq.heappush(self._by_pressure[size], (-pressure, order))
-        heapq.heappush(self._by_room[size], (-free_bytes, pressure, order))
-        self.num_heap_operations += 2
+        entry = (-free_bytes, pressure, order)
+        for machine in {None, node.machine}:
+            heapq.heappush(self._by_room[size].setdefault(machine, []), entry)
+            self._work.num_heap_operations += 1
+        self._work.num_heap_operations += 1
         return order
 
     def _order_of(self, group_id: GroupId) -> int | None:
@@ -253,38 +290,47 @@ class _Pool:
             heap = self._by_pressure[size]
             while heap and heap[0][1] not in self._alive:
                 heapq.heappop(heap)
-                self.num_heap_operations += 1
+                self._work.num_heap_operations += 1
             if heap:
                 return size
             heapq.heappop(self._sizes)
-            self.num_heap_operations += 1
+            self._work.num_heap_operations += 1
             del self._by_pressure[size], self._by_room[size]
 
     def _take_pressed(self) -> _Node:
         heap = self._by_pressure[self._smallest()]
-        self.num_heap_operations += 1
+        self._work.num_heap_operations += 1
         return self._alive.pop(heapq.heappop(heap)[1])
 
     def _take_roomy(self, partner: _Node) -> _Node:
         """The smallest group; of those the one with most room, and about equal ones by their link to ``partner``."""
-        heap = self._by_room[self._smallest()]
-        distance = self._params.distance
-        choices: list[tuple[int, float, int]] = []
-        while heap and len(choices) < (1 if distance is None else LINK_CHOICES):
-            entry = heapq.heappop(heap)
-            self.num_heap_operations += 1
-            if entry[2] in self._alive:
-                choices.append(entry)
+        heaps = self._by_room[self._smallest()]
+        links = self._params.links
+        if links is None:
+            return self._alive.pop(self._pop_roomy(heaps[None], 1)[0][2])
+        choices: dict[MachineId | None, list[_Room]] = {None: self._pop_roomy(heaps[None], LINK_CHOICES)}
+        if partner.machine is not None and partner.machine in heaps:
+            choices[partner.machine] = self._pop_roomy(heaps[partner.machine], 1)
         slack = self._shape.parameter_bytes // 8  # less free memory than this decides nothing
-        near = [c for c in choices if c[0] - choices[0][0] <= slack]
-        taken = choices[0]
-        if distance is not None:
-            taken = min(near, key=lambda c: (_nearest(partner, self._alive[c[2]], distance), c))
-        for entry in choices:
-            if entry is not taken:
-                heapq.heappush(heap, entry)
-                self.num_heap_operations += 1
+        least = choices[None][0][0] + slack
+        near = [entry for entries in choices.values() for entry in entries if entry[0] <= least]
+        taken = min(near, key=lambda entry: (links.farthest(partner.machines, self._alive[entry[2]].machines), entry))
+        for machine, entries in choices.items():
+            for entry in entries:
+                if entry is not taken:
+                    heapq.heappush(heaps[machine], entry)
+                    self._work.num_heap_operations += 1
         return self._alive.pop(taken[2])
+
+    def _pop_roomy(self, heap: list[_Room], num: int) -> list[_Room]:
+        """Up to so many groups that are still there, those with most room first."""
+        found: list[_Room] = []
+        while heap and len(found) < num:
+            entry = heapq.heappop(heap)
+            self._work.num_heap_operations += 1
+            if entry[2] in self._alive:
+                found.append(entry)
+        return found
 
 
 def plan_ranges(groups: Sequence[MergeCandidate], shape: ModelShape) -> tuple[StagePlan, ...] | None:
@@ -328,11 +374,3 @@ def _fits(pulls: Sequence[Pull], groups: Sequence[MergeCandidate], shape: ModelS
     for pull in pulls:
         room[pull.dst] -= shape.shard_bytes[pull.shard]
     return all(left >= 0 for left in room.values())
-
-
-def _nearest(first: _Node, second: _Node, distance: LinkDistance) -> float:
-    """Longest link between members of the two: what the pipeline and the exchange would have to use."""
-    return max(
-        max(distance(a, b), distance(b, a)) for g in first.candidates for a in g.members
-        for h in second.candidates for b in h.members
-    )

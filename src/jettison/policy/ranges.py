@@ -46,8 +46,18 @@ class RangePlan(NamedTuple):
     pulls: tuple[Pull, ...] = ()
 
 
+@dataclass(slots=True)
+class PlanningWork:
+    """What a plan has taken, in operations: for whoever bounds them."""
+
+    num_heap_operations: int = 0
+    num_range_steps: int = 0
+    """Members looked at and ends of stages compared."""
+
+
 def plan_stages(
-    members: Sequence[Member], shape: ModelShape, *, may_pull: bool = False, distance: LinkDistance | None = None
+    members: Sequence[Member], shape: ModelShape, *, may_pull: bool = False, distance: LinkDistance | None = None,
+    work: PlanningWork | None = None,
 ) -> RangePlan | None:
     """Contiguous layer ranges for all members, balanced by parameter bytes, embedding and head counted.
 
@@ -59,25 +69,33 @@ def plan_stages(
     """
     if len(members) > shape.num_layers:
         return None
-    wholes = sorted(m.worker_id for m in members if m.resident == shape.all_layers)
-    parts = sorted(
-        (m for m in members if m.resident != shape.all_layers),
-        key=lambda m: (m.resident.lo + m.resident.hi, m.resident.lo, m.worker_id),
-    )
+    work = work or PlanningWork()
+    parts, wholes = _ordered(members, shape)
     residents = [m.resident for m in parts]
-    split = _best_split(residents, len(wholes), shape, may_pull=False)
-    if split is None and may_pull:
-        split = _best_split(residents, len(wholes), shape, may_pull=True)
-    if split is None:
+    is_inside = _has_split(residents, len(wholes), shape.num_layers, work)
+    if not is_inside and not may_pull:
         return None
-    part_workers, whole_workers = iter([m.worker_id for m in parts]), iter(wholes)
+    split = _best_split(residents, len(wholes), shape, work, may_pull=not is_inside)
+    part_workers, whole_workers = iter(parts), iter(wholes)
     stages: list[StagePlan] = []
     lo = 0
     for hi, is_whole in split:
-        stages.append(StagePlan(next(whole_workers if is_whole else part_workers), LayerRange(lo, hi)))
+        member = next(whole_workers if is_whole else part_workers)
+        stages.append(StagePlan(member.worker_id, LayerRange(lo, hi)))
         lo = hi
-    pulls = _plan_pulls(stages, members, shape, distance) if may_pull else ()
+    pulls = () if is_inside else _plan_pulls(stages, members, shape, distance)
     return None if pulls is None else RangePlan(tuple(stages), pulls)
+
+
+def has_stages(members: Sequence[Member], shape: ModelShape, work: PlanningWork | None = None) -> bool:
+    """Whether ``plan_stages`` finds ranges without a pull, for much less work: whoever merges more looks at the result.
+
+    O(members), and one look at a set of layers for each pair of a member with a part and one with everything.
+    """
+    if len(members) > shape.num_layers:
+        return False
+    parts, wholes = _ordered(members, shape)
+    return _has_split([m.resident for m in parts], len(wholes), shape.num_layers, work or PlanningWork())
 
 
 def stage_bytes(layers: LayerRange, shape: ModelShape) -> int:
@@ -107,42 +125,93 @@ def _plan_pulls(
     return tuple(pulls)
 
 
+def _ordered(members: Sequence[Member], shape: ModelShape) -> tuple[list[Member], list[Member]]:
+    """Members that hold a part, by the middle of it, and those that hold everything."""
+    wholes = sorted(m for m in members if m.resident == shape.all_layers)
+    parts = sorted(
+        (m for m in members if m.resident != shape.all_layers),
+        key=lambda m: (m.resident.lo + m.resident.hi, m.resident.lo, m.worker_id),
+    )
+    return parts, wholes
+
+
+def _has_split(parts: Sequence[LayerRange], num_wholes: int, num_layers: int, work: PlanningWork) -> bool:
+    """Whether stages fit inside what members hold, for parts in this order and wholes anywhere.
+
+    For each number of wholes used the layers at which the stages so far can end, as bits of a number.
+    """
+    work.num_range_steps += len(parts) + num_wholes
+    if not parts:
+        return num_wholes <= num_layers
+    work.num_range_steps += len(parts) * num_wholes
+    ends = [1]
+    for _ in range(num_wholes):
+        ends.append(_ends_after(ends[-1], 0, num_layers))
+    for part in parts:
+        ends[0] = _ends_after(ends[0], part.lo, part.hi)
+        for used in range(1, num_wholes + 1):
+            ends[used] = _ends_after(ends[used], part.lo, part.hi) | _ends_after(ends[used - 1], 0, num_layers)
+    return bool(ends[num_wholes] >> num_layers)
+
+
+def _ends_after(begins: int, lo: int, hi: int) -> int:
+    """Where one more stage can end that begins at one of ``begins`` (bits) and lies inside [lo, hi)."""
+    begins >>= lo
+    if not begins:
+        return 0
+    first_end = lo + (begins & -begins).bit_length()  # one layer after the first place to begin at
+    return (1 << hi + 1) - (1 << first_end) if first_end <= hi else 0
+
+
 _Split = tuple[tuple[int, bool], ...]
 """End of each stage, and whether a member runs it that holds everything."""
 
+_State = tuple[int, int]
+"""End of the last stage so far, and wholes used."""
 
-def _best_split(parts: Sequence[LayerRange], num_wholes: int, shape: ModelShape, *, may_pull: bool) -> _Split | None:
-    """Where to cut, for parts in this order and wholes anywhere.
+
+def _best_split(
+    parts: Sequence[LayerRange], num_wholes: int, shape: ModelShape, work: PlanningWork, *, may_pull: bool
+) -> _Split:
+    """Where to cut, for parts in this order and wholes anywhere; there must be a way to.
 
     Dynamic programming over (end of the last stage so far, wholes used); O(layers) for two members,
     O(members * wholes * layers squared) for many.
     """
     num_stages, num_layers = len(parts) + num_wholes, shape.num_layers
     bytes_before = _bytes_before(shape)
-    # State -> (bytes to pull, bytes of the largest stage, sum of squared layer counts, the cuts that lead there).
-    best: dict[tuple[int, int], tuple[int, int, int, _Split]] = {(0, 0): (0, 0, 0, ())}
+    # State -> (bytes to pull, bytes of the largest stage, sum of squared layer counts, rank of the state before).
+    best: dict[_State, tuple[int, int, int, int]] = {(0, 0): (0, 0, 0, 0)}
+    rounds: list[tuple[list[_State], dict[_State, tuple[int, int, int, int]]]] = []
     for index in range(num_stages):
-        following: dict[tuple[int, int], tuple[int, int, int, _Split]] = {}
-        for (lo, used), (pulled, largest, squares, cuts) in best.items():
+        # By the cuts that lead to them, earliest first: between equal values the earlier cuts decide.
+        states = [state for _, state in sorted((value[3], state) for state, value in best.items())]
+        following: dict[_State, tuple[int, int, int, int]] = {}
+        for rank, (lo, used) in enumerate(states):
+            pulled, largest, squares, _ = best[lo, used]
             choices = [(shape.all_layers, True)] if used < num_wholes else []
             if index - used < len(parts) and (may_pull or parts[index - used].lo <= lo):
                 choices.append((parts[index - used], False))
             for resident, is_whole in choices:
                 first = num_layers if index == num_stages - 1 else lo + 1
                 limit = num_layers if may_pull else resident.hi
-                for hi in range(first, min(limit, num_layers - (num_stages - index - 1)) + 1):
+                ends = range(first, min(limit, num_layers - (num_stages - index - 1)) + 1)
+                work.num_range_steps += len(ends)
+                for hi in ends:
                     size = bytes_before[hi] - bytes_before[lo]
-                    there_lo, there_hi = max(lo, resident.lo), min(hi, resident.hi)
-                    have = max(0, bytes_before[there_hi] - bytes_before[there_lo]) if there_lo < there_hi else 0
-                    value = (
-                        pulled + size - have, max(largest, size), squares + (hi - lo) ** 2, (*cuts, (hi, is_whole))
-                    )
+                    have = bytes_before[min(hi, resident.hi)] - bytes_before[max(lo, resident.lo)]
+                    value = (pulled + size - max(0, have), max(largest, size), squares + (hi - lo) ** 2, rank)
                     state = (hi, used + is_whole)
                     if state not in following or value < following[state]:
                         following[state] = value
+        rounds.append((states, following))
         best = following
-    found = best.get((num_layers, num_wholes))
-    return found[3] if found is not None else None
+    state, cuts = (num_layers, num_wholes), []
+    for states, following in reversed(rounds):
+        before = states[following[state][3]]
+        cuts.append((state[0], state[1] > before[1]))
+        state = before
+    return tuple(reversed(cuts))
 
 
 def _bytes_before(shape: ModelShape) -> list[int]:

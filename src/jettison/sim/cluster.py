@@ -15,6 +15,7 @@ memory (``sim.memory``) and the links (``sim.network``, ``sim.transfers``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from jettison.core import ports
@@ -88,7 +89,8 @@ class SimulatedCluster:
             for stage in stages
         }
         self._capacity = {w: worker.memory.capacity_blocks for w, worker in self._workers.items()}
-        self.core = ClusterCore(setup.shape, setup.limits, setup.params, self._capacity, setup.secret)
+        params = replace(setup.params, machine_of=setup.topology.near)
+        self.core = ClusterCore(setup.shape, setup.limits, params, self._capacity, setup.secret)
         self.striding = Striding(
             self, self.loop, self.core.strides, setup.hops.command_ns, setup.hops.report_ns
         )

@@ -81,6 +81,11 @@ class Topology:
     machine_of: Mapping[WorkerId, int] = field(default_factory=dict)
     """Workers that are not named are alone in their machines."""
 
+    @property
+    def near(self) -> Mapping[WorkerId, int]:
+        """Machines, for whoever prefers links inside one (``ClusterParams.machine_of``); empty where there are none."""
+        return {} if self.inside is None else self.machine_of
+
     def link(self, a: WorkerId, b: WorkerId) -> LinkSpec:
         """What carries bytes from one to the other (``host_of`` a worker included)."""
         if self.host is not None and (a < 0 or b < 0):

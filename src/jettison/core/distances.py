@@ -1,0 +1,45 @@
+"""How far workers are from each other, as the core knows it: machines as it was told, networks by what they carried.
+
+Which machine a worker is in is ``ClusterParams.machine_of``: of a simulated cluster from its topology, of a live one
+from the placements of its workers. What a network carries is learned from the KV that exchanges have sent over it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from jettison.core.state import ClusterState
+from jettison.policy.links import FAR, Links, MachineId
+
+SLOWER = 4.0
+"""Each such factor below the fastest network's rate is one step further. Transfers that share a port with others
+measure less than their link could carry; only a multiple of that says that the link is of another kind."""
+
+
+def known_links(cluster: ClusterState) -> Links | None:
+    """What is known of distances between the workers; None where all are alike.
+
+    They are where nobody has said which machines there are, where one has all workers, and where each worker has a
+    machine of its own and no network has been seen to be slower than the others.
+    """
+    if not cluster.machine_of:
+        return None
+    links = Links(cluster.machine_of, _slow_networks(cluster))
+    num_workers = Counter(links.machine(w) for w in cluster.workers)
+    if len(num_workers) == 1 or (max(num_workers.values()) == 1 and not links.between):
+        return None
+    return links
+
+
+def _slow_networks(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], float]:
+    """Distances of the pairs of machines whose best transfers were slow; one that was never used counts as fast."""
+    machine = Links(cluster.machine_of).machine
+    rates: dict[tuple[MachineId, MachineId], float] = {}
+    for (src, dst), rate in cluster.link_rates.items():
+        pair = machine(src), machine(dst)
+        if pair[0] != pair[1] and rate.bytes_per_s is not None:
+            rates[pair] = max(rates.get(pair, 0.0), rate.bytes_per_s)
+    fastest = max(rates.values(), default=0.0)
+    steps = {pair: math.floor(math.log(fastest / rate, SLOWER)) for pair, rate in rates.items()}
+    return {pair: FAR + num for pair, num in steps.items() if num > 0}

@@ -1,0 +1,119 @@
+"""Where distances come from, and that drops keep to them: partners of one machine, shards from a near holder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from fakes import FakeCluster
+from test_pulls import RESIDENCIES, arranged, fill
+
+from jettison.core.distances import SLOWER, known_links
+from jettison.core.ports import SendShard
+from jettison.policy.links import FAR, NEAR
+
+TWO_MACHINES = {0: 0, 1: 1, 2: 0, 3: 1}
+"""By their numbers alone, 0 and 1 would be the first pair."""
+
+
+def place(cluster: FakeCluster, machine_of: Mapping[int, int]) -> FakeCluster:
+    cluster.core.params = replace(cluster.core.params, machine_of=machine_of)
+    return cluster
+
+
+def four(machine_of: Mapping[int, int]) -> FakeCluster:
+    return place(FakeCluster(num_workers=4, auto_restore=False), machine_of)
+
+
+# --- what is known
+
+
+@pytest.mark.parametrize("machine_of", [{}, dict.fromkeys(range(4), 5), {w: w for w in range(4)}])
+def test_where_all_links_are_alike_nothing_is_known(machine_of: dict[int, int]) -> None:
+    assert known_links(four(machine_of).core.state) is None
+
+
+def test_one_machine_has_no_networks_to_compare() -> None:
+    """What workers that share memory measure differs by what else their cores do."""
+    state = four({}).core.state
+    state.link_rate((0, 1)).observe(1000, 1.0)
+    state.link_rate((0, 2)).observe(1000, 100.0)
+    assert known_links(state) is None
+
+
+def test_machines_say_who_is_near() -> None:
+    links = known_links(four(TWO_MACHINES).core.state)
+    assert links is not None
+    assert links.distance(0, 2) == links.distance(3, 1) == NEAR
+    assert links.distance(0, 1) == links.distance(3, 2) == FAR
+
+
+def test_a_network_that_carried_a_fraction_of_another_is_further() -> None:
+    state = four({w: w for w in range(4)}).core.state
+    for dst, seconds in ((1, 1.0), (2, 0.9 * SLOWER), (3, 1.1 * SLOWER**2)):
+        state.link_rate((0, dst)).observe(1000, seconds)
+    links = known_links(state)
+    assert links is not None
+    assert links.distance(0, 1) == links.distance(0, 2) == FAR, "what else was on the way explains as much"
+    assert links.distance(0, 3) == FAR + 2
+    assert links.distance(3, 0) == links.distance(1, 2) == FAR, "not measured"
+
+
+def test_a_machines_best_transfer_says_what_its_network_carries() -> None:
+    state = four({0: 0, 1: 1, 2: 1, 3: 2}).core.state
+    for dst, seconds in ((1, 50.0), (2, 1.0), (3, 20.0)):
+        state.link_rate((0, dst)).observe(1000, seconds)
+    links = known_links(state)
+    assert links is not None
+    assert links.distance(0, 1) == links.distance(0, 2) == FAR < links.distance(0, 3)
+
+
+def test_asking_for_a_rate_that_nobody_has_measured_says_nothing() -> None:
+    state = four({w: w for w in range(4)}).core.state
+    state.link_rate((0, 1))
+    assert known_links(state) is None
+
+
+# --- what follows
+
+
+def members(cluster: FakeCluster) -> set[tuple[int, ...]]:
+    return {tuple(sorted(g.worker_ids)) for g in cluster.core.groups.values()}
+
+
+@pytest.mark.parametrize("num_drops", [1, 2])
+def test_instances_merge_with_those_of_their_machine(num_drops: int) -> None:
+    cluster = four(TWO_MACHINES)
+    for _ in range(num_drops):
+        cluster.order("drop")
+        cluster.run()
+    assert (0, 2) in members(cluster)
+    assert members(cluster) == {(0, 2), (1, 3)} if num_drops == 2 else {(0, 2), (1,), (3,)}
+    cluster.expect_nothing_left()
+
+
+def test_without_machines_the_freest_and_first() -> None:
+    cluster = four({})
+    cluster.order("drop")
+    cluster.run()
+    assert (0, 1) in members(cluster)
+
+
+@pytest.mark.parametrize(("machine_of", "sender"), [({}, 1), ({0: 0, 1: 0, 2: 1, 3: 1}, 3)])
+def test_a_missing_shard_comes_from_a_near_holder(machine_of: dict[int, int], sender: int) -> None:
+    """Members 0 and 2 hold the first layer, 1 and 3 the others: 2 needs the second layer, which 1 and 3 have."""
+    cluster = place(arranged(RESIDENCIES[4]), machine_of)
+    fill(cluster)
+    cluster.run(until_ms=60)
+    cluster.order("drop")
+    seen: set[tuple[int, int]] = set()
+
+    def note() -> bool:
+        seen.update((m.src, m.dst) for m in cluster.core.state.open_moves.values() if isinstance(m, SendShard))
+        return False
+
+    cluster.run(stop=note)
+    assert seen == {(sender, 2)}
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
