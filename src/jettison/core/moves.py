@@ -185,7 +185,7 @@ class Moves:
         """Take the end of a transfer; None if it is none of these."""
         if transfer is None:
             return None
-        move = self._of_worker.get(transfer_ends(transfer)[1])  # both ends are members
+        move = self._of_worker.get(transfer_ends(transfer)[1])  # a member; a shard's sender need not be one
         return None if move is None else self._answered(move, move.on_move(event, now_ns))
 
     def _answered(self, move: Move, actions: list[Action] | None) -> list[Action] | None:
