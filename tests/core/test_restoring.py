@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
-from fakes import MS, FakeCluster
+import pytest
+from fakes import BLOCK_SIZE, MS, FakeCluster
 
 from jettison.core import ports
 from jettison.core.restoring import RestorePhase
@@ -124,3 +126,64 @@ def test_the_folder_is_read_one_shard_after_the_other_and_no_further_once_called
     cluster.run()
     assert moving.phase is RestorePhase.TURNED
     assert len([a for a in cluster.fetched if isinstance(a, ports.LoadShard)]) == 3
+
+
+# --- requests that are known to outgrow a member
+
+
+def prefers_members(cluster: FakeCluster, min_settled_s: float = 0.05) -> None:
+    params = cluster.core.params
+    cluster.core.params = replace(params, restore=replace(params.restore, min_settled_s=min_settled_s))
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_no_restore_while_a_request_is_known_to_outgrow_a_member(is_early: bool) -> None:
+    """10 tokens in and 120 to come, where a member holds 96: what it holds now says nothing."""
+    cluster = FakeCluster()
+    prefers_members(cluster)
+    if is_early:
+        cluster.core.loads._separate_pace = lambda group: 0.5  # type: ignore[method-assign]
+        cluster.core.loads._recompute_block_s = lambda group: 0.001  # type: ignore[method-assign]
+    cluster.order_at("drop", 1)
+    cluster.submit("long", [3] * 10, 120, 20, ignore_eos=True)
+    cluster.submit("short", [4] * 10, 10, 20, ignore_eos=True)
+    cluster.run(stop=lambda: "long" in cluster.ends)
+    assert not [r for r in cluster.records if r.kind == "restore_begin"]
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    counters = cluster.core.state.counters
+    assert counters.num_drops == 1 and counters.num_preemptions == 0 and counters.num_restores == 1
+
+
+def test_a_request_that_will_outgrow_a_member_turns_a_restore_round_although_it_runs() -> None:
+    cluster = FakeCluster()
+    prefers_members(cluster)
+    cluster.order_at("drop", 1)
+    cluster.submit("calm", [5] * 6, 70, 20, ignore_eos=True)
+    cluster.run(stop=lambda: any(r.kind == "restore_begin" for r in cluster.records))
+    (moving,) = cluster.core.restores
+    cluster.fails_shard = lambda move: move.shard != "layer:0"  # and so it takes a while
+    cluster.submit("long", [3] * 10, 120, cluster.now / MS + 0.1, ignore_eos=True)
+    moving._fits = lambda: False  # type: ignore[method-assign]
+    cluster.run(stop=lambda: moving.is_over)
+    assert moving.failure == "a request needs all members' memory"
+    cluster.run()
+    cluster.expect_outputs()
+    assert cluster.core.state.counters.num_preemptions == 0
+
+
+def test_a_request_that_only_half_of_the_members_can_hold_lets_them_split_in_two() -> None:
+    cluster = FakeCluster(num_workers=4, num_layers=8)
+    prefers_members(cluster, 0.3)
+    for at_ms in (1, 60, 120):
+        cluster.order_at("drop", at_ms)
+    one = cluster.workers[0].full_blocks * BLOCK_SIZE
+    cluster.submit("long", [3] * 10, one + 20, 200, ignore_eos=True)
+    cluster.run(stop=lambda: "long" in cluster.ends)
+    splits = [r.fields["homes"] for r in cluster.records if r.kind == "split"]
+    assert len(splits) == 1 and sorted(map(len, splits[0].values())) == [2, 2]  # type: ignore[attr-defined]
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert cluster.core.state.counters.num_preemptions == 0

@@ -90,7 +90,7 @@ class Restoring:
         self.failure: str | None = None
         self.has_failed = False
         """It was called off because a member could not do its part, not because it was needed."""
-        self._split_plan = split
+        self.split_plan = split
         self._next_layers = {stage.worker_id: stage.layers for part in split.parts for stage in part}
         self._with_queue = with_queue
         self._max_overflow_blocks = max_overflow_blocks
@@ -289,13 +289,13 @@ class Restoring:
         group = self.group
         if group.moving or (group.waiting and not self._with_queue):
             return False
-        return fits(self._cluster, group, self._split_plan, self._max_overflow_blocks)
+        return fits(self._cluster, group, self.split_plan, self._max_overflow_blocks)
 
     def _give_up_overflow(self) -> None:
         """Preempt what does not fit; it is computed again at home. Last steps may have made it a little more."""
         if not self._max_overflow_blocks:
             return
-        for state in overflow(self._cluster, self.group, self._split_plan, self.group.capacity_blocks) or ():
+        for state in overflow(self._cluster, self.group, self.split_plan, self.group.capacity_blocks) or ():
             self.group.preempt(state)
             self._num_recomputed += 1
             self._with_queue = True
@@ -319,7 +319,7 @@ class Restoring:
             self.has_failed = True
             return self.turn_round(now_ns, failure)
         self.phase = RestorePhase.RETURN
-        homes = [self._cluster.form_group(part) for part in self._split_plan.parts]
+        homes = [self._cluster.form_group(part) for part in self.split_plan.parts]
         self.returning = Returning(self._cluster, self.group, homes)
         done = {
             "group": self.group.group_id,
@@ -446,3 +446,13 @@ def _has_room(cluster: ClusterState, split: SplitPlan, room: dict[int, int], giv
 def fits(cluster: ClusterState, group: GroupCore, split: SplitPlan, max_overflow_blocks: int = 0) -> bool:
     """Whether all requests of ``group`` fit into the parts of ``split``, but for so many blocks of the newest."""
     return overflow(cluster, group, split, max_overflow_blocks) is not None
+
+
+def will_hold(cluster: ClusterState, group: GroupCore, split: SplitPlan) -> bool:
+    """Whether each part of ``split`` will have room for any one request as long as somebody asked for it to become.
+
+    One that is known to outgrow its home would be preempted there, make the members merge again and be computed twice.
+    """
+    room = min(room_blocks(cluster, part) for part in split.parts)
+    states = (*group.waiting, *group.running.values(), *group.moving.values())
+    return all(group.blocks_for(s.num_tokens_to_hold) <= room for s in states)
