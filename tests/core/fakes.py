@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -115,6 +116,8 @@ class FakeWorker:
     """Shards that were complete when they were dropped."""
     spoilt: Callable[[], bool] = lambda: True
     """Whether a shard that is mapped again has been overwritten meanwhile."""
+    num_drops: Counter[str] = field(default_factory=Counter)
+    """How often each shard was dropped: a transfer that was under way then ends incomplete."""
     fail_applies: int = 0
     life: int = 0
     """Grows when it dies; what an older life was about to do does not happen."""
@@ -149,6 +152,7 @@ class FakeWorker:
         }
         new = spec.shards - self.spec.shards
         intact = frozenset(s for s in sorted(new & self.lent) if not self.spoilt())
+        self.num_drops.update(self.spec.shards - spec.shards)
         self.lent = (self.lent | (self.filled - spec.shards)) - spec.shards
         self.filled = (self.filled & spec.shards) | intact
         self.spec, self.capacity = spec, capacity
@@ -227,6 +231,9 @@ class FakeCluster:
         self.poison_steps: dict[tuple[str, int, int], int] = {}
         self.fails_move: Callable[[ports.SendKV], bool] = lambda _: False
         """Picks transfers of KV that end incomplete."""
+        self.fails_shard: Callable[[ports.SendShard], bool] = lambda _: False
+        """Picks transfers of shards that end incomplete."""
+        self.fetched: list[ports.SendShard | ports.LoadShard] = []
         self.sent: list[ports.SendKV] = []
         self.prompt_logprobs: dict[str, list[TokenLogprobs | None] | None] = {}
         self.recording: list[tuple[object, int, list[object]]] | None = None
@@ -405,11 +412,16 @@ class FakeCluster:
                 self.swapped.append(action)
                 self._in_order(action.worker_id, 0.05 * len(action.blocks), lambda: self._swap(action))
             case ports.SendShard():
-                arrives = self._transfer(action.src, action.dst, action.move_id, lambda: self._shard_arrives(action))
+                self.fetched.append(action)
+                num_drops = self.workers[action.src].num_drops[action.shard]
+                arrives = self._transfer(
+                    action.src, action.dst, action.move_id, lambda: self._shard_arrives(action, num_drops)
+                )
                 self.at(self.now + self.delay(1, 40), arrives)
             case ports.FenceWorker():
                 self._in_order(action.worker_id, 0.1, lambda: self._fence(action))
             case ports.LoadShard():
+                self.fetched.append(action)
                 if self._strikes(self.faults.load):
                     self.at(self.now + self.delay(1, 5), self._while_alive(action.worker_id, ports.CallFailed(
                         action.worker_id, action.call_id, "ModelError: injected")))
@@ -621,8 +633,10 @@ class FakeCluster:
                     worker.kv[layer, block] = dict(worker.host[layer, slot])
         return ports.MoveEnded(piece.move_id, True, 100, 1)
 
-    def _shard_arrives(self, move: ports.SendShard) -> ports.Event:
+    def _shard_arrives(self, move: ports.SendShard, num_drops: int) -> ports.Event:
+        was_dropped = self.workers[move.src].num_drops[move.shard] != num_drops
         complete = move.move_id not in self.cancelled_moves and not self._strikes(self.faults.move)
+        complete = complete and not was_dropped and not self.fails_shard(move)
         if complete:
             assert move.shard in self.workers[move.src].filled
             assert move.shard in self.workers[move.dst].spec.shards

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from jettison.device.model import weights
 from jettison.device.step import StepInput
 from jettison.device.worker import DeviceWorker
 from jettison.errors import BudgetError, ConfigError, ModelError, NotReadyError, StalePlanError
@@ -224,6 +225,42 @@ def test_a_shard_that_is_not_filled_is_not_served(started):
         worker.load_shard_from_disk(shard)
     assert worker.ready_for(ALL)
     assert len(worker.run_step(make_step(), None).tokens) == 1
+
+
+def test_a_shard_is_loaded_in_pieces_while_steps_of_others_run(started, new_driver, monkeypatch):
+    monkeypatch.setattr(weights, "PIECE_BYTES", 1000)
+    worker, whole = started(layers=LOW), started()
+    expected = run(new_driver([(whole.run_step, LOW), (whole.run_step, HIGH)], NUM_BLOCKS), 20)
+    mapped = LayoutSpec(worker.shape.all_shards, LOW)
+    missing = sorted(worker.apply_layout(mapped, 0, worker.layout_version, []).missing_shards)
+    num_pieces = 0
+
+    def load_a_piece(step, hidden):
+        nonlocal num_pieces
+        if next(pieces, "end") is None:
+            num_pieces += 1
+        return worker.run_step(step, hidden)
+
+    pieces = (None for shard in missing for _ in worker.loading_shard_from_disk(shard))
+    assert run(new_driver([(load_a_piece, LOW), (whole.run_step, HIGH)], NUM_BLOCKS), 20) == expected
+    assert num_pieces > 10
+    for _ in pieces:
+        pass
+    for shard in missing:
+        assert torch.equal(worker.shard_bytes(shard), whole.shard_bytes(shard))
+    change_layout(worker, ALL)
+    assert worker.ready_for(ALL)
+
+
+def test_a_load_that_is_given_up_leaves_the_shard_missing(started, monkeypatch):
+    monkeypatch.setattr(weights, "PIECE_BYTES", 1000)
+    worker = started()
+    pieces = worker.loading_shard_from_disk("layer:2")
+    next(pieces)
+    pieces.close()
+    assert not worker.ready_for(ALL)
+    worker.load_shard_from_disk("layer:2")
+    assert worker.ready_for(ALL)
 
 
 def test_shards_that_are_not_mapped_cannot_be_filled(started):

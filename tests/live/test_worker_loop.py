@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from worker_fakes import FakeDevice, expected_token, make_step
+from worker_fakes import FakeDevice, expected_token, fresh_bytes, make_step
 
+from jettison.errors import ModelError
 from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.inprocess import InProcessCluster
@@ -168,6 +169,65 @@ def test_between_steps_bulk_takes_up_to_a_quarter_of_a_stages_time():
     sent = device.num_pieces_before[12:-1]
     assert sum(device.num_pieces_before) == 60
     assert max(sent) >= 3, "one piece a step: an exchange takes as many steps as it has pieces"
+
+
+def test_a_shard_is_loaded_in_pieces_and_a_step_waits_for_one_of_them():
+    cluster = Cluster(1)
+    cluster.send(0, m.LoadShard(9, "layer:0"))
+    for step_id in range(3):
+        cluster.send(0, codec.step_command(make_step(step_id, [step_id])))
+    cluster.send(0, m.LoadShard(10, "layer:1"))
+    cluster.send(0, m.OfferLayout(11, record(), 0))
+    cluster.send(0, m.ReportMemory(12))
+    cluster.pump()
+    what = [entry[0] for entry in cluster.devices[0].log]
+    assert what[:7] == ["load", "piece", "step", "piece", "step", "piece", "step"]
+    assert what[7:] == ["piece", "load", *["piece"] * 4, "offer"]
+    said = [getattr(event, "call_id", None) for event in cluster.take()]
+    assert [call for call in said if call is not None] == [9, 10, 11, 12]
+    assert (cluster.devices[0].shards["layer:0"] == fresh_bytes(("disk", "layer:0"), 1000)).all()
+
+
+def test_moves_and_fences_do_not_wait_for_a_load():
+    cluster = Cluster(2)
+    cluster.send(0, m.LoadShard(9, "layer:0"))
+    cluster.pump(1)
+    cluster.send(0, m.SendShard(5, 1, "layer:2"))
+    cluster.send(0, m.FenceWorker(10, 7, 0))
+    cluster.pump()
+    events = cluster.take()
+    assert names(events)[0] == "Fenced" and sorted(names(events)) == ["CallDone", "Fenced", "MoveEnded"]
+    assert next(e for e in events if isinstance(e, m.MoveEnded)).complete
+
+
+def test_a_load_that_fails_on_the_way_is_told_and_the_next_command_runs():
+    cluster = Cluster(1)
+    device = cluster.devices[0]
+
+    def breaks(shard):
+        yield
+        raise ModelError(f"{shard}: truncated")
+
+    device.loading_shard_from_disk = breaks
+    cluster.send(0, m.LoadShard(9, "layer:0"))
+    cluster.send(0, m.OfferLayout(10, record(), 0))
+    cluster.pump()
+    failed, offered = cluster.take()
+    assert failed == m.CallFailed(0, 9, "ModelError", "layer:0: truncated")
+    assert offered.call_id == 10
+
+
+def test_a_layout_without_a_shard_ends_what_was_being_sent_of_it():
+    """Also where it is mapped again, empty, before the next piece."""
+    cluster = Cluster(2, piece_bytes=100)
+    cluster.send(0, m.SendShard(5, 1, "layer:2"))
+    cluster.send(0, m.SendShard(6, 1, "layer:0"))
+    cluster.pump(3)
+    cluster.send(0, m.ApplyLayout(9, record(), 0, 0, []))
+    cluster.pump()
+    ends = {e.move_id: e.complete for e in cluster.take() if isinstance(e, m.MoveEnded)}
+    assert ends == {5: False, 6: True}
+    assert cluster.devices[1].filled == ["layer:0"]
 
 
 @pytest.mark.parametrize("piece_bytes", [44, 100, 133, 1 << 20])

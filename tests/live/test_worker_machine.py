@@ -110,7 +110,7 @@ class Workers(RuleBasedStateMachine):
     def apply_layout(self, worker, stale):
         call_id = self.take_id()
         version = self.devices[worker].layout_version - stale
-        record = m.LayoutSpecRecord([], 0, NUM_LAYERS)
+        record = m.LayoutSpecRecord([f"layer:{i}" for i in range(NUM_LAYERS)], 0, NUM_LAYERS)
         self.calls.add(call_id)
         self.send(worker, m.ApplyLayout(call_id, record, call_id, version, []), ("apply", call_id))
 
@@ -119,6 +119,12 @@ class Workers(RuleBasedStateMachine):
         call_id = self.take_id()
         self.calls.add(call_id)
         self.send(worker, m.ReportMemory(call_id), ("report", call_id))
+
+    @rule(worker=worker_ids, layer=st.integers(0, NUM_LAYERS))
+    def load(self, worker, layer):
+        call_id = self.take_id()
+        self.calls.add(call_id)
+        self.on_the_way[worker].append(m.LoadShard(call_id, f"layer:{layer}"))  # the last one is not mapped
 
     @precondition(lambda self: self.may_cut and not self.severed)
     @rule(a=worker_ids, b=worker_ids)
@@ -143,7 +149,7 @@ class Workers(RuleBasedStateMachine):
                 case m.MoveEnded():
                     ends["move", event.move_id] += 1
                     self.check_complete(event)
-                case m.LayoutApplied() | m.CallFailed() | m.MemoryReported():
+                case m.LayoutApplied() | m.CallFailed() | m.CallDone() | m.MemoryReported():
                     ends["call", event.call_id] += 1
         expected = {("step", i) for i in self.steps} | {("call", i) for i in self.calls}
         told = {("move", i) for i in [*self.kv_moves, *self.shard_moves]}

@@ -104,11 +104,16 @@ class FakeDevice:
     def mark_shard_filled(self, shard):
         self.filled.append(shard)
 
-    def load_shard_from_disk(self, shard):
+    def loading_shard_from_disk(self, shard):
+        """In pieces of a quarter."""
         self.log.append(("load", shard))
         if shard not in self.shards:
             raise StalePlanError(f"shard {shard} is not mapped")
-        self.shards[shard][:] = fresh_bytes(("disk", shard), len(self.shards[shard]))
+        data = fresh_bytes(("disk", shard), len(self.shards[shard]))
+        for piece in np.array_split(np.arange(len(data)), 4):
+            self.shards[shard][piece] = data[piece]
+            self.log.append(("piece", shard))
+            yield
 
     def memory_report(self):
         return {"kv": self.kv.nbytes}

@@ -182,12 +182,33 @@ def test_a_burst_is_foreseen_before_anything_waits() -> None:
     assert verdict.overloaded and verdict.reason == "memory will bind" and verdict.memory_wait_s == 1.0
 
 
+@pytest.mark.parametrize(("freed", "missing", "wait_s"), [
+    (11.0, 29.0, 29 / 11),  # answers of six seconds: 70 blocks will come free over a little more
+    (0.0, 40.0, math.inf),
+    (-20.0, 20.0, math.inf),  # before anything has ended at all, less growth: 50 a second arrive
+    (None, 40.0, math.inf),
+])
+def test_a_burst_is_foreseen_although_nothing_was_released_of_late(
+    freed: float | None, missing: float, wait_s: float
+) -> None:
+    load = RISING._replace(released_blocks_per_s=0.0, freed_blocks_per_s=freed, arriving_tokens_per_s=800.0)
+    assert foreseen_missing_blocks(load, PARAMS) == missing
+    verdict = assess_overload(load, PARAMS)
+    assert verdict.overloaded and verdict.reason == "memory will bind"
+    assert verdict.memory_wait_s == pytest.approx(wait_s)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"demand_blocks_per_s": None},
         {"released_blocks_per_s": None},
-        {"released_blocks_per_s": 0.0},  # nothing has ended yet: no rate to tell from
+        {"released_blocks_per_s": 0.0},  # nothing has ended, and nothing arrives
+        {"released_blocks_per_s": 0.0, "used_blocks": 95, "arriving_tokens_per_s": 0.0},
+        # Nothing has ended of late, but what is held will in time.
+        {"released_blocks_per_s": 0.0, "freed_blocks_per_s": 50.0, "arriving_tokens_per_s": 400.0},
+        # What runs grows by 66 blocks a second, and 4 arrive where 5 are free.
+        {"released_blocks_per_s": 0.0, "used_blocks": 95, "freed_blocks_per_s": -66.0, "arriving_tokens_per_s": 64.0},
         {"used_blocks": 95, "demand_blocks_per_s": 20.0},  # high usage without a burst
         {"used_blocks": 95, "demand_blocks_per_s": 29.0},
         {"used_blocks": 50},  # rising, but there is room

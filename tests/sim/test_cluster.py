@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from scenarios import COST, Watched, make_setup
+from scenarios import COST, PAGE_BYTES, Watched, make_setup, make_shape
 
+from jettison.core import ports
 from jettison.cost.model import ChunkShape
 from jettison.sim.executor import ModelledExecutor
 from jettison.sim.links import LinkClass, LinkSpec, Topology
 from jettison.sim.setup import Hops
+from jettison.types import layer_shard
 
 POLICIES = ("drop", "recompute", "swap", "migrate", "pipeline")
 
@@ -153,3 +156,19 @@ def test_a_drop_and_a_restore_can_be_ordered() -> None:
     watched.cluster.run()
     assert "restore_done" in watched.kinds() or "restore_turned" in watched.kinds()
     watched.expect_all_served()
+
+
+def test_a_step_waits_for_one_piece_of_a_load_and_not_for_the_shard() -> None:
+    """42 MB at 1 GB a second are twenty pieces of 2 ms."""
+    setup = make_setup("pipeline", shape=make_shape(shard_bytes=10_240 * PAGE_BYTES), num_blocks=400)
+    watched = Watched(setup)
+    watched.submit("r", 16, 60, 0.0)
+    watched.cluster.run(until_ns=60_000_000)
+    worker = watched.cluster.workers[0]
+    worker.deliver(ports.LoadShard(0, 1_000_000, layer_shard(0)), watched.cluster.loop.now_ns)
+    worker.deliver(ports.LoadShard(0, 1_000_001, layer_shard(1)), watched.cluster.loop.now_ns)
+    watched.cluster.run()
+    watched.expect_all_served()
+    gaps = np.diff(watched.times["r"])
+    assert gaps.max() > gaps.min() + 1_000_000, "the load took no time"
+    assert gaps.max() < gaps.min() + 5_000_000, "a step waited for more than a piece"

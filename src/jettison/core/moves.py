@@ -29,7 +29,7 @@ from jettison.core.ports import (
 from jettison.core.recovering import Recoveries
 from jettison.core.relief import Relief
 from jettison.core.request import RequestState
-from jettison.core.restoring import RestorePhase, Restoring, fits
+from jettison.core.restoring import RestorePhase, Restoring, fits, will_hold
 from jettison.core.state import ClusterState
 from jettison.policy.merge import StagePlan
 from jettison.policy.ranges import Pull
@@ -122,10 +122,13 @@ class Moves:
     ) -> list[Action]:
         """Begin a restore with the first way of splitting that fits, the furthest one if none does.
 
-        ``max_overflow_blocks``: of what does not fit, so much is computed again.
+        ``max_overflow_blocks``: of what does not fit, so much is computed again. A way in which every request will
+        still fit when it is as long as was asked for goes before one that only has room now.
         """
         ways = plan_splits(group.stages, self._state.shape.num_layers)
-        split = next((way for way in ways if fits(self._state, group, way, max_overflow_blocks)), ways[0])
+        fitting = [way for way in ways if fits(self._state, group, way, max_overflow_blocks)]
+        lasting = [way for way in fitting if will_hold(self._state, group, way)]
+        split = (lasting or fitting or list(ways))[0]
         if homes:
             split = SplitPlan(tuple(g.stages for g in homes))
         yields = group.admission_cap_blocks is not None
@@ -185,7 +188,7 @@ class Moves:
         """Take the end of a transfer; None if it is none of these."""
         if transfer is None:
             return None
-        move = self._of_worker.get(transfer_ends(transfer)[1])  # both ends are members
+        move = self._of_worker.get(transfer_ends(transfer)[1])  # a member; a shard's sender need not be one
         return None if move is None else self._answered(move, move.on_move(event, now_ns))
 
     def _answered(self, move: Move, actions: list[Action] | None) -> list[Action] | None:

@@ -5,7 +5,7 @@ of every second member (``policy.restore.plan_splits``); these are split again w
 
     DRAIN_1    the group finishes its steps in flight
     MAP        every member maps the shards of its next layout (KV shrinks to what is left; blocks move down)
-    PULL       the group serves as a pipeline while missing shards come from peers, behind its activations
+    PULL       the group serves as a pipeline while missing shards come (``core.fetching``), behind its activations
     FIT        all shards are here; wait until all requests fit into the next layouts
     DRAIN_2    the group finishes its steps in flight
     SPREAD     every member gives KV pages to all layers that it will run
@@ -24,17 +24,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+from jettison.core.fetching import Fetching
 from jettison.core.group import GroupCore
 from jettison.core.ports import (
     Action,
     CallFailed,
-    CancelMove,
     LayoutApplied,
     LayoutOffered,
-    LoadShard,
     MoveEnded,
     Record,
-    SendShard,
     ShardLoaded,
 )
 from jettison.core.relayout import Leftovers, Relayout, RelayoutPhase
@@ -44,7 +42,7 @@ from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.merge import StagePlan, stage_bytes
 from jettison.policy.restore import PlacedRequest, SplitPlan, place_requests
-from jettison.types import MoveId, ShardId, WorkerId
+from jettison.types import WorkerId
 
 HEADROOM = 20
 """One part in so many of a member's blocks stays free at a split, so that running requests can grow."""
@@ -92,16 +90,14 @@ class Restoring:
         self.failure: str | None = None
         self.has_failed = False
         """It was called off because a member could not do its part, not because it was needed."""
-        self._split_plan = split
+        self.split_plan = split
         self._next_layers = {stage.worker_id: stage.layers for part in split.parts for stage in part}
         self._with_queue = with_queue
         self._max_overflow_blocks = max_overflow_blocks
         self._num_recomputed = 0
         self._started_ns = now_ns
         self._relayouts: list[Relayout] = []
-        self._moves: dict[MoveId, SendShard] = {}
-        self._loads: dict[int, tuple[WorkerId, ShardId]] = {}
-        self._num_pulled_bytes = 0
+        self._fetching = Fetching(cluster, group.worker_ids)
         self._retry_ns: int | None = None
         """When members that could not drop again try once more."""
         group.paused = not homes
@@ -157,10 +153,10 @@ class Restoring:
 
     def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
         """Take the answer to one of this restore's calls; None if it is not one."""
-        if isinstance(event, CallFailed) and event.call_id in self._loads:
-            worker_id, shard = self._loads.pop(event.call_id)
+        why = self._fetching.on_failed(event.call_id, event.message) if isinstance(event, CallFailed) else None
+        if why is not None:
             self.has_failed = True
-            return self.turn_round(now_ns, f"worker {worker_id} could not load {shard}: {event.message}")
+            return self.turn_round(now_ns, why)
         for relayout in self._relayouts:
             actions = relayout.on(event)
             if actions is not None:
@@ -169,28 +165,15 @@ class Restoring:
 
     def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
         """Take the end of a load from disk; None if it is not one of ours."""
-        loaded = self._loads.pop(event.call_id, None)
-        if loaded is None:
-            return None
-        worker_id, shard = loaded
-        self._cluster.workers[worker_id].unfilled.discard(shard)
-        return self.advance(now_ns)
+        actions = self._fetching.on_loaded(event.call_id)
+        return None if actions is None else actions + self.advance(now_ns)
 
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of one of this restore's transfers; None if it is not one."""
         if self.returning is not None and self.returning.on_move(event):
             return self.advance(now_ns)
-        move = self._moves.pop(event.move_id, None)
-        if move is None:
-            return None
-        actions: list[Action] = []
-        self._num_pulled_bytes += event.num_bytes
-        self._cluster.counters.pulled_bytes += event.num_bytes
-        if event.complete:
-            self._cluster.workers[move.dst].unfilled.discard(move.shard)
-        elif self.phase is RestorePhase.PULL:
-            actions.append(self._load(move.dst, move.shard))
-        return actions + self.advance(now_ns)
+        actions = self._fetching.on_move(event)
+        return None if actions is None else actions + self.advance(now_ns)
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop its transfers."""
@@ -198,9 +181,8 @@ class Restoring:
 
     def abandon(self) -> Leftovers:
         """A member is dead: what is still under way. The members' own groups, once split, serve on."""
-        loads = {call_id: LoadShard(worker, call_id, shard) for call_id, (worker, shard) in self._loads.items()}
         returning = self.returning.move_ids if self.returning is not None else set()
-        return Leftovers(self._relayouts, loads, self._moves.keys() | returning)
+        return Leftovers(self._relayouts, dict(self._fetching.loads), self._fetching.moves.keys() | returning)
 
     def turn_round(self, now_ns: int, reason: str) -> list[Action]:
         """Call the restore off: the pipeline is needed after all (or a member failed)."""
@@ -209,7 +191,7 @@ class Restoring:
         self.failure = reason
         self.phase = RestorePhase.TURNING
         actions: list[Action] = [Record("restore_turned", now_ns, {"reason": reason, "group": self.group.group_id})]
-        actions += [CancelMove(move.src, move.move_id) for move in self._moves.values()]
+        actions += self._fetching.call_off()
         if self.returning is not None:
             actions += self.returning.call_off()
         return actions + self.advance(now_ns)
@@ -217,8 +199,8 @@ class Restoring:
     @property
     def _is_quiet(self) -> bool:
         """Nothing that was asked for is still to come."""
-        is_moving = self._moves or self._loads or not (self.returning is None or self.returning.is_idle)
-        return not is_moving and all(r.is_over for r in self._relayouts)
+        is_still = self._fetching.is_idle and (self.returning is None or self.returning.is_idle)
+        return is_still and all(r.is_over for r in self._relayouts)
 
     def advance(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows."""
@@ -227,7 +209,7 @@ class Restoring:
                 return self._map(now_ns)
             case RestorePhase.MAP if all(r.is_over for r in self._relayouts):
                 return self._pull(now_ns)
-            case RestorePhase.PULL if not self._moves and not self._loads:
+            case RestorePhase.PULL if self._fetching.is_idle:
                 self.phase = RestorePhase.FIT
                 return self.advance(now_ns)
             case RestorePhase.FIT if self._fits():
@@ -282,17 +264,9 @@ class Restoring:
         num_intact = 0
         for relayout in self._relayouts:
             assert relayout.result is not None
-            worker_id = relayout.worker.worker_id
             num_intact += len(relayout.result.intact_shards)
             # Also what an earlier restore mapped, did not fetch, and then could not drop again.
-            for shard in sorted(relayout.worker.unfilled):
-                source = self._holder(shard, worker_id)
-                if source is None:
-                    actions.append(self._load(worker_id, shard))
-                    continue
-                move = self._cluster.send_shard(source, worker_id, shard)
-                self._moves[move.move_id] = move
-                actions.append(move)
+            actions += self._fetching.fetch_all(relayout.worker.worker_id)
         actions.append(
             Record(
                 "restore_begin",
@@ -301,24 +275,12 @@ class Restoring:
                     "group": self.group.group_id,
                     "workers": list(self.worker_ids),
                     "intact_shards": num_intact,
-                    "pulled_shards": len(self._moves),
+                    "pulled_shards": len(self._fetching.moves),
                     "capacity_blocks": self.group.capacity_blocks,
                 },
             )
         )
         return actions + self.advance(now_ns)
-
-    def _holder(self, shard: ShardId, wanted_by: WorkerId) -> WorkerId | None:
-        """A member whose stage runs this shard."""
-        for stage in self.group.stages:
-            if stage.worker_id != wanted_by and shard in self._cluster.shape.shards_for(stage.layers):
-                return stage.worker_id
-        return None
-
-    def _load(self, worker_id: WorkerId, shard: ShardId) -> LoadShard:
-        call_id = self._cluster.new_call()
-        self._loads[call_id] = (worker_id, shard)
-        return LoadShard(worker_id, call_id, shard)
 
     # --- fit and split ----------------------------------------------------------------------------------------
 
@@ -327,13 +289,13 @@ class Restoring:
         group = self.group
         if group.moving or (group.waiting and not self._with_queue):
             return False
-        return fits(self._cluster, group, self._split_plan, self._max_overflow_blocks)
+        return fits(self._cluster, group, self.split_plan, self._max_overflow_blocks)
 
     def _give_up_overflow(self) -> None:
         """Preempt what does not fit; it is computed again at home. Last steps may have made it a little more."""
         if not self._max_overflow_blocks:
             return
-        for state in overflow(self._cluster, self.group, self._split_plan, self.group.capacity_blocks) or ():
+        for state in overflow(self._cluster, self.group, self.split_plan, self.group.capacity_blocks) or ():
             self.group.preempt(state)
             self._num_recomputed += 1
             self._with_queue = True
@@ -357,7 +319,7 @@ class Restoring:
             self.has_failed = True
             return self.turn_round(now_ns, failure)
         self.phase = RestorePhase.RETURN
-        homes = [self._cluster.form_group(part) for part in self._split_plan.parts]
+        homes = [self._cluster.form_group(part) for part in self.split_plan.parts]
         self.returning = Returning(self._cluster, self.group, homes)
         done = {
             "group": self.group.group_id,
@@ -385,7 +347,7 @@ class Restoring:
             counters.restore_ns += now_ns - self._started_ns
             done = {
                 "workers": list(self.worker_ids),
-                "pulled_bytes": self._num_pulled_bytes,
+                "pulled_bytes": self._fetching.num_bytes,
                 "returned_bytes": self.returning.num_returned_bytes,
                 "ms": (now_ns - self._started_ns) / 1e6,
             }
@@ -484,3 +446,13 @@ def _has_room(cluster: ClusterState, split: SplitPlan, room: dict[int, int], giv
 def fits(cluster: ClusterState, group: GroupCore, split: SplitPlan, max_overflow_blocks: int = 0) -> bool:
     """Whether all requests of ``group`` fit into the parts of ``split``, but for so many blocks of the newest."""
     return overflow(cluster, group, split, max_overflow_blocks) is not None
+
+
+def will_hold(cluster: ClusterState, group: GroupCore, split: SplitPlan) -> bool:
+    """Whether each part of ``split`` will have room for any one request as long as somebody asked for it to become.
+
+    One that is known to outgrow its home would be preempted there, make the members merge again and be computed twice.
+    """
+    room = min(room_blocks(cluster, part) for part in split.parts)
+    states = (*group.waiting, *group.running.values(), *group.moving.values())
+    return all(group.blocks_for(s.num_tokens_to_hold) <= room for s in states)

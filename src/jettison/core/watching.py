@@ -15,7 +15,7 @@ from jettison.core.group import GroupCore
 from jettison.core.loads import Loads
 from jettison.core.moves import Moves
 from jettison.core.ports import Action, Record
-from jettison.core.restoring import Restoring, fits, room_blocks
+from jettison.core.restoring import Restoring, fits, room_blocks, will_hold
 from jettison.core.state import ClusterState
 from jettison.policy.batching import BlockedBy
 from jettison.policy.merge import DropPlan, PlannerParams, plan_drop, throughput_cost
@@ -206,12 +206,14 @@ class Watching:
         return []
 
     def _reconsider(self, restore: Restoring, now_ns: int) -> list[Action]:
-        """A restore whose members have not split yet: does what has arrived since let it come to an end?"""
+        """A restore whose members have not split yet: does what has arrived since let it come to an end, and last?"""
         group = restore.group
-        if not restore.may_still_wait or not group.waiting:
+        if not restore.may_still_wait:
             return []
-        if self._needs_merging(group):
+        if not will_hold(self._state, group, restore.split_plan):
             return self._moves.turn_round(restore, now_ns, "a request needs all members' memory")
+        if not group.waiting:
+            return []
         load = self._loads.merged_load(group, now_ns)
         if not restore.takes_queue_along and should_yield(load, self._loads.params.restore):
             record = self._yield(group, load, now_ns)
@@ -230,8 +232,11 @@ class Watching:
         return Record("yield", now_ns, fields)
 
     def _can_split(self, group: GroupCore, max_overflow_blocks: int = 0) -> bool:
+        """All requests have room apart, now and as long as they were asked to become."""
         ways = plan_splits(group.stages, self._state.shape.num_layers)
-        return any(fits(self._state, group, way, max_overflow_blocks) for way in ways)
+        return any(
+            will_hold(self._state, group, way) and fits(self._state, group, way, max_overflow_blocks) for way in ways
+        )
 
     def _needs_merging(self, group: GroupCore) -> bool:
         """Some request is too large for a member on its own."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -270,11 +270,18 @@ class DeviceWorker:
 
     def load_shard_from_disk(self, shard: ShardId) -> None:
         """Fill a mapped shard from the model folder. Raises ModelError; the shard counts as missing then."""
+        for _ in self.loading_shard_from_disk(shard):
+            pass
+
+    def loading_shard_from_disk(self, shard: ShardId) -> Iterator[None]:
+        """The same in pieces of a few MiB: yields after each. Steps that need other shards may run in between, but no
+        layout may be applied; the shard counts as missing until the end, and when the iterator is closed before it.
+        """
         if not self._open_memory.is_mapped(shard):
             raise ValueError(f"{shard} is not mapped")
         self._complete.discard(shard)
         self._ready.clear()
-        self._weights.load_shard(shard, self.shard_bytes(shard))
+        yield from self._weights.loading(shard, self.shard_bytes(shard))
         self.mark_shard_filled(shard)
 
     # --- KV ------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ and its tests need no torch. All calls come from one thread, one at a time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jettison.device.step import Int32s, StepInput
@@ -87,7 +88,11 @@ class Device(Protocol):
 
     def mark_shard_filled(self, shard: ShardId) -> None: ...
 
-    def load_shard_from_disk(self, shard: ShardId) -> None: ...
+    def loading_shard_from_disk(self, shard: ShardId) -> Iterator[None]:
+        """Fill a mapped shard from the model folder, in pieces of a few MiB: yields after each. Steps may run in
+        between; the shard counts as missing until the end.
+        """
+        ...
 
     def memory_report(self) -> dict[str, int]: ...
 

@@ -63,7 +63,7 @@ class OutgoingMove(ABC):
         self._broken = False
         """Must not end complete, whatever the byte count says."""
         self._total_bytes = total_bytes
-        self._shard = shard
+        self.shard = shard
 
     def cancel(self) -> None:
         """Stop at the next piece. A move whose last piece has gone still ends complete."""
@@ -89,7 +89,7 @@ class OutgoingMove(ABC):
         sent = False
         self.last_bytes = 0
         if not self.begun:
-            aux = _BEGIN.pack(self._total_bytes) + self._shard.encode()
+            aux = _BEGIN.pack(self._total_bytes) + self.shard.encode()
             if not link.send_frame(FrameKind.MOVE_BEGIN, self.move_id, aux, 0, _nothing):
                 return False, False
             self.begun = sent = True
@@ -178,11 +178,11 @@ class OutgoingShard(OutgoingMove):
 
     def _send_piece(self, link: Link, device: Device, piece_bytes: int) -> bool:
         # Asked for anew at every piece: a layout applied meanwhile may have unmapped it, and the device says so.
-        source = as_numpy_uint8(device.shard_bytes(self._shard))
+        source = as_numpy_uint8(device.shard_bytes(self.shard))
         limit = min(piece_bytes, link.max_payload(self.kind), self._total_bytes - self._offset)
         piece = source[self._offset : self._offset + limit]
         if len(piece) != limit:
-            raise ValueError(f"shard {self._shard} shrank to {len(source)} bytes")
+            raise ValueError(f"shard {self.shard} shrank to {len(source)} bytes")
 
         def fill(out: Bytes) -> None:
             out[:] = piece

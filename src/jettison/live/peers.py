@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import select
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
 from jettison.errors import LinkDownError
@@ -28,7 +28,7 @@ from jettison.live.pieces import PieceSizer
 from jettison.live.remote_attention import OutgoingFrame, PeerAttention
 from jettison.live.safepoints import Safepoint
 from jettison.transport.link import Frame, FrameKind, Link
-from jettison.types import MoveId, WorkerId
+from jettison.types import MoveId, ShardId, WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -305,6 +305,16 @@ class Peers:
             self._emit(m.MoveEnded(self._worker_id, command.move_id, False, 0, 0))
             return
         peer.moves.append(self._outgoing(command))
+
+    def forget_shards(self, kept: Set[ShardId]) -> None:
+        """A layout has been applied that has these shards: transfers of others from here end incomplete.
+
+        A later layout may map such a shard again, empty: that must not go on where this one stopped.
+        """
+        for peer in self._peers.values():
+            for move in peer.moves:
+                if isinstance(move, OutgoingShard) and move.shard not in kept:
+                    move.fail()
 
     def cancel_move(self, move_id: MoveId) -> None:
         """Send no more pieces of it. Nothing, if no such move is going from here."""

@@ -8,7 +8,9 @@ untouched.
 Rule 1. The control stream is obeyed in order, except that a step whose input has arrived overtakes steps that
         still wait for theirs.
 Rule 2. Layouts, moves, swaps, LoadShard and ReportMemory begin only when every step received before them has
-        finished here, and one after the other.
+        finished here, and one after the other. LoadShard goes on in pieces of a few MiB: one between two steps, and
+        as many as there is time for while no step is ready. Layouts and further loads wait until it is over; nothing
+        else does, so a step waits for one piece at most.
 Rule 3. No step received after an ApplyLayout runs before it. Steps do not wait for anything else.
 Rule 4. Whenever no step is ready each link gets a bulk turn: at most one received frame is written and at most
         one piece is sent. Between two steps it gets one, and more until a quarter of a stage's time has passed.
@@ -21,6 +23,7 @@ Rule 6. A step ends with exactly one StepDone or StepFailed, and its *last stage
         Only a dead worker breaks this, and of that the controller hears from the operating system.
 Rule 7. A fence takes effect at once: the link to the lost worker is closed, no piece it sent is written any more.
         It is answered like a layout: when every step received before has finished here.
+        A layout without some shard ends what is being sent of it from here.
 Rule 8. A move ends with exactly one MoveEnded, and its *destination* tells. Only when the destination can
         not have heard of the move (no link, or the link failed before MOVE_BEGIN) does the source tell.
 """
@@ -29,7 +32,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,10 +64,16 @@ class _PendingStep:
     """The stage before it is gone: its input can no longer come."""
 
 
-_Command = (
-    m.OfferLayout | m.ApplyLayout | m.SendKV | m.SendShard | m.SwapKV | m.LoadShard | m.FenceWorker | m.ReportMemory
-)
-_Entry = _PendingStep | _Command
+_Call = m.OfferLayout | m.ApplyLayout | m.FenceWorker | m.ReportMemory
+_Command = _Call | m.SendKV | m.SendShard | m.SwapKV
+_Entry = _PendingStep | _Command | m.LoadShard
+
+
+class _Loading(NamedTuple):
+    """A shard on its way from the model folder. Its command stays in the control stream until it is here."""
+
+    command: m.LoadShard
+    pieces: Iterator[None]
 
 
 class _Failure(NamedTuple):
@@ -112,6 +121,7 @@ class WorkerLoop:
         self._epochs: dict[int, int] = {}
         """Group -> newest epoch seen; the ``MAX_GROUPS_KNOWN`` used last, as every move makes a new group."""
         self._bulk_turn = False
+        self._loading: _Loading | None = None
         self._keeps_foreign_kv = False
         """Peers may ask for attention over layers that are not run here any more."""
         self._peers = Peers(
@@ -144,19 +154,26 @@ class WorkerLoop:
     def tick(self) -> bool:
         """Do at most one unit of work, the most urgent that is ready; whether anything was done.
 
-        A unit is one step, one control command, or the bulk turns after one. Activations are moved in every
-        tick: they are what the next stage waits for.
+        A unit is one step, one control command, or the bulk turns after one, with a piece of a shard that is being
+        loaded. Activations are moved in every tick: they are what the next stage waits for.
         """
         if self.stopped:
             return False
         progressed = self._peers.serve_urgent()
         if self._bulk_turn:
             self._bulk_turn = False
-            if self._peers.run_bulk_between_steps():
+            was_bulk = self._peers.run_bulk_between_steps()
+            if self._load_piece() or was_bulk:
                 return True
         entry = self._next_entry()
         if entry is None:
-            return self._peers.run_bulk() or progressed
+            was_bulk = self._peers.run_bulk()
+            return self._load_piece() or was_bulk or progressed
+        if isinstance(entry, m.LoadShard):
+            # Its first piece comes in the turn that follows every command.
+            self._loading = _Loading(entry, self._device.loading_shard_from_disk(entry.shard))
+            self._bulk_turn = True
+            return True
         self._stream.remove(entry)
         self._bulk_turn = True
         if isinstance(entry, _PendingStep):
@@ -181,6 +198,7 @@ class WorkerLoop:
     def close(self) -> None:
         """Close the links. The device belongs to the caller. Idempotent."""
         self.stopped = True
+        self._loading = None
         self._peers.close()
 
     # --- control stream
@@ -201,13 +219,17 @@ class WorkerLoop:
     def _next_entry(self) -> _Entry | None:
         """The first entry of the control stream that may start (rules 1 to 3)."""
         earlier_step = earlier_barrier = False
+        loading = None if self._loading is None else self._loading.command
         for entry in self._stream:
+            if entry is loading:
+                continue
             if isinstance(entry, _PendingStep):
                 if self._is_ready(entry):
                     return entry
                 earlier_step = True
                 continue
-            if not earlier_step and not earlier_barrier:
+            waits_for_load = loading is not None and isinstance(entry, m.OfferLayout | m.ApplyLayout | m.LoadShard)
+            if not earlier_step and not earlier_barrier and not waits_for_load:
                 return entry
             if isinstance(entry, m.ApplyLayout):
                 return None
@@ -229,12 +251,32 @@ class WorkerLoop:
         except WorkerLostError:
             # The device could not put its memory back: nothing it holds can be trusted, so this worker ends.
             raise
-        except JettisonError as error:
-            self._emit(m.CallFailed(self.worker_id, command.call_id, type(error).__name__, str(error)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # logged by _failure_of
+            self._emit(self._failure_of(command, error))
+
+    def _failure_of(self, command: _Call | m.LoadShard, error: Exception) -> m.CallFailed:
+        if isinstance(error, JettisonError):
+            name, message = type(error).__name__, str(error)
+        else:
             log.exception("%s failed", type(command).__name__)
-            message = f"{type(error).__name__}: {error}"
-            self._emit(m.CallFailed(self.worker_id, command.call_id, JettisonError.__name__, message))
+            name, message = JettisonError.__name__, f"{type(error).__name__}: {error}"
+        return m.CallFailed(self.worker_id, command.call_id, name, message)
+
+    def _load_piece(self) -> bool:
+        """Load the next piece of a shard (rule 2); whether one was being loaded."""
+        if self._loading is None:
+            return False
+        command, pieces = self._loading
+        try:
+            next(pieces)
+            return True
+        except StopIteration:
+            self._emit(m.CallDone(self.worker_id, command.call_id))
+        except Exception as error:  # noqa: BLE001  # logged by _failure_of
+            self._emit(self._failure_of(command, error))
+        self._loading = None
+        self._stream.remove(command)
+        return True
 
     def _swap(self, command: m.SwapKV) -> None:
         """Copy between steps; a copy that fails is told of as an incomplete move."""
@@ -248,9 +290,7 @@ class WorkerLoop:
         duration_ns = self._clock_ns() - started_ns
         self._emit(m.MoveEnded(self.worker_id, command.move_id, complete, num_bytes, duration_ns))
 
-    def _answer(
-        self, command: m.OfferLayout | m.ApplyLayout | m.LoadShard | m.FenceWorker | m.ReportMemory
-    ) -> m.Event:
+    def _answer(self, command: _Call) -> m.Event:
         device, call_id = self._device, command.call_id
         match command:
             case m.OfferLayout():
@@ -269,14 +309,12 @@ class WorkerLoop:
                 self._reach("before_remap")
                 self._reach(f"before_{change}")
                 result = device.apply_layout(spec, command.live_blocks, command.version, copies)
+                self._peers.forget_shards(spec.shards)
                 self._keeps_foreign_kv = bool(spec.retained)
                 self._spec = spec
                 self._reach("after_remap")
                 self._reach(f"after_{change}")
                 return codec.layout_applied(self.worker_id, call_id, result, device.memory_report())
-            case m.LoadShard():
-                device.load_shard_from_disk(command.shard)
-                return m.CallDone(self.worker_id, call_id)
             case m.FenceWorker():
                 return m.Fenced(self.worker_id, call_id)
             case m.ReportMemory():

@@ -156,8 +156,8 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
     missing_soon = foreseen_missing_blocks(load, params)
     if missing_soon > 0 and load.foreseen_s >= params.min_foreseen_s:
         # Long before the queue is there: what would have to wait for memory a second from now, and how long.
-        assert load.released_blocks_per_s
-        memory_wait_s = missing_soon / load.released_blocks_per_s
+        release = expected_release_per_s(load)
+        memory_wait_s = missing_soon / release if release else float("inf")
         # What arrives until then has to be computed, too: a burst of long prompts binds both.
         compute_soon_s = max(0.0, compute_wait_s + arriving_compute_s(load, params) - params.horizon_s)
         if (
@@ -220,13 +220,28 @@ def why_queue_is_no_reason(
 def foreseen_missing_blocks(load: GroupLoad, params: OverloadParams) -> float:
     """Blocks that will be missing in ``horizon_s`` if demand and release go on as they do; 0 outside a burst.
 
-    High usage is no reason: what is used must be on the way to more than there is.
+    High usage is no reason: what is used must be on the way to more than there is. Where nothing has been released of
+    late (answers take longer than the window of the rates), something must arrive, and more than there is room for.
     """
-    demand, released = load.demand_blocks_per_s, load.released_blocks_per_s
-    if params.horizon_s <= 0.0 or not demand or not released or demand < params.burst_ratio * released:
+    demand, released = load.demand_blocks_per_s, expected_release_per_s(load)
+    if params.horizon_s <= 0.0 or not demand or released is None or demand < params.burst_ratio * released:
         return 0.0
+    if not load.released_blocks_per_s:
+        if not load.arriving_tokens_per_s:
+            return 0.0
+        # While no stay is known, what comes free is net of growth: this leaves arrivals.
+        demand += min(0.0, load.freed_blocks_per_s or 0.0)
     wanted = load.used_blocks + load.queue_need_blocks + (demand - released) * params.horizon_s
     return max(0.0, wanted - load.capacity_blocks)
+
+
+def expected_release_per_s(load: GroupLoad) -> float | None:
+    """Blocks a second that ending requests give back; where none has ended of late, what is held over its mean stay, as
+    far as one is known (else 0). None while no rate is known.
+    """
+    if load.released_blocks_per_s is None or load.released_blocks_per_s > 0.0:
+        return load.released_blocks_per_s
+    return max(0.0, load.freed_blocks_per_s or 0.0)
 
 
 def arriving_compute_s(load: GroupLoad, params: OverloadParams) -> float:

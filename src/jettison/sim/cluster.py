@@ -28,12 +28,13 @@ from jettison.sim.executor import StepLoad
 from jettison.sim.faults import Fault
 from jettison.sim.host import SharedHost
 from jettison.sim.loop import ARRIVAL, LATE, EventLoop, Scheduled
+from jettison.sim.memory import home_memory
 from jettison.sim.network import Network
 from jettison.sim.setup import ClusterSetup
 from jettison.sim.striding import Striding, Tell, Times
 from jettison.sim.tasks import FarRows, StepRun
 from jettison.sim.transfers import Transfers
-from jettison.sim.worker import SimWorker, home_memory
+from jettison.sim.worker import SimWorker
 from jettison.types import GroupId, Request, RequestId, WorkerId
 
 TICKS_REMEMBERED = 110

@@ -346,3 +346,11 @@ def _count_pages(block_ids: frozenset[int], sizes: PageSizes) -> int:
         total += max(0, hi - max(lo, end))
         end = max(end, hi)
     return total
+
+
+def home_memory(
+    shape: ModelShape, block_size: int, budget_bytes: int, workspace_bytes: int, page_bytes: int, layers: LayerRange
+) -> ModelledMemory:
+    """The memory of a worker that starts with these layers. Raises BudgetError."""
+    spec = LayoutSpec(shape.shards_for(layers), layers)
+    return ModelledMemory(shape, block_size, budget_bytes, workspace_bytes, page_bytes, spec)

@@ -1,14 +1,17 @@
-"""What stands in a modelled worker's control stream: parts of steps, and commands. Values only."""
+"""What stands in a modelled worker's control stream: parts of steps, and commands; and which of it may start."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from jettison.core import ports
 from jettison.sim.executor import StepLoad
-from jettison.types import SampledToken, WorkerId
+from jettison.types import NANOSECONDS, SampledToken, WorkerId
+
+LOAD_PIECE_BYTES = 2 << 20
+"""Read from the model folder between two steps."""
 
 TOKEN = SampledToken(0)
 """What every simulated row samples."""
@@ -77,3 +80,53 @@ class CommandEntry:
 
     command: Command
     arrives_ns: int
+
+
+@dataclass(slots=True, eq=False)
+class ShardLoading:
+    """A shard on its way from the model folder."""
+
+    entry: CommandEntry
+    """Its command, which stays in the control stream until it is over."""
+    command: ports.LoadShard
+    left_ns: int
+    piece_ns: int
+
+    @classmethod
+    def begin(cls, entry: CommandEntry, command: ports.LoadShard, num_bytes: int, took_s: float) -> ShardLoading:
+        """``took_s``: were nothing else to do."""
+        took_ns = max(1, round(took_s * NANOSECONDS))
+        return cls(entry, command, took_ns, -(-took_ns * LOAD_PIECE_BYTES // max(1, num_bytes)))
+
+    def take_piece(self) -> int:
+        """What the next piece takes."""
+        took_ns = min(self.piece_ns, self.left_ns)
+        self.left_ns -= took_ns
+        return took_ns
+
+
+def next_entry(
+    stream: Iterable[StageTask | CommandEntry], loading: ShardLoading | None, now_ns: int
+) -> StageTask | CommandEntry | None:
+    """The first entry that may start (rules 1 to 3 of ``live.worker_loop``); None if all have to wait."""
+    earlier_step = earlier_barrier = False
+    for entry in stream:
+        if entry.arrives_ns > now_ns:
+            return None
+        if isinstance(entry, StageTask):
+            if entry.has_input:
+                return entry
+            earlier_step = True
+            continue
+        if loading is not None:
+            if entry is loading.entry:
+                continue
+            waits = isinstance(entry.command, ports.OfferLayout | ports.ApplyLayout | ports.LoadShard)
+        else:
+            waits = False
+        if not earlier_step and not earlier_barrier and not waits:
+            return entry
+        if isinstance(entry.command, ports.ApplyLayout):
+            return None
+        earlier_barrier = True
+    return None

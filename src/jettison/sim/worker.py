@@ -16,7 +16,6 @@ from typing import Protocol
 from jettison.core import ports
 from jettison.cost.hardware import HardwareProfile
 from jettison.errors import JettisonError
-from jettison.memory.layout import LayoutSpec
 from jettison.sim.executor import Executor, StageShape
 from jettison.sim.host import SharedHost
 from jettison.sim.links import host_of
@@ -24,7 +23,17 @@ from jettison.sim.loop import EventLoop, Scheduled
 from jettison.sim.memory import ModelledMemory
 from jettison.sim.network import FlowClass
 from jettison.sim.processors import Job
-from jettison.sim.tasks import TOKEN, Command, CommandEntry, Failure, FarRows, StageTask, StepRun
+from jettison.sim.tasks import (
+    TOKEN,
+    Command,
+    CommandEntry,
+    Failure,
+    FarRows,
+    ShardLoading,
+    StageTask,
+    StepRun,
+    next_entry,
+)
 from jettison.sim.transfers import Transfer, TransferEnd, Transfers
 from jettison.types import NANOSECONDS, LayerRange, ModelShape, MoveId, ShardId, WorkerId
 
@@ -105,6 +114,11 @@ class SimWorker:
         self._free_ns = 0
         self._running: _Running | None = None
         self._wake: Scheduled | None = None
+        self._loading: ShardLoading | None = None
+        self._load_turn = False
+        """A step, or a command, has ended since the last piece of a load."""
+        self._shards_out: dict[MoveId, ShardId] = {}
+        """Being sent from here."""
         self._epochs: dict[int, int] = {}
         self._runnable: set[LayerRange] = set()
         """Ranges that have been found complete in the present layout."""
@@ -116,6 +130,8 @@ class SimWorker:
         self.alive = False
         self.life += 1
         self._stream.clear()
+        self._shards_out.clear()
+        self._loading = None
         if self._running is not None and self._running.end_ns > self._plant.loop.now_ns:
             self._running.end.cancel()
         self._running = None
@@ -231,9 +247,16 @@ class SimWorker:
         """Take the next entry that may start, one after the other, until one takes time."""
         now_ns = self._plant.loop.now_ns
         while self.alive and self._free_ns <= now_ns:
-            entry = self._next_entry(now_ns)
+            entry = next_entry(self._stream, self._loading, now_ns)
+            if self._loading is not None and (entry is None or self._load_turn):
+                self._load_piece(self._loading, now_ns)
+                continue
             if entry is None:
                 break
+            self._load_turn = True
+            if isinstance(entry, CommandEntry) and isinstance(entry.command, ports.LoadShard):
+                self._load(entry, entry.command, now_ns)
+                continue
             self._stream.remove(entry)
             if isinstance(entry, StageTask):
                 self._run_step(entry, now_ns)
@@ -244,24 +267,6 @@ class SimWorker:
             self._wake_at(self._free_ns)
         elif later:
             self._wake_at(min(later))
-
-    def _next_entry(self, now_ns: int) -> StageTask | CommandEntry | None:
-        """Rules 1 to 3."""
-        earlier_step = earlier_barrier = False
-        for entry in self._stream:
-            if entry.arrives_ns > now_ns:
-                return None
-            if isinstance(entry, StageTask):
-                if entry.has_input:
-                    return entry
-                earlier_step = True
-                continue
-            if not earlier_step and not earlier_barrier:
-                return entry
-            if isinstance(entry.command, ports.ApplyLayout):
-                return None
-            earlier_barrier = True
-        return None
 
     # --- steps ------------------------------------------------------------------------------------------------
 
@@ -377,9 +382,7 @@ class SimWorker:
                 self._swap(command, now_ns)
             case ports.FenceWorker():
                 self._answer(ports.WorkerFenced(self.worker_id, command.call_id), now_ns)
-            case ports.LoadShard():
-                self._load(command, now_ns)
-            case _:
+            case ports.OfferLayout() | ports.ApplyLayout():
                 try:
                     self._change_layout(command, now_ns)
                 except JettisonError as error:
@@ -401,18 +404,29 @@ class SimWorker:
         took_s += self._plant.profile.device_copy_cost_s(copied)
         took_ns = round(took_s * NANOSECONDS)
         self.filled = (self.filled & command.spec.shards) | result.intact_shards
+        for move_id in [move_id for move_id, shard in self._shards_out.items() if shard not in self.filled]:
+            self._plant.transfers.cancel(self.worker_id, move_id)
         self._runnable.clear()
         result = replace(result, duration_ns=took_ns)
         self._answer(ports.LayoutApplied(self.worker_id, command.call_id, result), now_ns + took_ns)
 
-    def _load(self, command: ports.LoadShard, now_ns: int) -> None:
+    def _load(self, entry: CommandEntry, command: ports.LoadShard, now_ns: int) -> None:
+        """Rule 2: in pieces, one between two steps."""
         if command.shard not in self.memory.shards:
+            self._stream.remove(entry)
             self._answer(ports.CallFailed(self.worker_id, command.call_id, f"{command.shard} is not mapped"), now_ns)
             return
-        self.filled.add(command.shard)
-        took_s = self._plant.profile.disk_cost_s(self._plant.shape.shard_bytes[command.shard])
-        done = ports.ShardLoaded(self.worker_id, command.call_id)
-        self._answer(done, now_ns + round(took_s * NANOSECONDS))
+        num_bytes = self._plant.shape.shard_bytes[command.shard]
+        self._loading = ShardLoading.begin(entry, command, num_bytes, self._plant.profile.disk_cost_s(num_bytes))
+
+    def _load_piece(self, loading: ShardLoading, now_ns: int) -> None:
+        self._load_turn = False
+        end_ns = self._free_ns = now_ns + loading.take_piece()
+        if not loading.left_ns:
+            self._loading = None
+            self._stream.remove(loading.entry)
+            self.filled.add(loading.command.shard)
+            self._answer(ports.ShardLoaded(self.worker_id, loading.command.call_id), end_ns)
 
     def _swap(self, command: ports.SwapOut | ports.SwapIn, now_ns: int) -> None:
         num_bytes = len(command.layers) * len(command.blocks) * self.memory.sizes.kv_block_bytes
@@ -448,12 +462,15 @@ class SimWorker:
             flow_class = FlowClass.URGENT_KV if move.urgent else FlowClass.KV
         peer = self._plant.worker(move.dst)
         life = peer.life
-        self._plant.transfers.start(
-            Transfer(
-                move.move_id, self.worker_id, move.dst, num_bytes, flow_class,
-                lambda end: peer.land(move, end) if peer.life == life else None,
-            )
-        )
+
+        def land(end: TransferEnd) -> None:
+            self._shards_out.pop(move.move_id, None)
+            if peer.life == life:
+                peer.land(move, end)
+
+        if isinstance(move, ports.SendShard):
+            self._shards_out[move.move_id] = move.shard
+        self._plant.transfers.start(Transfer(move.move_id, self.worker_id, move.dst, num_bytes, flow_class, land))
 
     def _tell_end(self, move: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
         """A move that ends before its first byte: its destination tells, as long as it is there."""
@@ -478,11 +495,3 @@ class SimWorker:
             self.memory.note_landed(move.layers, move.dst_blocks)
         ended = ports.MoveEnded(move.move_id, is_complete, end.num_bytes, end.duration_ns)
         self._plant.report(self, ended, self._plant.loop.now_ns)
-
-
-def home_memory(
-    shape: ModelShape, block_size: int, budget_bytes: int, workspace_bytes: int, page_bytes: int, layers: LayerRange
-) -> ModelledMemory:
-    """The memory of a worker that starts with these layers. Raises BudgetError."""
-    spec = LayoutSpec(shape.shards_for(layers), layers)
-    return ModelledMemory(shape, block_size, budget_bytes, workspace_bytes, page_bytes, spec)

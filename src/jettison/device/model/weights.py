@@ -1,8 +1,10 @@
 """Reading a model folder's safetensors into slabs.
 
 ``WeightFolder`` checks the whole folder against what the decoder needs before a byte of weights is read, then fills
-one slab at a time, at start and as the last resort of a restore. Rows are copied in pieces, so that loading takes
-little memory besides the slab. Nothing but safetensors is opened: other formats can carry code.
+one slab at a time, at start and as the last resort of a restore. Rows are copied in pieces: loading takes little memory
+besides the slab, and a worker that serves meanwhile can run a step between two of them. Files are mapped, so what the
+operating system still has of them in its page cache is copied from there. Nothing but safetensors is opened: other
+formats can carry code.
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 STORED_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
-PIECE_BYTES = 16 << 20
-"""Most bytes of a checkpoint that are held beside the slab while loading."""
+PIECE_BYTES = 4 << 20
+"""Most bytes of a checkpoint, were it in float64, that are copied at a time: a millisecond or two from memory."""
 
 
 class WeightFolder:
     """The weights of one model folder, checked once, read shard by shard.
 
-    ``open`` reads headers only and is idempotent; no file stays open between calls. All methods raise ModelError,
-    one line that names the file, for whatever is wrong in the folder.
+    ``open`` reads headers only and is idempotent; no file stays open between calls (but while ``loading`` is not over).
+    All methods raise ModelError, one line that names the file, for whatever is wrong in the folder.
     """
 
     def __init__(self, model_dir: Path, config: DecoderConfig, dtype: torch.dtype) -> None:
@@ -71,6 +73,11 @@ class WeightFolder:
 
     def load_shard(self, shard: ShardId, slab: Tensor) -> None:
         """Fill a shard's slab (flat uint8), converting to the serving dtype. Opens the folder if need be."""
+        for _ in self.loading(shard, slab):
+            pass
+
+    def loading(self, shard: ShardId, slab: Tensor) -> Iterator[None]:
+        """The same in pieces: yields after each. Close it to give up; the slab then holds a part of the shard."""
         self.open()
         layout = self.layouts[shard]
         views = layout.views(slab, self._dtype)
@@ -81,12 +88,13 @@ class WeightFolder:
                 end = start + source.shape[0]
                 parts.append((source, views[slot.name][start:end]))
                 start = end
-        self._load(parts)
+        yield from self._loading(parts)
 
     def load_final_norm(self, dest: Tensor) -> None:
         """Fill the final norm, [hidden_size] of any float dtype."""
         self.open()
-        self._load([(self._final_norm, dest)])
+        for _ in self._loading([(self._final_norm, dest)]):
+            pass
 
     def _sources(self) -> Iterator[TensorSource]:
         for layout in self.layouts.values():
@@ -112,8 +120,8 @@ class WeightFolder:
             )
         raise ModelError(f"{self.model_dir}: no weights; expected {SINGLE_FILE} or {INDEX_FILE}")
 
-    def _load(self, parts: list[tuple[TensorSource, Tensor]]) -> None:
-        """Copy tensors to where they belong, opening each file once (a header can be long)."""
+    def _loading(self, parts: list[tuple[TensorSource, Tensor]]) -> Iterator[None]:
+        """Copy tensors to where they belong, a piece at a time, opening each file once (a header can be long)."""
         by_file: dict[Path, list[tuple[TensorSource, Tensor]]] = {}
         for source, dest in parts:
             by_file.setdefault(self._file_of[source.name], []).append((source, dest))
@@ -122,16 +130,17 @@ class WeightFolder:
                 for source, dest in sources:
                     stored = file.get_slice(source.name)
                     _check_header(path, stored, source)  # the file may have changed since it was checked
-                    _copy_rows(stored, dest)
+                    yield from _copying_rows(stored, dest)
 
 
-def _copy_rows(stored: Any, dest: Tensor) -> None:
+def _copying_rows(stored: Any, dest: Tensor) -> Iterator[None]:
     num_rows = dest.shape[0]
     widest_row_bytes = 8 * (dest.numel() // num_rows)
     step = max(1, PIECE_BYTES // widest_row_bytes)
     for start in range(0, num_rows, step):
         end = min(start + step, num_rows)
         dest[start:end] = stored[start:end]
+        yield
 
 
 @contextmanager

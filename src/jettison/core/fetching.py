@@ -1,0 +1,112 @@
+"""Shards that the members of a restore have mapped and lack: from peers, then from the model folder.
+
+    wanted --a worker has it--> pulled from there --did not arrive--> from the next holder ... --none is left--.
+       '--nobody has it------------------------------------------------------------------------------------> loaded
+
+Members are asked first: their links are the group's own. Any other live worker that has the shard is asked before the
+folder; it may change its layout meanwhile, which ends the transfer incomplete, and the next holder is asked. What has
+to be read from the folder (from the operating system's page cache, where it is still there) is read one shard after
+the other at each worker, so that no more than one has to be waited for when the restore is called off.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+
+from jettison.core.ports import Action, CancelMove, LoadShard, MoveEnded, SendShard
+from jettison.core.state import ClusterState
+from jettison.types import MoveId, ShardId, WorkerId
+
+
+class Fetching:
+    """What one restore fetches."""
+
+    def __init__(self, cluster: ClusterState, members: tuple[WorkerId, ...]) -> None:
+        self._cluster = cluster
+        self._members = members
+        self._is_called_off = False
+        self.moves: dict[MoveId, SendShard] = {}
+        """Under way."""
+        self.loads: dict[int, LoadShard] = {}
+        """Under way, by call id: one a worker."""
+        self._to_load: defaultdict[WorkerId, deque[ShardId]] = defaultdict(deque)
+        """Behind the load that is under way."""
+        self._asked: defaultdict[tuple[WorkerId, ShardId], set[WorkerId]] = defaultdict(set)
+        """(who lacks it, shard) -> who was asked for it."""
+        self._num_asked: Counter[WorkerId] = Counter()
+        self.num_bytes = 0
+        """That have come from peers."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is on its way."""
+        return not self.moves and not self.loads
+
+    def fetch_all(self, worker_id: WorkerId) -> list[Action]:
+        """Everything that a worker has mapped and not filled."""
+        missing = sorted(self._cluster.workers[worker_id].unfilled)
+        return [a for shard in missing for a in self._fetch(worker_id, shard)]
+
+    def call_off(self) -> list[Action]:
+        """Begin nothing more; transfers are cancelled, and a load that is under way ends."""
+        self._is_called_off = True
+        self._to_load.clear()
+        return [CancelMove(move.src, move.move_id) for move in self.moves.values()]
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def on_move(self, event: MoveEnded) -> list[Action] | None:
+        """Take the end of a transfer; None if it is not one of these."""
+        move = self.moves.pop(event.move_id, None)
+        if move is None:
+            return None
+        self.num_bytes += event.num_bytes
+        self._cluster.counters.pulled_bytes += event.num_bytes
+        if event.complete:
+            self._cluster.workers[move.dst].unfilled.discard(move.shard)
+            return []
+        return [] if self._is_called_off else self._fetch(move.dst, move.shard)
+
+    def on_loaded(self, call_id: int) -> list[Action] | None:
+        """Take the end of a load; None if it is not one of these."""
+        load = self.loads.pop(call_id, None)
+        if load is None:
+            return None
+        self._cluster.workers[load.worker_id].unfilled.discard(load.shard)
+        waiting = self._to_load[load.worker_id]
+        return [self._load(load.worker_id, waiting.popleft())] if waiting else []
+
+    def on_failed(self, call_id: int, message: str) -> str | None:
+        """Take the failure of a load: what to say of it; None if it is not one of these."""
+        load = self.loads.pop(call_id, None)
+        return None if load is None else f"worker {load.worker_id} could not load {load.shard}: {message}"
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    def _fetch(self, worker_id: WorkerId, shard: ShardId) -> list[Action]:
+        source = self._next_holder(worker_id, shard)
+        if source is not None:
+            self._asked[worker_id, shard].add(source)
+            self._num_asked[source] += 1
+            move = self._cluster.send_shard(source, worker_id, shard)
+            self.moves[move.move_id] = move
+            return [move]
+        if any(load.worker_id == worker_id for load in self.loads.values()):
+            self._to_load[worker_id].append(shard)
+            return []
+        return [self._load(worker_id, shard)]
+
+    def _next_holder(self, worker_id: WorkerId, shard: ShardId) -> WorkerId | None:
+        """Who has a shard and was not asked for it yet: members first, then whoever was asked for the least."""
+        asked = self._asked[worker_id, shard]
+        holders = [
+            w.worker_id for w in self._cluster.workers.values()
+            if w.alive and w.worker_id != worker_id and w.worker_id not in asked
+            and shard in w.layout.shards and shard not in w.unfilled and not w.num_relayouts_open
+        ]
+        return min(holders, key=lambda w: (w not in self._members, self._num_asked[w], w), default=None)
+
+    def _load(self, worker_id: WorkerId, shard: ShardId) -> LoadShard:
+        load = LoadShard(worker_id, self._cluster.new_call(), shard)
+        self.loads[load.call_id] = load
+        return load

@@ -1,0 +1,189 @@
+"""Restore: where missing shards come from, in which order, and when a restore must not begin or go on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+from fakes import BLOCK_SIZE, MS, FakeCluster
+
+from jettison.core import ports
+from jettison.core.restoring import RestorePhase
+from jettison.policy.merge import StagePlan
+from jettison.types import LayerRange
+
+
+def merged_pair(num_workers: int, **more: object) -> FakeCluster:
+    """Two of the workers are one pipeline, the others serve alone; every shard that is dropped is overwritten."""
+    cluster = FakeCluster(num_workers=num_workers, auto_restore=False, **more)  # type: ignore[arg-type]
+    for worker in cluster.workers.values():
+        worker.spoilt = lambda: True
+    cluster.order("drop")
+    cluster.run(until_ms=50)
+    assert sorted(len(g.stages) for g in cluster.core.groups.values()) == [1] * (num_workers - 2) + [2]
+    return cluster
+
+
+def members(cluster: FakeCluster) -> set[int]:
+    return {w for g in cluster.core.groups.values() if len(g.stages) > 1 for w in g.worker_ids}
+
+
+def restore(cluster: FakeCluster) -> None:
+    cluster.order("restore")
+    cluster.run()
+    cluster.expect_nothing_left()
+    assert all(len(g.stages) == 1 for g in cluster.core.groups.values())
+    assert cluster.core.state.counters.num_restores == 1
+
+
+def asked_by_shard(cluster: FakeCluster) -> dict[tuple[int, str], list[int | None]]:
+    """(who lacks it, shard) -> whom it was asked of, in order; None: the folder."""
+    asked: dict[tuple[int, str], list[int | None]] = defaultdict(list)
+    for action in cluster.fetched:
+        if isinstance(action, ports.SendShard):
+            asked[action.dst, action.shard].append(action.src)
+        else:
+            asked[action.worker_id, action.shard].append(None)
+    return asked
+
+
+def test_members_are_asked_first() -> None:
+    cluster = merged_pair(4)
+    inside = members(cluster)
+    restore(cluster)
+    asked = asked_by_shard(cluster)
+    assert len(asked) == len(cluster.shape.all_shards)
+    assert all(len(sources) == 1 and sources[0] in inside for sources in asked.values())
+
+
+def test_after_a_pull_that_failed_an_instance_outside_is_asked_and_the_folder_last() -> None:
+    cluster = merged_pair(4)
+    inside = members(cluster)
+    outside = set(cluster.workers) - inside
+    cluster.fails_shard = lambda move: move.src in inside or move.shard == "layer:1"
+    restore(cluster)
+    for (_, shard), sources in asked_by_shard(cluster).items():
+        assert sources[0] in inside
+        if shard == "layer:1":
+            assert set(sources[1:3]) == outside and sources[3:] == [None]
+        else:
+            assert len(sources) == 2 and sources[1] in outside
+    helpers = [sources[1] for sources in asked_by_shard(cluster).values()]
+    assert set(helpers) == outside, "one of two idle instances was asked for everything"
+
+
+def test_a_helper_that_drops_the_shard_meanwhile_is_not_waited_for() -> None:
+    cluster = merged_pair(4)
+    inside = members(cluster)
+    cluster.fails_shard = lambda move: move.src in inside
+    cluster.order("restore")
+    cluster.run(stop=lambda: sum(isinstance(a, ports.SendShard) and a.src not in inside for a in cluster.fetched) > 3)
+    helpers = [g for g in cluster.core.groups.values() if not inside & set(g.worker_ids)]
+    # A burst there is served first. Each helper keeps what nobody has asked it for.
+    stages = (StagePlan(3, LayerRange(0, 2)), StagePlan(2, LayerRange(2, 4)))
+    cluster.carry_out(cluster.core.moves.merge(helpers, stages, cluster.now))
+    cluster.run()
+    asked = asked_by_shard(cluster)
+    assert any(len(sources) > 2 for sources in asked.values()), "nobody else was asked"
+    assert all(None not in sources for sources in asked.values())
+    assert cluster.core.state.counters.num_drops == 2 and cluster.core.state.counters.num_restores == 1
+    assert all(w.unfilled == set() for w in cluster.core.state.workers.values())
+    cluster.core.check()
+
+
+def test_a_helper_may_die() -> None:
+    cluster = merged_pair(3)
+    inside = members(cluster)
+    (helper,) = set(cluster.workers) - inside
+    cluster.fails_shard = lambda move: move.src in inside
+    cluster.order("restore")
+    cluster.run(stop=lambda: any(isinstance(a, ports.SendShard) and a.src == helper for a in cluster.fetched))
+    cluster.kill(helper)
+    cluster.restart_at(helper, cluster.now / MS + 500)
+    cluster.run()
+    assert cluster.core.state.counters.num_restores == 1
+    cluster.expect_nothing_left()
+
+
+def test_the_folder_is_read_one_shard_after_the_other_and_no_further_once_called_off() -> None:
+    cluster = merged_pair(2)
+    cluster.fails_shard = lambda move: True
+    cluster.order("restore")
+    (moving,) = cluster.core.restores
+    seen: list[int] = []
+
+    def called_off() -> bool:
+        loads = moving._fetching.loads.values()
+        seen.append(len(loads))
+        assert len({load.worker_id for load in loads}) == len(loads)
+        return len([a for a in cluster.fetched if isinstance(a, ports.LoadShard)]) == 3
+
+    cluster.run(stop=called_off)
+    assert max(seen) == 2
+    cluster.carry_out(cluster.core.request_drop(cluster.now))  # turns it round
+    assert moving.phase is RestorePhase.TURNING
+    cluster.run()
+    assert moving.phase is RestorePhase.TURNED
+    assert len([a for a in cluster.fetched if isinstance(a, ports.LoadShard)]) == 3
+
+
+# --- requests that are known to outgrow a member
+
+
+def prefers_members(cluster: FakeCluster, min_settled_s: float = 0.05) -> None:
+    params = cluster.core.params
+    cluster.core.params = replace(params, restore=replace(params.restore, min_settled_s=min_settled_s))
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_no_restore_while_a_request_is_known_to_outgrow_a_member(is_early: bool) -> None:
+    """10 tokens in and 120 to come, where a member holds 96: what it holds now says nothing."""
+    cluster = FakeCluster()
+    prefers_members(cluster)
+    if is_early:
+        cluster.core.loads._separate_pace = lambda group: 0.5  # type: ignore[method-assign]
+        cluster.core.loads._recompute_block_s = lambda group: 0.001  # type: ignore[method-assign]
+    cluster.order_at("drop", 1)
+    cluster.submit("long", [3] * 10, 120, 20, ignore_eos=True)
+    cluster.submit("short", [4] * 10, 10, 20, ignore_eos=True)
+    cluster.run(stop=lambda: "long" in cluster.ends)
+    assert not [r for r in cluster.records if r.kind == "restore_begin"]
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    counters = cluster.core.state.counters
+    assert counters.num_drops == 1 and counters.num_preemptions == 0 and counters.num_restores == 1
+
+
+def test_a_request_that_will_outgrow_a_member_turns_a_restore_round_although_it_runs() -> None:
+    cluster = FakeCluster()
+    prefers_members(cluster)
+    cluster.order_at("drop", 1)
+    cluster.submit("calm", [5] * 6, 70, 20, ignore_eos=True)
+    cluster.run(stop=lambda: any(r.kind == "restore_begin" for r in cluster.records))
+    (moving,) = cluster.core.restores
+    cluster.fails_shard = lambda move: move.shard != "layer:0"  # and so it takes a while
+    cluster.submit("long", [3] * 10, 120, cluster.now / MS + 0.1, ignore_eos=True)
+    moving._fits = lambda: False  # type: ignore[method-assign]
+    cluster.run(stop=lambda: moving.is_over)
+    assert moving.failure == "a request needs all members' memory"
+    cluster.run()
+    cluster.expect_outputs()
+    assert cluster.core.state.counters.num_preemptions == 0
+
+
+def test_a_request_that_only_half_of_the_members_can_hold_lets_them_split_in_two() -> None:
+    cluster = FakeCluster(num_workers=4, num_layers=8)
+    prefers_members(cluster, 0.3)
+    for at_ms in (1, 60, 120):
+        cluster.order_at("drop", at_ms)
+    one = cluster.workers[0].full_blocks * BLOCK_SIZE
+    cluster.submit("long", [3] * 10, one + 20, 200, ignore_eos=True)
+    cluster.run(stop=lambda: "long" in cluster.ends)
+    splits = [r.fields["homes"] for r in cluster.records if r.kind == "split"]
+    assert len(splits) == 1 and sorted(map(len, splits[0].values())) == [2, 2]  # type: ignore[attr-defined]
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert cluster.core.state.counters.num_preemptions == 0
