@@ -150,9 +150,14 @@ def _faults(spec: ExperimentSpec, machine: Machine) -> tuple[Fault, ...]:
         drawn = spec.faults
         return draw_faults(drawn.seed, range(machine.num_instances), drawn.span_s, drawn.number)
     for index, fault in enumerate(spec.faults):
-        named = [getattr(fault, key) for key in ("worker_id", "a", "b") if hasattr(fault, key)]
-        if max(named) >= machine.num_instances:
+        highest = max(workers_of(fault))
+        if highest >= machine.num_instances:
             raise ConfigError(
-                f"faults[{index}] names worker {max(named)}: the workers are 0 to {machine.num_instances - 1}"
+                f"faults[{index}] names worker {highest}: the workers are 0 to {machine.num_instances - 1}"
             )
     return spec.faults
+
+
+def workers_of(fault: Fault) -> list[int]:
+    """The workers that a fault names: one, or the two ends of a link."""
+    return [getattr(fault, key) for key in ("worker_id", "a", "b") if hasattr(fault, key)]
