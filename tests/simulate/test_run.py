@@ -16,7 +16,7 @@ from scenarios import make_setup
 from jettison.report.results import read_results, summarize, write_results
 from jettison.sim.faults import Crash
 from jettison.simulate.clients import Edge, GapHistogram
-from jettison.simulate.run import SimulationOptions, simulate_workload
+from jettison.simulate.run import SimulationOptions, not_modelled, simulate_workload
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import TraceRow, Workload
 
@@ -112,3 +112,16 @@ def test_progress_is_told() -> None:
     seen: list[tuple[int, int]] = []
     simulate_workload(workload(), make_setup(), SimulationOptions(on_progress=lambda *n: seen.append(n)))
     assert seen == [(i, 100) for i in range(1, 101)]
+
+
+def test_what_a_recording_says_and_no_simulation_heeds_is_noted() -> None:
+    plain = Workload((TraceRow(0.0, 40, 5), TraceRow(0.1, 60, 3)), "two", "made up", ("a note",))
+    assert not_modelled(plain) == ()
+    rows = (TraceRow(0.0, 4000, 5, 3200, True), TraceRow(0.1, 60, 3), TraceRow(0.2, 10, 1, 0, True))
+    run = simulate_workload(replace(plain, rows=rows), make_setup())
+    assert list(run.config["fairness"]["arrivals"]) == [
+        "made up", "a note",
+        "3,200 of 4,070 input tokens came from a prefix cache where this was recorded: computed here",
+        "2 of 3 requests were offline where this was recorded: served as online here",
+    ]  # fmt: skip
+    assert run.config["workload"]["notes"] == list(run.config["fairness"]["arrivals"])[1:]

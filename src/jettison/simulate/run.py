@@ -13,7 +13,7 @@ Baselines differ in ``setup.params.overload_policy``; as in a live engine they r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,19 +105,38 @@ def _result(
     workload: Workload, cluster: SimulatedCluster, clients: Clients, observer: Observer, options: SimulationOptions,
     detail: bool,
 ) -> RunResult:
+    notes = (*workload.notes, *not_modelled(workload))
     run = build_run(
-        options.name, clients.records, config=_config(workload, cluster, options), events=observer.events(),
+        options.name, clients.records, config=_config(workload, notes, cluster, options), events=observer.events(),
         series=observer.series, client={"lag_s": dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 0.0),
                                         "max_open_requests": clients.most_open},
         slo_ttft_s=options.slo_ttft_s, slo_tpot_s=options.slo_tpot_s, detail=detail,
     )
     if not detail:
         run.itl_s = clients.gaps.summary()
-    run.config["fairness"] = _fairness(workload, cluster, clients, options).as_dict()
+    run.config["fairness"] = _fairness(workload, notes, cluster, clients, options).as_dict()
     return run
 
 
-def _config(workload: Workload, cluster: SimulatedCluster, options: SimulationOptions) -> dict[str, Any]:
+def not_modelled(workload: Workload) -> tuple[str, ...]:
+    """What a recording says of its requests that a simulation does not heed, a note each."""
+    columns, notes = workload.columns, []
+    if columns.cached_tokens is not None:
+        cached, total = int(columns.cached_tokens.sum()), int(columns.input_tokens.sum())
+        notes.append(
+            f"{cached:,} of {total:,} input tokens came from a prefix cache where this was recorded: computed here"
+        )
+    if columns.is_offline is not None:
+        notes.append(
+            f"{int(columns.is_offline.sum()):,} of {len(columns):,} requests were offline where this was recorded: "
+            "served as online here"
+        )
+    return tuple(notes)
+
+
+def _config(
+    workload: Workload, notes: Sequence[str], cluster: SimulatedCluster, options: SimulationOptions
+) -> dict[str, Any]:
     setup = cluster.setup
     link = setup.topology.between
     return {
@@ -142,7 +161,7 @@ def _config(workload: Workload, cluster: SimulatedCluster, options: SimulationOp
         "workload": {
             "name": workload.name,
             "source": workload.source,
-            "notes": list(workload.notes),
+            "notes": list(notes),
             "num_requests": len(workload.rows),
             "duration_s": workload.duration_s,
             "mean_rate_per_s": workload.mean_rate_per_s,
@@ -152,7 +171,7 @@ def _config(workload: Workload, cluster: SimulatedCluster, options: SimulationOp
 
 
 def _fairness(
-    workload: Workload, cluster: SimulatedCluster, clients: Clients, options: SimulationOptions
+    workload: Workload, notes: Sequence[str], cluster: SimulatedCluster, clients: Clients, options: SimulationOptions
 ) -> FairnessHeader:
     """Demand as this run measured it, queue included."""
     setup = cluster.setup
@@ -169,5 +188,5 @@ def _fairness(
         parameter_share=shape.parameter_bytes / setup.memory.budget_bytes,
         kv_capacity_tokens=float(capacity),
         merged_capacity_tokens=float(capacity + math.floor(spare_copies * shape.parameter_bytes / token_bytes)),
-        arrivals=(workload.source, *workload.notes),
+        arrivals=(workload.source, *notes),
     )

@@ -168,10 +168,9 @@ def _without_faults(sizing: Sizing) -> str | None:
     if not lacking:
         return None
     told = f"{_label(sizing)}: clusters of {lacking[-1].num_instances} and fewer lack workers that listed faults name"
-    found = sizing.best
-    if sizing.found.smallest is None or not found.num_faults_left_out:
+    if sizing.found.smallest is None or not sizing.best.num_faults_left_out:
         return f"{told}, and were tried without those"
-    return f"{told}; {found.num_instances} hold without {found.num_faults_left_out} of them"
+    return f"{told}; the one that was found holds without {sizing.best.num_faults_left_out} of these"
 
 
 def _common(values: Iterable[Value]) -> Value | None:
