@@ -144,3 +144,18 @@ def test_a_description_reads_back(tmp_path: Path) -> None:
     inline = cases_of(spec(cluster={"description": deployment_to_document(deployment()), "instances": 3}), "file")
     hashes = {run_case(case).config["event_log_hash"] for case in (by_file[1], inline[1])}
     assert len(hashes) == 1
+
+
+@pytest.mark.parametrize(
+    ("cluster", "share"),
+    [
+        ({"preset": "kunserve-a", "instances": 2}, 0.344),
+        ({"preset": "kunserve-b", "instances": 2}, 0.423),
+        ({"preset": "kunserve-a", "instances": 2, "memory_utilisation": 0.5}, 0.344),
+        ({"preset": "kunserve-a", "instances": 2, "memory": "55GiB"}, 0.344 * 80 / 55),
+    ],
+)
+def test_presets_state_the_papers_parameter_share(cluster: dict[str, object], share: float) -> None:
+    raw = spec(cluster=cluster, workload={"rows": [[0, 50, 3]]}, variants=["recompute"], settings={})
+    run = run_case(cases_of(raw, "file")[0])
+    assert run.config["fairness"]["parameter_share"] == pytest.approx(share, abs=0.001)

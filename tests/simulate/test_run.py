@@ -125,3 +125,23 @@ def test_what_a_recording_says_and_no_simulation_heeds_is_noted() -> None:
         "2 of 3 requests were offline where this was recorded: served as online here",
     ]  # fmt: skip
     assert run.config["workload"]["notes"] == list(run.config["fairness"]["arrivals"])[1:]
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 5])
+def test_a_static_pipeline_has_the_capacity_of_its_poorest_stages(num_workers: int) -> None:
+    setup = make_setup("pipeline", num_workers=num_workers)
+    run = simulate_workload(workload(num=5), setup)
+    # What its groups really hold, at the first sample.
+    groups = {name: points[0][1] for name, points in run.series.items() if name.startswith("kv_blocks_total/")}
+    held = sum(groups.values()) * setup.limits.block_size
+    header = run.config["fairness"]
+    assert len(groups) == num_workers // 2
+    assert header["kv_capacity_tokens"] == header["merged_capacity_tokens"] == held
+
+
+def test_the_share_of_parameters_is_the_budget_s_unless_it_is_said() -> None:
+    setup = make_setup()
+    of_budget = setup.shape.parameter_bytes / setup.memory.budget_bytes
+    for said, expected in ((None, of_budget), (0.344, 0.344)):
+        run = simulate_workload(workload(num=5), setup, SimulationOptions(parameter_share=said))
+        assert run.config["fairness"]["parameter_share"] == pytest.approx(expected)

@@ -129,6 +129,7 @@ def run_case(case: Case, on_progress: OnProgress | None = None) -> RunResult:
         prompts=PromptMaker(seed=case.seed) if config.memory.enable_prefix_caching else None,
         slo_ttft_s=spec.slo.ttft_s,
         slo_tpot_s=spec.slo.tpot_s,
+        parameter_share=machine.parameter_share,
         on_progress=on_progress,
         observer=timeline,
     )

@@ -62,6 +62,8 @@ class Machine:
     caches_prefixes: bool = False
     """Prefix caching where the settings do not say: only a cluster that was measured had it on."""
     core_knows_profile: bool = True
+    parameter_share: float | None = None
+    """Of the GPUs' whole memory, as the papers state it. None: not of GPUs, or the spec says how much of it there is."""
 
     @property
     def kv_tokens(self) -> int:
@@ -127,6 +129,9 @@ def _of_presets(cluster: ClusterSpec) -> Machine:
         budget_bytes=_budget_bytes(cluster, instance),
         profile=profile,
         topology=topology,
+        parameter_share=(
+            instance.parameter_share if cluster.memory_bytes is None and cluster.kv_tokens is None else None
+        ),
     )
 
 

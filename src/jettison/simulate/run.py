@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jettison.core.cluster import initial_groups
 from jettison.core.observing import RunObserver
 from jettison.report.fairness import FairnessHeader, measured_demand, measured_in
 from jettison.report.results import METRIC_DEFINITIONS, RunResult, build_run
@@ -26,6 +27,7 @@ from jettison.sim.setup import ClusterSetup
 from jettison.simulate.clients import Clients, Edge
 from jettison.simulate.observe import Observer
 from jettison.types import NANOSECONDS
+from jettison.workload.conditions import capacity_tokens
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import Workload
 
@@ -49,6 +51,9 @@ class SimulationOptions:
     """Token ids; needed only where prefixes are cached. None: the same token over and over."""
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
+    parameter_share: float | None = None
+    """For the fairness header: of a device's whole memory, where that is more than an instance may use. None: of what
+    an instance may use."""
     on_progress: Callable[[int, int], None] | None = None
     """Called with (requests ended, requests in all) as they end."""
     on_start: Callable[[SimulatedCluster], None] | None = None
@@ -177,16 +182,26 @@ def _fairness(
     setup = cluster.setup
     mean_tokens, peak_tokens = measured_demand(clients.records, workload.duration_s)
     num, shape = setup.num_workers, setup.shape
-    block_size = setup.limits.block_size
-    capacity = sum(w.full_blocks for w in cluster.core.state.workers.values()) * block_size
+    capacity = _capacity_tokens(setup)
     token_bytes = shape.num_layers * shape.kv_bytes_per_token_layer
     spare_copies = 0 if setup.params.overload_policy == "pipeline" else num - 1
+    share = options.parameter_share
     return FairnessHeader(
         mean_demand_tokens=mean_tokens,
         peak_demand_tokens=peak_tokens,
         demand_model=measured_in(options.name),
-        parameter_share=shape.parameter_bytes / setup.memory.budget_bytes,
+        parameter_share=shape.parameter_bytes / setup.memory.budget_bytes if share is None else share,
         kv_capacity_tokens=float(capacity),
         merged_capacity_tokens=float(capacity + math.floor(spare_copies * shape.parameter_bytes / token_bytes)),
         arrivals=(workload.source, *notes),
+    )
+
+
+def _capacity_tokens(setup: ClusterSetup) -> int:
+    """KV tokens of all groups that the cluster starts with: a static pipeline has as many as its poorest stage."""
+    memory = setup.memory
+    return capacity_tokens(
+        setup.shape, initial_groups(setup.params.overload_policy, range(setup.num_workers), setup.shape),
+        budget_bytes=memory.budget_bytes, workspace_bytes=memory.workspace_bytes, page_bytes=memory.page_bytes,
+        block_size=setup.limits.block_size,
     )
