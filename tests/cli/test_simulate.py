@@ -118,6 +118,7 @@ BAD: list[tuple[list[str], object, str]] = [
      "cluster.memory_utilisation: qwen2.5-14b needs"),
     (["validate"], changed(), "cluster: only a model folder can be served on this machine"),
     (["validate"], changed(cluster={"model": "none"}), "cluster.model: there is no model folder none"),
+    (["validate"], changed(cluster={"model": "none"}, run={"until_s": 9}), "run.until_s acts on simulated runs only"),
 ]  # fmt: skip
 
 

@@ -63,7 +63,7 @@ class Machine:
     """Prefix caching where the settings do not say: only a cluster that was measured had it on."""
     core_knows_profile: bool = True
     parameter_share: float | None = None
-    """Of the GPUs' whole memory, as the papers state it. None: not of GPUs, or the spec says how much of it there is."""
+    """Of the GPUs' whole memory, as the papers state it. None: not of GPUs, or the spec says how much there is."""
 
     @property
     def kv_tokens(self) -> int:
