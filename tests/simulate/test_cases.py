@@ -82,6 +82,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], type[Exception], str]] = [
     ({"cluster": {"preset": "kunserve-a", "memory_utilisation": 0.3}}, BudgetError, "cluster.memory_utilisation: qwen"),
     ({"cluster": {"preset": "kunserve-a", "memory": "20GiB"}}, BudgetError, "cluster: kunserve-a (8 x qwen2.5-14b/a8"),
     ({"cluster": {"preset": "kunserve-a", "memory": "100GiB"}}, BudgetError, "cluster.memory: 107374182400 bytes are"),
+    ({"cluster": {"preset": "kunserve-a", "kv_tokens": 2_000_000}}, BudgetError, "cluster.kv_tokens: 2000000 tokens b"),
     ({"cluster": {"description": "nowhere.json"}}, ConfigError, "cluster.description: there is no file nowhere.json"),
     ({"cluster": {"description": {"format": "x"}}}, ConfigError, "cluster.description: format is 'x', not 'jettison-"),
     ({"cluster": {"model": "nowhere"}}, ConfigError, "cluster.model: there is no model folder nowhere"),

@@ -143,7 +143,9 @@ def _config(
     workload: Workload, notes: Sequence[str], cluster: SimulatedCluster, options: SimulationOptions
 ) -> dict[str, Any]:
     setup = cluster.setup
-    link = setup.topology.between
+    topology = setup.topology
+    # Workers are numbered node by node: what joins the first and the last is inside a node only if all are in it.
+    link = topology.link(0, setup.num_workers - 1)
     return {
         "simulated": True,
         "policy": setup.params.overload_policy,
@@ -157,6 +159,7 @@ def _config(
             "link_bytes_per_s": link.bytes_per_s,
             "link_latency_s": link.latency_s,
             "link_duplex_efficiency": link.duplex_efficiency,
+            "link_within_node_bytes_per_s": None if topology.inside is None else topology.inside.bytes_per_s,
             "coordinate_links": setup.coordinate_links,
         },
         "edge_s": {"request": options.edge.request_s, "response": options.edge.response_s},

@@ -12,6 +12,7 @@ from typing import Any
 
 from jettison.report.results import RunResult
 from jettison.simulate.cases import Case, workers_of
+from jettison.simulate.machines import changes_inside
 from jettison.simulate.spec import parse_spec
 
 NEIGHBOURS = 2
@@ -184,14 +185,18 @@ def size_all(cases: Sequence[Case], wanted: Mapping[str, Wanted], run: RunCases)
 
 
 def with_instances(case: Case, number: int) -> Case:
-    """The case on so many instances, without the listed faults of workers that it then does not have."""
+    """The case on so many instances: without the listed faults of workers that it then does not have, and with changes
+    of the link that they were meant for, wherever so many instances stand."""
     cluster = case.raw["cluster"]
     cluster = {"preset": cluster} if isinstance(cluster, str) else dict(cluster)
+    spec = parse_spec(case.raw, case.name)
+    is_inside = changes_inside(spec.cluster)
+    if is_inside is not None:
+        cluster["link"] = {**cluster["link"], "within_node": is_inside}
     raw = {**case.raw, "cluster": {**cluster, "instances": number}}
-    if listed := _faults(case):
-        parsed = parse_spec(case.raw, case.name).faults
-        assert isinstance(parsed, tuple)
-        raw["faults"] = [f for f, fault in zip(listed, parsed, strict=True) if max(workers_of(fault)) < number]
+    if isinstance(spec.faults, tuple) and spec.faults:
+        listed = zip(_faults(case), spec.faults, strict=True)
+        raw["faults"] = [written for written, fault in listed if max(workers_of(fault)) < number]
     return replace(case, raw=raw, name=f"{case.name} instances={number}")
 
 

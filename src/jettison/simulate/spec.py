@@ -45,6 +45,8 @@ class LinkChange:
     """Part of the line rate that bulk transfers reach."""
     duplex_efficiency: float | None = None
     """Part of its rate that each direction keeps while both are busy: 1 full duplex, 0.5 half."""
+    within_node: bool | None = None
+    """Which link of a preset is changed: that inside a node, or that between nodes. None: what joins the instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +219,7 @@ def _cluster(raw: object) -> tuple[ClusterSpec, object]:
         memory_bytes=section.take("memory", size, None),
         kv_tokens=section.take("kv_tokens", whole(1), None),
         create=_create(section),
-        link=_link(section.section("link")),
+        link=_link(section.section("link"), form),
     )
     block_size = section.raw("block_size")
     if block_size is not None:
@@ -265,13 +267,16 @@ def _create(section: Section) -> Mapping[str, Any] | None:
     return MappingProxyType(made)
 
 
-def _link(section: Section) -> LinkChange:
+def _link(section: Section, form: str) -> LinkChange:
+    if form != "preset":
+        section.refuse("within_node", "goes with a preset only: there is but one kind of link here")
     link = LinkChange(
         section.take("class", word("nvlink", "rdma", "pcie", "ethernet"), None),
         section.take("gbps", above(0.0), None),
         section.take("latency_us", number(0.0, 999_999.0), None),
         section.take("efficiency", _share, None),
         section.take("duplex_efficiency", number(0.5, 1.0), None),
+        section.take("within_node", boolean, None),
     )
     section.close()
     return link
