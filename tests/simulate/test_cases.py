@@ -19,6 +19,8 @@ from jettison.errors import BudgetError, ConfigError, TraceError
 from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import Case, cases_of, run_case
 from jettison.simulate.command import with_timelines
+from jettison.simulate.counterfactual import counterfactual_runs
+from jettison.simulate.spec import parse_spec
 from jettison.simulate.table import table_rows
 
 
@@ -30,6 +32,16 @@ def test_a_case_for_each_point_seed_and_variant() -> None:
         "recompute instances=3 seed=1", "drop instances=3 seed=1",
     ]
     assert cases[0].raw["variants"] == [{"policy": "recompute"}] and cases[3].raw["seeds"] == [1]
+
+
+def test_variants_that_are_null_or_have_no_name_are_run() -> None:
+    variants = [None, "recompute", {"name": None, "policy": "swap", "settings": None}, {"name": "last", "policy": None}]
+    cases = cases_of(spec(variants=variants), "file")
+    assert [case.variant for case in cases] == ["drop", "recompute", "swap", "last"]
+    assert [parse_spec(case.raw).variants[0].policy for case in cases] == ["drop", "recompute", "swap", "drop"]
+    swap = run_case(cases[2])
+    assert swap.config["policy"] == "swap"
+    assert list(counterfactual_runs(swap, ["recompute"], num_processes=1)) == ["recompute (simulated)"]
 
 
 def test_results_say_what_they_are_and_run_again_from_it() -> None:

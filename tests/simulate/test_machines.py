@@ -108,6 +108,6 @@ def test_kv_tokens_cannot_need_more_than_the_gpus_have() -> None:
     instance = instance_preset("qwen2.5-14b", "a800-80g")
     most = (instance.memory_bytes - instance.parameter_bytes) // instance.kv_bytes_per_token
     assert machine(preset="kunserve-a", kv_tokens=most).kv_tokens == most
-    with pytest.raises(BudgetError, match=rf"^cluster.kv_tokens: {most + 1} tokens beside the parameters are \d+ bytes, "
-                       r"more than the 85899345920 of 1 x a800-80g$"):  # fmt: skip
+    told = rf"^cluster.kv_tokens: {most + 1} tokens beside the parameters are \d+ bytes, more than the 85899345920 of 1"
+    with pytest.raises(BudgetError, match=told):
         machine(preset="kunserve-a", kv_tokens=most + 1)

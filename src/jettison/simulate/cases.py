@@ -19,7 +19,7 @@ from jettison.sim.faults import Fault, draw_faults
 from jettison.simulate.loads import OnPilot, find_factor
 from jettison.simulate.machines import Machine, cluster_setup, edge_of, resolve_config, resolve_machine
 from jettison.simulate.run import SimulationOptions, simulate_workload
-from jettison.simulate.spec import ExperimentSpec, RandomFaults, parse_spec
+from jettison.simulate.spec import DEFAULT_POLICY, ExperimentSpec, RandomFaults, parse_spec
 from jettison.simulate.sweeps import SweepPoint, expand_sweep
 from jettison.simulate.workload_spec import WorkloadSpec
 from jettison.simulate.workloads import build_workload
@@ -66,10 +66,10 @@ def cases_of(
             same = replace(spec, cluster=first.cluster, settings=first.settings)
             factors[key] = find_factor(same, machine, base_dir, on_pilot=on_pilot)
         for seed in spec.seeds:
-            for variant in spec.variants:
+            for index, variant in enumerate(spec.variants):
                 parts = [variant.name, point.label, f"seed={seed}" if len(spec.seeds) > 1 else ""]
                 cases.append(Case(
-                    " ".join(part for part in parts if part), _one(plain, variant.name, seed), point.values,
+                    " ".join(part for part in parts if part), _one(plain, index, seed), point.values,
                     variant.name, seed, factors[key], str(base_dir),
                 ))  # fmt: skip
     return cases
@@ -101,10 +101,10 @@ def _portable(raw: Mapping[str, Any], spec: ExperimentSpec, base_dir: Path) -> d
     return plain
 
 
-def _one(plain: Mapping[str, Any], variant: str, seed: int) -> dict[str, Any]:
-    """The spec of a single run."""
-    variants = [v if isinstance(v, dict) else {"policy": v} for v in plain.get("variants") or ["drop"]]
-    chosen = next(v for v in variants if v.get("name", v.get("policy", "drop")) == variant)
+def _one(plain: Mapping[str, Any], index: int, seed: int) -> dict[str, Any]:
+    """The spec of a single run: of the variant with this number."""
+    written = (plain.get("variants") or [DEFAULT_POLICY])[index]
+    chosen = {"policy": written} if isinstance(written, str) else dict(written or {})
     kept = {key: value for key, value in plain.items() if key not in ("variants", "seeds", "sweep", "plan")}
     return {**kept, "variants": [chosen], "seeds": [seed]}
 

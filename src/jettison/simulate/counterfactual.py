@@ -158,7 +158,7 @@ def _spec(run: RunResult, policy: str, profile: Path | None) -> dict[str, Any]:
     if not isinstance(spec, Mapping):
         raise UserError(f"the run {run.name!r} does not carry its spec (config.spec): run it with `jettison simulate`")
     kept = {key: spec[key] for key in ("cluster", "settings", "timing", "faults", "run") if key in spec}
-    settings = spec["variants"][0].get("settings", {})
+    settings = spec["variants"][0].get("settings") or {}
     return {**kept, "workload": workload, "variants": [{**variant, "settings": settings}], "seeds": spec["seeds"]}
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from jettison.report.results import RunResult
 from jettison.simulate.cases import Case, workers_of
 from jettison.simulate.machines import changes_inside
-from jettison.simulate.spec import parse_spec
+from jettison.simulate.spec import DEFAULT_POLICY, parse_spec
 
 NEIGHBOURS = 2
 """So many smaller clusters must fail in a row before the smallest is believed."""
@@ -177,7 +177,7 @@ def size_all(cases: Sequence[Case], wanted: Mapping[str, Wanted], run: RunCases)
         asked = again
     return [
         Sizing(
-            same[0].variant, same[0].raw["variants"][0].get("policy") or "drop", same[0].point, wanted[key[0]],
+            same[0].variant, same[0].raw["variants"][0].get("policy") or DEFAULT_POLICY, same[0].point, wanted[key[0]],
             done[key], trials[key],
         )
         for key, same in groups.items()

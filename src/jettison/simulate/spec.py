@@ -23,11 +23,16 @@ from jettison.simulate.workload_spec import WorkloadSpec, parse_workload
 POLICIES = ("drop", "recompute", "swap", "migrate", "pipeline")
 """Of the key ``overload`` (docs/baselines.md)."""
 
+DEFAULT_POLICY = "drop"
+
 ELSEWHERE = {
     "model": "cluster.model", "instances": "cluster.instances", "memory": "cluster.memory",
     "profile": "cluster.profile", "overload": "policy",
 }
 """Keys of ``jettison serve`` that have a place of their own in a spec."""
+
+LEAST_OBSERVE_S = 1e-3
+"""Between two samples of a run: less is no time at all on a clock of whole nanoseconds, or more samples than events."""
 
 Settings = Mapping[str, Any]
 """Flat keys of ``jettison serve``, each as it was written; their values have been tried."""
@@ -104,7 +109,7 @@ class VariantSpec:
     """One way to run the cluster: a policy, and keys of ``jettison serve``."""
 
     name: str
-    policy: str = "drop"
+    policy: str = DEFAULT_POLICY
     settings: Settings = field(default_factory=dict)
 
 
@@ -288,7 +293,7 @@ def _link(section: Section, form: str) -> LinkChange:
 def _variants(top: Section) -> tuple[VariantSpec, ...]:
     variants = [_variant(raw, where) for raw, where in top.items("variants")]
     if not variants:
-        return (VariantSpec("drop"),)
+        return (VariantSpec(DEFAULT_POLICY),)
     names = [variant.name for variant in variants]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -300,7 +305,7 @@ def _variant(raw: object, where: str) -> VariantSpec:
     if isinstance(raw, str):
         raw = {"policy": raw}
     section = Section(raw, where)
-    policy = section.take("policy", word(*POLICIES), "drop")
+    policy = section.take("policy", word(*POLICIES), DEFAULT_POLICY)
     variant = VariantSpec(section.take("name", text, policy), policy, _settings(section.section("settings")))
     section.close()
     return variant
@@ -372,7 +377,7 @@ def _timing(section: Section) -> Timing:
 def _run(section: Section) -> RunSpec:
     run = RunSpec(
         section.take("until_s", above(0.0), None), section.take("detail", boolean, None),
-        section.take("observe_interval_s", above(0.0), 0.5),
+        section.take("observe_interval_s", number(LEAST_OBSERVE_S), 0.5),
     )
     section.close()
     return run
