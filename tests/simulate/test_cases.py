@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from specs import deployment, spec
 
 from jettison.cost.deployment import deployment_to_document
+from jettison.cost.profile_document import Fingerprint, StoredProfile
 from jettison.errors import BudgetError, ConfigError, TraceError
+from jettison.live.profile_file import save_profile
 from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import Case, cases_of, run_case
 from jettison.simulate.command import with_timelines
@@ -172,3 +174,30 @@ def test_presets_state_the_papers_parameter_share(cluster: dict[str, object], sh
     raw = spec(cluster=cluster, workload={"rows": [[0, 50, 3]]}, variants=["recompute"], settings={})
     run = run_case(cases_of(raw, "file")[0])
     assert run.config["fairness"]["parameter_share"] == pytest.approx(share, abs=0.001)
+
+
+def test_a_case_carries_the_content_of_its_description_and_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs, elsewhere = tmp_path / "specs", tmp_path / "elsewhere"
+    specs.mkdir()
+    elsewhere.mkdir()
+    known = deployment()
+    assert known.profile is not None
+    (specs / "live.json").write_text(json.dumps(deployment_to_document(known)))
+    (specs / "bare.json").write_text(json.dumps(deployment_to_document(replace(known, profile=None))))
+    mark = Fingerprint("a machine", "c", "v", "float64", 1, "native")
+    save_profile(specs / "profile.json", StoredProfile(mark, known.profile))
+    for decoy in ("live.json", "bare.json", "profile.json"):
+        (elsewhere / decoy).write_text("{}")
+    found = [
+        run_case(cases_of(spec(cluster={**cluster, "instances": 3}), "file", specs)[1])
+        for cluster in ({"description": "live.json"}, {"description": "bare.json", "profile": "profile.json"})
+    ]
+    monkeypatch.chdir(elsewhere)
+    for run in found:
+        assert set(run.config["spec"]["cluster"]) == {"description", "instances"}
+        again = run_case(Case("drop", run.config["spec"], variant="drop", seed=run.config["seed"]))
+        assert again.config["event_log_hash"] == run.config["event_log_hash"]
+        (other,) = counterfactual_runs(run, ["recompute"], num_processes=1).values()
+        assert other.config["cluster"]["instances"] == 3

@@ -1,6 +1,7 @@
 """Which runs a spec has, and one of them from beginning to end.
 
-A case is plain data: it goes to another process, and into the result file, from which it can be run again.
+A case is plain data: it goes to another process, and into the result file, from which it can be run again: anywhere,
+but for traces, which stay files and are looked for as ``simulate.workloads`` says.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from typing import Any
 
 from jettison.cost.deployment import deployment_to_document
 from jettison.errors import ConfigError
+from jettison.live.profile_file import AUTO
 from jettison.report.results import RunResult
 from jettison.report.timeline import Timeline
 from jettison.sim.faults import Fault, draw_faults
 from jettison.simulate.loads import OnPilot, find_factor
-from jettison.simulate.machines import Machine, cluster_setup, edge_of, resolve_config, resolve_machine
+from jettison.simulate.machines import Machine, cluster_setup, described, edge_of, resolve_config, resolve_machine
 from jettison.simulate.run import SimulationOptions, simulate_workload
 from jettison.simulate.spec import DEFAULT_POLICY, ExperimentSpec, RandomFaults, parse_spec
 from jettison.simulate.sweeps import SweepPoint, expand_sweep
@@ -79,7 +81,7 @@ Prepared = tuple[ExperimentSpec, Machine, dict[str, Any]]
 
 
 def _prepare(point: SweepPoint, name: str, base_dir: Path) -> Prepared:
-    """Parsed, resolved, and as plain data that needs no model folder."""
+    """Parsed, resolved, and as plain data that needs no model folder, description or profile."""
     spec = parse_spec(point.raw, name)
     machine = resolve_machine(spec.cluster, spec.settings, base_dir)
     for variant in spec.variants:
@@ -90,14 +92,18 @@ def _prepare(point: SweepPoint, name: str, base_dir: Path) -> Prepared:
 
 
 def _portable(raw: Mapping[str, Any], spec: ExperimentSpec, base_dir: Path) -> dict[str, Any]:
-    """With a description in place of a model folder."""
+    """With a description in place of a model folder, and with the content of a description's files."""
     plain = copy.deepcopy(dict(raw))
-    if spec.cluster.is_local:
+    cluster = spec.cluster
+    if cluster.is_local:
         from jettison.simulate.local import local_deployment  # torch, and only here
 
-        deployment = local_deployment(spec.cluster, spec.settings, base_dir)
+        deployment = local_deployment(cluster, spec.settings, base_dir)
         kept = {key: plain["cluster"][key] for key in ("link", "block_size") if key in plain["cluster"]}
         plain["cluster"] = {"description": deployment_to_document(deployment), **kept}
+    elif isinstance(cluster.description, str) or cluster.profile != AUTO:
+        kept = {key: value for key, value in plain["cluster"].items() if key not in ("description", "profile")}
+        plain["cluster"] = {"description": deployment_to_document(described(cluster, base_dir)), **kept}
     return plain
 
 

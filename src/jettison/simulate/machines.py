@@ -94,7 +94,7 @@ def resolve_machine(cluster: ClusterSpec, settings: Settings, base_dir: Path = P
 
         machine = of_deployment(local_deployment(cluster, settings, base_dir), cluster)
     else:
-        machine = of_deployment(_described(cluster, base_dir), cluster)
+        machine = of_deployment(described(cluster, base_dir), cluster)
     if machine.kv_tokens < 1:
         needed = machine.shape.parameter_bytes + machine.workspace_bytes
         raise BudgetError(
@@ -272,7 +272,8 @@ def _without_profile(deployment: Deployment, cluster: ClusterSpec) -> str:
     )
 
 
-def _described(cluster: ClusterSpec, base_dir: Path) -> Deployment:
+def described(cluster: ClusterSpec, base_dir: Path) -> Deployment:
+    """What a live cluster told of itself, with the profile that the spec names. Raises ConfigError."""
     deployment = _description(cluster, base_dir)
     if cluster.profile == AUTO:
         return deployment
