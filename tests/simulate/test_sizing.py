@@ -129,8 +129,8 @@ def test_each_point_of_a_sweep_has_its_own_objective_price_and_end(tmp_path: Pat
     by_slo, _ = planned(tmp_path, spec(variants=["recompute"], sweep={"slo.ttft_s": [4.0, 5.0]}), max_instances=4)
     assert [row["objective"]["ttft_p99_s"] for row in by_slo["rows"]] == [4.0, 5.0]
     ends = spec(variants=["recompute"], sweep={"plan.max_instances": [1, 3]})
-    document, _ = planned(tmp_path, ends, slo_ttft_p99_s=0.5)
-    assert document["objective"] == {"ttft_p99_s": 0.5, "tpot_p99_s": None}
+    document, _ = planned(tmp_path, ends, slo_ttft_p99_s=2.0)
+    assert document["objective"] == {"ttft_p99_s": 2.0, "tpot_p99_s": None}
     for row, end in zip(document["rows"], (1, 3), strict=True):
         assert row["max_instances"] == end and max(t["instances"] for t in row["trials"]) <= end
 
