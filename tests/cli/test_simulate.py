@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "simulate"))
 from specs import spec
 
 from jettison.cli.main import main
+from jettison.report.decisions import incidents_of
 from jettison.report.results import read_results
 
 
@@ -64,6 +65,27 @@ def test_explain_simulates_what_other_policies_would_have_done(
     assert set(incident["saved"]) == {"recompute", "swap (simulated)"}
 
 
+def test_explain_compares_inside_a_point_of_a_sweep_and_by_variant(tmp_path: Path) -> None:
+    variants = ["recompute", "drop", {"name": "patient", "policy": "drop", "settings": {"drop_dwell_ms": 60}}]
+    raw = spec(variants=variants, sweep={"cluster.instances": [2, 3]})
+    results, explained = tmp_path / "runs.json", tmp_path / "explained.json"
+    assert main(["simulate", str(written(tmp_path, raw)), "--json", str(results), "--processes", "1"]) == 0
+    runs = {run.name: run for run in read_results(results)}
+    for instances in (2, 3):
+        name = f"drop instances={instances}"
+        if not runs[name].events["drops"]:
+            assert instances > 2
+            continue
+        assert main(["explain", str(results), "--run", name, "--slo-ttft", "0.1", "--json", str(explained)]) == 0
+        theirs = {v: runs[f"{v} instances={instances}"] for v in ("recompute", "patient")}
+        (document,) = json.loads(explained.read_text())["runs"]
+        expected = incidents_of(runs[name], 0.1, theirs)
+        for found, incident in zip(document["incidents"], expected, strict=True):
+            assert {c["policy"]: c["num_over_slo"] for c in found["counterfactuals"]} == {
+                c.policy: c.num_over_slo for c in incident.counterfactuals
+            }
+
+
 def test_plan_finds_a_cluster(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(spec_file), "--slo-ttft-p99", "0.5", "--max-instances", "4", "--processes", "1"]) == 0
     assert "smallest cluster with P99 TTFT 0.5 s" in capsys.readouterr().out
@@ -96,6 +118,7 @@ BAD: list[tuple[list[str], object, str]] = [
      "cluster.memory_utilisation: qwen2.5-14b needs"),
     (["validate"], changed(), "cluster: only a model folder can be served on this machine"),
     (["validate"], changed(cluster={"model": "none"}), "cluster.model: there is no model folder none"),
+    (["validate"], changed(cluster={"model": "none"}, run={"until_s": 9}), "run.until_s acts on simulated runs only"),
 ]  # fmt: skip
 
 

@@ -324,3 +324,19 @@ def test_a_run_is_compared_with_the_first_that_met_the_same_arrivals() -> None:
     assert comparison_headers(runs) == ["", "a", "b", "against a", "c", "other arrivals", "d", "against c"]
     row = next(row for row in comparison_rows(runs) if row[0] == "TTFT p99")
     assert row[3::2] == ["4.00x", "-", "3.00x"]
+
+
+def test_a_sweep_s_runs_are_compared_inside_their_point() -> None:
+    def at(name: str, instances: int, ttft_s: float, *, seed: int = 0, detail: bool = True) -> RunResult:
+        run = make_run(name, ttft_s)
+        config = {"simulated": True, "point": {"cluster.instances": instances}, "seed": seed}
+        return replace(run, config=run.config | config, requests_detail=run.requests_detail if detail else None)
+
+    for detail in (True, False):
+        runs = [at("a", 2, 8.0, detail=detail), at("b", 2, 2.0, detail=detail), at("c", 4, 9.0, detail=detail),
+                at("d", 4, 3.0, detail=detail), at("e", 2, 3.0, seed=1, detail=detail)]  # fmt: skip
+        assert comparison_headers(runs) == [
+            "", "a", "b", "against a", "c", "other point", "d", "against c", "e", "other seed",
+        ]  # fmt: skip
+        row = next(row for row in comparison_rows(runs) if row[0] == "TTFT p99")
+        assert row[3::2] == ["4.00x", "-", "3.00x", "-"]

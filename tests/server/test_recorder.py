@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from fake_engine import FakeEngine
 
-from jettison.errors import ConfigError
+from jettison.errors import ConfigError, TraceError
 from jettison.server import recorder as module
 from jettison.server.recorder import TraceRecorder
 from jettison.types import NANOSECONDS
@@ -55,8 +55,19 @@ def test_files_rotate_and_never_exceed_their_size(tmp_path: Path) -> None:
     assert {p.name for p in tmp_path.iterdir()} == {"r.csv", "r.csv.1"}
     assert sum(p.stat().st_size for p in tmp_path.iterdir()) <= 1 << 16
     before, last = read_trace(tmp_path / "r.csv.1"), read_trace(path)
-    assert last.rows[-1].arrival_s == 9999
-    assert before.rows[-1].arrival_s + 1 == last.rows[0].arrival_s, "times run on from file to file"
+    for load in (before, last):
+        assert load.rows[0].arrival_s == 0.0 and load.mean_rate_per_s == pytest.approx(1.0, rel=0.01)
+    (tmp_path / "both.csv").write_bytes((tmp_path / "r.csv.1").read_bytes() + path.read_bytes())
+    both = read_trace(tmp_path / "both.csv")
+    assert [row.arrival_s for row in both.rows] == list(range(len(before.rows) + len(last.rows))), "times run on"
+    start_s = 10_000 - len(both.rows)
+    assert any(f"arrivals count from {start_s:.2f} s" in note for note in both.notes)
+
+
+def test_the_first_part_of_a_recording_counts_from_its_start(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    recorded(path, [(50.0, 1000, 1000, 0, False), (60.0, 9, 9, 0, False)])
+    assert [row.arrival_s for row in read_trace(path).rows] == [50.0, 60.0]
 
 
 def test_a_new_start_keeps_the_file_before(tmp_path: Path) -> None:
@@ -65,6 +76,10 @@ def test_a_new_start_keeps_the_file_before(tmp_path: Path) -> None:
     recorded(path, [(2.0, 2, 2, 0, False)])
     assert read_trace(path).rows[0].input_tokens == 2
     assert read_trace(tmp_path / "r.csv.1").rows[0].input_tokens == 1
+    both = tmp_path / "both.csv"
+    both.write_bytes((tmp_path / "r.csv.1").read_bytes() + path.read_bytes())
+    with pytest.raises(TraceError, match="line 6: part 1 of a recording does not follow part 1"):
+        read_trace(both)
 
 
 @pytest.mark.parametrize(("name", "reason"), [("no/folder/r.csv", "No such file"), ("r.csv.gz", "not packed")])

@@ -214,3 +214,11 @@ def test_a_flow_knows_what_it_has_sent() -> None:
 def test_impossible_links_are_refused(bad: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError):
         LinkSpec(*bad)
+
+
+@pytest.mark.parametrize(("host_rate", "expected"), [(GB, [2000, 2000]), (2 * GB, [1000, 500])])
+def test_links_of_one_class_and_rate_share_a_port(host_rate: int, expected: list[int]) -> None:
+    near = LinkSpec(GB, 0.0, link_class=LinkClass.PCIE)
+    host = LinkSpec(host_rate, 0.0, link_class=LinkClass.PCIE)
+    loop, net = network(inside=near, host=host, machine_of={0: 0, 1: 0})
+    assert ends(loop, net, (0, 1, 1000, FlowClass.KV), (0, host_of(0), 1000, FlowClass.KV)) == expected

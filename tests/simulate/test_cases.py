@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from specs import deployment, spec
 
 from jettison.cost.deployment import deployment_to_document
+from jettison.cost.profile_document import Fingerprint, StoredProfile
 from jettison.errors import BudgetError, ConfigError, TraceError
+from jettison.live.profile_file import save_profile
 from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import Case, cases_of, run_case
 from jettison.simulate.command import with_timelines
+from jettison.simulate.counterfactual import counterfactual_runs
+from jettison.simulate.spec import parse_spec
 from jettison.simulate.table import table_rows
 
 
@@ -30,6 +34,16 @@ def test_a_case_for_each_point_seed_and_variant() -> None:
         "recompute instances=3 seed=1", "drop instances=3 seed=1",
     ]
     assert cases[0].raw["variants"] == [{"policy": "recompute"}] and cases[3].raw["seeds"] == [1]
+
+
+def test_variants_that_are_null_or_have_no_name_are_run() -> None:
+    variants = [None, "recompute", {"name": None, "policy": "swap", "settings": None}, {"name": "last", "policy": None}]
+    cases = cases_of(spec(variants=variants), "file")
+    assert [case.variant for case in cases] == ["drop", "recompute", "swap", "last"]
+    assert [parse_spec(case.raw).variants[0].policy for case in cases] == ["drop", "recompute", "swap", "drop"]
+    swap = run_case(cases[2])
+    assert swap.config["policy"] == "swap"
+    assert list(counterfactual_runs(swap, ["recompute"], num_processes=1)) == ["recompute (simulated)"]
 
 
 def test_results_say_what_they_are_and_run_again_from_it() -> None:
@@ -82,6 +96,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], type[Exception], str]] = [
     ({"cluster": {"preset": "kunserve-a", "memory_utilisation": 0.3}}, BudgetError, "cluster.memory_utilisation: qwen"),
     ({"cluster": {"preset": "kunserve-a", "memory": "20GiB"}}, BudgetError, "cluster: kunserve-a (8 x qwen2.5-14b/a8"),
     ({"cluster": {"preset": "kunserve-a", "memory": "100GiB"}}, BudgetError, "cluster.memory: 107374182400 bytes are"),
+    ({"cluster": {"preset": "kunserve-a", "kv_tokens": 2_000_000}}, BudgetError, "cluster.kv_tokens: 2000000 tokens b"),
     ({"cluster": {"description": "nowhere.json"}}, ConfigError, "cluster.description: there is no file nowhere.json"),
     ({"cluster": {"description": {"format": "x"}}}, ConfigError, "cluster.description: format is 'x', not 'jettison-"),
     ({"cluster": {"model": "nowhere"}}, ConfigError, "cluster.model: there is no model folder nowhere"),
@@ -144,3 +159,45 @@ def test_a_description_reads_back(tmp_path: Path) -> None:
     inline = cases_of(spec(cluster={"description": deployment_to_document(deployment()), "instances": 3}), "file")
     hashes = {run_case(case).config["event_log_hash"] for case in (by_file[1], inline[1])}
     assert len(hashes) == 1
+
+
+@pytest.mark.parametrize(
+    ("cluster", "share"),
+    [
+        ({"preset": "kunserve-a", "instances": 2}, 0.344),
+        ({"preset": "kunserve-b", "instances": 2}, 0.423),
+        ({"preset": "kunserve-a", "instances": 2, "memory_utilisation": 0.5}, 0.344),
+        ({"preset": "kunserve-a", "instances": 2, "memory": "55GiB"}, 0.344 * 80 / 55),
+    ],
+)
+def test_presets_state_the_papers_parameter_share(cluster: dict[str, object], share: float) -> None:
+    raw = spec(cluster=cluster, workload={"rows": [[0, 50, 3]]}, variants=["recompute"], settings={})
+    run = run_case(cases_of(raw, "file")[0])
+    assert run.config["fairness"]["parameter_share"] == pytest.approx(share, abs=0.001)
+
+
+def test_a_case_carries_the_content_of_its_description_and_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs, elsewhere = tmp_path / "specs", tmp_path / "elsewhere"
+    specs.mkdir()
+    elsewhere.mkdir()
+    known = deployment()
+    assert known.profile is not None
+    (specs / "live.json").write_text(json.dumps(deployment_to_document(known)))
+    (specs / "bare.json").write_text(json.dumps(deployment_to_document(replace(known, profile=None))))
+    mark = Fingerprint("a machine", "c", "v", "float64", 1, "native")
+    save_profile(specs / "profile.json", StoredProfile(mark, known.profile))
+    for decoy in ("live.json", "bare.json", "profile.json"):
+        (elsewhere / decoy).write_text("{}")
+    found = [
+        run_case(cases_of(spec(cluster={**cluster, "instances": 3}), "file", specs)[1])
+        for cluster in ({"description": "live.json"}, {"description": "bare.json", "profile": "profile.json"})
+    ]
+    monkeypatch.chdir(elsewhere)
+    for run in found:
+        assert set(run.config["spec"]["cluster"]) == {"description", "instances"}
+        again = run_case(Case("drop", run.config["spec"], variant="drop", seed=run.config["seed"]))
+        assert again.config["event_log_hash"] == run.config["event_log_hash"]
+        (other,) = counterfactual_runs(run, ["recompute"], num_processes=1).values()
+        assert other.config["cluster"]["instances"] == 3

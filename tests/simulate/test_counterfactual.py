@@ -49,6 +49,19 @@ def test_a_simulated_run_s_counterfactual_is_the_other_run(drop_and_recompute: t
     assert incident.num_saved("recompute (simulated)") is not None
 
 
+def test_a_run_is_simulated_with_its_own_seed() -> None:
+    raw = spec(seeds=[3], timing={"noise": 0.3}, variants=["drop"])
+    (case,) = cases_of(raw, "file")
+    run = run_case(case)
+    (again,) = counterfactual_runs(run, ["drop"], num_processes=1).values()
+    assert again.ttft_s == run.ttft_s and again.config["seed"] == 3
+    (other,) = counterfactual_runs(replace(run, config=run.config | {"seed": 0}), ["drop"], num_processes=1).values()
+    assert other.ttft_s != run.ttft_s
+    live = {"policy": "drop", "deployment": deployment_to_document(deployment()), "seed": 3}
+    simulated = counterfactual_runs(replace(run, config=live), ["drop"], num_processes=1)
+    assert [found.config["seed"] for found in simulated.values()] == [3]
+
+
 def test_a_live_run_is_simulated_under_its_own_policy_as_well(drop_and_recompute: tuple[RunResult, RunResult]) -> None:
     drop, _ = drop_and_recompute
     live = replace(drop, config={"policy": "drop", "deployment": deployment_to_document(deployment())})

@@ -16,7 +16,7 @@ from scenarios import make_setup
 from jettison.report.results import read_results, summarize, write_results
 from jettison.sim.faults import Crash
 from jettison.simulate.clients import Edge, GapHistogram
-from jettison.simulate.run import SimulationOptions, simulate_workload
+from jettison.simulate.run import SimulationOptions, not_modelled, simulate_workload
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import TraceRow, Workload
 
@@ -112,3 +112,36 @@ def test_progress_is_told() -> None:
     seen: list[tuple[int, int]] = []
     simulate_workload(workload(), make_setup(), SimulationOptions(on_progress=lambda *n: seen.append(n)))
     assert seen == [(i, 100) for i in range(1, 101)]
+
+
+def test_what_a_recording_says_and_no_simulation_heeds_is_noted() -> None:
+    plain = Workload((TraceRow(0.0, 40, 5), TraceRow(0.1, 60, 3)), "two", "made up", ("a note",))
+    assert not_modelled(plain) == ()
+    rows = (TraceRow(0.0, 4000, 5, 3200, True), TraceRow(0.1, 60, 3), TraceRow(0.2, 10, 1, 0, True))
+    run = simulate_workload(replace(plain, rows=rows), make_setup())
+    assert list(run.config["fairness"]["arrivals"]) == [
+        "made up", "a note",
+        "3,200 of 4,070 input tokens came from a prefix cache where this was recorded: computed here",
+        "2 of 3 requests were offline where this was recorded: served as online here",
+    ]  # fmt: skip
+    assert run.config["workload"]["notes"] == list(run.config["fairness"]["arrivals"])[1:]
+
+
+@pytest.mark.parametrize("num_workers", [2, 3, 5])
+def test_a_static_pipeline_has_the_capacity_of_its_poorest_stages(num_workers: int) -> None:
+    setup = make_setup("pipeline", num_workers=num_workers)
+    run = simulate_workload(workload(num=5), setup)
+    # What its groups really hold, at the first sample.
+    groups = {name: points[0][1] for name, points in run.series.items() if name.startswith("kv_blocks_total/")}
+    held = sum(groups.values()) * setup.limits.block_size
+    header = run.config["fairness"]
+    assert len(groups) == (num_workers + 1) // 2
+    assert header["kv_capacity_tokens"] == header["merged_capacity_tokens"] == held
+
+
+def test_the_share_of_parameters_is_the_budget_s_unless_it_is_said() -> None:
+    setup = make_setup()
+    of_budget = setup.shape.parameter_bytes / setup.memory.budget_bytes
+    for said, expected in ((None, of_budget), (0.344, 0.344)):
+        run = simulate_workload(workload(num=5), setup, SimulationOptions(parameter_share=said))
+        assert run.config["fairness"]["parameter_share"] == pytest.approx(expected)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from specs import spec
 from jettison.errors import ConfigError
 from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import cases_of
-from jettison.simulate.sizing import Found, Objective, search, size_all
+from jettison.simulate.sizing import Found, Objective, Wanted, point_key, search, size_all, with_instances
 from jettison.simulate.sizing_command import size_command
 
 
@@ -58,7 +59,8 @@ def test_whatever_holds_what_is_found_was_tried_and_its_neighbours_below_fail(ho
 def test_sizing_agrees_with_every_number_of_instances_tried() -> None:
     raw = spec(seeds=2)
     objective = Objective(ttft_p99_s=0.25)
-    sizings = size_all(cases_of(raw, "file"), objective, 6, lambda cases: run_cases(cases, num_processes=1))
+    wanted = {point_key({}): Wanted(objective, 6)}
+    sizings = size_all(cases_of(raw, "file"), wanted, lambda cases: run_cases(cases, num_processes=1))
     for index, sizing in enumerate(sizings):
         smallest = None
         for number in range(1, 7):
@@ -96,3 +98,80 @@ def test_what_no_cluster_holds_is_one_line() -> None:
 def test_an_objective_is_needed() -> None:
     with pytest.raises(ConfigError, match="an objective is missing"):
         size_command(spec(), "little", Path())
+
+
+def planned(tmp_path: Path, raw: dict[str, Any], **flags: Any) -> tuple[dict[str, Any], str]:
+    """The document of ``plan``, and what it prints."""
+    console, out = Console(record=True, width=160), tmp_path / "plan.json"
+    size_command(raw, "little", Path(), json_out=out, num_processes=1, console=console, **flags)
+    return json.loads(out.read_text()), console.export_text()
+
+
+def test_each_point_of_a_sweep_has_its_own_objective_price_and_end(tmp_path: Path) -> None:
+    raw = spec(
+        variants=["recompute"], plan={"slo_ttft_p99_s": 9.0, "max_instances": 6},
+        sweep={"plan.slo_ttft_p99_s": [0.05, 5.0], "plan.price_per_gpu_hour": [1.0, 2.0]},
+    )
+    document, text = planned(tmp_path, raw)
+    assert "smallest cluster with its point's objective" in text and document["objective"] is None
+    rows = document["rows"]
+    assert [row["objective"]["ttft_p99_s"] for row in rows] == [0.05, 0.05, 5.0, 5.0]
+    assert rows[0]["instances"] is None or rows[0]["instances"] > rows[2]["instances"]
+    for cheap, dear in (rows[:2], rows[2:]):
+        assert cheap["instances"] == dear["instances"]
+        if cheap["instances"]:
+            assert dear["cost_per_day"] == pytest.approx(2 * cheap["cost_per_day"])
+    for row in rows:
+        limit = row["objective"]["ttft_p99_s"]
+        for trial in row["trials"]:
+            assert trial["holds"] == (trial["completed"] == trial["submitted"] and trial["ttft_p99_s"] <= limit)
+
+    by_slo, _ = planned(tmp_path, spec(variants=["recompute"], sweep={"slo.ttft_s": [4.0, 5.0]}), max_instances=4)
+    assert [row["objective"]["ttft_p99_s"] for row in by_slo["rows"]] == [4.0, 5.0]
+    ends = spec(variants=["recompute"], sweep={"plan.max_instances": [1, 3]})
+    document, _ = planned(tmp_path, ends, slo_ttft_p99_s=2.0)
+    assert document["objective"] == {"ttft_p99_s": 2.0, "tpot_p99_s": None}
+    for row, end in zip(document["rows"], (1, 3), strict=True):
+        assert row["max_instances"] == end and max(t["instances"] for t in row["trials"]) <= end
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags", "message"),
+    [
+        ({"sweep": {"cluster.instances": [4, 8]}}, {"slo_ttft_p99_s": 1.0}, "sweep.cluster.instances: `plan` looks"),
+        ({"sweep": {"plan.slo_ttft_p99_s": [1, 2]}}, {"slo_ttft_p99_s": 1.0},
+         "sweep.plan.slo_ttft_p99_s: --slo-ttft-p99 is given and beats it at every point"),
+        ({"sweep": {"plan.price_per_gpu_hour": [1, 2]}}, {"slo_ttft_p99_s": 1.0, "price_per_gpu_hour": 2.0},
+         "sweep.plan.price_per_gpu_hour: --price-per-gpu-hour is given"),
+        ({"sweep": {"slo.tpot_s": [1, 2]}, "plan": {"slo_tpot_p99_s": 1.0}}, {},
+         "sweep.slo.tpot_s: plan.slo_tpot_p99_s is given and beats it"),
+        ({"sweep": {"slo.ttft_s": [None, 2]}}, {}, "an objective is missing"),
+    ],
+)  # fmt: skip
+def test_sweeps_that_would_change_nothing_but_labels_are_refused(
+    changes: dict[str, Any], flags: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        size_command(spec(**changes), "little", Path(), **flags)
+    assert str(raised.value).startswith(message) and "\n" not in str(raised.value)
+
+
+def test_a_fault_of_a_worker_that_a_smaller_cluster_lacks_is_left_out_and_told(tmp_path: Path) -> None:
+    faults = [
+        {"kind": "slow", "at_s": 0.1, "worker": 0, "for_s": 0.2, "factor": 2.0},
+        {"kind": "crash", "at_s": 0.2, "worker": 1, "restart_after_s": 0.1},
+        {"kind": "cut", "at_s": 0.3, "a": 0, "b": 1},
+    ]
+    (case,) = cases_of(spec(variants=["recompute"], faults=faults), "file")
+    assert with_instances(case, 1).raw["faults"] == faults[:1] and with_instances(case, 2).raw["faults"] == faults
+    document, text = planned(
+        tmp_path, spec(variants=["recompute"], faults=faults), slo_ttft_p99_s=60.0, max_instances=4
+    )
+    (row,) = document["rows"]
+    assert {t["instances"]: t["faults_left_out"] for t in row["trials"]}[1] == 2
+    assert row["instances"] == 1 and "found holds without 2 of these" in text
+    drawn, text = planned(
+        tmp_path, spec(variants=["recompute"], faults={"number": 1, "span_s": 0.5}), slo_ttft_p99_s=60.0,
+        max_instances=2,
+    )
+    assert all(t["faults_left_out"] == 0 for t in drawn["rows"][0]["trials"]) and "fewer lack workers" not in text

@@ -138,6 +138,7 @@ def changed(place: str, value: object) -> dict[str, Any]:
         ("faults.0.kind", "crush", "faults[0].kind must be crash, cut, slow, delay or duplicate"),
         ("faults.2.factor", None, "faults[2].factor is missing"),
         ("timing.noise", -1, "timing.noise needs a number from 0 to 2"),
+        ("run.observe_interval_s", 1e-10, "run.observe_interval_s needs a number >= 0.001, not 1e-10"),
         ("run.until_s", 0, "run.until_s needs a number above 0"),
         ("plan.max_instances", 0, "plan.max_instances needs a whole number from 1"),
     ],
@@ -203,6 +204,14 @@ def test_sweeps_that_are_none(sweep: object, message: str) -> None:
     with pytest.raises(ConfigError) as raised:
         expand_sweep(whole() | {"sweep": sweep})
     assert str(raised.value).startswith(message)
+
+
+def test_a_variant_that_is_null_is_the_default_one() -> None:
+    raw = whole() | {"variants": [None, {"name": None, "policy": "swap", "settings": None}]}
+    assert parse_spec(raw).variants == (VariantSpec("drop"), VariantSpec("swap", "swap"))
+    changed = apply_settings(raw, ["variants.drop.settings.exchange=live", "variants.swap.name=other"])
+    live = VariantSpec("drop", "drop", {"exchange": "live"})
+    assert parse_spec(changed).variants == (live, VariantSpec("other", "swap"))
 
 
 def test_values_are_set_from_outside() -> None:

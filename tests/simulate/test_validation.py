@@ -13,10 +13,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from specs import deployment, spec
 
+from jettison.config.files import read_yaml_mapping
 from jettison.cost.deployment import deployment_to_document
 from jettison.cost.hostcosts import HostCosts
+from jettison.errors import ConfigError
 from jettison.report.results import RunResult, Summary
 from jettison.simulate.cases import cases_of, run_case
+from jettison.simulate.spec import parse_spec
+from jettison.simulate.sweeps import expand_sweep, set_at
+from jettison.simulate.validate_command import check_both_sides, validate_command
 from jettison.simulate.validation import Pair, compare, compare_means, worst
 
 COSTS = HostCosts(
@@ -115,3 +120,38 @@ def test_workers_that_die_while_they_share_leave_nobody_behind() -> None:
     for one in shared(faults=faults):
         assert one.requests.completed == one.requests.submitted
         assert one.events["worker_losses"] == 1
+
+
+SPECS = sorted((Path(__file__).parents[2] / "benchmarks" / "validation").glob("*.yaml"))
+
+
+def test_the_specs_of_the_benchmark_are_the_same_on_both_sides() -> None:
+    assert len(SPECS) == 6
+    for path in SPECS:
+        for point in expand_sweep(read_yaml_mapping(path, "the spec")):
+            check_both_sides(parse_spec(point.raw, path.stem))
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        ("faults", [{"kind": "crash", "at_s": 1, "worker": 0}]),
+        ("faults", {"number": 1, "span_s": 3}),
+        ("run.until_s", 10),
+        ("run.observe_interval_s", 0.1),
+        ("timing.noise", 0.1),
+        ("timing.command_s", 0.001),
+        ("cluster.link.gbps", 10),
+        ("cluster.link.latency_us", 3),
+    ],
+)
+def test_what_would_act_on_one_side_only_is_refused(place: str, value: object, tmp_path: Path) -> None:
+    raw: dict[str, Any] = read_yaml_mapping(SPECS[0], "the spec")
+    for swept in (False, True):
+        changed = dict(raw, cluster=dict(raw["cluster"]), **({"sweep": {place: [value]}} if swept else {}))
+        if not swept:
+            set_at(changed, place, value)
+        with pytest.raises(ConfigError, match="acts on simulated runs only") as told:
+            validate_command(changed, "x", tmp_path)
+        assert place.startswith(str(told.value).split()[0])
+    assert not list(tmp_path.iterdir()), "nothing is made or measured first"

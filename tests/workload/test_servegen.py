@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jettison.errors import ConfigError, TraceError
-from jettison.workload.servegen import ServeGenProfile, draw_servegen, read_servegen
+from jettison.workload.servegen import LEAST_SHAPES, ServeGenProfile, draw_servegen, read_servegen
 
 WINDOWS = """client_id,timestamp,rate,cv,pattern,param1,param2
 0,0,20,1.0,Gamma,1.0,0.05
@@ -55,6 +55,13 @@ def test_irregularity_is_kept_whatever_the_scale(profile: ServeGenProfile) -> No
         assert gaps.std() / gaps.mean() == pytest.approx(2.5, rel=0.25)  # Weibull of shape 0.45
 
 
+@pytest.mark.parametrize(("pattern", "shape"), LEAST_SHAPES.items())
+def test_the_least_shapes_can_be_drawn(tmp_path: Path, pattern: str, shape: float) -> None:
+    rows = "".join(f"{n},{at},0.05,1,{pattern},{shape},1\n" for n in range(20) for at in (0, 600))
+    profile = read_servegen(*files(tmp_path, WINDOWS.splitlines()[0] + "\n" + rows))
+    assert np.isfinite(draw_servegen(profile, 1).columns.arrival_s).all()
+
+
 def test_lengths_are_the_histograms(profile: ServeGenProfile) -> None:
     columns = draw_servegen(profile, 3).columns
     assert (columns.input_tokens == 10).mean() == pytest.approx(0.25, abs=0.02)
@@ -75,6 +82,8 @@ def test_a_part_of_the_time_starts_at_zero(profile: ServeGenProfile) -> None:
         (WINDOWS + "2,600,-1,1,Gamma,1,1\n", BINS, "line 6: rate is '-1'"),
         (WINDOWS + "2,600,1,1,Normal,1,1\n2,600\n", BINS, "2 bad rows, nothing loaded: line 6: pattern is 'Normal'"),
         (WINDOWS + "2,600,1,1,Gamma,0,1\n", BINS, "line 6: param1 is '0'"),
+        (WINDOWS + "2,600,1,1,Weibull,0.005,1\n", BINS, "line 6: param1 is '0.005', a Weibull shape of at least 0.05"),
+        (WINDOWS + "2,600,1,1,Gamma,1e-310,1\n", BINS, "line 6: param1 is '1e-310', a Gamma shape of at least 0.001"),
         (WINDOWS + "0,600,1,1,Gamma,1,1\n", BINS, "client 0 has two windows"),
         (WINDOWS + "0,1500,1,1,Gamma,1,1\n0,1750,1,1,Gamma,1,1\n", BINS, "do not start at multiples"),
         (WINDOWS.splitlines()[0] + "\n", BINS, "no window has a rate"),

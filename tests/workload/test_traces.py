@@ -226,6 +226,22 @@ def test_equal_workloads_are_equal_files(tmp_path: Path) -> None:
     assert (tmp_path / "one.csv.gz").read_bytes() == (tmp_path / "two.csv.gz").read_bytes()
 
 
+PART_2 = "# part: 2\n# source: a recording\narrival_s,input_tokens,output_tokens\n86400.50,2,3\n"
+
+
+def test_parts_of_a_recording_are_read_one_by_one_and_together(tmp_path: Path) -> None:
+    part_3 = PART_2.replace("part: 2", "part: 3").replace("86400.50", "86500.00,9,9\n86390.50")
+    two, three = (read_trace(write(tmp_path, name, text)) for name, text in (("2.csv", PART_2), ("3.csv", part_3)))
+    both = read_trace(write(tmp_path, "both.csv", PART_2 + part_3))
+    assert [row.arrival_s for row in two.rows] == [0.0]
+    assert [row.arrival_s for row in three.rows] == [0.0, 109.5]
+    assert [row.arrival_s for row in both.rows] == [0.0, 10.0, 109.5]
+    assert both.notes[-1] == "part 2 of a recording: arrivals count from 86390.50 s of it"
+    bare = PART_2.replace("2", "3", 1).removesuffix("86400.50,2,3\n")
+    empty_after = read_trace(write(tmp_path, "after.csv", PART_2 + bare))
+    assert len(empty_after.rows) == 1 and empty_after.source == "a recording"
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -235,6 +251,13 @@ def test_equal_workloads_are_equal_files(tmp_path: Path) -> None:
         ("arrival_s,input_tokens,output_tokens,class\n1,2,3,batch\n", "line 2: class is 'batch'"),
         ("arrival_s,input_tokens,output_tokens,cached_tokens\n1,2,3,4\n", "line 2: cached_tokens is 4, more than"),
         ("# only notes\n", "the file is empty"),
+        ("# part: 0\narrival_s,input_tokens,output_tokens\n1,2,3\n", "part is '0', a number from 1 is expected"),
+        (PART_2 + PART_2.replace("2", "4", 1), "line 5: part 4 of a recording does not follow part 2"),
+        (PART_2 + "# part: 3\n# note: x\n5,6,7\n", "line 5: part 3 of a recording has no header"),
+        (PART_2 + "# part: 3\n", "line 5: part 3 of a recording has no header"),
+        # Two traces that are no parts of one recording are not one trace.
+        ("arrival_s,input_tokens,output_tokens\n1,2,3\n" * 2, "line 3: arrival_s is 'arrival_s'"),
+        ("arrival_s,input_tokens,output_tokens\n1,2,3\n# part: 2\n", "line 3: 1 columns, the header has 3"),
     ],
 )
 def test_bad_files_of_our_own_say_why(tmp_path: Path, text: str, reason: str) -> None:

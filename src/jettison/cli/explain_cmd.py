@@ -48,14 +48,14 @@ def explain(
 ) -> None:
     """Show each decision with its inputs, its prediction and its outcome, and a card for each overload.
 
-    Runs of the same file that met the same arrivals under other policies say what
-    would have happened without the drop; --counterfactual simulates it, which needs
-    a cost profile of the machine (`jettison profile`).
+    Runs of the same file that met the same arrivals at the same point of a sweep say
+    what would have happened without the drop; --counterfactual simulates it, which
+    needs a cost profile of the machine (`jettison profile`).
     """
     from jettison.report.decisions import decisions_of, incidents_of
     from jettison.report.explain import explain_document, print_decisions, print_incident
     from jettison.report.output import check_writable, write_whole
-    from jettison.report.results import met_the_same, read_results
+    from jettison.report.results import read_results
     from jettison.report.terminal import spinner
     from jettison.simulate.counterfactual import counterfactual_runs, parse_policies, told_if_far, untold_of
 
@@ -69,7 +69,7 @@ def explain(
     console = Console()
     documents = []
     for run in chosen:
-        others = {r.config.get("policy") or r.name: r for r in runs if r is not run and met_the_same(r, run)}
+        others = _others(run, runs)
         simulated: dict[str, RunResult] = {}
         if policies:
             _warn_of_profile(run, profile)
@@ -88,6 +88,19 @@ def explain(
         documents.append(explain_document(run, incidents, warning))
     if json_out is not None:
         write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
+
+
+def _others(run: RunResult, runs: Sequence[RunResult]) -> dict[str, RunResult]:
+    """What met the same as ``run``, by variant, or by policy where there are none; by its own name where that is
+    taken."""
+    from jettison.report.results import met_the_same
+
+    others: dict[str, RunResult] = {}
+    for other in runs:
+        if other is not run and met_the_same(other, run):
+            label = other.config.get("variant") or other.config.get("policy") or other.name
+            others[other.name if label in others else label] = other
+    return others
 
 
 def _warn_of_profile(run: RunResult, profile: Path | None) -> None:

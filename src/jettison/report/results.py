@@ -339,10 +339,25 @@ def _plain(value: Any) -> Any:
 
 
 def met_the_same(other: RunResult, run: RunResult) -> bool:
-    """Equal arrivals and lengths, request by request."""
+    """Equal arrivals and lengths, request by request, under equal conditions (``shares_conditions``)."""
+    return bool(_load(run)) and _load(other) == _load(run) and shares_conditions(other, run)
 
-    def load(result: RunResult) -> list[tuple[float, int, int]]:
-        details = result.requests_detail or []
-        return [(row["scheduled_s"], row["input_tokens"], row["wanted_tokens"]) for row in details]
 
-    return bool(load(run)) and load(other) == load(run)
+def has_other_arrivals(other: RunResult, run: RunResult) -> bool:
+    """Both keep their requests one by one, and these are not the same."""
+    return bool(_load(run)) and bool(_load(other)) and _load(other) != _load(run)
+
+
+def shares_conditions(other: RunResult, run: RunResult) -> bool:
+    """The same point of a sweep, and simulated runs the same seed: what differs is a matter of the variants.
+
+    A live run's seed makes its prompts' contents only, so it does not count.
+    """
+    if (other.config.get("point") or {}) != (run.config.get("point") or {}):
+        return False
+    are_simulated = other.config.get("simulated", False) and run.config.get("simulated", False)
+    return not are_simulated or other.config.get("seed") == run.config.get("seed")
+
+
+def _load(run: RunResult) -> list[tuple[float, int, int]]:
+    return [(row["scheduled_s"], row["input_tokens"], row["wanted_tokens"]) for row in run.requests_detail or []]

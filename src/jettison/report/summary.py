@@ -10,7 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jettison.report.results import METRIC_DEFINITIONS, RunResult, met_the_same
+from jettison.report.results import (
+    METRIC_DEFINITIONS,
+    RunResult,
+    has_other_arrivals,
+    met_the_same,
+    shares_conditions,
+)
 from jettison.report.terminal import print_line, print_whole
 
 _WHOLE_FROM = 1000
@@ -71,7 +77,7 @@ def ratio(run: RunResult, baseline: RunResult, metric: Metric) -> float | None:
 
 def comparison_rows(runs: Sequence[RunResult]) -> list[list[str]]:
     """Cells of the comparison, a row a metric: label, each run's figure, and after each but the first its ratio to the
-    first run that met the same arrivals."""
+    first run that met the same arrivals at the same point of a sweep."""
     rows = []
     baselines = [_baseline(runs, run) for run in runs]
     for metric in METRICS:
@@ -127,16 +133,24 @@ def comparison_headers(runs: Sequence[RunResult]) -> list[str]:
     headers = [""]
     for index, run in enumerate(runs):
         baseline = _baseline(runs, run)
-        against = "other arrivals" if baseline is run else f"against {baseline.name}"
+        against = _why_alone(runs[0], run) if baseline is run else f"against {baseline.name}"
         headers += [run.name, against] if index else [run.name]
     return headers
 
 
 def _baseline(runs: Sequence[RunResult], run: RunResult) -> RunResult:
-    """The first run that met the same arrivals; the first of all where requests were not kept one by one."""
-    if not run.requests_detail or not runs[0].requests_detail:
-        return runs[0]
-    return next(other for other in runs if other is run or met_the_same(other, run))
+    """The first run that met the same arrivals under the same conditions; where requests were not kept one by one, the
+    first under the same conditions."""
+    is_known = bool(run.requests_detail) and bool(runs[0].requests_detail)
+    is_equal = met_the_same if is_known else shares_conditions
+    return next(other for other in runs if other is run or is_equal(other, run))
+
+
+def _why_alone(first: RunResult, run: RunResult) -> str:
+    """What tells a run from the first of all, where no run before it is its baseline."""
+    if (first.config.get("point") or {}) != (run.config.get("point") or {}):
+        return "other point"
+    return "other arrivals" if has_other_arrivals(first, run) else "other seed"
 
 
 FAIRNESS_LABELS = {

@@ -2,7 +2,8 @@
 
 No text, no token, no id, no client, no wall-clock time: an arrival is seconds since recording began, rounded. The event
 loop appends a tuple; a thread of its own writes, a few times a second. What the disk refuses stops the recording and
-never the serving. The file is ``workload.traces``' own format, bounded in size.
+never the serving. The file is ``workload.traces``' own format, bounded in size: a recording is cut into numbered parts,
+whose times run on, and of which the last two are kept.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import IO
 from jettison import __version__
 from jettison.errors import ConfigError
 from jettison.types import NANOSECONDS
-from jettison.workload.formats import CLASSES, OUR_COLUMNS, OUR_EXTRA_COLUMNS
+from jettison.workload.formats import CLASSES, OUR_COLUMNS, OUR_EXTRA_COLUMNS, PART
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ class TraceRecorder:
         self._thread: threading.Thread | None = None
         self._file: IO[bytes] | None = None
         self._num_bytes = 0
+        self._num_parts = 0
         self._num_left_out = 0
         self._start_ns = 0
 
@@ -143,5 +145,7 @@ class TraceRecorder:
         # Readable by its owner alone: lengths and times say something about who asks.
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         self._file = os.fdopen(descriptor, "wb")
-        head = [*(f"# {line}" for line in _ABOUT), ",".join((*OUR_COLUMNS, *OUR_EXTRA_COLUMNS)), ""]
+        self._num_parts += 1
+        about = (f"{PART}: {self._num_parts}", *_ABOUT)
+        head = [*(f"# {line}" for line in about), ",".join((*OUR_COLUMNS, *OUR_EXTRA_COLUMNS)), ""]
         self._num_bytes = self._file.write("\n".join(head).encode("ascii"))

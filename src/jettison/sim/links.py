@@ -63,10 +63,17 @@ class LinkSpec:
 
 
 class PortId(NamedTuple):
-    """One worker's port of one class."""
+    """One worker's port of one kind. Links of a class that differ in rate are other hardware, and share nothing."""
 
     worker_id: WorkerId
     link_class: LinkClass
+    bytes_per_s: float
+    duplex_efficiency: float
+
+    @classmethod
+    def of(cls, worker_id: WorkerId, link: LinkSpec) -> PortId:
+        """The worker's end of a link."""
+        return cls(worker_id, link.link_class, link.bytes_per_s, link.duplex_efficiency)
 
 
 @dataclass(frozen=True, slots=True)

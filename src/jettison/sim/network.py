@@ -140,7 +140,7 @@ class Network:
     def _capacities(self, src: WorkerId, dst: WorkerId) -> tuple[Capacity, ...]:
         link = self.topology.link(src, dst)
         limit = link.bytes_per_s / NANOSECONDS
-        source, sink = PortId(src, link.link_class), PortId(dst, link.link_class)
+        source, sink = PortId.of(src, link), PortId.of(dst, link)
         if source not in self._out:
             self._add_port(source, limit, link.duplex_efficiency)
         if sink not in self._out:

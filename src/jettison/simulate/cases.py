@@ -1,6 +1,7 @@
 """Which runs a spec has, and one of them from beginning to end.
 
-A case is plain data: it goes to another process, and into the result file, from which it can be run again.
+A case is plain data: it goes to another process, and into the result file, from which it can be run again: anywhere,
+but for traces, which stay files and are looked for as ``simulate.workloads`` says.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from typing import Any
 
 from jettison.cost.deployment import deployment_to_document
 from jettison.errors import ConfigError
+from jettison.live.profile_file import AUTO
 from jettison.report.results import RunResult
 from jettison.report.timeline import Timeline
 from jettison.sim.faults import Fault, draw_faults
 from jettison.simulate.loads import OnPilot, find_factor
-from jettison.simulate.machines import Machine, cluster_setup, edge_of, resolve_config, resolve_machine
+from jettison.simulate.machines import Machine, cluster_setup, described, edge_of, resolve_config, resolve_machine
 from jettison.simulate.run import SimulationOptions, simulate_workload
-from jettison.simulate.spec import ExperimentSpec, RandomFaults, parse_spec
+from jettison.simulate.spec import DEFAULT_POLICY, ExperimentSpec, RandomFaults, parse_spec
 from jettison.simulate.sweeps import SweepPoint, expand_sweep
 from jettison.simulate.workload_spec import WorkloadSpec
 from jettison.simulate.workloads import build_workload
@@ -66,10 +68,10 @@ def cases_of(
             same = replace(spec, cluster=first.cluster, settings=first.settings)
             factors[key] = find_factor(same, machine, base_dir, on_pilot=on_pilot)
         for seed in spec.seeds:
-            for variant in spec.variants:
+            for index, variant in enumerate(spec.variants):
                 parts = [variant.name, point.label, f"seed={seed}" if len(spec.seeds) > 1 else ""]
                 cases.append(Case(
-                    " ".join(part for part in parts if part), _one(plain, variant.name, seed), point.values,
+                    " ".join(part for part in parts if part), _one(plain, index, seed), point.values,
                     variant.name, seed, factors[key], str(base_dir),
                 ))  # fmt: skip
     return cases
@@ -79,7 +81,7 @@ Prepared = tuple[ExperimentSpec, Machine, dict[str, Any]]
 
 
 def _prepare(point: SweepPoint, name: str, base_dir: Path) -> Prepared:
-    """Parsed, resolved, and as plain data that needs no model folder."""
+    """Parsed, resolved, and as plain data that needs no model folder, description or profile."""
     spec = parse_spec(point.raw, name)
     machine = resolve_machine(spec.cluster, spec.settings, base_dir)
     for variant in spec.variants:
@@ -90,21 +92,25 @@ def _prepare(point: SweepPoint, name: str, base_dir: Path) -> Prepared:
 
 
 def _portable(raw: Mapping[str, Any], spec: ExperimentSpec, base_dir: Path) -> dict[str, Any]:
-    """With a description in place of a model folder."""
+    """With a description in place of a model folder, and with the content of a description's files."""
     plain = copy.deepcopy(dict(raw))
-    if spec.cluster.is_local:
+    cluster = spec.cluster
+    if cluster.is_local:
         from jettison.simulate.local import local_deployment  # torch, and only here
 
-        deployment = local_deployment(spec.cluster, spec.settings, base_dir)
+        deployment = local_deployment(cluster, spec.settings, base_dir)
         kept = {key: plain["cluster"][key] for key in ("link", "block_size") if key in plain["cluster"]}
         plain["cluster"] = {"description": deployment_to_document(deployment), **kept}
+    elif isinstance(cluster.description, str) or cluster.profile != AUTO:
+        kept = {key: value for key, value in plain["cluster"].items() if key not in ("description", "profile")}
+        plain["cluster"] = {"description": deployment_to_document(described(cluster, base_dir)), **kept}
     return plain
 
 
-def _one(plain: Mapping[str, Any], variant: str, seed: int) -> dict[str, Any]:
-    """The spec of a single run."""
-    variants = [v if isinstance(v, dict) else {"policy": v} for v in plain.get("variants") or ["drop"]]
-    chosen = next(v for v in variants if v.get("name", v.get("policy", "drop")) == variant)
+def _one(plain: Mapping[str, Any], index: int, seed: int) -> dict[str, Any]:
+    """The spec of a single run: of the variant with this number."""
+    written = (plain.get("variants") or [DEFAULT_POLICY])[index]
+    chosen = {"policy": written} if isinstance(written, str) else dict(written or {})
     kept = {key: value for key, value in plain.items() if key not in ("variants", "seeds", "sweep", "plan")}
     return {**kept, "variants": [chosen], "seeds": [seed]}
 
@@ -129,6 +135,7 @@ def run_case(case: Case, on_progress: OnProgress | None = None) -> RunResult:
         prompts=PromptMaker(seed=case.seed) if config.memory.enable_prefix_caching else None,
         slo_ttft_s=spec.slo.ttft_s,
         slo_tpot_s=spec.slo.tpot_s,
+        parameter_share=machine.parameter_share,
         on_progress=on_progress,
         observer=timeline,
     )
@@ -150,9 +157,14 @@ def _faults(spec: ExperimentSpec, machine: Machine) -> tuple[Fault, ...]:
         drawn = spec.faults
         return draw_faults(drawn.seed, range(machine.num_instances), drawn.span_s, drawn.number)
     for index, fault in enumerate(spec.faults):
-        named = [getattr(fault, key) for key in ("worker_id", "a", "b") if hasattr(fault, key)]
-        if max(named) >= machine.num_instances:
+        highest = max(workers_of(fault))
+        if highest >= machine.num_instances:
             raise ConfigError(
-                f"faults[{index}] names worker {max(named)}: the workers are 0 to {machine.num_instances - 1}"
+                f"faults[{index}] names worker {highest}: the workers are 0 to {machine.num_instances - 1}"
             )
     return spec.faults
+
+
+def workers_of(fault: Fault) -> list[int]:
+    """The workers that a fault names: one, or the two ends of a link."""
+    return [getattr(fault, key) for key in ("worker_id", "a", "b") if hasattr(fault, key)]

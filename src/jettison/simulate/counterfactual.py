@@ -53,16 +53,16 @@ def counterfactual_runs(
     """
     if profile is None and is_live(run):
         _check_profiled(run, policies, run_file)
-    cases = []
+    cases, seed = [], _seed(run)
     with_what = FOREIGN if profile is not None and told_of_profile(run, profile) is not None else ""
     own = run.config.get("policy")
     asked = [*policies, own] if is_live(run) and own in POLICIES and own not in policies else policies
     for policy in asked:
         name = f"{policy}{OWN}{with_what})" if policy == own else f"{policy} (simulated{with_what})"
-        cases.append(Case(name, _spec(run, policy, profile), variant=policy))
+        cases.append(Case(name, _spec(run, policy, profile), variant=policy, seed=seed))
     for case in cases:
         spec = parse_spec(case.raw, run.name)
-        cluster_setup(resolve_machine(spec.cluster, spec.settings), spec, spec.variants[0], 0)
+        cluster_setup(resolve_machine(spec.cluster, spec.settings), spec, spec.variants[0], seed)
     return {result.name: result for result in run_cases(cases, num_processes=num_processes)}
 
 
@@ -138,6 +138,12 @@ def _check_profiled(run: RunResult, policies: Sequence[str], run_file: Path) -> 
     )
 
 
+def _seed(run: RunResult) -> int:
+    """Of the run's prompts and noise."""
+    seed = run.config.get("seed")
+    return seed if isinstance(seed, int) and seed >= 0 else 0
+
+
 def _spec(run: RunResult, policy: str, profile: Path | None) -> dict[str, Any]:
     """Of the recorded arrivals under a policy."""
     rows = recorded_rows(run)
@@ -151,14 +157,14 @@ def _spec(run: RunResult, policy: str, profile: Path | None) -> dict[str, Any]:
                 "server of this version do"
             )
         cluster = {"description": deployment} | ({} if profile is None else {"profile": str(profile)})
-        return {"cluster": cluster, "workload": workload, "variants": [variant]}
+        return {"cluster": cluster, "workload": workload, "variants": [variant], "seeds": [_seed(run)]}
     if profile is not None:
         raise UserError(f"--profile: the run {run.name!r} was simulated, its spec says with what")
     spec = run.config.get("spec")
     if not isinstance(spec, Mapping):
         raise UserError(f"the run {run.name!r} does not carry its spec (config.spec): run it with `jettison simulate`")
     kept = {key: spec[key] for key in ("cluster", "settings", "timing", "faults", "run") if key in spec}
-    settings = spec["variants"][0].get("settings", {})
+    settings = spec["variants"][0].get("settings") or {}
     return {**kept, "workload": workload, "variants": [{**variant, "settings": settings}], "seeds": spec["seeds"]}
 
 

@@ -65,6 +65,8 @@ class Machine:
     caches_prefixes: bool = False
     """Prefix caching where the settings do not say: only a cluster that was measured had it on."""
     core_knows_profile: bool = True
+    parameter_share: float | None = None
+    """Of the GPUs' whole memory, as the papers state it. None: not of GPUs, or the spec says how much there is."""
 
     @property
     def kv_tokens(self) -> int:
@@ -95,7 +97,7 @@ def resolve_machine(cluster: ClusterSpec, settings: Settings, base_dir: Path = P
 
         machine = of_deployment(local_deployment(cluster, settings, base_dir), cluster)
     else:
-        machine = of_deployment(_described(cluster, base_dir), cluster)
+        machine = of_deployment(described(cluster, base_dir), cluster)
     if machine.kv_tokens < 1:
         needed = machine.shape.parameter_bytes + machine.workspace_bytes
         raise BudgetError(
@@ -111,16 +113,17 @@ def resolve_machine(cluster: ClusterSpec, settings: Settings, base_dir: Path = P
 def _of_presets(cluster: ClusterSpec) -> Machine:
     preset = _cluster_preset(cluster)
     instance = preset.instance
-    between, inside = _link(preset.scale_out, instance, cluster.link), preset.scale_up
-    near = LinkClass.PCIE if instance.gpu.nvlink_bytes_per_s is None else LinkClass.NVLINK
+    is_inside, unchanged = _changes_inside(cluster, preset), LinkChange()
+    inside = preset.scale_up
     topology = Topology(
-        between=between,
-        inside=None if inside is None else _spec_of(inside, near),
+        between=_link(preset.scale_out, instance, unchanged if is_inside else cluster.link),
+        inside=None if inside is None else _link(inside, instance, cluster.link if is_inside else unchanged),
         host=LinkSpec.of(LinkClass.PCIE, instance.host_link_bytes_per_s),
         machine_of={i: i // preset.instances_per_node for i in range(preset.num_instances)},
     )
-    slowest = between if inside is None or preset.num_instances > preset.instances_per_node else topology.inside
-    assert slowest is not None
+    # What plans count on: a plan may join any two instances.
+    others = range(1, preset.num_instances) if preset.num_instances > 1 else (0,)
+    slowest = min((topology.link(0, other) for other in others), key=lambda link: link.bytes_per_s)
     profile = replace(preset.profile(), link_bytes_per_s=slowest.bytes_per_s, link_latency_s=slowest.latency_s)
     return Machine(
         name=f"{preset.name} ({preset.num_instances} x {instance.name})",
@@ -130,7 +133,28 @@ def _of_presets(cluster: ClusterSpec) -> Machine:
         budget_bytes=_budget_bytes(cluster, instance),
         profile=profile,
         topology=topology,
+        parameter_share=(
+            instance.parameter_share if cluster.memory_bytes is None and cluster.kv_tokens is None else None
+        ),
     )
+
+
+def changes_inside(cluster: ClusterSpec) -> bool | None:
+    """Whether ``cluster.link`` is about the link inside a node (True) or between nodes; None where it changes nothing,
+    or where there is but one. Raises ConfigError."""
+    if cluster.preset is None or cluster.link == LinkChange():
+        return None
+    return _changes_inside(cluster, _cluster_preset(cluster))
+
+
+def _changes_inside(cluster: ClusterSpec, preset: ClusterPreset) -> bool:
+    """As the spec says; else what joins its instances: the link inside a node where they are all in one."""
+    said = cluster.link.within_node
+    if said and preset.scale_up is None:
+        raise ConfigError(f"cluster.link.within_node: {preset.name} has no link inside a node")
+    if said is not None:
+        return said
+    return preset.scale_up is not None and preset.num_instances <= preset.instances_per_node
 
 
 def _cluster_preset(cluster: ClusterSpec) -> ClusterPreset:
@@ -156,25 +180,26 @@ def _cluster_preset(cluster: ClusterSpec) -> ClusterPreset:
 
 def _budget_bytes(cluster: ClusterSpec, instance: InstancePreset) -> int:
     if cluster.memory_bytes is not None:
-        if cluster.memory_bytes > instance.memory_bytes:
-            raise BudgetError(
-                f"cluster.memory: {cluster.memory_bytes} bytes are more than the {instance.memory_bytes} of "
-                f"{instance.num_gpus} x {instance.gpu.name}"
-            )
-        return cluster.memory_bytes
-    if cluster.kv_tokens is not None:
-        return instance.parameter_bytes + cluster.kv_tokens * instance.kv_bytes_per_token
-    return instance.budget_bytes
+        wanted, what = cluster.memory_bytes, f"cluster.memory: {cluster.memory_bytes} bytes are"
+    elif cluster.kv_tokens is not None:
+        wanted = instance.parameter_bytes + cluster.kv_tokens * instance.kv_bytes_per_token
+        what = f"cluster.kv_tokens: {cluster.kv_tokens} tokens beside the parameters are {wanted} bytes,"
+    else:
+        return instance.budget_bytes
+    if wanted > instance.memory_bytes:
+        gpus = f"{instance.num_gpus} x {instance.gpu.name}"
+        raise BudgetError(f"{what} more than the {instance.memory_bytes} of {gpus}")
+    return wanted
 
 
 def _link(preset: LinkPreset, instance: InstancePreset, change: LinkChange) -> LinkSpec:
-    """The link between instances, as the preset or the spec has it: all GPUs' cards together."""
+    """A link between instances, as the preset or the spec has it: all GPUs' cards together."""
     line = preset.line_bytes_per_s if change.gbps is None else instance.num_gpus * change.gbps * 1e9 / 8
     return _changed(replace(preset, line_bytes_per_s=line), change)
 
 
 def _changed(preset: LinkPreset, change: LinkChange) -> LinkSpec:
-    link_class = LinkClass(change.link_class or (LinkClass.ETHERNET if preset.name[-4:] == "Gbps" else LinkClass.RDMA))
+    link_class = LinkClass(change.link_class or _usual_class(preset))
     latency_s = preset.latency_s
     if change.link_class is not None:
         latency_s = LATENCY_S[link_class]
@@ -186,6 +211,15 @@ def _changed(preset: LinkPreset, change: LinkChange) -> LinkSpec:
         duplex_efficiency=preset.duplex_efficiency if change.duplex_efficiency is None else change.duplex_efficiency,
     )
     return _spec_of(changed, link_class)
+
+
+def _usual_class(preset: LinkPreset) -> LinkClass:
+    """By its name, which says what it is made of."""
+    if "NVLink" in preset.name:
+        return LinkClass.NVLINK
+    if preset.name.startswith("PCIe"):
+        return LinkClass.PCIE
+    return LinkClass.ETHERNET if preset.name.endswith("Gbps") else LinkClass.RDMA
 
 
 def _spec_of(preset: LinkPreset, link_class: LinkClass) -> LinkSpec:
@@ -241,7 +275,8 @@ def _without_profile(deployment: Deployment, cluster: ClusterSpec) -> str:
     )
 
 
-def _described(cluster: ClusterSpec, base_dir: Path) -> Deployment:
+def described(cluster: ClusterSpec, base_dir: Path) -> Deployment:
+    """What a live cluster told of itself, with the profile that the spec names. Raises ConfigError."""
     deployment = _description(cluster, base_dir)
     if cluster.profile == AUTO:
         return deployment

@@ -13,10 +13,11 @@ Baselines differ in ``setup.params.overload_policy``; as in a live engine they r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jettison.core.cluster import initial_groups
 from jettison.core.observing import RunObserver
 from jettison.report.fairness import FairnessHeader, measured_demand, measured_in
 from jettison.report.results import METRIC_DEFINITIONS, RunResult, build_run
@@ -26,6 +27,7 @@ from jettison.sim.setup import ClusterSetup
 from jettison.simulate.clients import Clients, Edge
 from jettison.simulate.observe import Observer
 from jettison.types import NANOSECONDS
+from jettison.workload.conditions import capacity_tokens
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import Workload
 
@@ -49,6 +51,9 @@ class SimulationOptions:
     """Token ids; needed only where prefixes are cached. None: the same token over and over."""
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
+    parameter_share: float | None = None
+    """For the fairness header: of a device's whole memory, where that is more than an instance may use. None: of what
+    an instance may use."""
     on_progress: Callable[[int, int], None] | None = None
     """Called with (requests ended, requests in all) as they end."""
     on_start: Callable[[SimulatedCluster], None] | None = None
@@ -105,21 +110,42 @@ def _result(
     workload: Workload, cluster: SimulatedCluster, clients: Clients, observer: Observer, options: SimulationOptions,
     detail: bool,
 ) -> RunResult:
+    notes = (*workload.notes, *not_modelled(workload))
     run = build_run(
-        options.name, clients.records, config=_config(workload, cluster, options), events=observer.events(),
+        options.name, clients.records, config=_config(workload, notes, cluster, options), events=observer.events(),
         series=observer.series, client={"lag_s": dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 0.0),
                                         "max_open_requests": clients.most_open},
         slo_ttft_s=options.slo_ttft_s, slo_tpot_s=options.slo_tpot_s, detail=detail,
     )
     if not detail:
         run.itl_s = clients.gaps.summary()
-    run.config["fairness"] = _fairness(workload, cluster, clients, options).as_dict()
+    run.config["fairness"] = _fairness(workload, notes, cluster, clients, options).as_dict()
     return run
 
 
-def _config(workload: Workload, cluster: SimulatedCluster, options: SimulationOptions) -> dict[str, Any]:
+def not_modelled(workload: Workload) -> tuple[str, ...]:
+    """What a recording says of its requests that a simulation does not heed, a note each."""
+    columns, notes = workload.columns, []
+    if columns.cached_tokens is not None:
+        cached, total = int(columns.cached_tokens.sum()), int(columns.input_tokens.sum())
+        notes.append(
+            f"{cached:,} of {total:,} input tokens came from a prefix cache where this was recorded: computed here"
+        )
+    if columns.is_offline is not None:
+        notes.append(
+            f"{int(columns.is_offline.sum()):,} of {len(columns):,} requests were offline where this was recorded: "
+            "served as online here"
+        )
+    return tuple(notes)
+
+
+def _config(
+    workload: Workload, notes: Sequence[str], cluster: SimulatedCluster, options: SimulationOptions
+) -> dict[str, Any]:
     setup = cluster.setup
-    link = setup.topology.between
+    topology = setup.topology
+    # Workers are numbered node by node: what joins the first and the last is inside a node only if all are in it.
+    link = topology.link(0, setup.num_workers - 1)
     return {
         "simulated": True,
         "policy": setup.params.overload_policy,
@@ -133,6 +159,7 @@ def _config(workload: Workload, cluster: SimulatedCluster, options: SimulationOp
             "link_bytes_per_s": link.bytes_per_s,
             "link_latency_s": link.latency_s,
             "link_duplex_efficiency": link.duplex_efficiency,
+            "link_within_node_bytes_per_s": None if topology.inside is None else topology.inside.bytes_per_s,
             "coordinate_links": setup.coordinate_links,
         },
         "edge_s": {"request": options.edge.request_s, "response": options.edge.response_s},
@@ -142,7 +169,7 @@ def _config(workload: Workload, cluster: SimulatedCluster, options: SimulationOp
         "workload": {
             "name": workload.name,
             "source": workload.source,
-            "notes": list(workload.notes),
+            "notes": list(notes),
             "num_requests": len(workload.rows),
             "duration_s": workload.duration_s,
             "mean_rate_per_s": workload.mean_rate_per_s,
@@ -152,22 +179,32 @@ def _config(workload: Workload, cluster: SimulatedCluster, options: SimulationOp
 
 
 def _fairness(
-    workload: Workload, cluster: SimulatedCluster, clients: Clients, options: SimulationOptions
+    workload: Workload, notes: Sequence[str], cluster: SimulatedCluster, clients: Clients, options: SimulationOptions
 ) -> FairnessHeader:
     """Demand as this run measured it, queue included."""
     setup = cluster.setup
     mean_tokens, peak_tokens = measured_demand(clients.records, workload.duration_s)
     num, shape = setup.num_workers, setup.shape
-    block_size = setup.limits.block_size
-    capacity = sum(w.full_blocks for w in cluster.core.state.workers.values()) * block_size
+    capacity = _capacity_tokens(setup)
     token_bytes = shape.num_layers * shape.kv_bytes_per_token_layer
     spare_copies = 0 if setup.params.overload_policy == "pipeline" else num - 1
+    share = options.parameter_share
     return FairnessHeader(
         mean_demand_tokens=mean_tokens,
         peak_demand_tokens=peak_tokens,
         demand_model=measured_in(options.name),
-        parameter_share=shape.parameter_bytes / setup.memory.budget_bytes,
+        parameter_share=shape.parameter_bytes / setup.memory.budget_bytes if share is None else share,
         kv_capacity_tokens=float(capacity),
         merged_capacity_tokens=float(capacity + math.floor(spare_copies * shape.parameter_bytes / token_bytes)),
-        arrivals=(workload.source, *workload.notes),
+        arrivals=(workload.source, *notes),
+    )
+
+
+def _capacity_tokens(setup: ClusterSetup) -> int:
+    """KV tokens of all groups that the cluster starts with: a static pipeline has as many as its poorest stage."""
+    memory = setup.memory
+    return capacity_tokens(
+        setup.shape, initial_groups(setup.params.overload_policy, range(setup.num_workers), setup.shape),
+        budget_bytes=memory.budget_bytes, workspace_bytes=memory.workspace_bytes, page_bytes=memory.page_bytes,
+        block_size=setup.limits.block_size,
     )

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jettison.report.results import RunResult
-from jettison.simulate.cases import Case
+from jettison.simulate.cases import Case, workers_of
+from jettison.simulate.machines import changes_inside
+from jettison.simulate.spec import DEFAULT_POLICY, parse_spec
 
 NEIGHBOURS = 2
 """So many smaller clusters must fail in a row before the smallest is believed."""
@@ -94,6 +96,16 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked at one point of a sweep."""
+
+    objective: Objective
+    largest: int
+    """Number of instances up to which is searched."""
+    price_per_gpu_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Trial:
     """One number of instances, all seeds."""
 
@@ -105,6 +117,8 @@ class Trial:
     completed: int
     submitted: int
     num_gpus: int | None
+    num_faults_left_out: int = 0
+    """Listed faults of workers that so small a cluster does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +128,7 @@ class Sizing:
     variant: str
     policy: str
     point: Mapping[str, Any]
+    wanted: Wanted
     found: Found
     trials: Mapping[int, Trial] = field(default_factory=dict)
 
@@ -127,26 +142,32 @@ class Sizing:
 RunCases = Callable[[Sequence[Case]], list[RunResult]]
 
 
-def size_all(cases: Sequence[Case], objective: Objective, largest: int, run: RunCases) -> list[Sizing]:
+def point_key(point: Mapping[str, Any]) -> str:
+    """A point of a sweep as something that can be looked up."""
+    return str(sorted(point.items()))
+
+
+def size_all(cases: Sequence[Case], wanted: Mapping[str, Wanted], run: RunCases) -> list[Sizing]:
     """Search for every variant and point among ``cases`` at once, so that probes of several searches run side by side.
 
-    ``cases``: as of ``cases.cases_of``; their number of instances is replaced.
+    ``cases``: as of ``cases.cases_of``; their number of instances is replaced. ``wanted``: by ``point_key``.
     """
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
-        groups.setdefault((str(sorted(case.point.items())), case.variant), []).append(case)
-    open_searches = {key: search(largest) for key in groups}
+        groups.setdefault((point_key(case.point), case.variant), []).append(case)
+    open_searches = {key: search(wanted[key[0]].largest) for key in groups}
     asked = {key: next(found) for key, found in open_searches.items()}
     trials: dict[tuple[str, str], dict[int, Trial]] = {key: {} for key in groups}
     done: dict[tuple[str, str], Found] = {}
     while asked:
-        probes = [(key, n, _with_instances(case, n)) for key, ns in asked.items() for n in ns for case in groups[key]]
+        probes = [(key, n, with_instances(case, n)) for key, ns in asked.items() for n in ns for case in groups[key]]
         runs = run([case for _, _, case in probes])
         results: dict[tuple[tuple[str, str], int], list[RunResult]] = {}
         for (key, number, _), result in zip(probes, runs, strict=True):
             results.setdefault((key, number), []).append(result)
         for (key, number), same in results.items():
-            trials[key][number] = _trial(number, same, objective)
+            num_left_out = len(_faults(groups[key][0])) - len(_faults(with_instances(groups[key][0], number)))
+            trials[key][number] = _trial(number, same, wanted[key[0]].objective, num_left_out)
         again: dict[tuple[str, str], list[int]] = {}
         for key, numbers in asked.items():
             try:
@@ -155,23 +176,41 @@ def size_all(cases: Sequence[Case], objective: Objective, largest: int, run: Run
                 done[key] = end.value
         asked = again
     return [
-        Sizing(same[0].variant, same[0].raw["variants"][0].get("policy", "drop"), same[0].point, done[key], trials[key])
+        Sizing(
+            same[0].variant, same[0].raw["variants"][0].get("policy") or DEFAULT_POLICY, same[0].point, wanted[key[0]],
+            done[key], trials[key],
+        )
         for key, same in groups.items()
     ]
 
 
-def _with_instances(case: Case, number: int) -> Case:
+def with_instances(case: Case, number: int) -> Case:
+    """The case on so many instances: without the listed faults of workers that it then does not have, and with changes
+    of the link that they were meant for, wherever so many instances stand."""
     cluster = case.raw["cluster"]
     cluster = {"preset": cluster} if isinstance(cluster, str) else dict(cluster)
+    spec = parse_spec(case.raw, case.name)
+    is_inside = changes_inside(spec.cluster)
+    if is_inside is not None:
+        cluster["link"] = {**cluster["link"], "within_node": is_inside}
     raw = {**case.raw, "cluster": {**cluster, "instances": number}}
+    if isinstance(spec.faults, tuple) and spec.faults:
+        listed = zip(_faults(case), spec.faults, strict=True)
+        raw["faults"] = [written for written, fault in listed if max(workers_of(fault)) < number]
     return replace(case, raw=raw, name=f"{case.name} instances={number}")
 
 
-def _trial(number: int, runs: Sequence[RunResult], objective: Objective) -> Trial:
+def _faults(case: Case) -> Sequence[Any]:
+    """Those that are listed; a schedule that is drawn fits any cluster."""
+    faults = case.raw.get("faults")
+    return faults if isinstance(faults, list | tuple) else ()
+
+
+def _trial(number: int, runs: Sequence[RunResult], objective: Objective, num_faults_left_out: int) -> Trial:
     ttft = [run.ttft_s.p99 for run in runs if run.ttft_s.p99 is not None]
     tpot = [run.tpot_s.p99 for run in runs if run.tpot_s.p99 is not None]
     return Trial(
         number, objective.holds(runs), max(ttft, default=None), max(tpot, default=None),
         sum(run.requests.completed for run in runs), sum(run.requests.submitted for run in runs),
-        runs[0].config["cluster"]["gpus"],
+        runs[0].config["cluster"]["gpus"], num_faults_left_out,
     )  # fmt: skip

@@ -23,11 +23,16 @@ from jettison.simulate.workload_spec import WorkloadSpec, parse_workload
 POLICIES = ("drop", "recompute", "swap", "migrate", "pipeline")
 """Of the key ``overload`` (docs/baselines.md)."""
 
+DEFAULT_POLICY = "drop"
+
 ELSEWHERE = {
     "model": "cluster.model", "instances": "cluster.instances", "memory": "cluster.memory",
     "profile": "cluster.profile", "overload": "policy",
 }
 """Keys of ``jettison serve`` that have a place of their own in a spec."""
+
+LEAST_OBSERVE_S = 1e-3
+"""Between two samples of a run: less is no time at all on a clock of whole nanoseconds, or more samples than events."""
 
 Settings = Mapping[str, Any]
 """Flat keys of ``jettison serve``, each as it was written; their values have been tried."""
@@ -45,6 +50,8 @@ class LinkChange:
     """Part of the line rate that bulk transfers reach."""
     duplex_efficiency: float | None = None
     """Part of its rate that each direction keeps while both are busy: 1 full duplex, 0.5 half."""
+    within_node: bool | None = None
+    """Which link of a preset is changed: that inside a node, or that between nodes. None: what joins the instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ class VariantSpec:
     """One way to run the cluster: a policy, and keys of ``jettison serve``."""
 
     name: str
-    policy: str = "drop"
+    policy: str = DEFAULT_POLICY
     settings: Settings = field(default_factory=dict)
 
 
@@ -217,7 +224,7 @@ def _cluster(raw: object) -> tuple[ClusterSpec, object]:
         memory_bytes=section.take("memory", size, None),
         kv_tokens=section.take("kv_tokens", whole(1), None),
         create=_create(section),
-        link=_link(section.section("link")),
+        link=_link(section.section("link"), form),
     )
     block_size = section.raw("block_size")
     if block_size is not None:
@@ -265,13 +272,16 @@ def _create(section: Section) -> Mapping[str, Any] | None:
     return MappingProxyType(made)
 
 
-def _link(section: Section) -> LinkChange:
+def _link(section: Section, form: str) -> LinkChange:
+    if form != "preset":
+        section.refuse("within_node", "goes with a preset only: there is but one kind of link here")
     link = LinkChange(
         section.take("class", word("nvlink", "rdma", "pcie", "ethernet"), None),
         section.take("gbps", above(0.0), None),
         section.take("latency_us", number(0.0, 999_999.0), None),
         section.take("efficiency", _share, None),
         section.take("duplex_efficiency", number(0.5, 1.0), None),
+        section.take("within_node", boolean, None),
     )
     section.close()
     return link
@@ -283,7 +293,7 @@ def _link(section: Section) -> LinkChange:
 def _variants(top: Section) -> tuple[VariantSpec, ...]:
     variants = [_variant(raw, where) for raw, where in top.items("variants")]
     if not variants:
-        return (VariantSpec("drop"),)
+        return (VariantSpec(DEFAULT_POLICY),)
     names = [variant.name for variant in variants]
     for index, name in enumerate(names):
         if name in names[:index]:
@@ -295,7 +305,7 @@ def _variant(raw: object, where: str) -> VariantSpec:
     if isinstance(raw, str):
         raw = {"policy": raw}
     section = Section(raw, where)
-    policy = section.take("policy", word(*POLICIES), "drop")
+    policy = section.take("policy", word(*POLICIES), DEFAULT_POLICY)
     variant = VariantSpec(section.take("name", text, policy), policy, _settings(section.section("settings")))
     section.close()
     return variant
@@ -367,7 +377,7 @@ def _timing(section: Section) -> Timing:
 def _run(section: Section) -> RunSpec:
     run = RunSpec(
         section.take("until_s", above(0.0), None), section.take("detail", boolean, None),
-        section.take("observe_interval_s", above(0.0), 0.5),
+        section.take("observe_interval_s", number(LEAST_OBSERVE_S), 0.5),
     )
     section.close()
     return run

@@ -14,6 +14,7 @@ from typing import Any
 from jettison.config.files import parse_yaml
 from jettison.errors import ConfigError
 from jettison.simulate.fields import shown
+from jettison.simulate.spec import DEFAULT_POLICY
 
 MAX_POINTS = 10_000
 
@@ -59,8 +60,8 @@ def set_at(raw: dict[str, Any], place: str, value: Any) -> None:
         where = ".".join(way[: depth + 1])
         if isinstance(node, list):
             index = _index(node, step, place)
-            if isinstance(node[index], str):
-                node[index] = {"policy": node[index]}
+            if node[index] is None or isinstance(node[index], str):
+                node[index] = {} if node[index] is None else {"policy": node[index]}
             node = node[index]
         else:
             if isinstance(node.get(step), str) and step in _SHORTHANDS:
@@ -85,8 +86,9 @@ def _index(items: list[Any], step: str, place: str) -> int:
     if step.isdigit() and int(step) < len(items):
         return int(step)
     for index, item in enumerate(items):
-        name = item.get("name", item.get("policy")) if isinstance(item, dict) else item
-        if name == step:
+        if isinstance(item, dict):
+            item = item.get("name") or item.get("policy")
+        if (item or DEFAULT_POLICY) == step:
             return index
     raise ConfigError(f"{place}: there is no {step!r} among {len(items)} entries")
 

@@ -35,7 +35,7 @@ from jettison.report.terminal import phase, print_whole, spinner
 from jettison.simulate.cases import Case, cases_of, run_case
 from jettison.simulate.local import local_config
 from jettison.simulate.machines import found_file, resolve_config, resolve_machine
-from jettison.simulate.spec import ExperimentSpec, parse_spec
+from jettison.simulate.spec import ExperimentSpec, LinkChange, RunSpec, Timing, parse_spec
 from jettison.simulate.sweeps import expand_sweep
 from jettison.simulate.validation import Comparison, Pair, compare, compare_means, worst
 from jettison.simulate.workloads import build_workload
@@ -48,14 +48,14 @@ def validate_command(
     console: Console | None = None,
 ) -> list[Pair]:
     """Run every case live and simulated and print what differs. ``calibrates``: measure profile and host costs first,
-    also where they are there. Raises ConfigError for a cluster that cannot be started here."""
+    also where they are there. Raises ConfigError as ``check_both_sides`` does."""
     console = console or Console()
     if json_out is not None:
         check_writable(json_out)
     specs = [parse_spec(point.raw, name) for point in expand_sweep(raw)]
     for spec in specs:
-        if not spec.cluster.is_local:
-            raise ConfigError("cluster: only a model folder can be served on this machine, no preset, no description")
+        check_both_sides(spec)
+    for spec in specs:
         ensure_calibrated(spec, base_dir, console, again=calibrates)
     with spinner("preparing", console) as status:
         cases = cases_of(raw, name, base_dir, on_pilot=lambda number, *_: status.update(f"mean load: pilot {number}"))
@@ -64,6 +64,23 @@ def validate_command(
     if json_out is not None:
         write_whole(json_out, json.dumps(validation_document(pairs), indent=1, sort_keys=True) + "\n")
     return pairs
+
+
+def check_both_sides(spec: ExperimentSpec) -> None:
+    """Raise ConfigError for a cluster that cannot be started here, and for what acts on the simulated side only."""
+    if not spec.cluster.is_local:
+        raise ConfigError("cluster: only a model folder can be served on this machine, no preset, no description")
+    run = spec.run
+    one_sided = {
+        "cluster.link": spec.cluster.link != LinkChange(),
+        "faults": bool(spec.faults),
+        "timing": spec.timing != Timing(),
+        "run.until_s": run.until_s is not None,
+        "run.observe_interval_s": run.observe_interval_s != RunSpec().observe_interval_s,
+    }
+    for place, is_given in one_sided.items():
+        if is_given:
+            raise ConfigError(f"{place} acts on simulated runs only: the two sides would be different experiments")
 
 
 def run_pairs(

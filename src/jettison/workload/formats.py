@@ -154,6 +154,10 @@ def _parse_ours(record: Record) -> TraceRow | None:
 OUR_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 OUR_EXTRA_COLUMNS = ("cached_tokens", "class")
 
+PART = "part"
+"""Key of the first line above the header of a recording's file: its number from 1. Times of all parts count from the
+recording's start."""
+
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 FORMATS: tuple[TraceFormat, ...] = (

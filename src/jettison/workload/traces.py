@@ -28,6 +28,7 @@ from jettison.workload.formats import (
     MOONCAKE_STAMP_STEP_S,
     OUR_COLUMNS,
     OUR_EXTRA_COLUMNS,
+    PART,
     BadRow,
     Record,
     TraceFormat,
@@ -46,8 +47,9 @@ def read_trace(path: Path, *, jitter: bool | None = None, seed: int = 0) -> Work
 
     ``jitter`` spreads each arrival uniformly inside the source's time-stamp step with a generator seeded by
     ``seed``; None means the format's default: on for Mooncake (3 s steps), off for BurstGPT (1 s steps).
-    Arrivals are shifted so that the first source stamp is time 0 (not those of our own format, which count from their
-    workload's start).
+    Arrivals are shifted so that the first source stamp is time 0; not those of our own format, which count from their
+    workload's start, but for a recording's second part and later ones, before which nothing is in the file. Parts that
+    follow each other in one file are one recording.
 
     Raises TraceError for a file that cannot be read, has no known header, has no usable row, or has bad
     rows: the message lists the first few line numbers with reasons, and the count. Raises ConfigError
@@ -62,8 +64,11 @@ def read_trace(path: Path, *, jitter: bool | None = None, seed: int = 0) -> Work
     notes = [*found.notes, f"{len(columns)} requests read as {trace_format.name}"]
     if read.num_failed:
         notes.append(f"{read.num_failed} failed requests (0 response tokens) dropped")
-    if not trace_format.is_ours:
-        columns = columns.with_arrivals(columns.arrival_s - columns.arrival_s.min())
+    if not trace_format.is_ours or found.first_part > 1:
+        start_s = float(columns.arrival_s.min())
+        columns = columns.with_arrivals(columns.arrival_s - start_s)
+        if trace_format.is_ours:
+            notes.append(f"part {found.first_part} of a recording: arrivals count from {start_s:.2f} s of it")
     if trace_format.jitter_by_default if jitter is None else jitter:
         if trace_format.stamp_step_s is None:
             raise ConfigError(f"{path}: {trace_format.name} stamps are exact, there is no step to jitter in")
@@ -135,6 +140,9 @@ class _Found:
     notes: list[str] = field(default_factory=list)
     source: str | None = None
     span_s: float | None = None
+    first_part: int = 1
+    last_part: int | None = None
+    """Of a recording, as far as it has been read; None: it is none."""
 
 
 def _detect(path: Path, lines: _Lines) -> _Found:
@@ -161,7 +169,15 @@ def _detect(path: Path, lines: _Lines) -> _Found:
             found.span_s = _span_s(path, value)
         elif key == "note":
             found.notes.append(value)
+        elif key == PART:
+            found.first_part = found.last_part = _part(path, value)
     return found
+
+
+def _part(path: Path, text: str) -> int:
+    if text.isascii() and text.isdigit() and int(text) >= 1:
+        return int(text)
+    raise TraceError(f"{path}: {PART} is {text!r}, a number from 1 is expected")
 
 
 def _span_s(path: Path, text: str) -> float:
@@ -216,7 +232,7 @@ class _Read:
 
 def _parse_rows(path: Path, found: _Found, lines: _Lines) -> _Read:
     read, bad = _Read(), BadRows(path)
-    for number, line in _data_lines(found, lines):
+    for number, line in _data_lines(path, found, lines):
         try:
             row = found.trace_format.parse(_record(found, line))
         except BadRow as error:
@@ -275,13 +291,32 @@ def read_csv(path: Path, columns: tuple[str, ...], parse: Callable[[Record], Non
     bad.raise_if_any()
 
 
-def _data_lines(found: _Found, lines: _Lines) -> Iterator[tuple[int, str]]:
-    """Line numbers (from 1) with what stands there; blank lines are passed over."""
-    if found.first is not None and found.first.strip():
-        yield lines.number, found.first
-    for line in lines:
-        if not line.isspace():
+def _data_lines(path: Path, found: _Found, lines: _Lines) -> Iterator[tuple[int, str]]:
+    """Line numbers (from 1) with what stands there; blank lines are passed over, and heads of a recording's next parts.
+
+    Raises TraceError where a part does not follow the one before it.
+    """
+    line = found.first
+    while line is not None:
+        if found.last_part is not None and line.startswith(_PART_LINE):
+            _take_head(path, found, lines, found.last_part, line)
+        elif not line.isspace():
             yield lines.number, line
+        line = next(lines, None)
+
+
+_PART_LINE = f"# {PART}: "
+
+
+def _take_head(path: Path, found: _Found, lines: _Lines, last_part: int, line: str) -> None:
+    """Of a recording's part that stands behind another, down to its header."""
+    where, part = f"{path}: line {lines.number}", _part(path, line.removeprefix(_PART_LINE).strip())
+    if part != last_part + 1:
+        raise TraceError(f"{where}: part {part} of a recording does not follow part {last_part}")
+    found.last_part = part
+    header = next((other for other in lines if not other.startswith("#")), "")
+    if [name.strip() for name in _cells(header)] != found.header:
+        raise TraceError(f"{where}: part {part} of a recording has no header like the one before it")
 
 
 def _record(found: _Found, line: str) -> Record:

@@ -93,11 +93,13 @@ def _simulate(spec: ExperimentSpec, machine: Machine, factor: float, changes: Ch
     variant, seed = spec.variants[0], spec.seeds[0]
     setup = changed(cluster_setup(machine, spec, variant, seed), machine, changes)
     workload = requests_of(spec, factor)
+    has_its_memory = setup.memory.budget_bytes == machine.budget_bytes
     options = SimulationOptions(
         name=variant.name,
         detail=True,
         until_s=spec.run.until_s,
         observe_interval_s=spec.run.observe_interval_s,
+        parameter_share=machine.parameter_share if has_its_memory else None,
         on_start=lambda cluster: _ask_for_merges(cluster, changes.num_merges),
     )
     run = simulate_workload(workload, setup, options)
