@@ -57,6 +57,16 @@ def test_members_are_asked_first() -> None:
     assert all(len(sources) == 1 and sources[0] in inside for sources in asked.values())
 
 
+def test_the_nearest_holder_is_asked_before_a_member_across_the_network() -> None:
+    cluster = merged_pair(4)
+    (lender, *_), (first, *_) = sorted(members(cluster)), sorted(set(cluster.workers) - members(cluster))
+    machine_of = {w: 1 for w in cluster.workers} | {lender: 0, first: 0}
+    cluster.core.params = replace(cluster.core.params, machine_of=machine_of)
+    restore(cluster)
+    for (worker, _), sources in asked_by_shard(cluster).items():
+        assert [machine_of[s] for s in sources if s is not None] == [machine_of[worker]]
+
+
 def test_after_a_pull_that_failed_an_instance_outside_is_asked_and_the_folder_last() -> None:
     cluster = merged_pair(4)
     inside = members(cluster)

@@ -3,7 +3,7 @@
     wanted --a worker has it--> pulled from there --did not arrive--> from the next holder ... --none is left--.
        '--nobody has it------------------------------------------------------------------------------------> loaded
 
-Members are asked first: their links are the group's own. Any other live worker that has the shard is asked before the
+The nearest are asked first, and of these the members: their links are the group's own. Any other live worker that has the shard is asked before the
 folder; it may change its layout meanwhile, which ends the transfer incomplete, and the next holder is asked. What has
 to be read from the folder (from the operating system's page cache, where it is still there) is read one shard after
 the other at each worker, so that no more than one has to be waited for when the restore is called off.
@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 
+from jettison.core.distances import known_links
 from jettison.core.ports import Action, CancelMove, LoadShard, MoveEnded, SendShard
 from jettison.core.state import ClusterState
+from jettison.policy.links import NEAR
 from jettison.types import MoveId, ShardId, WorkerId
 
 
@@ -97,14 +99,20 @@ class Fetching:
         return [self._load(worker_id, shard)]
 
     def _next_holder(self, worker_id: WorkerId, shard: ShardId) -> WorkerId | None:
-        """Who has a shard and was not asked for it yet: members first, then whoever was asked for the least."""
+        """Who has a shard and was not asked for it yet: the nearest, members first, then whoever was asked the least."""
         asked = self._asked[worker_id, shard]
         holders = [
             w.worker_id for w in self._cluster.workers.values()
             if w.alive and w.worker_id != worker_id and w.worker_id not in asked
             and shard in w.layout.shards and shard not in w.unfilled and not w.num_relayouts_open
         ]
-        return min(holders, key=lambda w: (w not in self._members, self._num_asked[w], w), default=None)
+        links = known_links(self._cluster) if len(holders) > 1 else None
+
+        def rank(holder: WorkerId) -> tuple[float, bool, int, WorkerId]:
+            distance = NEAR if links is None else links.distance(holder, worker_id)
+            return distance, holder not in self._members, self._num_asked[holder], holder
+
+        return min(holders, key=rank, default=None)
 
     def _load(self, worker_id: WorkerId, shard: ShardId) -> LoadShard:
         load = LoadShard(worker_id, self._cluster.new_call(), shard)
