@@ -60,7 +60,7 @@ def test_members_are_asked_first() -> None:
 def test_the_nearest_holder_is_asked_before_a_member_across_the_network() -> None:
     cluster = merged_pair(4)
     (lender, *_), (first, *_) = sorted(members(cluster)), sorted(set(cluster.workers) - members(cluster))
-    machine_of = {w: 1 for w in cluster.workers} | {lender: 0, first: 0}
+    machine_of = dict.fromkeys(cluster.workers, 1) | {lender: 0, first: 0}
     cluster.core.params = replace(cluster.core.params, machine_of=machine_of)
     restore(cluster)
     for (worker, _), sources in asked_by_shard(cluster).items():

@@ -3,10 +3,11 @@
     wanted --a worker has it--> pulled from there --did not arrive--> from the next holder ... --none is left--.
        '--nobody has it------------------------------------------------------------------------------------> loaded
 
-The nearest are asked first, and of these the members: their links are the group's own. Any other live worker that has the shard is asked before the
-folder; it may change its layout meanwhile, which ends the transfer incomplete, and the next holder is asked. What has
-to be read from the folder (from the operating system's page cache, where it is still there) is read one shard after
-the other at each worker, so that no more than one has to be waited for when the restore is called off.
+The nearest are asked first, and of these the members: their links are the group's own. Any other live worker that has
+the shard is asked before the folder; it may change its layout meanwhile, which ends the transfer incomplete, and the
+next holder is asked. What has to be read from the folder (from the operating system's page cache, where it is still
+there) is read one shard after the other at each worker, so that no more than one has to be waited for when the restore
+is called off.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Fetching:
         return [self._load(worker_id, shard)]
 
     def _next_holder(self, worker_id: WorkerId, shard: ShardId) -> WorkerId | None:
-        """Who has a shard and was not asked for it yet: the nearest, members first, then whoever was asked the least."""
+        """Who has a shard and was not asked yet: the nearest, members first, then whoever was asked the least."""
         asked = self._asked[worker_id, shard]
         holders = [
             w.worker_id for w in self._cluster.workers.values()
