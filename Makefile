@@ -1,4 +1,4 @@
-# make test: the whole suite.   make demo: watch it happen.   make check: style and types.
+# make test: the whole suite.   make unit: its quick part.   make demo: watch it happen.   make check: style and types.
 # Each installs into .venv what it needs, once; a changed pyproject.toml, setup.py or kernel source installs again.
 
 PYTHON ?= python3
@@ -11,12 +11,15 @@ BUILT_FROM := pyproject.toml $(wildcard setup.py src/jettison/device/kernels/bui
 REPRODUCTIONS := lost-input
 lost-input := tests/core/test_recovering.py::test_a_step_that_lost_its_input_ends_no_request
 
+UNIT := $(addprefix tests/,test_config.py cost core house memory policy report transport workload)
+
 .DELETE_ON_ERROR:
-.PHONY: help install test check lint types demo clean $(addprefix reproduce-,$(REPRODUCTIONS))
+.PHONY: help install test unit check lint types demo clean $(addprefix reproduce-,$(REPRODUCTIONS))
 
 help:
 	@echo "make install install into .venv"
 	@echo "make test    run the whole suite"
+	@echo "make unit    run what needs no processes, on all cores: under a minute"
 	@echo "make demo    make a small model, serve it with little memory, replay a burst with dropping off and on"
 	@echo "make reproduce-NAME  run the test of one bug (docs/reliability.md)"
 	@echo "make check   ruff and mypy"
@@ -26,6 +29,10 @@ install: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest $(ARGS)
+
+# What needs no processes of its own, on all cores: to be run after every change.
+unit: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n auto -m "not slow and not live" $(UNIT) $(ARGS)
 
 check: lint types
 
