@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from jettison.cost.model import ChunkShape
 from jettison.report.results import RunResult
+from jettison.simulate.reproduce import remarks
 from jettison.simulate.reproduce.conditions import conditions
 from jettison.simulate.reproduce.jobs import Changes, Variant
 from jettison.simulate.reproduce.measures import (
@@ -64,7 +65,19 @@ def reproduce_fig14(runs: Runs) -> Outcome:
         + ". The first three systems drop whenever requests wait for memory, as KunServe does; with the test for "
         f"compute ({shipped.name}) there are {drops[shipped.name]}."
     )
+    outcome.remarks += [
+        remarks.bound({WORKLOAD: results}, (DROP, LOOKAHEAD)),
+        "Why later parts add less than in the paper. Throughput: arrivals are an open loop, and what arrives is "
+        "served; only where a backlog lasts to the end of the run can a shorter bubble show in it. Bubbles: without "
+        "lookahead a step's token budget already cuts long prompts into equal chunks for both stages, so fewer are left for "
+        "lookahead to remove. Exchange: it is bulk of a burst's running requests over one link a direction at "
+        f"{_link_gbps(results):.0f} Gbps, and an activation that has to wait for it waits once a microbatch.",
+    ]
     return outcome
+
+
+def _link_gbps(results: Results) -> float:
+    return results.spec.machine.topology.between.bytes_per_s * 8 / 1e9
 
 
 def _machine_rows(outcome: Outcome, results: Results) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jettison.cost.model import ChunkShape
 from jettison.report.overload import slo_base, slo_violations
 from jettison.report.results import RunResult
+from jettison.simulate.reproduce import remarks
 from jettison.simulate.reproduce.conditions import conditions
 from jettison.simulate.reproduce.measures import (
     Measure,
@@ -30,8 +30,6 @@ WORKLOADS = {
 }
 BASELINES = ("recompute", "pipeline", "swap", "migrate")
 SYSTEMS = ("drop", WITHOUT_GUARD.name)
-CHUNK = 2048
-"""Tokens of a full prefill step."""
 
 
 def _results(runs: Runs, names: tuple[str, ...] | None = None) -> dict[str, Results]:
@@ -53,7 +51,7 @@ def reproduce_fig13(runs: Runs) -> Outcome:
         groups = {w: {v: mean_of(r, measure) for v, r in results.runs.items()} for w, results in found.items()}
         title = f"{name.replace('-', ' ').upper()}, seconds (median of seeds)"
         outcome.pictures[name] = bars(groups, "seconds", title, log="ttft" in name)
-    outcome.remarks += [_bound_remark(found), _balance_remark(found), _guard_remark(found)]
+    outcome.remarks += [remarks.bound(found), remarks.balance(found), _guard_remark(found)]
     return outcome
 
 
@@ -108,7 +106,27 @@ def reproduce_fig12(runs: Runs) -> Outcome:
         shown = {name: results.one(name) for name in ("drop", WITHOUT_GUARD.name, "recompute", "pipeline", "migrate")}
         key = workload.lower().replace(" ", "-")
         outcome.pictures[key] = time_lines(shown, f"{workload}, seed {results.spec.parsed.seeds[0]}")
+    outcome.remarks += [remarks.pressure(found), _throughput_remark(found)]
     return outcome
+
+
+def _throughput_remark(found: dict[str, Results]) -> str:
+    """What a mean throughput over a run says, and what not."""
+    tails = ", ".join(
+        f"{workload} {mean_of(results.runs['pipeline'], _tail_s) or 0.0:.0f} s against "
+        f"{mean_of(results.runs['recompute'], _tail_s) or 0.0:.0f} s"
+        for workload, results in found.items()
+    )
+    return (
+        "Arrivals are an open loop, so over a whole run every system that keeps up has the same throughput; a static "
+        f"pipeline's is lower by how much longer it works after the last arrival ({tails}, pipeline against recompute)."
+    )
+
+
+def _tail_s(run: RunResult) -> float | None:
+    rows = run.requests_detail or []
+    last = max((row["scheduled_s"] for row in rows), default=None)
+    return None if last is None else run.duration_s - last
 
 
 def _latency_rows(outcome: Outcome, workload: str, results: Results) -> None:
@@ -208,53 +226,6 @@ def _slo_rows(outcome: Outcome, workload: str, results: Results) -> None:
                     spread,
                 )
             )
-
-
-def _bound_remark(found: dict[str, Results]) -> str:
-    """What more memory alone could give, and what dropping gave of it."""
-    parts = []
-    for workload, results in found.items():
-        figures = {name: mean_of(results.runs[name], ttft(99)) for name in ("recompute", SPARE.name, *SYSTEMS)}
-        base, spare = figures["recompute"], figures[SPARE.name]
-        if base and spare:
-            ours = ", ".join(f"{name} {figures[name]:.2f} s" for name in SYSTEMS)
-            parts.append(
-                f"{workload}: recompute {base:.2f} s, eight times the KV memory {spare:.2f} s "
-                f"({base / spare:.1f}x lower), {ours}"
-            )
-    return (
-        "What memory alone could give: eight times the KV memory, everything else equal. " + "; ".join(parts) + ". "
-        "Below that a system gets only by sharing compute, too: a merged group has one queue for its members, and "
-        "lookahead spreads a long prompt over both."
-    )
-
-
-def _balance_remark(found: dict[str, Results]) -> str:
-    """Why the bound is where it is: which part of compute a memory load takes."""
-    parts = []
-    for workload, results in found.items():
-        machine, load = results.spec.machine, results.spec.mean_load
-        stay_s = mean_of(results.runs["recompute"], _mean_stay_s)
-        fill_s = machine.kv_tokens * machine.profile.cost.batch_cost_s([ChunkShape(0, CHUNK)]) / CHUNK
-        if stay_s and load:
-            share = 100.0 * load * fill_s / stay_s
-            parts.append(
-                f"{workload}: {fill_s:.0f} s to fill an instance's KV by prefill alone, {stay_s:.0f} s from first to "
-                f"last token, so prefill takes about {share:.0f} % of compute at a memory load of {load:g}"
-            )
-    return (
-        "Why the ratios are smaller than the papers'. By Little's law the memory load is the compute load of prefill "
-        "times (stay / time to fill the memory by prefill). " + "; ".join(parts) + ". Twice the rate takes twice that, "
-        "and decodes come on top: memory and compute run out together, and what then waits for memory would wait for "
-        "compute a little later. The papers' systems must have had more compute to spare in their bursts: longer "
-        "stays, or milder bursts than twice the rate for 40 s. The step times are not the reason: they agree with "
-        "those that the paper states (kunserve-fig14)."
-    )
-
-
-def _mean_stay_s(run: RunResult) -> float | None:
-    stays = [row["e2e_s"] - row["ttft_s"] for row in run.requests_detail or [] if row["e2e_s"] and row["ttft_s"]]
-    return sum(stays) / len(stays) if stays else None
 
 
 def _guard_remark(found: dict[str, Results]) -> str:

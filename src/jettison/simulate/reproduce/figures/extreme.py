@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jettison.report.results import RunResult
+from jettison.simulate.reproduce import remarks
 from jettison.simulate.reproduce.conditions import conditions
 from jettison.simulate.reproduce.measures import alone, values
 from jettison.simulate.reproduce.pictures import time_lines
@@ -86,6 +87,7 @@ def reproduce_fig17(runs: Runs) -> Outcome:
     outcome.rows.append(_rise_row(results))
     outcome.conditions[WORKLOAD] = conditions(results, "recompute")
     outcome.pictures["time-line"] = time_lines({name: found[0] for name, found in results.runs.items()}, WORKLOAD)
+    outcome.remarks += [remarks.pressure({WORKLOAD: results}), remarks.balance({WORKLOAD: results})]
     return outcome
 
 

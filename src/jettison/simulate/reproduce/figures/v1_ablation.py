@@ -5,6 +5,7 @@ from __future__ import annotations
 from jettison.report.grouping import best_cost, strategy_cost
 from jettison.report.overload import SloBase, slo_violations
 from jettison.report.results import RunResult
+from jettison.simulate.reproduce import remarks
 from jettison.simulate.reproduce.conditions import conditions
 from jettison.simulate.reproduce.jobs import Changes, Variant
 from jettison.simulate.reproduce.measures import Measure, alone, compared, mean_of, tpot, ttft
@@ -166,6 +167,10 @@ def reproduce_v1_fig15(runs: Runs) -> Outcome:
         )
     outcome.conditions[V1_RESTORE] = conditions(results, RESTORE)
     outcome.pictures["time-line"] = time_lines({name: found[0] for name, found in results.runs.items()}, V1_RESTORE)
+    outcome.remarks.append(
+        remarks.pressure({V1_RESTORE: results}, (RESTORE, KEEP)) + " Where the first spike makes nobody drop, keeping "
+        "and restoring are one system, and their figures are equal."
+    )
     return outcome
 
 
