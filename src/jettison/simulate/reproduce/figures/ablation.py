@@ -69,9 +69,9 @@ def reproduce_fig14(runs: Runs) -> Outcome:
         remarks.bound({WORKLOAD: results}, (DROP, LOOKAHEAD)),
         "Why later parts add less than in the paper. Throughput: arrivals are an open loop, and what arrives is "
         "served; only where a backlog lasts to the end of the run can a shorter bubble show in it. Bubbles: without "
-        "lookahead a step's token budget already cuts long prompts into equal chunks for both stages, so fewer are left for "
-        "lookahead to remove. Exchange: it is bulk of a burst's running requests over one link a direction at "
-        f"{_link_gbps(results):.0f} Gbps, and an activation that has to wait for it waits once a microbatch.",
+        "lookahead a step's token budget already cuts long prompts into equal chunks for both stages, so fewer are "
+        "left for lookahead to remove. Exchange: it is bulk of a burst's running requests over one link a direction "
+        f"at {_link_gbps(results):.0f} Gbps, and an activation that has to wait for it waits once a microbatch.",
     ]
     return outcome
 
