@@ -331,3 +331,16 @@ def test_model_create_writes_a_folder_from_its_seed(tmp_path, capsys):
     capsys.readouterr()
     assert main(["model", "create", str(tmp_path / "a"), *small]) == 2
     assert str(tmp_path / "a") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_what_a_server_of_ones_own_is_given_comes_through_its_command_line(value, capsys):
+    from jettison.live.server_process import flag_arguments
+
+    switches = {key.name: value for key in KEYS.values() if key.is_bool}
+    assert len(switches) >= 3
+    arguments = flag_arguments({**switches, "memory": "1GiB", "exchange_piece_bytes": 16 << 20})
+    assert main(["config", "show", "models/tiny", *arguments]) == 0
+    rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
+    assert all(rows[name] == [str(value).lower(), "flag"] for name in switches)
+    assert rows["exchange_piece_bytes"] == ["16MiB", "flag"] and rows["memory"] == ["1GiB", "flag"]

@@ -10,9 +10,22 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
 from jettison.errors import JettisonError
+
+
+def flag_arguments(flags: Mapping[str, object]) -> list[str]:
+    """Options as a command line has them: a switch is ``--name`` or ``--no-name``, everything else ``--name value``."""
+    arguments: list[str] = []
+    for name, value in flags.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            arguments += [f"--{option}", str(value)]
+    return arguments
 
 
 class ServerProcess:
@@ -45,8 +58,7 @@ class ServerProcess:
         if self._process is not None:
             return
         command = [sys.executable, "-m", "jettison", "serve", str(self._model_dir), "--port", str(self.port)]
-        for name, value in self._flags.items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
+        command += flag_arguments(self._flags)
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
