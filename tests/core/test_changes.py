@@ -15,6 +15,8 @@ from jettison.core import ports
 from jettison.core.moves import Moves
 from jettison.policy.dispatch import choose_group
 
+pytestmark = pytest.mark.slow  # forty whole schedules, each twice
+
 SEEDS = [(policy, seed) for policy, seed in GOLDEN if seed % 2]
 
 

@@ -114,9 +114,30 @@ def test_a_transfer_that_fails_is_replaced_by_the_model_folder(num_members: int,
 
 
 @pytest.mark.parametrize("num_members", [4, 5])
+def test_a_pull_that_failed_is_asked_of_another_holder_before_the_folder(num_members: int) -> None:
+    cluster = arranged(RESIDENCIES[num_members], faults=Faults(load=1.0, budget=100))
+    failed: set[tuple[int, str]] = set()
+
+    def fails_once(move: ports.SendShard) -> bool:
+        is_first = (move.dst, move.shard) not in failed
+        failed.add((move.dst, move.shard))
+        return is_first
+
+    cluster.fails_shard = fails_once
+    fill(cluster)
+    cluster.run(until_ms=60)
+    cluster.order("drop")
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    assert failed and "drop" in kinds(cluster) and cluster.num_faults == 0, "nobody had to read the folder"
+
+
+@pytest.mark.parametrize("num_members", [4, 5])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_shard_that_can_be_had_nowhere_leaves_everything_as_it_was(num_members: int, seed: int) -> None:
-    cluster = arranged(RESIDENCIES[num_members], seed=seed, faults=Faults(move=1.0, load=1.0, budget=2))
+    cluster = arranged(RESIDENCIES[num_members], seed=seed, faults=Faults(load=1.0, budget=2))
+    cluster.fails_shard = lambda _: True  # nobody's copy arrives, and the folder cannot be read
     before = {w: s.layout for w, s in cluster.core.state.workers.items()}
     capacity = {w: s.ledger.capacity for w, s in cluster.core.state.workers.items()}
     fill(cluster)
@@ -217,8 +238,10 @@ def test_any_member_may_die_in_any_phase_of_a_drop_with_pulls(
 def test_any_member_may_die_while_a_failed_drop_with_pulls_is_undone(phase: MergePhase, num_members: int) -> None:
     for victim in range(MEMBERS[num_members]):
         gives_back = phase is MergePhase.GIVE_BACK
-        faults = Faults(move=1.0, load=1.0, budget=2) if gives_back else None
+        faults = Faults(load=1.0, budget=2) if gives_back else None
         cluster = arranged(RESIDENCIES[num_members], seed=victim, faults=faults)
+        if gives_back:
+            cluster.fails_shard = lambda _, cluster=cluster: bool(cluster.core.merges)
         fill(cluster)
         cluster.run(until_ms=60)
         if not gives_back:  # somebody refuses to drop, after all pulls have come

@@ -1,4 +1,4 @@
-"""Shards that the members of a restore have mapped and lack: from peers, then from the model folder.
+"""Shards that the members of a move have mapped and lack: from peers, then from the model folder.
 
     wanted --a worker has it--> pulled from there --did not arrive--> from the next holder ... --none is left--.
        '--nobody has it------------------------------------------------------------------------------------> loaded
@@ -22,7 +22,7 @@ from jettison.types import MoveId, ShardId, WorkerId
 
 
 class Fetching:
-    """What one restore fetches."""
+    """What one restore fetches, or the pulls of one merge."""
 
     def __init__(self, cluster: ClusterState, members: tuple[WorkerId, ...]) -> None:
         self._cluster = cluster
@@ -48,10 +48,26 @@ class Fetching:
     def fetch_all(self, worker_id: WorkerId) -> list[Action]:
         """Everything that a worker has mapped and not filled."""
         missing = sorted(self._cluster.workers[worker_id].unfilled)
-        return [a for shard in missing for a in self._fetch(worker_id, shard)]
+        return [a for shard in missing for a in self.fetch(worker_id, shard)]
+
+    def fetch(self, worker_id: WorkerId, shard: ShardId, source: WorkerId | None = None) -> list[Action]:
+        """One that a worker has mapped and not filled. ``source``: who is asked first, where that has been planned."""
+        source = self._next_holder(worker_id, shard) if source is None else source
+        if source is not None:
+            self._asked[worker_id, shard].add(source)
+            self._num_asked[source] += 1
+            move = self._cluster.send_shard(source, worker_id, shard)
+            self.moves[move.move_id] = move
+            return [move]
+        if any(load.worker_id == worker_id for load in self.loads.values()):
+            self._to_load[worker_id].append(shard)
+            return []
+        return [self._load(worker_id, shard)]
 
     def call_off(self) -> list[Action]:
-        """Begin nothing more; transfers are cancelled, and a load that is under way ends."""
+        """Begin nothing more; transfers are cancelled, and a load that is under way ends. Idempotent."""
+        if self._is_called_off:
+            return []
         self._is_called_off = True
         self._to_load.clear()
         return [CancelMove(move.src, move.move_id) for move in self.moves.values()]
@@ -68,7 +84,7 @@ class Fetching:
         if event.complete:
             self._cluster.workers[move.dst].unfilled.discard(move.shard)
             return []
-        return [] if self._is_called_off else self._fetch(move.dst, move.shard)
+        return [] if self._is_called_off else self.fetch(move.dst, move.shard)
 
     def on_loaded(self, call_id: int) -> list[Action] | None:
         """Take the end of a load; None if it is not one of these."""
@@ -85,19 +101,6 @@ class Fetching:
         return None if load is None else f"worker {load.worker_id} could not load {load.shard}: {message}"
 
     # --- asking -----------------------------------------------------------------------------------------------
-
-    def _fetch(self, worker_id: WorkerId, shard: ShardId) -> list[Action]:
-        source = self._next_holder(worker_id, shard)
-        if source is not None:
-            self._asked[worker_id, shard].add(source)
-            self._num_asked[source] += 1
-            move = self._cluster.send_shard(source, worker_id, shard)
-            self.moves[move.move_id] = move
-            return [move]
-        if any(load.worker_id == worker_id for load in self.loads.values()):
-            self._to_load[worker_id].append(shard)
-            return []
-        return [self._load(worker_id, shard)]
 
     def _next_holder(self, worker_id: WorkerId, shard: ShardId) -> WorkerId | None:
         """Who has a shard and was not asked yet: the nearest, members first, then whoever was asked the least."""

@@ -147,8 +147,9 @@ class Merging:
 
     def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
         """Take the end of a load from the model folder; None if it is not one of this merge's."""
-        if self._pulling.on_shard_loaded(event):
-            return self.advance(now_ns)
+        actions = self._pulling.on_shard_loaded(event)
+        if actions is not None:
+            return actions + self.advance(now_ns)
         load = self._loads.pop(event.call_id, None)
         if load is None:
             return None

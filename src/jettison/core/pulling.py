@@ -9,21 +9,20 @@ groups serve on while shards travel behind their activations; ``core.merging`` p
 
 from __future__ import annotations
 
+from jettison.core.fetching import Fetching
 from jettison.core.ports import (
     Action,
     CallFailed,
     LayoutApplied,
     LayoutOffered,
-    LoadShard,
     MoveEnded,
-    SendShard,
     ShardLoaded,
 )
 from jettison.core.relayout import Leftovers, Relayout
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.ranges import Pull
-from jettison.types import MoveId, WorkerId
+from jettison.types import WorkerId
 
 
 class Pulling:
@@ -33,17 +32,20 @@ class Pulling:
         self._cluster = cluster
         self._pulls = pulls
         self._relayouts: list[Relayout] = []
-        self._moves: dict[MoveId, SendShard] = {}
-        self._loads: dict[int, LoadShard] = {}
+        self._fetching = Fetching(cluster, tuple(sorted({w for p in pulls for w in (p.src, p.dst)})))
         self.before: dict[WorkerId, LayoutSpec] = {}
         """Layouts of the members that receive something, before anything was mapped."""
         self.failure: str | None = None
-        self.num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """That have come from peers."""
+        return self._fetching.num_bytes
 
     @property
     def is_idle(self) -> bool:
         """Nothing is being mapped or is on its way."""
-        return not self._moves and not self._loads and all(r.is_over for r in self._relayouts)
+        return self._fetching.is_idle and all(r.is_over for r in self._relayouts)
 
     def map(self) -> list[Action]:
         """Make room for the shards: KV shrinks. The members' groups must stand still."""
@@ -60,13 +62,8 @@ class Pulling:
         self.failure = self.failure or next((r.failure for r in self._relayouts if r.failure is not None), None)
         if self.failure is not None:
             return []
-        actions: list[Action] = []
-        for pull in self._pulls:
-            if pull.shard in self._cluster.workers[pull.dst].unfilled:
-                move = self._cluster.send_shard(pull.src, pull.dst, pull.shard)
-                self._moves[move.move_id] = move
-                actions.append(move)
-        return actions
+        missing = (p for p in self._pulls if p.shard in self._cluster.workers[p.dst].unfilled)
+        return [action for p in missing for action in self._fetching.fetch(p.dst, p.shard, p.src)]
 
     def give_back(self) -> list[Action]:
         """Unmap what was mapped in vain. May be called again for those that could not."""
@@ -91,38 +88,26 @@ class Pulling:
 
     def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed) -> list[Action] | None:
         """Take the answer to a call of these pulls; None if it is not one."""
-        if isinstance(event, CallFailed) and event.call_id in self._loads:
-            load = self._loads.pop(event.call_id)
-            self.failure = f"worker {load.worker_id} could not get {load.shard}: {event.message}"
-            return []
+        if isinstance(event, CallFailed):
+            why = self._fetching.on_failed(event.call_id, event.message)
+            if why is not None:
+                self.failure = why
+                return self._fetching.call_off()
         for relayout in self._relayouts:
             actions = relayout.on(event)
             if actions is not None:
                 return actions
         return None
 
-    def on_shard_loaded(self, event: ShardLoaded) -> bool:
-        """Take the end of a load from the model folder; whether it was one of these."""
-        load = self._loads.pop(event.call_id, None)
-        if load is None:
-            return False
-        self._cluster.workers[load.worker_id].unfilled.discard(load.shard)
-        return True
+    def on_shard_loaded(self, event: ShardLoaded) -> list[Action] | None:
+        """Take the end of a load from the model folder; None if it was not one of these."""
+        return self._fetching.on_loaded(event.call_id)
 
     def on_move(self, event: MoveEnded) -> list[Action] | None:
-        """Take the end of a transfer; what did not arrive is read from the model folder. None if it is not ours."""
-        move = self._moves.pop(event.move_id, None)
-        if move is None:
-            return None
-        self.num_bytes += event.num_bytes
-        self._cluster.counters.pulled_bytes += event.num_bytes
-        if event.complete:
-            self._cluster.workers[move.dst].unfilled.discard(move.shard)
-            return []
-        load = LoadShard(move.dst, self._cluster.new_call(), move.shard)
-        self._loads[load.call_id] = load
-        return [load]
+        """Take the end of a transfer; what did not arrive is fetched elsewhere. None if it is not ours."""
+        return self._fetching.on_move(event)
 
     def abandon(self) -> Leftovers:
         """A member is dead: what is still under way."""
-        return Leftovers([r for r in self._relayouts if not r.is_over], dict(self._loads), set(self._moves))
+        fetching = self._fetching
+        return Leftovers([r for r in self._relayouts if not r.is_over], dict(fetching.loads), set(fetching.moves))

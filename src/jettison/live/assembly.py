@@ -24,6 +24,7 @@ from jettison.errors import BudgetError, ConfigError
 from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
 from jettison.live.machine_memory import memory_limit, memory_warning
+from jettison.live.pieces import MAX_PIECE_BYTES
 from jettison.live.profile_file import fingerprint, load_profile
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutSpec
@@ -32,9 +33,6 @@ from jettison.policy.links import MachineId
 from jettison.types import LayerRange, ModelShape, WorkerId
 
 log = logging.getLogger(__name__)
-
-MAX_PIECE_BYTES = 1 << 20
-"""Of bulk transfers whose pieces are sized while serving."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.live import messages as m
-from jettison.live.assembly import MAX_PIECE_BYTES, Assembly, assemble
+from jettison.live.assembly import Assembly, assemble
 from jettison.live.driver import CoreDriver
 from jettison.live.encoder import StepEncoder
 from jettison.live.inprocess import InProcessCluster
+from jettison.live.pieces import MAX_PIECE_BYTES
 from jettison.live.worker_main import make_device_worker
 from jettison.types import FinishReason, Request, RequestId, SampledToken, SamplingParams, TokenLogprobs, WorkerId
 

@@ -20,6 +20,7 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
 from jettison.cost.presets import ClusterPreset, InstancePreset, cluster_preset, instance_preset
 from jettison.errors import BudgetError, ConfigError
+from jettison.live.pieces import MAX_PIECE_BYTES
 from jettison.live.profile_file import AUTO
 from jettison.memory.hostpool import num_host_slots
 from jettison.sim.executor import ModelledExecutor
@@ -35,9 +36,6 @@ DEFAULT_CONTEXT = 131_072
 
 PIECE_BYTES = 4 << 20
 """Of bulk transfers between accelerators, where nobody says otherwise."""
-
-SHARED_MEMORY_PIECE_BYTES = 1 << 20
-"""The same between processes of a measured machine, as the live engine cuts them."""
 
 DEFAULT_GBPS = 100.0
 """Of each GPU's card, where a spec names a model and a GPU and no link."""
@@ -346,7 +344,7 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         topology=machine.topology,
         hops=_hops(timing, machine),
         piece_bytes=config.overload.exchange_piece_bytes
-        or (PIECE_BYTES if machine.is_preset else SHARED_MEMORY_PIECE_BYTES),
+        or (PIECE_BYTES if machine.is_preset else MAX_PIECE_BYTES),
         coordinate_links=config.overload.coordinate_links,
         tick_s=config.overload.check_interval_ms / 1e3,
         host=machine.costs,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from jettison.cost.model import ChunkShape
 from jettison.report.results import RunResult
-from jettison.simulate.reproduce.measures import mean_of, ttft
+from jettison.simulate.reproduce.measures import mean_load, mean_of, ttft
 from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Results
 
 CHUNK = 2048
@@ -46,7 +46,7 @@ def balance(found: Mapping[str, Results], system: str = "recompute") -> str:
     for workload, results in found.items():
         machine = results.spec.machine
         stay_s = mean_of(results.runs[system], mean_stay_s)
-        load = mean_of(results.runs[system], lambda run: run.config["fairness"]["mean_load"])
+        load = mean_of(results.runs[system], mean_load)
         fill_s = machine.kv_tokens * machine.profile.cost.batch_cost_s([ChunkShape(0, CHUNK)]) / CHUNK
         if stay_s and load:
             parts.append(
