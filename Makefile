@@ -19,7 +19,7 @@ UNIT := $(addprefix tests/,test_config.py cost core house memory policy report t
 help:
 	@echo "make install install into .venv"
 	@echo "make test    run the whole suite"
-	@echo "make unit    run what needs no processes, on all cores: under a minute"
+	@echo "make unit    run what needs no processes, on all cores: about a minute"
 	@echo "make demo    make a small model, serve it with little memory, replay a burst with dropping off and on"
 	@echo "make reproduce-NAME  run the test of one bug (docs/reliability.md)"
 	@echo "make check   ruff and mypy"

@@ -9,6 +9,7 @@ import os
 import random
 from dataclasses import dataclass
 
+import pytest
 from fakes import BLOCK_SIZE, SHARD_BYTES, FakeCluster, Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -120,6 +121,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
     return fake
 
 
+@pytest.mark.slow
 @settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     cluster=CLUSTER,

@@ -187,6 +187,7 @@ class Witness:
         return limit - len(group.running) - len(group.moving)
 
 
+@pytest.mark.slow
 @settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 10_000),

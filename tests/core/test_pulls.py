@@ -254,6 +254,7 @@ def test_any_member_may_die_while_a_failed_drop_with_pulls_is_undone(phase: Merg
         expect_recovery(cluster)
 
 
+@pytest.mark.slow
 @settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     num_members=st.sampled_from([4, 5]),

@@ -39,6 +39,7 @@ def kinds(cluster: FakeCluster) -> list[str]:
 # --- one death, everywhere
 
 
+@pytest.mark.slow
 @settings(max_examples=2 * N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     cluster=CLUSTER,

@@ -50,6 +50,7 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
 
 
+@pytest.mark.slow
 def test_a_failed_command_leaves_no_file(tmp_path: Path) -> None:
     out, page = tmp_path / "out.json", tmp_path / "out.html"
     spec = tmp_path / "spec.yaml"
