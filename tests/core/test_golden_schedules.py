@@ -22,7 +22,7 @@ GOLDEN: dict[tuple[str, int], str] = {
     ("drop", 1006): "7502ce3b27113094",
     ("drop", 1030): "23a7d44a8eb5bceb",
     ("drop", 1049): "f98f32d6aacc4e09",
-    ("drop", 1038): "e7ac802c909db287",
+    ("drop", 1038): "31f24b8822350cf2",
     ("drop", 1007): "f4f8595120643bf7",
     ("recompute", 1054): "c7066090019fa37b",
     ("recompute", 1040): "4de4479d6a82c6bf",

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_any_schedule import ASKED, CLUSTER, FAULTS, N_EXAMPLES, Asked, Cluster, build
+from test_restoring import asked_by_shard
 
 from jettison.core import ports
 from jettison.core.merging import MergePhase
 from jettison.core.recovering import RecoveryPhase
 from jettison.core.restoring import RestorePhase
+from jettison.policy.merge import StagePlan
+from jettison.types import LayerRange
 
 
 def tokens(rng: random.Random, num: int) -> list[int]:
@@ -361,6 +366,126 @@ def test_missing_shards_come_from_any_live_worker_else_from_the_folder() -> None
         assert {a.src for a in pulled} == others
         assert bool(pulled) != bool(loaded)
         expect_all_well(cluster)
+
+
+def half_dead(num_workers: int) -> tuple[FakeCluster, int, list[int]]:
+    """A pipeline of two has just lost a member: the cluster, the other member, and who serves alone."""
+    cluster = FakeCluster(num_workers=num_workers, full_blocks=60, auto_restore=False)
+    fill(cluster, 6)
+    cluster.run(until_ms=40)
+    cluster.order("drop")
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    (pipeline,) = (g for g in cluster.core.groups.values() if len(g.stages) == 2)
+    dead, survivor = pipeline.worker_ids
+    cluster.workers[survivor].spoilt = lambda: True
+    cluster.fetched.clear()
+    cluster.kill(dead)
+    return cluster, survivor, sorted(set(range(num_workers)) - {dead, survivor})
+
+
+def expect_recovered(cluster: FakeCluster, survivor: int) -> None:
+    """Every shard is there; then the cluster serves what is left."""
+    cluster.run(stop=lambda: "recovered" in kinds(cluster))
+    assert survivor not in cluster.core.recoveries.by_worker
+    assert cluster.workers[survivor].filled == set(cluster.shape.all_shards)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def asked_for(cluster: FakeCluster, survivor: int) -> dict[str, list[int | None]]:
+    """Shard -> whom the survivor asked, in order; None: the folder."""
+    return {shard: sources for (worker, shard), sources in asked_by_shard(cluster).items() if worker == survivor}
+
+
+def sends(cluster: FakeCluster, source: int) -> bool:
+    """Whether somebody was asked for a shard."""
+    return any(isinstance(a, ports.SendShard) and a.src == source for a in cluster.fetched)
+
+
+def test_the_nearest_holder_is_asked_for_a_shard_then_the_others_and_the_folder_last() -> None:
+    cluster, survivor, (far, near) = half_dead(4)
+    machine_of = dict.fromkeys(cluster.workers, 0) | {survivor: 1, near: 1}
+    cluster.core.params = replace(cluster.core.params, machine_of=machine_of)
+    missing = cluster.shape.all_shards - cluster.workers[survivor].filled
+    nowhere = min(missing)
+    cluster.fails_shard = lambda move: move.src == near or move.shard == nowhere
+    expect_recovered(cluster, survivor)
+    asked = asked_for(cluster, survivor)
+    assert asked.keys() == missing and len(asked) > 1
+    assert asked.pop(nowhere) == [near, far, None]
+    assert all(sources == [near, far] for sources in asked.values())
+
+
+def test_what_not_even_the_folder_gives_is_asked_for_again_from_the_beginning() -> None:
+    cluster, survivor, (holder,) = half_dead(3)
+    cluster.fails_shard = lambda _: True
+    cluster.faults = Faults(load=1.0, budget=3)
+    most_loads = 0
+
+    def look() -> bool:
+        nonlocal most_loads
+        recovery = cluster.core.recoveries.by_worker.get(survivor)
+        most_loads = max(most_loads, len(recovery._fetching.loads) if recovery is not None else 0)
+        return "recovered" in kinds(cluster)
+
+    cluster.run(stop=look)
+    expect_recovered(cluster, survivor)
+    asked = asked_for(cluster, survivor)
+    assert cluster.num_faults == 3 and sum(sources.count(None) - 1 for sources in asked.values()) == 3
+    for sources in asked.values():
+        assert sources[-1] is None and set(sources) == {holder, None}
+        assert (None, None) not in pairwise(sources), "the folder was asked twice in a row"
+    assert most_loads == 1, "one load after the other"
+
+
+def test_without_any_holder_the_folder_is_asked_until_it_answers() -> None:
+    cluster, survivor, _ = half_dead(2)
+    cluster.faults = Faults(load=1.0, budget=5)
+    expect_recovered(cluster, survivor)
+    assert cluster.num_faults == 5
+    assert {source for sources in asked_for(cluster, survivor).values() for source in sources} == {None}
+
+
+def test_a_holder_may_die_while_it_sends() -> None:
+    cluster, survivor, (one, other) = half_dead(4)
+    cluster.run(stop=lambda: sends(cluster, one))
+    cluster.kill(one)
+    expect_recovered(cluster, survivor)
+    asked = asked_for(cluster, survivor)
+    assert any(sources == [one, other] for sources in asked.values())
+    assert all(None not in sources for sources in asked.values())
+
+
+def test_a_holder_may_drop_what_it_sends() -> None:
+    """A burst there is served first: nobody who sends a shard is kept from a move of its own."""
+    cluster, survivor, helpers = half_dead(4)
+    cluster.run(stop=lambda: all(sends(cluster, h) for h in helpers))
+    assert cluster.core.moves.busy_workers() == {survivor}
+    groups = [g for g in cluster.core.groups.values() if set(g.worker_ids) <= set(helpers)]
+    stages = (StagePlan(helpers[1], LayerRange(0, 2)), StagePlan(helpers[0], LayerRange(2, 4)))
+    cluster.carry_out(cluster.core.moves.merge(groups, stages, cluster.now))
+    expect_recovered(cluster, survivor)
+    assert any(len(sources) > 1 for sources in asked_for(cluster, survivor).values()), "nobody else was asked"
+    assert cluster.core.state.counters.num_drops == 2
+
+
+def test_survivors_have_shards_for_each_other() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=60, num_layers=6, auto_restore=False)
+    fill(cluster, 6)
+    cluster.run(until_ms=40)
+    for _ in range(2):
+        cluster.order("drop")
+        cluster.run(stop=lambda: not cluster.core.in_transition)
+    (group,) = cluster.core.groups.values()
+    dead, *survivors = group.worker_ids
+    for worker in survivors:
+        cluster.workers[worker].spoilt = lambda: True
+    cluster.fetched.clear()
+    cluster.kill(dead)
+    cluster.run(stop=lambda: kinds(cluster).count("recovered") == 2)
+    assert any(sends(cluster, worker) for worker in survivors)
+    cluster.run()
+    expect_all_well(cluster)
 
 
 def test_members_of_a_split_pipeline_serve_on_while_the_rest_recovers() -> None:

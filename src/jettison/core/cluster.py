@@ -215,8 +215,8 @@ class ClusterCore:
             case WorkerFenced():
                 return [a for ended in self.recoveries.on_fenced(event) for a in self._on(ended, now_ns)]
             case MoveEnded():
-                if self.recoveries.on_move(event, now_ns) is not None:
-                    return []
+                if (actions := self.recoveries.on_move(event, now_ns)) is not None:
+                    return actions
                 transfer = self.state.open_moves.pop(event.move_id, None)
                 answer = self.moves.on_move(event, transfer, now_ns)
                 return (self.relief.on_move(event, now_ns) if answer is None else answer) or []
@@ -457,7 +457,7 @@ class ClusterCore:
         actions = self.moves.advance(now_ns)
         if not self.recoveries.is_idle:
             recovering = tuple(self.recoveries.by_worker)
-            actions += self.recoveries.advance(now_ns, self.moves.workers_of_moves())
+            actions += self.recoveries.advance(now_ns)
             if done := tuple(w for w in recovering if w not in self.recoveries.by_worker):
                 self.rehousing.share_queues()
                 self.loads.note_settled(done, now_ns)

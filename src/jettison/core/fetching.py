@@ -1,13 +1,14 @@
-"""Shards that the members of a move have mapped and lack: from peers, then from the model folder.
+"""Shards that workers have mapped and lack: from peers, then from the model folder.
 
     wanted --a worker has it--> pulled from there --did not arrive--> from the next holder ... --none is left--.
        '--nobody has it------------------------------------------------------------------------------------> loaded
 
-The nearest are asked first, and of these the members: their links are the group's own. Any other live worker that has
-the shard is asked before the folder; it may change its layout meanwhile, which ends the transfer incomplete, and the
-next holder is asked. What has to be read from the folder (from the operating system's page cache, where it is still
-there) is read one shard after the other at each worker, so that no more than one has to be waited for when the restore
-is called off.
+The nearest are asked first, and of these a move's members: their links are the group's own. Any other live worker that
+has the shard is asked before the folder; it may change its layout meanwhile, which ends the transfer incomplete, and
+the next holder is asked. What has to be read from the folder (from the operating system's page cache, where it is still
+there) is read one shard after the other at each worker, so that no more than one has to be waited for when the move is
+called off. What the folder does not give either is the caller's affair: a move fails, a recovery (``core.recovering``)
+begins anew.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from jettison.types import MoveId, ShardId, WorkerId
 
 
 class Fetching:
-    """What one restore fetches, or the pulls of one merge."""
+    """What one restore fetches, the pulls of one merge, or one attempt at filling a survivor of a death."""
 
     def __init__(self, cluster: ClusterState, members: tuple[WorkerId, ...]) -> None:
         self._cluster = cluster

@@ -70,10 +70,6 @@ class Moves:
         """No move is under way."""
         return not self._of_worker
 
-    def workers_of_moves(self) -> Set[WorkerId]:
-        """Members of the moves under way."""
-        return self._of_worker.keys()
-
     def moving_workers(self) -> Set[WorkerId]:
         """Workers whose layout is being changed, or recovered."""
         if self._recoveries.is_idle:

@@ -6,7 +6,7 @@ survivor that a broken group or move has touched it is a way back, of its own an
 
     FENCE   the survivor has been told (FenceWorker); steps, transfers and layout calls of the past come to an end
     MAP     the layers of its home are mapped again                            (tried again until it works)
-    FILL    missing shards come from any live worker that has them, else from the model folder      (likewise)
+    FILL    missing shards are fetched (core.fetching); what could not be had is asked for anew     (likewise)
     DONE    the survivor can serve at home
 
 A worker's *home* is the group that it started in: itself alone, or a static pipeline (a baseline), which is formed
@@ -24,11 +24,12 @@ Nothing here chooses groups for requests (``core.cluster``) or starts processes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from jettison.core.fetching import Fetching
 from jettison.core.group import GroupCore
 from jettison.core.ports import (
     Action,
@@ -52,7 +53,7 @@ from jettison.core.request import NOWHERE, Phase, RequestState
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.merge import StagePlan
-from jettison.types import NANOSECONDS, FinishReason, MoveId, ShardId, WorkerId
+from jettison.types import NANOSECONDS, FinishReason, MoveId, WorkerId
 
 RETRY_NS = NANOSECONDS // 10
 """Between attempts at what has to succeed some day: mapping, loading."""
@@ -106,10 +107,11 @@ class Recovery:
         self.phase = RecoveryPhase.FENCE
         self.relayouts: list[Relayout] = []
         self.loads: dict[int, LoadShard] = {}
+        """Of a move of the past: they must end first (FENCE)."""
         self.moves: set[MoveId] = set()
-        """Transfers from or to this worker that must end first (FENCE), or that fill it (FILL)."""
-        self._asked_peers: set[ShardId] = set()
-        """Shards that a peer was asked for; should that fail, the folder is next."""
+        """Transfers of the past from or to this worker: likewise."""
+        self._fetching = Fetching(cluster, (worker.worker_id,))
+        """The present attempt at FILL, or none yet."""
         self._retry_ns = 0
         self._started_ns = now_ns
 
@@ -117,9 +119,11 @@ class Recovery:
 
     def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
         """Take an answer; None if it is not one of this recovery's."""
-        if isinstance(event, CallFailed) and self.loads.pop(event.call_id, None) is not None:
-            self._retry_ns = now_ns + RETRY_NS
-            return []
+        if isinstance(event, CallFailed):
+            is_of_past = self.loads.pop(event.call_id, None) is not None
+            if is_of_past or self._fetching.on_failed(event.call_id, event.message) is not None:
+                self._retry_ns = now_ns + RETRY_NS
+                return []
         for relayout in self.relayouts:
             actions = relayout.on(event)
             if actions is not None:
@@ -129,17 +133,22 @@ class Recovery:
                 return actions
         return None
 
-    def on_shard_loaded(self, event: ShardLoaded) -> bool:
-        """Take the end of a load; whether it was one of this recovery's."""
+    def on_shard_loaded(self, event: ShardLoaded) -> list[Action] | None:
+        """Take the end of a load; None if it is not one of this recovery's."""
         load = self.loads.pop(event.call_id, None)
-        if load is not None:
-            self.worker.unfilled.discard(load.shard)
-        return load is not None
+        if load is None:
+            return self._fetching.on_loaded(event.call_id)
+        self.worker.unfilled.discard(load.shard)
+        return []
+
+    def on_fetched(self, event: MoveEnded) -> list[Action] | None:
+        """Take the end of a transfer that fills this worker; None if it is not one."""
+        return self._fetching.on_move(event)
 
     # --- progress ---------------------------------------------------------------------------------------------
 
-    def advance(self, now_ns: int, is_fenced: bool, sources: Callable[[], Sequence[WorkerState]]) -> list[Action]:
-        """Go as far as the state allows. ``sources``: workers that may be asked for shards; O(workers) to find."""
+    def advance(self, now_ns: int, is_fenced: bool) -> list[Action]:
+        """Go as far as the state allows."""
         actions: list[Action] = []
         if self.phase is RecoveryPhase.FENCE:
             if not is_fenced:
@@ -158,7 +167,7 @@ class Recovery:
             self.phase = RecoveryPhase.FILL
         if self.phase is RecoveryPhase.FILL:
             if self.worker.unfilled:
-                return self._fill(now_ns, sources)
+                return self._fill(now_ns)
             # What is cached was computed for the layers of another stage.
             self.worker.ledger.forget_cached()
             actions.append(self._done(now_ns))
@@ -176,29 +185,12 @@ class Recovery:
         self.relayouts.append(relayout)
         return relayout.start()
 
-    def _fill(self, now_ns: int, find_sources: Callable[[], Sequence[WorkerState]]) -> list[Action]:
-        """Fetch every missing shard that is not on its way: once from a peer, and if that fails from the folder."""
-        if now_ns < self._retry_ns:
+    def _fill(self, now_ns: int) -> list[Action]:
+        """Fetch what is missing. When nothing is under way and some could not be had, everybody is asked again."""
+        if not self._fetching.is_idle or now_ns < self._retry_ns:
             return []
-        pulled = {m.shard for i in self.moves if isinstance(m := self._cluster.open_moves[i], SendShard)}
-        missing = self.worker.unfilled - pulled - {load.shard for load in self.loads.values()}
-        actions: list[Action] = []
-        sources = find_sources() if missing else ()
-        num_asked = dict.fromkeys((s.worker_id for s in sources), 0)
-        for shard in sorted(missing):
-            holders = [s for s in sources if shard in s.layout.shards and shard not in s.unfilled]
-            if holders and shard not in self._asked_peers:
-                source = min(holders, key=lambda s: (num_asked[s.worker_id], s.worker_id))
-                num_asked[source.worker_id] += 1
-                move = self._cluster.send_shard(source.worker_id, self.worker.worker_id, shard)
-                self._asked_peers.add(shard)
-                self.moves.add(move.move_id)
-                actions.append(move)
-            else:
-                load = LoadShard(self.worker.worker_id, self._cluster.new_call(), shard)
-                self.loads[load.call_id] = load
-                actions.append(load)
-        return actions
+        self._fetching = Fetching(self._cluster, (self.worker.worker_id,))
+        return self._fetching.fetch_all(self.worker.worker_id)
 
     def _done(self, now_ns: int) -> Record:
         self.phase = RecoveryPhase.DONE
@@ -245,9 +237,12 @@ class Recoveries:
         return not self.by_worker
 
     def busy_workers(self) -> set[WorkerId]:
-        """Workers that no other move may touch: those on their way back, and those that send them shards."""
-        pulls = {i for recovery in self.by_worker.values() for i in recovery.moves}
-        return self.by_worker.keys() | {transfer_ends(self._cluster.open_moves[i])[0] for i in pulls}
+        """Workers that no other move may touch: those on their way back.
+
+        Both ends of a transfer of KV that one of them waits for in FENCE are among them. Who sends a shard need not
+        be: should it drop the shard meanwhile, the transfer ends incomplete and another is asked.
+        """
+        return set(self.by_worker)
 
     def _home_layout(self, worker_id: WorkerId) -> LayoutSpec:
         return self._cluster.stage_layout(self._home_layers[worker_id])
@@ -427,14 +422,21 @@ class Recoveries:
         """Take the end of a load; None if no recovery has asked."""
         del now_ns
         recovery = self.by_worker.get(event.worker_id)
-        return [] if recovery is not None and recovery.on_shard_loaded(event) else None
+        return recovery.on_shard_loaded(event) if recovery is not None else None
 
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of a transfer; None if no recovery waits for it."""
         del now_ns
-        if not self.by_worker or not any(event.move_id in r.moves for r in self.by_worker.values()):
+        move = self._cluster.open_moves.get(event.move_id) if self.by_worker else None
+        if move is None:
             return None
-        move = self._cluster.open_moves.pop(event.move_id)
+        receiver = self.by_worker.get(transfer_ends(move)[1])
+        actions = receiver.on_fetched(event) if receiver is not None else None
+        if actions is None and not any(event.move_id in r.moves for r in self.by_worker.values()):
+            return None
+        del self._cluster.open_moves[event.move_id]
+        if actions is not None:
+            return actions
         if event.complete and isinstance(move, SendShard):
             self._cluster.workers[move.dst].unfilled.discard(move.shard)
         for recovery in self.by_worker.values():
@@ -444,19 +446,13 @@ class Recoveries:
                 moves.discard(event.move_id)
         return []
 
-    def advance(self, now_ns: int, busy: Set[WorkerId]) -> list[Action]:
-        """Go as far as the state allows. ``busy``: workers in other moves, which are not asked for shards."""
+    def advance(self, now_ns: int) -> list[Action]:
+        """Go as far as the state allows."""
         actions: list[Action] = []
         unfenced = {f.survivor for f in self._fences.values()} if self._fences else set()
 
-        def sources() -> list[WorkerState]:
-            return [
-                w for w in self._cluster.workers.values()
-                if w.alive and w.worker_id not in busy and w.worker_id not in self.by_worker
-            ]
-
         for worker_id, recovery in sorted(self.by_worker.items()):
-            actions += recovery.advance(now_ns, worker_id not in unfenced, sources)
+            actions += recovery.advance(now_ns, worker_id not in unfenced)
             if recovery.phase is RecoveryPhase.DONE:
                 del self.by_worker[worker_id]
                 self._homes_formed_for = None

@@ -46,7 +46,7 @@ _OWN_COUNTERS = {
     "restore_seconds": "Time spent in restores.",
     "exchanged_bytes": "KV bytes exchanged after drops.",
     "returned_bytes": "KV bytes that went home in restores.",
-    "pulled_bytes": "Parameter bytes pulled for restores.",
+    "pulled_bytes": "Parameter bytes pulled from peers, for drops, restores and recoveries.",
     "live_rows": "Rows of steps that attended to KV at its old home.",
     "stalls": "Requests that stood still in an exchange until they could run again.",
     "stall_seconds": "Time that requests stood still in exchanges.",
