@@ -196,6 +196,7 @@ def _must_not_listen(*_, **__):
     [
         (["--memory", "64KiB"], "a memory budget of 65536 bytes is too small"),
         (["--memory", "64KiB", "--overload", "pipeline", "--instances", "2"], "a memory budget of 65536 bytes is too"),
+        (["--overload", "pipeline", "--instances", "1"], "--overload pipeline divides the layers between two"),
         (["--memory", "999999GiB"], "--memory 999999GiB for each instance: the system has no addresses"),
         (["--max-model-len", "100000"], "max_model_len 100000 must be from 1 to the model's context"),
     ],

@@ -128,7 +128,8 @@ class OverloadConfig:
     policy: OverloadPolicy = config_key(
         "drop", Choice(OverloadPolicy),
         "Out of KV memory: drop replicated layers and merge instances (drop), or a baseline: preempt and recompute, "
-        "swap to the host, migrate between instances, static pipelines of two (docs/baselines.md).", name="overload")
+        "swap to the host, migrate between instances, static pipelines of two, an odd instance alone "
+        "(docs/baselines.md).", name="overload")
     planner: Planner = config_key(
         "throughput", Choice(Planner),
         "How far a drop merges: as little as frees enough memory, or until the KV cache has doubled.")

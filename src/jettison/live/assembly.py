@@ -121,6 +121,9 @@ def assemble(config: EngineConfig) -> Assembly:
     num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)
     host_bytes = config.memory.host_memory_bytes if config.overload.policy == "swap" else 0
     stages = initial_groups(config.overload.policy, range(config.instances), shape)
+    if config.overload.policy == "pipeline" and all(len(group) == 1 for group in stages):
+        has = "one layer" if config.instances > 1 else "--instances 1"
+        raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
     layers_of = {s.worker_id: s.layers for group in stages for s in group}
     specs = [
         WorkerSpec(
