@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from jettison.errors import BudgetError, JettisonError, WorkerLostError
 from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.launcher import LocalLauncher, WorkerSpec
+from jettison.live.run_folder import remove_abandoned
 
 pytestmark = pytest.mark.live
 
@@ -70,7 +70,7 @@ class Cluster:
         pids = list(self.launcher.pids.values())
         await self.launcher.close(5.0)
         assert self.launcher.pids == {} and not any(is_alive(pid) for pid in pids)
-        assert not self.launcher._folder.exists()
+        assert not self.launcher._folder.path.exists()
 
 
 def read(path):
@@ -198,7 +198,7 @@ def test_workers_die_with_a_controller_that_is_killed(what):
                 await starting
                 cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
             await asyncio.sleep(0.2)
-            print(*cluster.launcher.pids.values(), cluster.launcher._folder, flush=True)
+            print(*cluster.launcher.pids.values(), cluster.launcher._folder.path, flush=True)
             await asyncio.sleep(60)
 
         asyncio.run(main())
@@ -212,7 +212,8 @@ def test_workers_die_with_a_controller_that_is_killed(what):
     while any(is_alive(int(pid)) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(pids) == 2 and not any(is_alive(int(pid)) for pid in pids)
-    shutil.rmtree(folder)
+    remove_abandoned(Path(folder).parent)  # as the next start does
+    assert not Path(folder).exists()
 
 
 async def test_the_secret_is_on_no_command_line_and_in_no_environment():

@@ -15,12 +15,10 @@ import asyncio
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +34,7 @@ from jettison.live import messages as m
 from jettison.live.channel import ControlServer
 from jettison.live.heartbeat import Listener
 from jettison.live.netns import Placement, entered
+from jettison.live.run_folder import RunFolder
 from jettison.live.worker_config import LinkKind, WorkerConfig, WorkerSpec
 from jettison.transport.sockets import listening_socket
 from jettison.types import WorkerId
@@ -112,7 +111,7 @@ class LocalLauncher:
         self._starting: dict[WorkerId, asyncio.Future[m.WorkerReady]] = {}
         self._addresses: dict[WorkerId, str] = {}
         """Where the present life of each worker listens for peers."""
-        self._folder: Path | None = None
+        self._folder: RunFolder | None = None
         self._closing = False
         self._hung_after_s = (heartbeat_timeout_s, step_timeout_s)
         self.kill_hung = kill_hung
@@ -134,10 +133,10 @@ class LocalLauncher:
         """
         if self._folder is not None:
             raise JettisonError("this launcher was started before")
-        self._folder = Path(tempfile.mkdtemp(prefix="jettison-"))  # mode 0700
+        self._folder = RunFolder()
         loop = asyncio.get_running_loop()
         try:
-            await self._server.start(f"unix:{self._folder}/control")
+            await self._server.start(self._unix_address("control"))
             self._starting = {worker: loop.create_future() for worker in self._specs}
             self._spawn_all(loop)
             async with asyncio.timeout(self._start_timeout_s):
@@ -240,7 +239,7 @@ class LocalLauncher:
             if not future.cancel() and not future.cancelled():
                 future.exception()  # seen: it was raised by start, or another one was
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
 
     # --- starting
 
@@ -266,7 +265,7 @@ class LocalLauncher:
             secret_hex=self._secret.hex(),
             epoch=life,
             parent_pid=os.getpid(),
-            control_address=f"unix:{self._folder}/control",
+            control_address=self._unix_address("control"),
             link_kind=self._link_kind,
             listen_fd=sock.fileno(),
             connect_to=connect_to,
@@ -277,13 +276,17 @@ class LocalLauncher:
             log_level=logging.getLevelName(log.getEffectiveLevel()),
         )
 
+    def _unix_address(self, name: str) -> str:
+        assert self._folder is not None, "not started"
+        return f"unix:{self._folder.path}/{name}"
+
     def _listen(self, worker: WorkerId, life: int) -> tuple[socket.socket, str]:
         if self._link_kind == "tcp":
             host, netns = self._placements.get(worker, Placement())
             with entered(netns):
                 sock = listening_socket(f"tcp:{host}:0")
             return sock, f"tcp:{host}:{sock.getsockname()[1]}"
-        address = f"unix:{self._folder}/link-{worker}.{life}"
+        address = self._unix_address(f"link-{worker}.{life}")
         # An attempt at this life that never became a process has left its name behind.
         Path(address.removeprefix("unix:")).unlink(missing_ok=True)
         return listening_socket(address, seqpacket=True), address
