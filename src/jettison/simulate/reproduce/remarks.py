@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from jettison.cost.model import ChunkShape
@@ -11,6 +12,9 @@ from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Results
 
 CHUNK = 2048
 """Tokens of the prefill steps by which memory is filled here."""
+
+ENDLESS_BATCH = 4096
+"""Requests in a decode step of which each costs what its own KV and rows cost, the weights next to nothing."""
 
 DROPPING = ("drop", WITHOUT_GUARD.name)
 
@@ -61,6 +65,62 @@ def balance(found: Mapping[str, Results], system: str = "recompute") -> str:
         "The papers' systems must have had more compute to spare in their bursts. The step times are not the reason: "
         "they agree with those that v3 states (kunserve-fig14)."
     )
+
+
+def why(found: Mapping[str, Results]) -> list[str]:
+    """Both reasons why memory alone does little at these loads."""
+    return [balance(found), worth(found)]
+
+
+def worth(found: Mapping[str, Results], system: str = "recompute") -> str:
+    """What KV memory is worth in requests a second, beside what bursts ask for."""
+    parts = []
+    for workload, results in found.items():
+        run = results.one(system)
+        asked = rate_in_bursts(results)
+        if run.requests_detail and asked:
+            undropped, merged, endless = (
+                sustained_rate(results, capacity) for capacity in (*_capacities(results, run), math.inf)
+            )
+            parts.append(
+                f"{workload}: {undropped:.2f} requests a second with the undropped capacity, {merged:.2f} with the merged, "
+                f"{endless:.2f} with endless memory, and bursts bring {asked:.2f}"
+            )
+    return (
+        "What memory is worth once it stays full, by instance: KV memory bounds the batch, the batch divides the reading "
+        "of weights, and a request costs its prefill and its share of decode steps (step times as above, the two not "
+        "overlapped). " + "; ".join(parts) + ". So more memory delays the moment at which requests wait, by what fills it "
+        "meanwhile, and then serves a few per cent more; a burst beyond the last figure makes any system's queue grow."
+    )
+
+
+def sustained_rate(results: Results, kv_tokens: float, system: str = "recompute") -> float:
+    """Requests a second that an instance can serve for ever with so much KV, all of it in use; ``math.inf`` for as much
+    as one likes: then only what a request's own KV takes to be read is left of its decode steps."""
+    rows = results.one(system).requests_detail or []
+    prompt = sum(row["input_tokens"] for row in rows) / len(rows)
+    output = sum(row["output_tokens"] for row in rows) / len(rows)
+    cost = results.spec.machine.profile.cost
+    context = round(prompt + output / 2)
+    prefill_s = prompt / CHUNK * cost.batch_cost_s([ChunkShape(round(prompt / 2), CHUNK)])
+    batch = ENDLESS_BATCH if math.isinf(kv_tokens) else max(1, int(kv_tokens / context))
+    return 1.0 / (prefill_s + output * cost.batch_cost_s([ChunkShape(context, 1)] * batch) / batch)
+
+
+def rate_in_bursts(results: Results, system: str = "recompute") -> float | None:
+    """Requests a second and instance that arrive within the bursts of the first seed."""
+    arrivals = results.spec.parsed.workload.arrivals
+    rows = results.one(system).requests_detail or []
+    bursts = () if arrivals is None else arrivals.bursts
+    span_s = sum(burst.duration_s for burst in bursts)
+    inside = [r for r in rows if any(0.0 <= r["scheduled_s"] - b.start_s < b.duration_s for b in bursts)]
+    return len(inside) / span_s / results.spec.machine.num_instances if span_s else None
+
+
+def _capacities(results: Results, run: RunResult) -> tuple[float, float]:
+    """Of an instance, in tokens: undropped, and its share of the merged."""
+    header, instances = run.config["fairness"], results.spec.machine.num_instances
+    return header["kv_capacity_tokens"] / instances, header["merged_capacity_tokens"] / instances
 
 
 def pressure(found: Mapping[str, Results], systems: Sequence[str] = ("recompute", *DROPPING)) -> str:

@@ -51,7 +51,7 @@ def reproduce_fig13(runs: Runs) -> Outcome:
         groups = {w: {v: mean_of(r, measure) for v, r in results.runs.items()} for w, results in found.items()}
         title = f"{name.replace('-', ' ').upper()}, seconds (median of seeds)"
         outcome.pictures[name] = bars(groups, "seconds", title, log="ttft" in name)
-    outcome.remarks += [remarks.bound(found), remarks.balance(found), _guard_remark(found)]
+    outcome.remarks += [remarks.bound(found), *remarks.why(found), _guard_remark(found)]
     return outcome
 
 

@@ -87,7 +87,7 @@ def reproduce_fig17(runs: Runs) -> Outcome:
     outcome.rows.append(_rise_row(results))
     outcome.conditions[WORKLOAD] = conditions(results, "recompute")
     outcome.pictures["time-line"] = time_lines({name: found[0] for name, found in results.runs.items()}, WORKLOAD)
-    outcome.remarks += [remarks.pressure({WORKLOAD: results}), remarks.balance({WORKLOAD: results})]
+    outcome.remarks += [remarks.pressure({WORKLOAD: results}), *remarks.why({WORKLOAD: results})]
     return outcome
 
 

@@ -90,7 +90,7 @@ def reproduce_fig2(runs: Runs) -> Outcome:
     shown = {name: results.one(name) for name in ("recompute", "swap", "migrate", "drop", RESTORING)}
     outcome.pictures["time-line"] = time_lines(shown, WORKLOAD)
     found = {WORKLOAD: results}
-    outcome.remarks += [remarks.pressure(found), remarks.bound(found), remarks.balance(found), _stay_remark(results)]
+    outcome.remarks += [remarks.pressure(found), remarks.bound(found), *remarks.why(found), _stay_remark(results)]
     return outcome
 
 

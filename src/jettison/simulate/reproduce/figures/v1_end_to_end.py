@@ -52,7 +52,7 @@ def reproduce_v1_fig10(runs: Runs) -> Outcome:
                 workload,
                 log=True,
             )
-    outcome.remarks += [remarks.pressure(highest), remarks.bound(highest), remarks.balance(highest), SPIKE_REMARK]
+    outcome.remarks += [remarks.pressure(highest), remarks.bound(highest), *remarks.why(highest), SPIKE_REMARK]
     return outcome
 
 
@@ -81,7 +81,7 @@ def reproduce_v1_fig11(runs: Runs) -> Outcome:
         )
     outcome.conditions[workload] = conditions(results, "recompute")
     outcome.pictures["time-line"] = time_lines({name: found[0] for name, found in results.runs.items()}, workload)
-    outcome.remarks += [remarks.pressure({workload: results}), remarks.balance({workload: results}), SPIKE_REMARK]
+    outcome.remarks += [remarks.pressure({workload: results}), *remarks.why({workload: results}), SPIKE_REMARK]
     return outcome
 
 
@@ -137,7 +137,7 @@ def _large(runs: Runs, figure: str, workload: str, preset: str, paper: dict[str,
     outcome.conditions[workload] = conditions(results, "recompute")
     outcome.pictures["time-line"] = time_lines({name: found[0] for name, found in results.runs.items()}, workload)
     met = {workload: results}
-    outcome.remarks += [remarks.pressure(met), remarks.bound(met), remarks.balance(met), SPIKE_REMARK]
+    outcome.remarks += [remarks.pressure(met), remarks.bound(met), *remarks.why(met), SPIKE_REMARK]
     return outcome, results
 
 
