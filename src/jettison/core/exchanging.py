@@ -22,7 +22,7 @@ in flight can ask for them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from jettison.core.arriving import Arriving, ArrivingSet
 from jettison.core.group import GroupCore
@@ -48,6 +48,10 @@ from jettison.types import NANOSECONDS, LayerRange, MoveId, WorkerId
 RETRY_NS = NANOSECONDS // 10
 """Between attempts of a member to give pages back."""
 
+COUNTS_PER_EXCHANGE = 16
+"""What must still be sent is counted again when one in so many of the transfers under way has ended: counting reads them
+all, and pages are given back by the quarter."""
+
 
 class Exchange:
     """Transfers of one merge into ``stages``."""
@@ -71,6 +75,8 @@ class Exchange:
         self._started_ns = 0
         self._num_foreign: dict[WorkerId, int] | None = None
         """Blocks of layers that left a worker and must still be sent, by worker; None = has to be counted again."""
+        self._num_ended = 0
+        """Transfers since that was counted."""
         self._retry_ns = 0
 
     @property
@@ -106,23 +112,21 @@ class Exchange:
         """The drop did not happen: nothing will be sent."""
         self._landing = []
 
-    def _foreign_blocks(self, worker_id: WorkerId) -> tuple[RetainedKV, ...]:
-        """KV at a worker of layers outside its new range that must still be sent, or may still be attended to."""
-        foreign: list[tuple[LayerRange, frozenset[int]]] = []
-        ledger = self._cluster.workers[worker_id].ledger
+    def _foreign_blocks(self) -> dict[WorkerId, tuple[RetainedKV, ...]]:
+        """By member, KV of layers outside its new range that must still be sent, or may still be attended to."""
+        tables = {w: self._cluster.workers[w].ledger for w in self._stages}
+        foreign: dict[WorkerId, list[tuple[LayerRange, Sequence[int]]]] = {w: [] for w in self._stages}
         for state, moves in self._landing:
             for move in moves:
-                if move.src == worker_id:
-                    ids = ledger.table(state.request_id).ids[: -(-state.num_computed // ledger.block_size)]
-                    foreign.append((move.layers, frozenset(ids)))
+                ledger = tables[move.src]
+                ids = ledger.table(state.request_id).ids[: -(-state.num_computed // ledger.block_size)]
+                foreign[move.src].append((move.layers, ids))
         for sent in self._moves.values():
-            if sent.src == worker_id:
-                foreign.append((sent.layers, frozenset(sent.src_blocks)))
-        for state, part in self._attended():
-            if part.src == worker_id:
-                ids = ledger.table(state.request_id).ids[: part.num_blocks]
-                foreign.append((part.layers, frozenset(ids)))
-        return tuple(RetainedKV(layers, blocks) for layers, blocks in by_layers(foreign))
+            foreign[sent.src].append((sent.layers, sent.src_blocks))
+        # Steps in flight name the same parts again and again.
+        for request_id, part in {(s.request_id, part) for s, part in self._attended() if part.src in tables}:
+            foreign[part.src].append((part.layers, tables[part.src].table(request_id).ids[: part.num_blocks]))
+        return {w: tuple(RetainedKV(*kept) for kept in by_layers(found)) for w, found in foreign.items()}
 
     def _attended(self) -> Iterator[tuple[RequestState, RemotePart]]:
         """KV that steps attend to, or will, where it lies."""
@@ -141,7 +145,7 @@ class Exchange:
     def spec(self, worker_id: WorkerId) -> LayoutSpec:
         """A member's layout: its stage, and KV of other layers for as long as it must still be sent."""
         layers = self._stages[worker_id]
-        return LayoutSpec(self._cluster.shape.shards_for(layers), layers, self._foreign_blocks(worker_id))
+        return LayoutSpec(self._cluster.shape.shards_for(layers), layers, self._foreign_blocks()[worker_id])
 
     # --- the merged group -------------------------------------------------------------------------------------
 
@@ -225,7 +229,9 @@ class Exchange:
         link = (move.src, move.dst)
         self._queued_bytes[link] -= self._num_bytes(move)
         self._cluster.link_rate(link).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
-        self._num_foreign = None
+        self._num_ended += 1
+        if self._num_ended * COUNTS_PER_EXCHANGE > len(self._moves):
+            self._num_foreign = None
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending or starts again: stop its transfers unless another request needs what they carry."""
@@ -431,7 +437,8 @@ class Exchange:
             return []
         if self._num_foreign is None or not self._moves:
             # Without a move the last steps that ask for foreign KV are what it still waits for.
-            self._num_foreign = {w: sum(len(kept.block_ids) for kept in self._foreign_blocks(w)) for w in self._stages}
+            self._num_ended = 0
+            self._num_foreign = {w: sum(len(k.block_ids) for k in kept) for w, kept in self._foreign_blocks().items()}
         actions: list[Action] = []
         for worker_id, needed in self._num_foreign.items():
             worker = self._cluster.workers[worker_id]

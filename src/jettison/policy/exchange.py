@@ -8,7 +8,7 @@ of remote attention. Costs are in seconds of progress that the request loses.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -115,17 +115,23 @@ def split_layers(layers: LayerRange, max_parts: int = MAX_PARTS) -> tuple[LayerR
     return tuple(LayerRange(lo, hi) for lo, hi in itertools.pairwise(bounds))
 
 
-def by_layers(sets: Sequence[tuple[LayerRange, frozenset[int]]]) -> tuple[tuple[LayerRange, tuple[int, ...]], ...]:
-    """Blocks of overlapping layer ranges as disjoint ranges, ascending, with all blocks that any of them names."""
-    blocks: dict[int, set[int]] = {}
+def by_layers(sets: Iterable[tuple[LayerRange, Iterable[int]]]) -> tuple[tuple[LayerRange, tuple[int, ...]], ...]:
+    """Blocks of overlapping layer ranges as disjoint ranges, ascending, with all blocks that any of them names.
+
+    Ranges are few and requests are many: each set is read once, not once a layer.
+    """
+    by_range: dict[LayerRange, set[int]] = {}
     for layers, ids in sets:
-        for layer in layers.layers():
-            blocks.setdefault(layer, set()).update(ids)
+        by_range.setdefault(layers, set()).update(ids)
+    bounds = sorted({bound for layers in by_range for bound in layers})
     merged: list[tuple[LayerRange, set[int]]] = []
-    for layer in sorted(layer for layer, ids in blocks.items() if ids):
+    for lo, hi in itertools.pairwise(bounds):
+        blocks = set().union(*(ids for layers, ids in by_range.items() if layers.lo <= lo and hi <= layers.hi))
+        if not blocks:
+            continue
         last = merged[-1] if merged else None
-        if last is not None and last[0].hi == layer and last[1] == blocks[layer]:
-            merged[-1] = (LayerRange(last[0].lo, layer + 1), last[1])
+        if last is not None and last[0].hi == lo and last[1] == blocks:
+            merged[-1] = (LayerRange(last[0].lo, hi), blocks)
         else:
-            merged.append((LayerRange(layer, layer + 1), blocks[layer]))
-    return tuple((layers, tuple(sorted(ids))) for layers, ids in merged)
+            merged.append((LayerRange(lo, hi), blocks))
+    return tuple((layers, tuple(sorted(blocks))) for layers, blocks in merged)
