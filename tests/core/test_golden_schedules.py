@@ -26,7 +26,7 @@ GOLDEN: dict[tuple[str, int], str] = {
     ("drop", 1007): "f4f8595120643bf7",
     ("recompute", 1054): "c7066090019fa37b",
     ("recompute", 1040): "4de4479d6a82c6bf",
-    ("recompute", 1016): "d738d18ca444f4ad",
+    ("recompute", 1016): "941076b2a23d5ce0",
     ("swap", 1000): "930cc5c8d1ed7ded",
     ("swap", 1050): "053707d1ef31010e",
     ("swap", 1009): "731e1164e33b2680",

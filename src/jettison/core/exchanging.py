@@ -49,8 +49,8 @@ RETRY_NS = NANOSECONDS // 10
 """Between attempts of a member to give pages back."""
 
 COUNTS_PER_EXCHANGE = 16
-"""What must still be sent is counted again when one in so many of the transfers under way has ended: counting reads them
-all, and pages are given back by the quarter."""
+"""What must still be sent is counted again when one in so many of the transfers under way has ended: counting reads
+them all, and pages are given back by the quarter."""
 
 
 class Exchange:

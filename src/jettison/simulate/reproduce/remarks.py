@@ -83,14 +83,15 @@ def worth(found: Mapping[str, Results], system: str = "recompute") -> str:
                 sustained_rate(results, capacity) for capacity in (*_capacities(results, run), math.inf)
             )
             parts.append(
-                f"{workload}: {undropped:.2f} requests a second with the undropped capacity, {merged:.2f} with the merged, "
-                f"{endless:.2f} with endless memory, and bursts bring {asked:.2f}"
+                f"{workload}: {undropped:.2f} requests a second with the undropped capacity, {merged:.2f} with the "
+                f"merged, {endless:.2f} with endless memory, and bursts bring {asked:.2f}"
             )
     return (
-        "What memory is worth once it stays full, by instance: KV memory bounds the batch, the batch divides the reading "
-        "of weights, and a request costs its prefill and its share of decode steps (step times as above, the two not "
-        "overlapped). " + "; ".join(parts) + ". So more memory delays the moment at which requests wait, by what fills it "
-        "meanwhile, and then serves a few per cent more; a burst beyond the last figure makes any system's queue grow."
+        "What memory is worth once it stays full, by instance: KV memory bounds the batch, the batch divides the "
+        "reading of weights, and a request costs its prefill and its share of decode steps (the presets' step times, "
+        "the two not overlapped). " + "; ".join(parts) + ". So more memory delays the moment at which requests wait by "
+        "what fills it meanwhile, and then serves a few per cent more; a burst beyond the last figure makes the queue "
+        "of any system grow."
     )
 
 
@@ -104,7 +105,8 @@ def sustained_rate(results: Results, kv_tokens: float, system: str = "recompute"
     context = round(prompt + output / 2)
     prefill_s = prompt / CHUNK * cost.batch_cost_s([ChunkShape(round(prompt / 2), CHUNK)])
     batch = ENDLESS_BATCH if math.isinf(kv_tokens) else max(1, int(kv_tokens / context))
-    return 1.0 / (prefill_s + output * cost.batch_cost_s([ChunkShape(context, 1)] * batch) / batch)
+    decode_s = output * cost.batch_cost_s([ChunkShape(context, 1)] * batch) / batch
+    return float(1.0 / (prefill_s + decode_s))
 
 
 def rate_in_bursts(results: Results, system: str = "recompute") -> float | None:
