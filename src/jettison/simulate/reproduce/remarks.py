@@ -84,13 +84,14 @@ def worth(found: Mapping[str, Results], system: str = "recompute") -> str:
             )
             parts.append(
                 f"{workload}: {undropped:.2f} requests a second with the undropped capacity, {merged:.2f} with the "
-                f"merged, {endless:.2f} with endless memory, and bursts bring {asked:.2f}"
+                f"merged ({merged / undropped - 1.0:+.0%}), {endless:.2f} with endless memory, and bursts bring "
+                f"{asked:.2f}"
             )
     return (
         "What memory is worth once it stays full, by instance: KV memory bounds the batch, the batch divides the "
         "reading of weights, and a request costs its prefill and its share of decode steps (the presets' step times, "
         "the two not overlapped). " + "; ".join(parts) + ". So more memory delays the moment at which requests wait by "
-        "what fills it meanwhile, and then serves a few per cent more; a burst beyond the last figure makes the queue "
+        "what fills it meanwhile, and then serves as much more as that; a burst beyond the last figure makes the queue "
         "of any system grow."
     )
 
@@ -103,7 +104,8 @@ def sustained_rate(results: Results, kv_tokens: float, system: str = "recompute"
     output = sum(row["output_tokens"] for row in rows) / len(rows)
     cost = results.spec.machine.profile.cost
     context = round(prompt + output / 2)
-    prefill_s = prompt / CHUNK * cost.batch_cost_s([ChunkShape(round(prompt / 2), CHUNK)])
+    starts = range(0, round(prompt), CHUNK)
+    prefill_s = sum(cost.batch_cost_s([ChunkShape(start, min(CHUNK, round(prompt) - start))]) for start in starts)
     batch = ENDLESS_BATCH if math.isinf(kv_tokens) else max(1, int(kv_tokens / context))
     decode_s = output * cost.batch_cost_s([ChunkShape(context, 1)] * batch) / batch
     return float(1.0 / (prefill_s + decode_s))
