@@ -19,7 +19,7 @@ POLICIES = ("drop", "recompute", "swap", "migrate", "pipeline")
 
 GOLDEN: dict[tuple[str, int], str] = {
     ("drop", 1047): "a59df57a2e9137ac",
-    ("drop", 1006): "7502ce3b27113094",
+    ("drop", 1006): "ad3e4946d9a36c30",
     ("drop", 1030): "23a7d44a8eb5bceb",
     ("drop", 1049): "f98f32d6aacc4e09",
     ("drop", 1038): "31f24b8822350cf2",

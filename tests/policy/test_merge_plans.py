@@ -236,6 +236,65 @@ def test_pulls_make_any_residency_serve_and_none_are_made_where_an_order_fits(nu
     assert (plan_stages(members, the_shape) is not None) == (not plan.pulls)
 
 
+# --- bounds and partners that do not fit
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(uneven, st.integers(1, 12), st.integers(0, 6), st.integers(0, 4), st.sampled_from(["throughput", "memory"]))
+def test_no_group_that_is_made_is_larger_than_the_bound_and_nothing_is_left_that_it_allows(
+    sizes: list[int], most: int, num_copies: int, asker: int, strategy: MergeStrategy
+) -> None:
+    the_shape = shape()
+    groups = [group(i, size) for i, size in enumerate(sizes)]
+    params = PlannerParams(strategy=strategy, most_members=most)
+    plan = plan_drop(groups, num_copies * the_shape.parameter_bytes, the_shape, params, asker % len(sizes))
+    assert all(len(m.stages) <= most for m in plan.merges)
+    assert plan.freed_bytes == sum(len(m.sources) - 1 for m in plan.merges) * the_shape.parameter_bytes
+    assert len({g for m in plan.merges for g in m.sources}) == sum(len(m.sources) for m in plan.merges)
+    if strategy == "throughput" and not plan.sufficient:
+        left = sizes_after(groups, plan)
+        assert len(left) < 2 or left[0] + left[1] > most, "the two smallest would still fit"
+    if most >= sum(sizes):
+        free = PlannerParams(strategy=strategy)
+        assert plan == plan_drop(groups, num_copies * the_shape.parameter_bytes, the_shape, free, asker % len(sizes))
+
+
+@pytest.mark.parametrize(("most", "expected"), [(8, [8]), (7, [4, 4]), (3, [2] * 4), (1, [1] * 8)])
+def test_with_a_bound_on_length_pipelines_stay_as_even_as_without(most: int, expected: list[int]) -> None:
+    groups = [group(i, 1) for i in range(8)]
+    plan = plan_drop(groups, 7 * shape().parameter_bytes, shape(), PlannerParams(most_members=most), asking=0)
+    assert sizes_after(groups, plan) == expected
+    assert plan.sufficient == (expected == [8])
+
+
+def parts(group_id: int, *bounds: tuple[int, int], pressure: float = 0.5, free: int = 0) -> MergeCandidate:
+    workers = tuple(range(100 * group_id, 100 * group_id + len(bounds)))
+    return MergeCandidate(group_id, workers, tuple(LayerRange(*b) for b in bounds), pressure, free)
+
+
+def test_a_group_whose_roomiest_partner_does_not_fit_takes_another_of_that_size() -> None:
+    """Two members hold the first layer alone: one of them would have none. A partner that is cut elsewhere fits."""
+    pressed = parts(0, (0, 1), (1, 8), pressure=0.9)
+    alike = parts(1, (0, 1), (1, 8), free=1000)
+    other = parts(2, (0, 4), (4, 8))
+    assert plan_drop([pressed, alike], 1, shape(8)).merges == ()
+    plan = plan_drop([pressed, alike, other], 1, shape(8))
+    assert plan.sufficient and [set(m.sources) for m in plan.merges] == [{0, 2}]
+
+
+def test_of_partners_that_do_not_fit_only_so_many_are_tried() -> None:
+    """Nobody fits anybody: the work is a bounded number of tries for each group."""
+
+    def work(num: int) -> PlanningWork:
+        groups = [parts(i, (0, 1), (1, 2)) for i in range(num)]
+        counted = PlanningWork()
+        assert plan_drop(groups, 10**9, shape(2), work=counted).merges == ()
+        return counted
+
+    small, large = work(100), work(800)
+    assert large.num_heap_operations <= 9 * small.num_heap_operations
+
+
 # --- cost
 
 

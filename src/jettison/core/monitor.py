@@ -156,6 +156,8 @@ class GroupMonitor:
     """Share of the token budget that prompts took in the last steps."""
     num_failures: int = 0
     """Moves in a row that failed: each doubles the time to the next attempt."""
+    _unrelieved_tick: int | None = None
+    """Number of the tick that comes after the last plan that could not relieve it."""
     _last_news_ns: int | None = None
     _totals: Totals | None = None
     """Blocks freed, grown, arrived and held, since they were first noted."""
@@ -233,6 +235,15 @@ class GroupMonitor:
             if self.overloaded_since_ns is None:
                 self.overloaded_since_ns = now_ns
         return 0.0 if self.overloaded_since_ns is None else (now_ns - self.overloaded_since_ns) / NANOSECONDS
+
+    def note_unrelieved(self) -> None:
+        """No plan relieves the group: until the next tick another would come to the same."""
+        self._unrelieved_tick = self.ticks.num_ticks
+
+    @property
+    def awaits_tick(self) -> bool:
+        """No plan has relieved the group since the last tick."""
+        return self._unrelieved_tick == self.ticks.num_ticks
 
     def note_foreseen(self, missing_blocks: float, now_ns: int) -> float:
         """Follow for how long memory has been foreseen to run out; in seconds."""

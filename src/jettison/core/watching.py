@@ -7,7 +7,10 @@ what is decided is begun through ``core.moves``.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from jettison.core.distances import known_links
 from jettison.core.dropping import ScaleOutWatch, kv_region_bytes, merge_candidate, required_bytes
@@ -18,10 +21,24 @@ from jettison.core.ports import Action, Record
 from jettison.core.restoring import Restoring, fits, room_blocks, will_hold
 from jettison.core.state import ClusterState
 from jettison.policy.batching import BlockedBy
-from jettison.policy.merge import DropPlan, PlannerParams, plan_drop, throughput_cost
+from jettison.policy.merge import DropPlan, GroupMerge, PlannerParams, plan_drop, throughput_cost
 from jettison.policy.overload import Assessment
 from jettison.policy.restore import MergedLoad, early_overflow_blocks, plan_splits, should_restore, should_yield
 from jettison.types import GroupId
+
+MOST_PLANS = 4
+"""Plans that are made for one drop, each with shorter pipelines than the one before; mostly the second is accepted."""
+
+
+class _Choice(NamedTuple):
+    """What comes of planning a drop."""
+
+    plan: DropPlan
+    """Merges that relieve a group which is overloaded, and could keep up."""
+    missing_bytes: int
+    """What is required beyond that, and beyond merges that nobody has asked for yet; all of it where none is left."""
+    declined: Assessment | None
+    """Why the first plan was not accepted; None where it was."""
 
 
 class Watching:
@@ -48,8 +65,10 @@ class Watching:
                 continue
             if not self._may_be_overloaded(group, now_ns):
                 continue
-            assessment = self._assess(group, now_ns)
             monitor = self._loads.monitor(group)
+            if monitor.awaits_tick:
+                continue
+            assessment = self._assess(group, now_ns)
             lasting_s = monitor.note_verdict(assessment.overloaded, assessment.declines, now_ns)
             if assessment.overloaded:
                 if lasting_s >= self._loads.params.overload.min_overloaded_s:
@@ -107,14 +126,14 @@ class Watching:
         ]
         overloaded = [g for g in free if g is group or self._is_overloaded(g, now_ns)]
         required = required_bytes(self._state, overloaded, self._loads.params.growth_factor)
-        plan = self._plan_drop(free, required, group.group_id, assessment.memory_wait_s - assessment.compute_wait_s)
-        made = next((len(m.stages) for m in plan.merges if group.group_id in m.sources), None)
-        if made is not None:  # the plan may make a longer pipeline of it than the first look took for granted
-            assessment = self._loads.assess(group, now_ns, is_restoring=False, num_merged=made)
-            if not assessment.overloaded:
-                return self._decline(group, assessment, now_ns)
+        max_pull_s = assessment.memory_wait_s - assessment.compute_wait_s
+        choice = self._choose(free, required, group, overloaded, max_pull_s, now_ns)
+        plan = choice.plan
         actions: list[Action] = []
         if plan.merges:
+            made = next((len(m.stages) for m in plan.merges if group.group_id in m.sources), None)
+            if made is not None:  # what is told is the verdict on that length
+                assessment = self._loads.assess(group, now_ns, is_restoring=False, num_merged=made)
             decision = {
                 "group": group.group_id,
                 "required_bytes": required,
@@ -125,11 +144,68 @@ class Watching:
                 "throughput_cost": self._throughput_cost(plan),
             } | assessment.as_fields()
             actions.append(Record("drop_decided", now_ns, decision))
+        elif choice.declined is not None:
+            actions += self._decline(group, choice.declined, now_ns)
+        # Where others cannot take part just now, the end of a move or of a dwell time may change that at any step.
+        if not plan.merges and (choice.declined is not None or len(free) == len(self._state.groups)):
+            self._loads.monitor(group).note_unrelieved()
         actions += self._begin(plan, now_ns)
-        if not plan.sufficient and not busy:
-            missing = required - plan.freed_bytes
-            actions += self.scale_out.ask(group.group_id, missing, "no drop plan frees enough", now_ns)
+        if choice.missing_bytes > 0 and not busy:
+            reason = "no drop plan frees enough" + (" that keeps up" if choice.declined is not None else "")
+            actions += self.scale_out.ask(group.group_id, choice.missing_bytes, reason, now_ns)
         return actions
+
+    def _choose(
+        self, free: Sequence[GroupCore], required: int, asker: GroupCore, overloaded: Sequence[GroupCore],
+        max_pull_s: float, now_ns: int,
+    ) -> _Choice:
+        """A plan that relieves who is overloaded, with pipelines as long as they keep up.
+
+        The first look at a group takes the shortest pipeline for granted. Where a plan makes longer ones that could
+        not keep up, another is made with the longest that could. Merges in which nobody is overloaded are left out:
+        they relieve no queue, and their turn comes when somebody asks.
+        """
+        asking = {g.group_id: g for g in overloaded}
+        most_members: int | None = None
+        declined: Assessment | None = None
+        for _ in range(MOST_PLANS):
+            plan = self._plan_drop(free, required, asker.group_id, max_pull_s, most_members)
+            kept: list[GroupMerge] = []
+            refused: list[GroupMerge] = []
+            bounds: list[int] = []
+            for merge in plan.merges:
+                judges = self._judges(merge, asker, asking)
+                if not judges:
+                    continue
+                verdict = self._verdict(judges, len(merge.stages), now_ns)
+                if verdict.overloaded:
+                    kept.append(merge)
+                else:
+                    declined = declined or verdict
+                    refused.append(merge)
+                    bounds.append(self._longest_accepted(judges, len(merge.stages), now_ns))
+            if not refused:
+                break
+            most_members = min(bounds)
+        shape = self._state.shape
+        freed = plan.freed_bytes - plan.only(refused, shape).freed_bytes if kept else 0
+        return _Choice(plan.only(kept, shape), required - freed, declined)
+
+    def _judges(
+        self, merge: GroupMerge, asker: GroupCore, asking: Mapping[GroupId, GroupCore]
+    ) -> list[GroupCore]:
+        """Who says whether a merge is worth it: the group that asks, in another merge any that is overloaded."""
+        return [asker] if asker.group_id in merge.sources else [asking[g] for g in merge.sources if g in asking]
+
+    def _verdict(self, judges: Sequence[GroupCore], num_stages: int, now_ns: int) -> Assessment:
+        """On a merged group of so many stages, by the first of them that is in favour."""
+        verdicts = [self._loads.assess(g, now_ns, is_restoring=False, num_merged=num_stages) for g in judges]
+        return next((v for v in verdicts if v.overloaded), verdicts[0])
+
+    def _longest_accepted(self, judges: Sequence[GroupCore], num_stages: int, now_ns: int) -> int:
+        """Most stages, fewer than these, that are accepted, if fewer always keep up where more do: O(log) verdicts."""
+        shorter = range(1, num_stages)
+        return bisect_left(shorter, True, key=lambda num: not self._verdict(judges, num, now_ns).overloaded)
 
     def _decline(self, group: GroupCore, assessment: Assessment, now_ns: int) -> list[Action]:
         if not self._loads.monitor(group).is_news(now_ns):
@@ -137,13 +213,14 @@ class Watching:
         return [Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields())]
 
     def _plan_drop(
-        self, groups: list[GroupCore], required: int, asking: GroupId | None, max_pull_s: float
+        self, groups: Sequence[GroupCore], required: int, asking: GroupId | None, max_pull_s: float,
+        most_members: int | None = None,
     ) -> DropPlan:
         profiled = self._loads.params.profiled_link
         rate = self._loads.params.link_bytes_per_s if profiled is None else profiled[0]
         params = PlannerParams(
             strategy=self._loads.params.planner, kv_region_bytes=kv_region_bytes(self._state), link_bytes_per_s=rate,
-            max_pull_s=max_pull_s, links=known_links(self._state),
+            max_pull_s=max_pull_s, links=known_links(self._state), most_members=most_members,
         )
         candidates = [merge_candidate(self._state, g) for g in groups]
         return plan_drop(candidates, required, self._state.shape, params, asking)

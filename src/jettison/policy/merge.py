@@ -40,6 +40,9 @@ LINK_CHOICES = 8
 """Among partners with about equal room so many are compared by their link, and the roomiest of the same machine: a
 bound on the work of a tie."""
 
+PARTNER_TRIES = 8
+"""Partners of one size that a group is tried with while they do not fit: a bound on the work where none does."""
+
 
 class MergeCandidate(NamedTuple):
     """A group that may be merged."""
@@ -72,6 +75,11 @@ class DropPlan:
     freed_bytes: int
     required_bytes: int
 
+    def only(self, merges: Sequence[GroupMerge], shape: ModelShape) -> DropPlan:
+        """The plan with some of its merges, and what those free."""
+        num_copies = sum(len(m.sources) - 1 for m in merges)
+        return DropPlan(tuple(merges), num_copies * shape.parameter_bytes, self.required_bytes)
+
     @property
     def sufficient(self) -> bool:
         """Whether the requirement is met."""
@@ -91,6 +99,8 @@ class PlannerParams:
     """Longest pull that is cheaper than not merging: the wait for memory that the drop is to save. 0 = never pull."""
     links: Links | None = None
     """None where all are alike."""
+    most_members: int | None = None
+    """Of a group that is made: longer pipelines could not keep up. None = no bound."""
 
 
 _Room = tuple[int, float, int]
@@ -108,6 +118,11 @@ class _Node(NamedTuple):
     """Of its members; empty where all links are alike."""
 
     @property
+    def size(self) -> int:
+        """Members."""
+        return sum(len(c.members) for c in self.candidates)
+
+    @property
     def machine(self) -> MachineId | None:
         """The one that has all of its members."""
         return next(iter(self.machines)) if len(self.machines) == 1 else None
@@ -121,7 +136,7 @@ def plan_drop(
     asking: GroupId | None = None,
     work: PlanningWork | None = None,
 ) -> DropPlan:
-    """Merge groups until ``required_bytes`` are freed or nothing is left to merge.
+    """Merge groups until ``required_bytes`` are freed or nothing is left to merge (within ``most_members`` a group).
 
     Ties (all groups, at first): the group under the highest pressure, with the one of its size that has the most free
     memory; among those with about as much the nearest. The group that asked merges first, with the smallest of the
@@ -186,10 +201,14 @@ class _Pool:
     # --- moves of the planner ---------------------------------------------------------------------------------
 
     def merge_two_smallest(self) -> int | None:
-        """One turn of Fig. 6's loop: bytes freed (0 where the two do not fit together), None when one is left."""
+        """One turn of Fig. 6's loop: bytes freed (0 where no partner fits), None when none is left to merge."""
         if len(self._alive) < 2:
             return None
-        return self._merge(self._take_pressed())
+        first = self._take_pressed()
+        if self._is_too_large(first):
+            self._settled.append(first)  # and so would any two of the others be
+            return None
+        return self._merge(first)
 
     def merge_first(self, group_id: GroupId | None) -> int:
         """Merge this group (None: the one that grew last) with the smallest other that fits; 0 where none does."""
@@ -201,7 +220,7 @@ class _Pool:
         first = self._alive.pop(chosen)
         refused: list[_Node] = []
         freed = 0
-        while self._alive and not freed:
+        while self._alive and not freed and not self._is_too_large(first):
             second = self._take_roomy(first)
             freed = self._join(first, second)
             if not freed:
@@ -224,12 +243,24 @@ class _Pool:
     # --- inside -----------------------------------------------------------------------------------------------
 
     def _merge(self, first: _Node) -> int:
-        second = self._take_roomy(first)
-        freed = self._join(first, second)
+        """With the roomiest of the smallest others that fits; where none of that size does, it is merged no more."""
+        size, freed = self._smallest(), 0
+        refused: list[_Node] = []
+        while not freed and len(refused) < PARTNER_TRIES and self._alive and self._smallest() == size:
+            second = self._take_roomy(first)
+            freed = self._join(first, second)
+            if not freed:
+                refused.append(second)
         if not freed:
             self._settled.append(first)
-            self._push(second.candidates, second.pressure, second.free_bytes, second.machines)
+        for node in refused:
+            self._push(node.candidates, node.pressure, node.free_bytes, node.machines)
         return freed
+
+    def _is_too_large(self, first: _Node) -> bool:
+        """Whether even the smallest of the others would make a group of it that is larger than any may become."""
+        most = self._params.most_members
+        return most is not None and first.size + self._smallest() > most
 
     def _join(self, first: _Node, second: _Node) -> int:
         candidates = first.candidates + second.candidates
@@ -266,8 +297,8 @@ class _Pool:
     ) -> int:
         order = self._next_order
         self._next_order += 1
-        size = sum(len(c.members) for c in candidates)
         node = _Node(order, candidates, pressure, free_bytes, machines)
+        size = node.size
         self._alive[order] = node
         if size not in self._by_pressure:
             self._by_pressure[size], self._by_room[size] = [], {}
