@@ -28,7 +28,7 @@ from jettison.core.arriving import Arriving, ArrivingSet
 from jettison.core.group import GroupCore
 from jettison.core.landed import Landed, LandedBlocks
 from jettison.core.ports import Action, CallFailed, CancelMove, LayoutApplied, LayoutOffered, MoveEnded, SendKV
-from jettison.core.relayout import Relayout, RelayoutPhase
+from jettison.core.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.request import Phase, RemotePart, RequestState
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec, RetainedKV
@@ -44,9 +44,6 @@ from jettison.policy.exchange import (
 from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
 from jettison.policy.merge import StagePlan
 from jettison.types import NANOSECONDS, LayerRange, MoveId, WorkerId
-
-RETRY_NS = NANOSECONDS // 10
-"""Between attempts of a member to give pages back."""
 
 COUNTS_PER_EXCHANGE = 16
 """What must still be sent is counted again when one in so many of the transfers under way has ended: counting reads

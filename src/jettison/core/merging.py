@@ -34,15 +34,12 @@ from jettison.core.ports import (
     ShardLoaded,
 )
 from jettison.core.pulling import Pulling
-from jettison.core.relayout import Leftovers, Relayout, RelayoutPhase
+from jettison.core.relayout import RETRY_NS, Leftovers, Relayout, RelayoutPhase
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.ranges import Pull, StagePlan
 from jettison.types import ShardId, WorkerId
-
-RETRY_NS = 100_000_000
-"""Between attempts at what has to succeed some day: mapping back, loading."""
 
 
 class MergePhase(StrEnum):
