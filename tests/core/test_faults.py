@@ -172,11 +172,25 @@ def test_loads_that_fail_while_mapping_back_are_tried_again_after_a_while() -> N
     fill(cluster, 8, prompt=12, output=60)
     cluster.run(until_ms=30)
     cluster.workers[1].fail_applies = 1
+    cluster.fails_shard = lambda _: True  # nobody's copy arrives
     cluster.order("drop")
     cluster.run()
     assert cluster.num_faults == 6
     loaded = [t for t, kind in cluster.log if kind == "CallFailed"]
     assert max(loaded) - min(loaded) >= 100 * MS, "not at once"
+    expect_all_well(cluster)
+
+
+def test_a_member_that_maps_back_gets_its_shards_from_the_one_that_refused() -> None:
+    cluster = FakeCluster(full_blocks=40, auto_restore=False, faults=Faults(load=1.0, budget=100))
+    fill(cluster, 8, prompt=12, output=60)
+    cluster.run(until_ms=30)
+    cluster.workers[1].fail_applies = 1
+    cluster.order("drop")
+    cluster.run()
+    assert [r.kind for r in cluster.records if r.kind.startswith("drop")] == ["drop_failed"]
+    assert cluster.num_faults == 0 and {type(f).__name__ for f in cluster.fetched} == {"SendShard"}
+    assert not any(w.unfilled for w in cluster.core.state.workers.values())
     expect_all_well(cluster)
 
 
