@@ -8,6 +8,7 @@ import random
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
+from jettison.core import exchanging
 from jettison.core.merging import MergePhase
 from jettison.core.ports import LayoutOffered, SendKV
 from jettison.core.restoring import RestorePhase
@@ -164,6 +165,23 @@ def test_pages_that_could_not_be_given_back_are_tried_again_after_a_while(num_fa
     assert len(failures) == num_failures
     assert all(later - earlier >= 100 * MS for earlier, later in itertools.pairwise(failures)), "not at once"
     assert all(not w.layout.retained for w in cluster.core.state.workers.values())
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("num_waited_for", [exchanging.WAITED_FOR_ATTEMPTS, 0])
+def test_who_waits_for_pages_that_a_member_could_not_give_back_waits_for_the_next_attempt(
+    num_waited_for: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchanging, "WAITED_FOR_ATTEMPTS", num_waited_for)
+    cluster = FakeCluster(full_blocks=40, auto_restore=False, shard_bytes=256, exchange="transfer")
+    fill(cluster, 8, prompt=36, output=40)
+    cluster.run(until_ms=50)
+    cluster.order("drop")
+    run_until_phase(cluster, MergePhase.EXCHANGE)
+    cluster.workers[0].fail_applies = cluster.workers[1].fail_applies = 1
+    cluster.run()
+    (done,) = (r.fields for r in cluster.records if r.kind == "exchange_done")
+    assert ("recompute" in done["requests"]) == (num_waited_for == 0)  # type: ignore[operator]
     expect_all_well(cluster)
 
 
