@@ -62,3 +62,18 @@ def test_groups_of_one_are_not_counted_and_a_failed_step_is_forgotten() -> None:
     meter.ended(2)
     meter.stage_done(10, 2, 0, 50)
     assert all(busy == 0 for busy, _ in totals(meter).values())
+
+
+def test_steps_of_groups_that_are_no_more_are_forgotten() -> None:
+    meter = BubbleMeter()
+    meter.issued(step(1))
+    meter.issued(step(2))
+    meter.stage_done(10, 1, 0, 50)
+    meter.issued(step(3)._replace(group_id=7))
+    meter.keep_groups({7})
+    before = totals(meter)
+    meter.stage_done(11, 1, 60, 90)  # a survivor that had it already
+    meter.ended(1)
+    assert totals(meter) == before
+    meter.ended(3)
+    assert not meter._open and not meter._num_open and not meter._last_end_ns

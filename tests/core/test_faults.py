@@ -8,6 +8,7 @@ import random
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
+from jettison.core import exchanging
 from jettison.core.merging import MergePhase
 from jettison.core.ports import LayoutOffered, SendKV
 from jettison.core.restoring import RestorePhase
@@ -167,16 +168,47 @@ def test_pages_that_could_not_be_given_back_are_tried_again_after_a_while(num_fa
     expect_all_well(cluster)
 
 
+@pytest.mark.parametrize("num_waited_for", [exchanging.WAITED_FOR_ATTEMPTS, 0])
+def test_who_waits_for_pages_that_a_member_could_not_give_back_waits_for_the_next_attempt(
+    num_waited_for: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchanging, "WAITED_FOR_ATTEMPTS", num_waited_for)
+    cluster = FakeCluster(full_blocks=40, auto_restore=False, shard_bytes=256, exchange="transfer")
+    fill(cluster, 8, prompt=36, output=40)
+    cluster.run(until_ms=50)
+    cluster.order("drop")
+    run_until_phase(cluster, MergePhase.EXCHANGE)
+    cluster.workers[0].fail_applies = cluster.workers[1].fail_applies = 1
+    cluster.run()
+    (done,) = (r.fields for r in cluster.records if r.kind == "exchange_done")
+    assert ("recompute" in done["requests"]) == (num_waited_for == 0)  # type: ignore[operator]
+    expect_all_well(cluster)
+
+
 def test_loads_that_fail_while_mapping_back_are_tried_again_after_a_while() -> None:
     cluster = FakeCluster(full_blocks=40, auto_restore=False, faults=Faults(load=1.0, budget=6))
     fill(cluster, 8, prompt=12, output=60)
     cluster.run(until_ms=30)
     cluster.workers[1].fail_applies = 1
+    cluster.fails_shard = lambda _: True  # nobody's copy arrives
     cluster.order("drop")
     cluster.run()
     assert cluster.num_faults == 6
     loaded = [t for t, kind in cluster.log if kind == "CallFailed"]
     assert max(loaded) - min(loaded) >= 100 * MS, "not at once"
+    expect_all_well(cluster)
+
+
+def test_a_member_that_maps_back_gets_its_shards_from_the_one_that_refused() -> None:
+    cluster = FakeCluster(full_blocks=40, auto_restore=False, faults=Faults(load=1.0, budget=100))
+    fill(cluster, 8, prompt=12, output=60)
+    cluster.run(until_ms=30)
+    cluster.workers[1].fail_applies = 1
+    cluster.order("drop")
+    cluster.run()
+    assert [r.kind for r in cluster.records if r.kind.startswith("drop")] == ["drop_failed"]
+    assert cluster.num_faults == 0 and {type(f).__name__ for f in cluster.fetched} == {"SendShard"}
+    assert not any(w.unfilled for w in cluster.core.state.workers.values())
     expect_all_well(cluster)
 
 

@@ -209,6 +209,26 @@ def test_an_outage_that_lasts_too_long_ends_requests_with_an_error() -> None:
     cluster.core.check()
 
 
+def test_an_outage_is_as_long_as_each_request_has_waited_through_it() -> None:
+    cluster = FakeCluster(num_workers=1, full_blocks=60)
+    fill(cluster, 3)
+    cluster.run(until_ms=20)
+    cluster.kill(0)
+    cluster.submit("late", tokens(random.Random(0), 10), 5, 59_000)
+    cluster.submit("later", tokens(random.Random(1), 10), 5, 100_000)
+    cluster.at(200_000 * MS, lambda: None)  # something to wait for
+    cluster.run(until_ms=61_000)
+    assert sorted(cluster.ends) == ["r0", "r1", "r2"], "it has waited for two seconds"
+    cluster.run(until_ms=118_900)
+    assert "late" not in cluster.ends
+    cluster.run(until_ms=119_200)
+    assert cluster.ends["late"] == ["error"]
+    cluster.restart_at(0, 150_000)
+    cluster.run(until_ms=155_000)
+    assert cluster.ends["later"] == ["length"]
+    cluster.core.check()
+
+
 def test_a_worker_that_is_gone_for_good_takes_what_only_fitted_with_it() -> None:
     cluster = FakeCluster(num_workers=2, full_blocks=20, auto_restore=False)
     most = cluster.core.max_request_blocks()

@@ -100,15 +100,21 @@ def test_the_command_writes_what_serving_finds(model_dir: Path, tmp_path: Path, 
     assert page.exists()
     assert json.loads(figures.read_text())["num_rounds"] >= 3
 
-    async def start() -> ClusterParams:
-        engine = Engine(config_of(model_dir))
+    async def start(**flags: object) -> tuple[ClusterParams, float | None, float | None]:
+        engine = Engine(config_of(model_dir, **flags))
         try:
             await engine.start()
-            return engine.core.params
+            model = engine.core.steptime(1)
+            return engine.core.params, model.predict_s(4, 0), model.predict_s(4, 10_000)
         finally:
             await engine.close()
 
-    assert asyncio.run(start()).profile == read_profile(path).profile
+    params, *predicted = asyncio.run(start())
+    profile = read_profile(path).profile
+    assert params.profile == profile
+    assert predicted == [profile.cost.aggregate_cost_s(4, kv, 1) for kv in (0, 10_000)], "the first steps hide nothing"
+    params, few, many = asyncio.run(start(profile="none"))
+    assert params.profile is None and few is not None and few == many, "all that the first steps can show"
 
 
 def test_one_layer_and_a_torch_kernel_can_be_profiled(tmp_path: Path) -> None:

@@ -196,6 +196,7 @@ def test_a_step_with_more_logprobs_than_a_message_may_have_arrives_whole(monkeyp
 class RecordingCore:
     def __init__(self):
         self.events = []
+        self.groups = {}
 
     def handle(self, event, now_ns):
         self.events.append(event)

@@ -112,7 +112,8 @@ class SchedulerConfig:
     admission_watermark: float = config_key(
         0.01, float_from(0.0, 0.9), "Part of the blocks kept free when a request is admitted.", metavar="FRACTION")
     lookahead: Lookahead = config_key(
-        "on", Switch(Lookahead), "In a pipeline, form microbatches of equal predicted time from all queued tokens.")
+        "on", Switch(Lookahead), "In a pipeline, form microbatches of equal predicted time from all queued "
+        "tokens. Only with --overload drop: baselines form theirs by token counts, whatever is said here.")
     lookahead_min_tokens: int | None = config_key(
         None, int_from(1), "Fewest prompt tokens of such a microbatch (auto: 16; their number follows from costs).",
         metavar="N", unset="auto")
@@ -142,7 +143,7 @@ class OverloadConfig:
         "is longer than --overload-min-wait-ms.",
         name="overload_chance_wait_ms", metavar="MS")
     check_interval_ms: int = config_key(
-        100, int_from(1), "How often the monitor looks besides at each admission.",
+        100, int_from(1), "How often the monitor looks besides after each step.",
         name="overload_check_interval_ms", metavar="MS")
     horizon_ms: int = config_key(
         0, int_from(0), "How far ahead memory is foreseen to run out (1000 is the paper's); 0: only what waits counts.",
@@ -155,7 +156,9 @@ class OverloadConfig:
         "Usage, as a part of the undropped KV capacity, below which layers are restored (0: never).",
         metavar="FRACTION")
     drop_dwell_ms: int = config_key(
-        500, int_from(0), "Least time between a finished restore and the next drop.", metavar="MS")
+        500, int_from(0), "Least time between the end of any move of an instance, a death beside "
+        "it or its return, and its next drop; doubled by every move in a row that fails, up to 128 times as long.",
+        metavar="MS")
     restore_dwell_ms: int = config_key(
         2000, int_from(0), "Least time between a finished drop and its restore.", metavar="MS")
     swap_budget_blocks: int | None = config_key(

@@ -11,6 +11,7 @@ A stage's bubble time is the sum of
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from jettison.core.ports import RunStep
@@ -66,6 +67,12 @@ class BubbleMeter:
         else:
             before = step.workers[: step.workers.index(worker_id)]
             total.bubble_ns += sum(step.busy_ns.get(w, 0) for w in before)
+
+    def keep_groups(self, groups: Container[GroupId]) -> None:
+        """Somebody has died: steps of groups other than these will not end, or nobody cares when."""
+        self._open = {i: step for i, step in self._open.items() if step.group_id in groups}
+        self._num_open = {g: num for g, num in self._num_open.items() if g in groups}
+        self._last_end_ns = {key: end_ns for key, end_ns in self._last_end_ns.items() if key[0] in groups}
 
     def ended(self, step_id: int) -> None:
         """The step is over, or has failed; call after its last stage's ``stage_done``."""

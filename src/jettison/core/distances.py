@@ -32,14 +32,20 @@ def known_links(cluster: ClusterState) -> Links | None:
     return links
 
 
-def _slow_networks(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], float]:
-    """Distances of the pairs of machines whose best transfers were slow; one that was never used counts as fast."""
+def network_rates(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], float]:
+    """By (from, to) of two machines, bytes per second of the best transfers between them; only what was measured."""
     machine = Links(cluster.machine_of).machine
     rates: dict[tuple[MachineId, MachineId], float] = {}
     for (src, dst), rate in cluster.link_rates.items():
         pair = machine(src), machine(dst)
         if pair[0] != pair[1] and rate.bytes_per_s is not None:
             rates[pair] = max(rates.get(pair, 0.0), rate.bytes_per_s)
+    return rates
+
+
+def _slow_networks(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], float]:
+    """Distances of the pairs of machines whose best transfers were slow; one that was never used counts as fast."""
+    rates = network_rates(cluster)
     fastest = max(rates.values(), default=0.0)
     steps = {pair: math.floor(math.log(fastest / rate, SLOWER)) for pair, rate in rates.items()}
     return {pair: FAR + num for pair, num in steps.items() if num > 0}

@@ -28,7 +28,7 @@ from jettison.core.arriving import Arriving, ArrivingSet
 from jettison.core.group import GroupCore
 from jettison.core.landed import Landed, LandedBlocks
 from jettison.core.ports import Action, CallFailed, CancelMove, LayoutApplied, LayoutOffered, MoveEnded, SendKV
-from jettison.core.relayout import Relayout, RelayoutPhase
+from jettison.core.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.request import Phase, RemotePart, RequestState
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec, RetainedKV
@@ -45,12 +45,12 @@ from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
 from jettison.policy.merge import StagePlan
 from jettison.types import NANOSECONDS, LayerRange, MoveId, WorkerId
 
-RETRY_NS = NANOSECONDS // 10
-"""Between attempts of a member to give pages back."""
-
 COUNTS_PER_EXCHANGE = 16
 """What must still be sent is counted again when one in so many of the transfers under way has ended: counting reads
 them all, and pages are given back by the quarter."""
+
+WAITED_FOR_ATTEMPTS = 8
+"""So many failed attempts to give pages back, one after the other, stalled requests wait for; then for none."""
 
 
 class Exchange:
@@ -78,6 +78,8 @@ class Exchange:
         self._num_ended = 0
         """Transfers since that was counted."""
         self._retry_ns = 0
+        self._num_refused = 0
+        """Attempts to give pages back that have failed since one did not."""
 
     @property
     def num_stalled(self) -> int:
@@ -178,7 +180,7 @@ class Exchange:
         """Start what can be started, and tell admission what is still to land."""
         assert self.group is not None
         actions = self._start_transfers(now_ns)
-        while self._landing and not (self._moves or self._relayouts or any(self._in_flight())):
+        while self._landing and not self._may_get_room(now_ns):
             # Nothing is under way that could make room: recompute the youngest.
             state, _ = self._landing.pop()
             self.num_by_choice[ExchangeMode.RECOMPUTE] += 1
@@ -186,6 +188,11 @@ class Exchange:
             actions += self._start_transfers(now_ns)
         self._reserve_landing(self.group)
         return actions
+
+    def _may_get_room(self, now_ns: int) -> bool:
+        """Something is under way that could let stalled requests land, or will be when a failed attempt is repeated."""
+        repeats = now_ns < self._retry_ns and self._num_refused <= WAITED_FOR_ATTEMPTS
+        return bool(self._moves or self._relayouts) or repeats or any(self._in_flight())
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -196,7 +203,9 @@ class Exchange:
             if actions is not None:
                 if relayout.is_over:
                     self._relayouts.remove(relayout)
-                    if relayout.phase is RelayoutPhase.FAILED:
+                    failed = relayout.phase is RelayoutPhase.FAILED
+                    self._num_refused = self._num_refused + 1 if failed else 0
+                    if failed:
                         self._retry_ns = now_ns + RETRY_NS
                 return actions
         return None

@@ -23,7 +23,8 @@ from jettison.types import MoveId, ShardId, WorkerId
 
 
 class Fetching:
-    """What one restore fetches, the pulls of one merge, or one attempt at filling a survivor of a death."""
+    """What one restore fetches, the pulls of one merge, or one attempt at filling a survivor of a death
+    or of a failed drop."""
 
     def __init__(self, cluster: ClusterState, members: tuple[WorkerId, ...]) -> None:
         self._cluster = cluster

@@ -10,7 +10,7 @@
     SETTLED   every request is in place, the KV of foreign layers is freed
     GIVE_BACK a shard could not be had: members unmap what they mapped for it, and the merge has FAILED
     REVERTING a member could not remap: the others map everything again (tried again until it works)
-    REFILLING ... and fetch what was overwritten meanwhile
+    REFILLING ... and fetch what was overwritten meanwhile (``core.fetching``; what could not be had is asked for anew)
     FAILED    ... and the old groups serve on as if nothing had happened
 
 Transfers, landing space and pages under foreign KV: ``core.exchanging``.
@@ -22,27 +22,24 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from jettison.core.exchanging import Exchange
+from jettison.core.fetching import Fetching
 from jettison.core.group import GroupCore
 from jettison.core.ports import (
     Action,
     CallFailed,
     LayoutApplied,
     LayoutOffered,
-    LoadShard,
     MoveEnded,
     Record,
     ShardLoaded,
 )
 from jettison.core.pulling import Pulling
-from jettison.core.relayout import Leftovers, Relayout, RelayoutPhase
+from jettison.core.relayout import RETRY_NS, Leftovers, Relayout, RelayoutPhase
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.ranges import Pull, StagePlan
-from jettison.types import ShardId, WorkerId
-
-RETRY_NS = 100_000_000
-"""Between attempts at what has to succeed some day: mapping back, loading."""
+from jettison.types import WorkerId
 
 
 class MergePhase(StrEnum):
@@ -80,9 +77,8 @@ class Merging:
         self._relayouts: list[Relayout] = []
         self._before: dict[WorkerId, LayoutSpec] = {}
         self._exchange = Exchange(cluster, stages)
-        self._loads: dict[int, LoadShard] = {}
-        self._unloaded: list[LoadShard] = []
-        """Loads that failed, to be tried again."""
+        self._refilling = Fetching(cluster, self.worker_ids)
+        """The present attempt at REFILLING, or none yet."""
         self._retry_ns = 0
         for group in sources:
             group.paused = True
@@ -131,8 +127,7 @@ class Merging:
 
     def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
         """Take the answer to one of this merge's layout calls; None if it is not one."""
-        if isinstance(event, CallFailed) and event.call_id in self._loads:
-            self._unloaded.append(self._loads.pop(event.call_id))
+        if isinstance(event, CallFailed) and self._refilling.on_failed(event.call_id, event.message) is not None:
             self._retry_ns = now_ns + RETRY_NS
             return []
         for relayout in self._relayouts:
@@ -148,17 +143,15 @@ class Merging:
     def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
         """Take the end of a load from the model folder; None if it is not one of this merge's."""
         actions = self._pulling.on_shard_loaded(event)
-        if actions is not None:
-            return actions + self.advance(now_ns)
-        load = self._loads.pop(event.call_id, None)
-        if load is None:
-            return None
-        self._cluster.workers[load.worker_id].unfilled.discard(load.shard)
-        return self.advance(now_ns)
+        if actions is None:
+            actions = self._refilling.on_loaded(event.call_id)
+        return None if actions is None else actions + self.advance(now_ns)
 
     def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
         """Take the end of one of this merge's transfers; None if it is not one."""
         actions = self._pulling.on_move(event)
+        if actions is None:
+            actions = self._refilling.on_move(event)
         if actions is None:
             actions = self._exchange.on_move(event, now_ns)
         return None if actions is None else actions + self.advance(now_ns)
@@ -173,10 +166,11 @@ class Merging:
             for group in self._sources:
                 group.paused = False
             return Leftovers([], {}, set())
-        pulls = self._pulling.abandon()
+        pulls, refilling = self._pulling.abandon(), self._refilling
         relayouts, moves = self._exchange.abandon()
         return Leftovers(
-            [*pulls.relayouts, *self._relayouts, *relayouts], pulls.loads | self._loads, pulls.moves | moves
+            [*pulls.relayouts, *self._relayouts, *relayouts],
+            pulls.loads | refilling.loads, pulls.moves | refilling.moves.keys() | moves,
         )
 
     def advance(self, now_ns: int) -> list[Action]:
@@ -191,8 +185,8 @@ class Merging:
             return self._form(now_ns) + self._go_on(now_ns)
         if self.phase is MergePhase.REVERTING and all(r.is_over for r in self._relayouts):
             return self._refill(now_ns)
-        if self.phase is MergePhase.REFILLING and not self._loads:
-            return self._reload(now_ns)
+        if self.phase is MergePhase.REFILLING and self._refilling.is_idle:
+            return self._fetch(now_ns)
         if self.phase is MergePhase.EXCHANGE:
             return self._go_on(now_ns)
         return []
@@ -280,26 +274,19 @@ class Merging:
             self._relayouts = [r for r in self._relayouts if r not in failed]
             return [action for r in failed for action in self._take_back(r.worker)]
         self.phase = MergePhase.REFILLING
-        actions: list[Action] = []
-        for relayout in self._relayouts:
-            assert relayout.result is not None
-            for shard in sorted(relayout.result.missing_shards):
-                actions.append(self._load(relayout.worker.worker_id, shard))
         self._relayouts = []
-        return actions or self._reverted(now_ns)
+        self._retry_ns = 0
+        return self._fetch(now_ns)
 
-    def _reload(self, now_ns: int) -> list[Action]:
-        if not self._unloaded:
+    def _fetch(self, now_ns: int) -> list[Action]:
+        """Fetch what is missing. When nothing is under way and some could not be had, everybody is asked again."""
+        lacking = [w for w in self._stages if self._cluster.workers[w].unfilled]
+        if not lacking:
             return self._reverted(now_ns)
         if now_ns < self._retry_ns:
             return []
-        failed, self._unloaded = self._unloaded, []
-        return [self._load(f.worker_id, f.shard) for f in failed]
-
-    def _load(self, worker_id: WorkerId, shard: ShardId) -> LoadShard:
-        load = LoadShard(worker_id, self._cluster.new_call(), shard)
-        self._loads[load.call_id] = load
-        return load
+        self._refilling = Fetching(self._cluster, self.worker_ids)
+        return [action for w in lacking for action in self._refilling.fetch_all(w)]
 
     def _reverted(self, now_ns: int) -> list[Action]:
         self.phase = MergePhase.FAILED

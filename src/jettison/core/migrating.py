@@ -25,7 +25,7 @@ from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
 from jettison.types import MoveId, WorkerId
 
 MAX_FINAL_BLOCKS = 16
-"""Blocks sent while the request stands still (Llumnix's last stage)."""
+"""Blocks sent while a request stands still; what is more is sent while it decodes (Llumnix's last stage, MELL)."""
 
 MAX_ROUNDS = 8
 """Rounds with decoding before a migration is given up: the request grows as fast as it is copied."""

@@ -38,11 +38,6 @@ class Pulling:
         self.failure: str | None = None
 
     @property
-    def num_bytes(self) -> int:
-        """That have come from peers."""
-        return self._fetching.num_bytes
-
-    @property
     def is_idle(self) -> bool:
         """Nothing is being mapped or is on its way."""
         return self._fetching.is_idle and all(r.is_over for r in self._relayouts)

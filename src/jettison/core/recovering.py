@@ -47,16 +47,13 @@ from jettison.core.ports import (
     WorkerJoined,
     transfer_ends,
 )
-from jettison.core.relayout import Leftovers, Relayout
+from jettison.core.relayout import RETRY_NS, Leftovers, Relayout
 from jettison.core.relief import Relief
 from jettison.core.request import NOWHERE, Phase, RequestState
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.merge import StagePlan
-from jettison.types import NANOSECONDS, FinishReason, MoveId, WorkerId
-
-RETRY_NS = NANOSECONDS // 10
-"""Between attempts at what has to succeed some day: mapping, loading."""
+from jettison.types import FinishReason, MoveId, WorkerId
 
 
 @dataclass(frozen=True, slots=True)

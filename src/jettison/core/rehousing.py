@@ -12,7 +12,7 @@ from jettison.core.recovering import FaultParams
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
 from jettison.policy.merge import MergeCandidate, StagePlan, plan_ranges, stage_bytes
-from jettison.types import NANOSECONDS, FinishReason
+from jettison.types import NANOSECONDS, FinishReason, RequestId
 
 
 class Rehousing:
@@ -22,27 +22,29 @@ class Rehousing:
         self._cluster = cluster
         self._params = params
         self._place = place
-        self._since_ns: int | None = None
-        """Since when requests have been without any group."""
+        self._since_ns: dict[RequestId, int] = {}
+        """Since when each homeless request has been without a group."""
         self._room_tokens: int | None = None
         """What memory has left for one request; None while no worker is gone for good."""
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Queue homeless requests, in order, as soon as some group can take them; end them if that lasts too long."""
-        if not self._cluster.homeless:
-            self._since_ns = None
+        """Queue homeless requests, in order, as soon as some group can take them; end those that wait too long."""
+        waiting = self._cluster.homeless
+        if not waiting:
+            self._since_ns.clear()
             return []
-        homeless = sorted(self._cluster.homeless.values(), key=lambda s: s.order)
-        if all(self._place(state) for state in homeless):
-            self._since_ns = None
-            return []
-        if self._since_ns is None:
-            self._since_ns = now_ns
-        waited_s = (now_ns - self._since_ns) / NANOSECONDS
-        if waited_s < self._params.max_outage_s:
-            return []
+        for state in sorted(waiting.values(), key=lambda s: s.order):
+            if not self._place(state):
+                break
+        # An outage may outlast many requests' patience: each has its own, from its arrival or its group's end on.
+        self._since_ns = {i: self._since_ns.get(i, now_ns) for i in waiting}
+        longest_ns = self._params.max_outage_s * NANOSECONDS
+        late = [s for s in waiting.values() if now_ns - self._since_ns[s.request_id] >= longest_ns]
         message = "no worker could take the request again in time"
-        return [a for s in homeless for a in self._cluster.end(s, FinishReason.ERROR, now_ns, error=message)]
+        return [
+            action for state in sorted(late, key=lambda s: s.order)
+            for action in self._cluster.end(state, FinishReason.ERROR, now_ns, error=message)
+        ]
 
     def note_room(self, num_blocks: int) -> None:
         """A worker is gone for good, or back after all: one request can have so many blocks now."""

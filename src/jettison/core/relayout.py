@@ -15,7 +15,10 @@ from typing import NamedTuple
 from jettison.core.ports import Action, ApplyLayout, CallFailed, LayoutApplied, LayoutOffered, LoadShard, OfferLayout
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutResult, LayoutSpec
-from jettison.types import MoveId
+from jettison.types import NANOSECONDS, MoveId
+
+RETRY_NS = NANOSECONDS // 10
+"""Between attempts at what has to succeed some day: mapping back, giving pages back, dropping again, fetching."""
 
 
 class RelayoutPhase(StrEnum):

@@ -35,7 +35,7 @@ from jettison.core.ports import (
     Record,
     ShardLoaded,
 )
-from jettison.core.relayout import Leftovers, Relayout, RelayoutPhase
+from jettison.core.relayout import RETRY_NS, Leftovers, Relayout, RelayoutPhase
 from jettison.core.request import RequestState
 from jettison.core.returning import Returning
 from jettison.core.state import ClusterState
@@ -46,9 +46,6 @@ from jettison.types import WorkerId
 
 HEADROOM = 20
 """One part in so many of a member's blocks stays free at a split, so that running requests can grow."""
-
-RETRY_NS = 100_000_000
-"""Between attempts of a member to drop again what a turned restore had mapped."""
 
 
 class RestorePhase(StrEnum):

@@ -8,14 +8,12 @@ runs in the pipeline and its blocks stay at every member; then it belongs to its
 from __future__ import annotations
 
 from jettison.core.group import GroupCore
+from jettison.core.migrating import MAX_FINAL_BLOCKS
 from jettison.core.ports import Action, CancelMove, MoveEnded, SendKV
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
 from jettison.policy.kvmoves import plan_kv_moves
 from jettison.types import MoveId, RequestId
-
-MAX_FINAL_BLOCKS = 16
-"""Blocks sent while a request stands still; what is more is sent while it decodes (Llumnix, MELL)."""
 
 MAX_RETURNING = 4
 """Requests whose KV travels at the same time: short stops for few rather than long ones for all."""

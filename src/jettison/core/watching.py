@@ -18,6 +18,7 @@ from jettison.core.group import GroupCore
 from jettison.core.loads import Loads
 from jettison.core.moves import Moves
 from jettison.core.ports import Action, Record
+from jettison.core.pullrates import PullRates
 from jettison.core.restoring import Restoring, fits, room_blocks, will_hold
 from jettison.core.state import ClusterState
 from jettison.policy.batching import BlockedBy
@@ -216,14 +217,18 @@ class Watching:
         self, groups: Sequence[GroupCore], required: int, asking: GroupId | None, max_pull_s: float,
         most_members: int | None = None,
     ) -> DropPlan:
-        profiled = self._loads.params.profiled_link
-        rate = self._loads.params.link_bytes_per_s if profiled is None else profiled[0]
+        rates = PullRates(self._state, self._loads.params)
         params = PlannerParams(
-            strategy=self._loads.params.planner, kv_region_bytes=kv_region_bytes(self._state), link_bytes_per_s=rate,
+            strategy=self._loads.params.planner, kv_region_bytes=kv_region_bytes(self._state),
+            link_bytes_per_s=rates.slowest(w for g in groups for w in g.worker_ids),
             max_pull_s=max_pull_s, links=known_links(self._state), most_members=most_members,
         )
         candidates = [merge_candidate(self._state, g) for g in groups]
-        return plan_drop(candidates, required, self._state.shape, params, asking)
+        plan = plan_drop(candidates, required, self._state.shape, params, asking)
+        # What an administrator asks for may take as long as it takes.
+        if max_pull_s < math.inf and any(rates.of((p.src, p.dst)) is None for m in plan.merges for p in m.pulls):
+            plan = plan_drop(candidates, required, self._state.shape, replace(params, max_pull_s=0.0), asking)
+        return plan
 
     def _begin(self, plan: DropPlan, now_ns: int) -> list[Action]:
         actions: list[Action] = []

@@ -87,7 +87,10 @@ class CoreDriver:
             self._parts = {i: p for i, p in self._parts.items() if p[0].worker_id != event.worker_id}
         if self._observer is not None and isinstance(event, ports.MoveEnded):
             self._observer.transfer_ended(event, now_ns)
-        self.carry_out(self.core.handle(event, now_ns))
+        actions = self.core.handle(event, now_ns)
+        if isinstance(event, ports.WorkerLost):
+            self.bubbles.keep_groups(self.core.groups)
+        self.carry_out(actions)
         if self._observer is not None and isinstance(event, ports.Tick):
             self._observer.looked(group_gauges(self.core), now_ns)
 

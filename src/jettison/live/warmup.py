@@ -1,5 +1,5 @@
-"""A few steps on every worker before it serves: touches pages, warms caches, and gives the step-time fit its
-first points."""
+"""A few steps on every worker before it serves: touches pages, warms caches, and, where there is no profile, gives
+the step-time fit its first points."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class WarmUp:
             for num_rows, num_tokens in ((1, most), (1, max(1, most // 2)), (rows, 1), (1, 1)):
                 started = time.monotonic_ns()
                 await asyncio.gather(*(self._step(stages, num_rows, num_tokens) for stages in groups))
-                if round_index == 0:
+                if round_index == 0 or core.params.profile is not None:
+                    # These steps attend to nothing. Eight of them would make a fit that knows no price of KV and speaks
+                    # in the profile's stead; until serving has shown as many, the profile knows better.
                     continue
                 for num_stages in {len(stages) for stages in groups}:
                     model = core.steptime(num_stages)

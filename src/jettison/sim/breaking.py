@@ -117,6 +117,7 @@ class Breaking:
     def _lost(self, worker_id: WorkerId, restart_after_s: float | None) -> None:
         self._told_dead[worker_id] = self._cluster.worker(worker_id).life
         self._cluster.handle(ports.WorkerLost(worker_id))
+        self._cluster.bubbles.keep_groups(self._cluster.core.groups)
         if restart_after_s is None:
             self.num_ahead -= 1
             self._cluster.handle(ports.WorkerGone(worker_id))
