@@ -139,6 +139,11 @@ def test_a_profile_of_another_setting_is_ignored_with_a_warning(result, model_di
     assert "num_threads 1 and not 7" in caplog.text
     assert load_profile("none", model_dir, mark) is None
     assert load_profile("auto", tmp_path, mark) is None  # nothing there
+    save_profile(default_path(tmp_path, mark), result.stored)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert load_profile("auto", tmp_path, other) is None
+    assert "is not used" in caplog.text and "num_threads 1 and not 7" in caplog.text
 
 
 def test_a_damaged_profile_is_an_error_only_where_it_was_named(result, tmp_path, caplog) -> None:

@@ -92,8 +92,8 @@ def test_an_incident_lasts_from_the_drop_to_the_last_restore() -> None:
     (incident,) = incidents_of(dropped, 1.0, {"recompute": other})
     assert (incident.begin_s, incident.end_s, incident.is_over) == (5.0, 12.0, True)
     assert incident.bytes_freed == 1 << 20 and incident.workers == (0, 1)
-    # Scheduled from 2 s on (the queue at the trigger) until 12 s.
-    assert incident.num_arrivals == 10 and incident.num_over_slo == 1
+    # Scheduled from 4 s on (the oldest that waited at the trigger) until 12 s.
+    assert incident.num_arrivals == 8 and incident.num_over_slo == 1
     assert incident.num_saved("recompute") == 3 and incident.num_saved("swap") is None
 
 

@@ -27,6 +27,9 @@ from jettison.report.terminal import note_phase, print_whole, progress_bar
 
 Rows = list[list[str]]
 
+POOR_FIT = 0.2
+"""Mean error on held-out shapes that no quiet machine has shown: 0.02 to 0.04 is usual (docs/cost-model.md)."""
+
 
 def profile_command(
     config: EngineConfig, *, out: Path | None, json_out: Path | None, html_out: Path | None, quick: bool, seed: int
@@ -56,6 +59,13 @@ def profile_command(
         f"{len(result.measured)} shapes, {result.num_rounds} rounds, {result.elapsed_s:.0f} s; wrote {path} "
         f"and {path.with_suffix('.svg').name}", soft_wrap=True,
     )  # fmt: skip
+    errors = result.errors(next(iter(result.models)))
+    if errors is not None and errors.mean > POOR_FIT:
+        console.print(
+            f"[yellow]held-out steps are predicted {errors.mean:.0%} wrong on average, and `jettison serve` would plan "
+            "with that: something else kept the machine busy; profile again when it is quiet[/yellow]",
+            soft_wrap=True, highlight=False,
+        )  # fmt: skip
     if json_out is not None:
         write_whole(json_out, json.dumps(document(result), indent=1) + "\n")
     if html_out is not None:

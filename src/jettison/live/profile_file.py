@@ -109,6 +109,19 @@ def read_profile(path: Path) -> StoredProfile:
         raise ConfigError(f"{path}: {error}") from None
 
 
+def _mention_others(model_dir: Path, mark: Fingerprint) -> None:
+    """Somebody has profiled this model, but not as it is served here: say what differs."""
+    for path in sorted(model_dir.glob("jettison-profile-*.json")):
+        try:
+            differences = read_profile(path).fingerprint.differences(mark)
+        except ConfigError:
+            continue
+        logger.warning(
+            "profile %s is not used, it was measured for %s; give `jettison profile` the flags that serve gets",
+            path, "; ".join(differences),
+        )  # fmt: skip
+
+
 def load_profile(key: str, model_dir: Path, mark: Fingerprint) -> HardwareProfile | None:
     """The profile that the configuration key ``profile`` names (auto, none or a path), if it is valid here.
 
@@ -119,6 +132,7 @@ def load_profile(key: str, model_dir: Path, mark: Fingerprint) -> HardwareProfil
         return None
     path = default_path(model_dir, mark) if key == AUTO else Path(key)
     if key == AUTO and not path.exists():
+        _mention_others(model_dir, mark)
         return None
     try:
         stored = read_profile(path)

@@ -189,12 +189,16 @@ _MAKERS = {
 
 def _longest_wait_s(run: RunResult, at_s: float) -> float | None:
     """How much longer the first token of any request took that waited for it at this time; None without details."""
-    waits = [
-        row["scheduled_s"] + row["ttft_s"] - at_s
-        for row in run.requests_detail or []
+    ends = [row["scheduled_s"] + row["ttft_s"] for row in _waiting_at(run, at_s)]
+    return max(ends, default=at_s) - at_s if run.requests_detail else None
+
+
+def _waiting_at(run: RunResult, at_s: float) -> list[dict[str, Any]]:
+    """Requests that waited for their first token at this time, and got it."""
+    return [
+        row for row in run.requests_detail or []
         if row["ttft_s"] is not None and row["scheduled_s"] <= at_s <= row["scheduled_s"] + row["ttft_s"]
     ]
-    return max(waits, default=0.0) if run.requests_detail else None
 
 
 # --- incidents
@@ -246,7 +250,8 @@ def incidents_of(
     """The run's overloads. ``others``: runs of the same arrivals, by policy, for what would have happened.
     ``untold``: those of them that are no measure of what was saved (``simulate.counterfactual.untold_of``).
 
-    A window holds the requests that were scheduled from the trigger's queue on until the incident was over.
+    A window holds the requests that were scheduled from the oldest that waited at the trigger on until the incident
+    was over.
     """
     found: list[Incident] = []
     drops = [d for d in decisions_of(run) if d.kind == "drop" and d.outcome.get("bytes_to_kv")]
@@ -255,7 +260,7 @@ def incidents_of(
         if found and trigger.at_s < found[-1].end_s:
             continue
         end_s, chain, is_over = _extent(trigger, drops, restores, run.duration_s)
-        begin_s = trigger.at_s - float(trigger.outcome.get("longest_wait_in_queue_s") or 0.0)
+        begin_s = min((row["scheduled_s"] for row in _waiting_at(run, trigger.at_s)), default=trigger.at_s)
         p50, p99, late, count = _window(run, begin_s, end_s, slo_ttft_s)
         theirs = [(policy, _window(other, begin_s, end_s, slo_ttft_s)) for policy, other in (others or {}).items()]
         found.append(Incident(
