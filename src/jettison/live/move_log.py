@@ -24,7 +24,7 @@ def log_move(record: Record, core: ClusterCore) -> None:
             merges = [m for m in core.merges if any(g.group_id == fields["group"] for g in m.sources)]
             members = "; ".join(_members((s.worker_id, s.layers) for s in m.stages) for m in merges)
             log.info(
-                "drop decided for group %s: %s; frees %s of %s that are missing; reason: %s",
+                "drop decided for group %s: %s; frees %s where %s are missing; reason: %s",
                 fields["group"], members or "none", _size(fields["freed_bytes"]), _size(fields["required_bytes"]),
                 fields["reason"],
             )
