@@ -114,17 +114,18 @@ class Exchange:
         """The drop did not happen: nothing will be sent."""
         self._landing = []
 
-    def _foreign_blocks(self) -> dict[WorkerId, tuple[RetainedKV, ...]]:
-        """By member, KV of layers outside its new range that must still be sent, or may still be attended to."""
-        tables = {w: self._cluster.workers[w].ledger for w in self._stages}
-        foreign: dict[WorkerId, list[tuple[LayerRange, Sequence[int]]]] = {w: [] for w in self._stages}
+    def _foreign_blocks(self, worker_ids: Iterable[WorkerId]) -> dict[WorkerId, tuple[RetainedKV, ...]]:
+        """Of these members, KV of layers outside the new range that must still be sent, or may still be attended to."""
+        tables = {w: self._cluster.workers[w].ledger for w in worker_ids}
+        foreign: dict[WorkerId, list[tuple[LayerRange, Sequence[int]]]] = {w: [] for w in tables}
         for state, moves in self._landing:
             for move in moves:
-                ledger = tables[move.src]
-                ids = ledger.table(state.request_id).ids[: -(-state.num_computed // ledger.block_size)]
-                foreign[move.src].append((move.layers, ids))
+                if (ledger := tables.get(move.src)) is not None:
+                    ids = ledger.table(state.request_id).ids[: -(-state.num_computed // ledger.block_size)]
+                    foreign[move.src].append((move.layers, ids))
         for sent in self._moves.values():
-            foreign[sent.src].append((sent.layers, sent.src_blocks))
+            if sent.src in tables:
+                foreign[sent.src].append((sent.layers, sent.src_blocks))
         # Steps in flight name the same parts again and again.
         for request_id, part in {(s.request_id, part) for s, part in self._attended() if part.src in tables}:
             foreign[part.src].append((part.layers, tables[part.src].table(request_id).ids[: part.num_blocks]))
@@ -147,7 +148,7 @@ class Exchange:
     def spec(self, worker_id: WorkerId) -> LayoutSpec:
         """A member's layout: its stage, and KV of other layers for as long as it must still be sent."""
         layers = self._stages[worker_id]
-        return LayoutSpec(self._cluster.shape.shards_for(layers), layers, self._foreign_blocks()[worker_id])
+        return LayoutSpec(self._cluster.shape.shards_for(layers), layers, self._foreign_blocks((worker_id,))[worker_id])
 
     # --- the merged group -------------------------------------------------------------------------------------
 
@@ -447,7 +448,8 @@ class Exchange:
         if self._num_foreign is None or not self._moves:
             # Without a move the last steps that ask for foreign KV are what it still waits for.
             self._num_ended = 0
-            self._num_foreign = {w: sum(len(k.block_ids) for k in kept) for w, kept in self._foreign_blocks().items()}
+            found = self._foreign_blocks(self._stages)
+            self._num_foreign = {w: sum(len(k.block_ids) for k in kept) for w, kept in found.items()}
         actions: list[Action] = []
         for worker_id, needed in self._num_foreign.items():
             worker = self._cluster.workers[worker_id]
