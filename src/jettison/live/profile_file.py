@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,9 @@ def read_profile(path: Path) -> StoredProfile:
         raise ConfigError(f"{path}: {error}") from None
 
 
+@cache
 def _mention_others(model_dir: Path, mark: Fingerprint) -> None:
-    """Somebody has profiled this model, but not as it is served here: say what differs."""
+    """Somebody has profiled this model, but not as it is served here: say what differs, once."""
     for path in sorted(model_dir.glob("jettison-profile-*.json")):
         try:
             differences = read_profile(path).fingerprint.differences(mark)
