@@ -63,6 +63,16 @@ def fill(cluster: FakeCluster, num: int = 8, tag: str = "r", at_ms: float = 0.0)
         cluster.submit(f"{tag}{i}", [rng.randrange(1, 60) for _ in range(10 + i % 5)], 60 + i, at_ms + i)
 
 
+def drop_while_running(cluster: FakeCluster) -> None:
+    """A drop is asked for while requests run, and everything goes on to rest."""
+    fill(cluster)
+    cluster.run(until_ms=60)
+    cluster.order("drop")
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
 def phases_seen(cluster: FakeCluster) -> list[MergePhase]:
     """Run to rest, noting the phases of the first merge."""
     seen: list[MergePhase] = []
@@ -104,12 +114,7 @@ def test_members_fetch_what_their_stage_lacks_and_then_drop(num_members: int, se
 @pytest.mark.parametrize("seed", range(4))
 def test_a_transfer_that_fails_is_replaced_by_the_model_folder(num_members: int, seed: int) -> None:
     cluster = arranged(RESIDENCIES[num_members], seed=seed, faults=Faults(move=1.0, budget=1))
-    fill(cluster)
-    cluster.run(until_ms=60)
-    cluster.order("drop")
-    cluster.run()
-    cluster.expect_outputs()
-    cluster.expect_nothing_left()
+    drop_while_running(cluster)
     assert len(cluster.core.groups) == 1 and cluster.num_faults == 1
 
 
@@ -124,12 +129,7 @@ def test_a_pull_that_failed_is_asked_of_another_holder_before_the_folder(num_mem
         return is_first
 
     cluster.fails_shard = fails_once
-    fill(cluster)
-    cluster.run(until_ms=60)
-    cluster.order("drop")
-    cluster.run()
-    cluster.expect_outputs()
-    cluster.expect_nothing_left()
+    drop_while_running(cluster)
     assert failed and "drop" in kinds(cluster) and cluster.num_faults == 0, "nobody had to read the folder"
 
 
@@ -140,12 +140,7 @@ def test_a_shard_that_can_be_had_nowhere_leaves_everything_as_it_was(num_members
     cluster.fails_shard = lambda _: True  # nobody's copy arrives, and the folder cannot be read
     before = {w: s.layout for w, s in cluster.core.state.workers.items()}
     capacity = {w: s.ledger.capacity for w, s in cluster.core.state.workers.items()}
-    fill(cluster)
-    cluster.run(until_ms=60)
-    cluster.order("drop")
-    cluster.run()
-    cluster.expect_outputs()
-    cluster.expect_nothing_left()
+    drop_while_running(cluster)
     assert "drop_failed" in kinds(cluster) and "drop" not in kinds(cluster)
     assert len(cluster.core.groups) == 2
     assert {w: s.layout for w, s in cluster.core.state.workers.items()} == before
