@@ -345,6 +345,31 @@ def test_a_step_that_lost_its_input_ends_no_request() -> None:
     expect_all_well(cluster)
 
 
+def test_a_chunk_after_one_that_never_came_counts_for_nothing() -> None:
+    """The link is there again for the second chunk of a prompt: it runs on KV that the first one did not write."""
+    cluster = FakeCluster(num_workers=2, full_blocks=60, auto_restore=False)
+    fill(cluster, 2)
+    cluster.run(until_ms=40)
+    cluster.order("drop")
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    (group,) = cluster.core.groups.values()
+    cluster.submit("long", tokens(random.Random(1), 60), 10, cluster.now / MS + 1)
+
+    def chunks() -> list[int]:
+        return [i for i, f in group.in_flight.items() if any(r.state.request_id == "long" for r in f.step.rows)]
+
+    cluster.run(stop=lambda: len(chunks()) == 2)
+    first, second = chunks()
+    cluster.core.handle(ports.StepFailed(first, "gone", group.worker_ids[0]), cluster.now)
+    cluster.run(stop=lambda: second not in group.in_flight)
+    state = cluster.core.state.requests["long"]
+    assert state.num_output == state.num_computed == state.num_pending == 0
+    cluster.kill(group.worker_ids[0])
+    cluster.restart_at(group.worker_ids[0], cluster.now / MS + 100)
+    cluster.run()
+    expect_all_well(cluster)
+
+
 # --- memory
 
 

@@ -334,6 +334,8 @@ class ClusterCore:
                 # The step is not to blame, and the group cannot go on: whoever is lost will be declared dead.
                 group.paused = True
                 group.stranded[state.request_id] = state
+                if state.ending is None and state.num_pending:
+                    self.state.distrust(state)  # a later chunk may still arrive there, and run on KV that is not there
                 self.state.reap(state)
                 continue
             actions += self.state.end(state, FinishReason.ERROR, now_ns, error="the model step failed")
