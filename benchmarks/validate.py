@@ -58,8 +58,8 @@ def render(folder: Path) -> str:
     lines = [
         "# The simulator against live runs", "",
         "Written by `python benchmarks/validate.py` ([docs/validation.md](../../docs/validation.md) says how it is",
-        "done). Each line is a mean over the seeds of a spec; differences are simulated over real, less 1 (of counts:",
-        "how many more).", "",
+        "done). Each line is a mean over the seeds of a spec; differences are simulated over real, less 1; of counts:",
+        "how many more, in the seed where that is most.", "",
         f"{sum(row['within'] for row in rows)} of {len(rows)} means are within what is demanded, "
         f"{sum(row['within_goal'] for row in rows)} within the goal; of single runs "
         f"{sum(row['within'] for row in singles)} of {len(singles)}.", "",
@@ -70,10 +70,14 @@ def render(folder: Path) -> str:
         lines.append(_line(row, "" if row["scenario"] == before else row["scenario"]))
         before = row["scenario"]
     if documents:
-        found = max((document["worst"] for document in documents.values()), key=lambda row: abs(row["difference"]))
+        found = max((document["worst"] for document in documents.values()), key=lambda row: row["severity"])
         lines += [
             "", f"The worst single run: {found['scenario']}, {found['metric']}: real {found['real']:.4g}, simulated "
             f"{found['simulated']:.4g} (difference {found['difference']:+.3g}).",
+        ]
+        lines += [
+            "", "How fast the cores were during the live runs, over calibration (mean, least, most of 3 s): "
+            + _speeds(documents),
         ]
         lines += ["", "## Constants of the host", "", "| constant | value |", "|---|---:|"]
         costs = next(iter(documents.values())).get("host_costs") or {}
@@ -81,6 +85,14 @@ def render(folder: Path) -> str:
             shown = f"{1e6 * value:.1f} µs" if name.endswith("_s") else f"{value}"
             lines.append(f"| `{name}` | {shown} |")
     return "\n".join(lines) + "\n"
+
+
+def _speeds(documents: dict[str, dict[str, Any]]) -> str:
+    parts = []
+    for name, document in documents.items():
+        speeds = [speed for run in document["runs"] for _, speed in run["machine_speed"]]
+        parts.append(f"{name} {sum(speeds) / len(speeds):.2f} ({min(speeds):.2f} to {max(speeds):.2f})")
+    return "; ".join(parts) + "."
 
 
 def _line(row: dict[str, Any], scenario: str) -> str:

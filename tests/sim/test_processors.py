@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -95,3 +96,30 @@ def test_a_thread_does_one_thing_after_the_other() -> None:
 def test_a_speed_for_each_number_of_busy_cores() -> None:
     with pytest.raises(ValueError):
         Processors(EventLoop(), 2, [1.0])
+
+
+def drifting(drift: list[tuple[float, float]], works: list[int], speeds: list[float]) -> list[int]:
+    loop = EventLoop()
+    processors = Processors(loop, len(speeds), speeds, drift)
+    ends: list[int] = []
+    for work in works:
+        processors.start(work, lambda: ends.append(loop.now_ns))
+    loop.run()
+    return ends
+
+
+def test_a_machine_that_slows_down_slows_what_is_under_way() -> None:
+    # 1 s at full speed, 2 s at half, the rest at twice the speed.
+    assert drifting([(1.0, 0.5), (3.0, 2.0)], [4 * 10**9], [1.0]) == [4 * 10**9]
+    assert drifting([(0.0, 0.5)], [10**9, 10**9], [1.0, 0.8]) == [25 * 10**8] * 2
+    assert drifting([(7.0, 0.5)], [10**9], [1.0]) == [10**9]  # it was done before
+
+
+@given(drift=st.lists(st.tuples(st.floats(0.0, 5.0), st.floats(0.2, 3.0)), max_size=5).map(sorted))
+def test_work_takes_what_the_speeds_on_the_way_add_up_to(drift: list[tuple[float, float]]) -> None:
+    [end] = drifting(drift, [3 * 10**9], [1.0])
+    points = [(0.0, 1.0), *drift, (end / 1e9, 0.0)]
+    done = sum(
+        speed * max(0.0, min(until, end / 1e9) - since) for (since, speed), (until, _) in pairwise(points)
+    )
+    assert done == pytest.approx(3.0, rel=1e-6)

@@ -37,7 +37,9 @@ variants: [drop]
 PROFILE = HardwareProfile(
     CostModel(2, 1e-9, 1e-8, 2e-6, 5e-5, 3e-4, 0.0, 0.0, 5e-5, 2e-6), 1e9, 2e-5, 1e-3, 0.0, 1e9, 1e9
 )
-COSTS = HostCosts(num_cores=2, core_speeds=(1.0, 0.9), controller_step_s=3e-4, controller_request_s=1e-3, hop_s=5e-5)
+COSTS = HostCosts(
+    num_cores=2, core_speeds=(1.0, 0.9), controller_step_s=3e-4, controller_request_s=1e-3, hop_s=5e-5, probe_s=1e-3
+)
 
 
 @pytest.mark.live
@@ -59,6 +61,9 @@ def test_a_spec_live_and_simulated(tmp_path: Path) -> None:
     document = json.loads(out.read_text())
     assert {row["metric"] for row in document["rows"]} >= {"output tokens/s", "TPOT mean", "TTFT P99", "drops"}
     assert document["host_costs"]["num_cores"] == 2
+    # How fast the machine was meanwhile is in the file, and the simulator's was as fast.
+    [run] = document["runs"]
+    assert run["machine_speed"][0][0] == 0.0 and all(speed > 0.0 for _, speed in run["machine_speed"])
     # The live run says of itself what a simulation needs.
     others = counterfactual_runs(pair.live, ["recompute"], num_processes=1)
     assert all(run.requests.completed == 4 for run in others.values()) and len(others) == 2

@@ -46,8 +46,18 @@ def test_differences_against_what_is_demanded() -> None:
     assert worst(list(rows.values())).metric == "preemptions"
     assert rows["drops"].as_dict() == {
         "scenario": "s, drop, seed 0", "metric": "drops", "real": 2.0, "simulated": 3.0, "difference": 1.0,
-        "within": True, "within_goal": True,
+        "within": True, "within_goal": True, "severity": 1.0,
     }
+
+
+def test_counts_of_several_seeds_are_apart_by_the_seed_that_is_most() -> None:
+    pairs = [
+        Pair("s", "drop", 0, run(100.0, 1.0, drops=2), run(100.0, 1.0, drops=4)),
+        Pair("s", "drop", 1, run(100.0, 1.0, drops=4), run(100.0, 1.0, drops=2)),
+    ]
+    rows = {row.metric: row for row in compare_means(pairs)}
+    assert rows["drops"].real == rows["drops"].simulated == 3.0, "their means are equal"
+    assert abs(rows["drops"].difference) == 2.0 and not rows["drops"].is_within
 
 
 def test_means_are_over_seeds_of_the_same_scenario() -> None:

@@ -49,6 +49,9 @@ class HostCosts:
     """The same, for each reading of the metrics."""
     hop_s: float = 0.0
     """From one process's sending to another's waking up."""
+    probe_s: float = 0.0
+    """What a probe (``live.step_process``) takes of a core's time while all cores are busy and the machine is as fast
+    as it was when all this was measured; 0: not measured."""
 
     def __post_init__(self) -> None:
         times = [f.name for f in fields(self) if f.name.endswith("_s")]

@@ -49,6 +49,7 @@ class Scrapes:
 def fit_host_costs(
     phases: Sequence[Phase], idle: Phase, scrapes: Scrapes, gaps_s: Mapping[int, Sequence[float]], *,
     tick_interval_s: float, core_speeds: Sequence[float], threads_per_worker: int, step_factor: float,
+    probe_s: float = 0.0,
 ) -> HostCosts:
     """Least squares over the phases. ``gaps_s``: by the number of requests in a step, the times between the end of a
     decode step and the beginning of the next, with nothing else to do.
@@ -89,6 +90,7 @@ def fit_host_costs(
         client_token_s=client_token_s,
         client_scrape_s=scrapes.client_s / scrapes.number,
         hop_s=max(0.0, (gap_s - worker_step_s - step_s) / 2),
+        probe_s=probe_s,
     )
 
 

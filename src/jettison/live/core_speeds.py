@@ -1,58 +1,73 @@
-"""How much slower a core is while others compute, too: the same steps in one process, and in several at once.
-
-Both ends: ``measure_core_speeds`` here, and ``python -m jettison.live.core_speeds`` as one of the processes, which runs
-steps of a few shapes over and over between two times that it is told.
-"""
+"""How much slower a core is while others compute, too: the same steps in one process, and in several at once."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
-import subprocess
-import sys
 import time
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from jettison.config import EngineConfig
-from jettison.cost.model import ChunkShape, StepShape
-from jettison.errors import WorkerLostError
-from jettison.live.assembly import assemble
-from jettison.live.launcher import worker_environment
-from jettison.live.profile import make_profile_device, shape_limits
-from jettison.live.step_timer import StepTimer
+from jettison.live.step_process import Sample, StepProcess
 
-START_TIMEOUT_S = 120.0
-DECODES, CONTEXT = (1, 16), 128
-"""Batches of decodes that are run, and their cached tokens; and one prompt of the step's budget."""
+WATCH_INTERVAL_S = 0.08
+"""Between probes while this is measured."""
 
 
-def measure_core_speeds(config: EngineConfig, num_cores: int, *, rounds: int = 3, window_s: float = 1.5) -> list[float]:
-    """Entry i: the speed of a core while i + 1 are busy, over that while one is. Raises WorkerLostError.
+@dataclass(frozen=True, slots=True)
+class CoreSpeeds:
+    """What was measured."""
+
+    speeds: list[float]
+    """Entry i: the speed of a core while i + 1 are busy, over that while one is."""
+    probe_factor: float
+    """What a probe takes beside as many busy processes as there is room for, over what it takes beside one."""
+
+
+def measure_core_speeds(
+    config: EngineConfig, num_cores: int, *, rounds: int = 9, window_s: float = 0.5
+) -> CoreSpeeds:
+    """Raises WorkerLostError.
 
     A process has the threads that a worker of ``config`` has; speeds between multiples of those are interpolated.
-    Rounds go through all numbers of processes in turn: a machine that drifts moves all of them.
+    Many short rounds go through all numbers of processes in turn: a machine that drifts moves all of them, and what
+    disturbs a second or two touches few of them, which medians leave out.
     """
     threads = config.num_threads
     most = max(1, num_cores // threads)
-    children = [_Child(config) for _ in range(most)]
+    processes: list[StepProcess] = []
     try:
-        for child in children:
-            child.wait_ready()
+        processes += (StepProcess(config) for _ in range(most + 1))
+        for process in processes:
+            process.wait_ready()
+        watch, *runners = processes
         times: dict[int, list[dict[str, float]]] = {number: [] for number in range(1, most + 1)}
+        windows: dict[int, list[tuple[int, int]]] = {number: [] for number in times}
+        watch.watch(WATCH_INTERVAL_S)
         for index in range(rounds + 1):
             for number in times:
                 begin_ns = time.monotonic_ns() + 50_000_000
-                for child in children[:number]:
-                    child.ask(begin_ns, begin_ns + round(window_s * 1e9))
-                answers = [child.answer() for child in children[:number]]
+                window = begin_ns, begin_ns + round(window_s * 1e9)
+                for runner in runners[:number]:
+                    runner.run(*window)
+                answers = [runner.answer() for runner in runners[:number]]
                 if index:  # the first round warms up
                     times[number] += answers
+                    windows[number].append(window)
+        samples = watch.end_watch()
     finally:
-        for child in children:
-            child.close()
+        for process in processes:
+            process.close()
     measured = [(number * threads, _speed(times[1], answers)) for number, answers in times.items()]
-    return interpolated(measured, num_cores)
+    factor = _within(samples, windows[most]) / _within(samples, windows[1])
+    return CoreSpeeds(interpolated(measured, num_cores), factor)
+
+
+def _within(samples: Sequence[Sample], windows: Sequence[tuple[int, int]]) -> float:
+    """Median of the probes in these windows of time; of all where none is, 1 where there are none at all."""
+    inside = [s.took_s for s in samples if any(begin <= s.at_s * 1e9 <= end for begin, end in windows)]
+    return statistics.median(inside or [sample.took_s for sample in samples] or [1.0])
 
 
 def _speed(alone: list[dict[str, float]], together: list[dict[str, float]]) -> float:
@@ -74,93 +89,3 @@ def interpolated(measured: list[tuple[int, float]], num_cores: int) -> list[floa
         share = (cores - below[0]) / (above[0] - below[0]) if above[0] > below[0] else 0.0
         speeds.append(below[1] + share * (above[1] - below[1]))
     return speeds
-
-
-class _Child:
-    """One process with a device of its own."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        told = {key: value for key, value in config.flat().items() if key not in ("api_key", "timeline")}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "jettison.live.core_speeds"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env=worker_environment(config.num_threads),
-        )  # fmt: skip
-        self._tell(told)
-
-    def _tell(self, message: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
-
-    def _hear(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise WorkerLostError(f"a process that measures ended with code {self._process.wait()}")
-        return json.loads(line)
-
-    def wait_ready(self) -> None:
-        """Until its device is loaded."""
-        self._hear()
-
-    def ask(self, begin_ns: int, end_ns: int) -> None:
-        """Let it run steps between two times of the monotonic clock."""
-        self._tell([begin_ns, end_ns])
-
-    def answer(self) -> dict[str, float]:
-        """Median seconds by shape."""
-        answer: dict[str, float] = self._hear()
-        return answer
-
-    def close(self) -> None:
-        """End it."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-
-
-def main() -> None:
-    """A process that measures: configuration, then pairs of times, on standard input."""
-    config = EngineConfig.resolve(**json.loads(sys.stdin.readline()))
-    assembly = assemble(config)
-    limits = shape_limits(assembly)
-    device = make_profile_device(assembly, limits)
-    device.start()
-    try:
-        timer = StepTimer(device, limits)
-        timer.prepare()
-        shapes = _shapes(limits.num_layers, min(limits.max_num_tokens, limits.max_context), limits.max_num_seqs)
-        for shape in shapes.values():
-            timer.time_s(shape)
-        _say("ready")
-        for line in sys.stdin:
-            begin_ns, end_ns = json.loads(line)
-            _say(_run(timer, shapes, begin_ns, end_ns))
-    finally:
-        device.close()
-
-
-def _say(message: Any) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
-
-
-def _shapes(num_layers: int, most_tokens: int, most_seqs: int) -> dict[str, StepShape]:
-    decodes = {
-        f"decode {size}": StepShape((ChunkShape(CONTEXT, 1),) * size, num_layers, True, size)
-        for size in DECODES if size <= most_seqs
-    }
-    return decodes | {"prefill": StepShape((ChunkShape(0, most_tokens),), num_layers, True, 1)}
-
-
-def _run(timer: StepTimer, shapes: dict[str, StepShape], begin_ns: int, end_ns: int) -> dict[str, float]:
-    time.sleep(max(0.0, (begin_ns - time.monotonic_ns()) / 1e9))
-    times: dict[str, list[float]] = {name: [] for name in shapes}
-    while time.monotonic_ns() < end_ns or not all(times.values()):
-        for name, shape in shapes.items():
-            times[name].append(timer.time_s(shape))
-    return {name: statistics.median(seconds) for name, seconds in times.items()}
-
-
-if __name__ == "__main__":
-    main()

@@ -34,6 +34,8 @@ from jettison.errors import JettisonError
 from jettison.live.assembly import assemble
 from jettison.live.core_speeds import measure_core_speeds
 from jettison.live.server_process import ServerProcess
+from jettison.live.speed_watch import SpeedWatch
+from jettison.live.step_process import Sample
 from jettison.workload.client import ReplayOptions, replay_sync
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.rows import Workload, as_columns
@@ -104,11 +106,15 @@ def measure_host_costs(
     """
     num_cores = _usable_cores()
     progress(0.0, "cores side by side")
-    speeds = measure_core_speeds(config, num_cores)
+    cores = measure_core_speeds(config, num_cores)
     with tempfile.TemporaryDirectory(prefix="jettison-host-") as folder:
         line = Path(folder) / "timeline.json.gz"
-        with ServerProcess(Path(config.model.model), _flags(config, line), Path(folder) / "server.log") as server:
+        with (
+            SpeedWatch(config) as watch,
+            ServerProcess(Path(config.model.model), _flags(config, line), Path(folder) / "server.log") as server,
+        ):
             windows, idle, scrapes = _serve_phases(server, config, progress)
+            probes = watch.end()
         steps = _read_steps(line)
     phases: dict[str, list[Phase]] = {}
     for window in windows:
@@ -117,9 +123,10 @@ def measure_host_costs(
     factors = _factors(windows, steps, profile)
     costs = fit_host_costs(
         [phase for same in phases.values() for phase in same], _phase(idle, steps), scrapes, gaps,
-        tick_interval_s=config.overload.check_interval_ms / 1e3, core_speeds=speeds,
+        tick_interval_s=config.overload.check_interval_ms / 1e3, core_speeds=cores.speeds,
         threads_per_worker=config.num_threads,
         step_factor=math.exp(sum(math.log(factor) for factor in factors.values()) / len(factors)),
+        probe_s=_probe_s(probes, windows) * cores.probe_factor,
     )  # fmt: skip
     medians = {rows: statistics.median(values) for rows, values in gaps.items() if values}
     return HostMeasurement(costs, phases, factors, medians)
@@ -284,6 +291,12 @@ def _gaps(windows: Sequence[_Window], steps: Sequence[_Step]) -> dict[int, list[
             if before.num_tokens == after.num_tokens == before.num_requests == after.num_requests == size:
                 gaps.setdefault(size, []).append((after.begin_ns - before.end_ns) / 1e9)
     return gaps
+
+
+def _probe_s(probes: Sequence[Sample], windows: Sequence[_Window]) -> float:
+    """Median of the probes while the loads were served, as steps and gaps are measured then; 0 without any."""
+    during = [p.took_s for p in probes if any(w.begin_ns <= p.at_s * 1e9 < w.end_ns for w in windows)]
+    return statistics.median(during or [0.0])
 
 
 def _factors(windows: Sequence[_Window], steps: Sequence[_Step], profile: HardwareProfile) -> dict[str, float]:

@@ -77,7 +77,7 @@ class SimulatedCluster:
         self._on_event = on_event
         self._on_tokens = on_tokens
         self._observer = observer
-        self.host = SharedHost(self.loop, setup.host) if setup.host.is_shared else None
+        self.host = SharedHost(self.loop, setup.host, setup.drift) if setup.host.is_shared else None
         """None: the controller is never busy, and workers have cores of their own."""
         takes_strides = observer is None and self.host is None and (on_tokens is not None or on_emit is None)
         self._compress = setup.compress and takes_strides

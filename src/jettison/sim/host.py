@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jettison.core import ports
+from jettison.cost.drift import SpeedLine
 from jettison.cost.hostcosts import HostCosts
 from jettison.sim.loop import EventLoop
 from jettison.sim.processors import Job, Processors, Thread
@@ -18,9 +19,9 @@ from jettison.types import NANOSECONDS
 class SharedHost:
     """The controller's event loop and the clients' are a thread each; workers compute beside them."""
 
-    def __init__(self, loop: EventLoop, costs: HostCosts) -> None:
+    def __init__(self, loop: EventLoop, costs: HostCosts, drift: SpeedLine = ()) -> None:
         self.costs = costs
-        self._processors = Processors(loop, costs.num_cores, costs.core_speeds)
+        self._processors = Processors(loop, costs.num_cores, costs.core_speeds, drift)
         self.controller = Thread(self._processors)
         self.clients = Thread(self._processors)
 

@@ -4,11 +4,13 @@ Work is time of one thread that is alone on the machine. What a thread gets of t
 
 - A core is slower while others are busy (shared caches and memory, or two hardware threads of one core):
   ``speeds[n - 1]`` where n are busy.
+- The machine as a whole may be faster or slower for a while than it was when work was measured (``drift``).
 - With more threads than cores those of workers get less than a core each, all of them equally. Threads that sleep most
   of the time (the controller's, the clients') go first, as the operating system's scheduler has it: what wakes up has
   used less than its share.
 
-Rates change only when a job begins or ends; in between work runs off linearly. ``Thread`` does jobs in order.
+Rates change only when a job begins or ends, or the machine's speed does; in between work runs off linearly.
+``Thread`` does jobs in order.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from jettison.sim.loop import EventLoop, Scheduled
+from jettison.types import NANOSECONDS
 
 
 class Job:
@@ -46,13 +49,18 @@ class Job:
 class Processors:
     """All cores of one machine."""
 
-    def __init__(self, loop: EventLoop, num_cores: int, speeds: Sequence[float]) -> None:
-        """``speeds``: of each of 1, 2, ... ``num_cores`` busy cores, over that of one alone."""
+    def __init__(
+        self, loop: EventLoop, num_cores: int, speeds: Sequence[float], drift: Sequence[tuple[float, float]] = ()
+    ) -> None:
+        """``speeds``: of each of 1, 2, ... ``num_cores`` busy cores, over that of one alone. ``drift``: from which
+        second on all of them are how many times as fast, sorted; before its first entry, and without any, once."""
         if num_cores < 1 or len(speeds) != num_cores:
             raise ValueError("needs a speed for each number of busy cores")
         self._loop = loop
         self._num_cores = num_cores
         self._speeds = tuple(speeds)
+        self._drift = deque((round(from_s * NANOSECONDS), speed) for from_s, speed in drift)
+        self._drifted = 1.0
         self._jobs: dict[int, Job] = {}
         self._next_number = 0
         self._updated_ns = 0
@@ -90,16 +98,20 @@ class Processors:
             self._wake = None
         if not jobs:
             return
+        while self._drift and self._drift[0][0] <= self._loop.now_ns:
+            self._drifted = self._drift.popleft()[1]
         first = sum(job.num_threads for job in jobs if job.goes_first)
         rest = sum(job.num_threads for job in jobs) - first
         cores = float(self._num_cores)
-        speed = self._speeds[min(first + rest, self._num_cores) - 1]
+        speed = self._drifted * self._speeds[min(first + rest, self._num_cores) - 1]
         first_rate = speed * min(1.0, cores / first) if first else 0.0
         # Nobody starves: where those who go first could take all cores, the others keep a tenth of one.
         rest_rate = speed * min(1.0, max(cores - first, 0.1) / rest) if rest else 0.0
         for job in jobs:
             job.rate = first_rate if job.goes_first else rest_rate
         left_ns = min(math.ceil(job.left_ns / job.rate) for job in jobs)
+        if self._drift:
+            left_ns = min(left_ns, self._drift[0][0] - self._loop.now_ns)
         self._wake = self._loop.after(left_ns, self._on_wake)
 
     def _on_wake(self) -> None:

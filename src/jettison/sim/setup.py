@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from jettison.core.group import SchedulerLimits
 from jettison.core.params import ClusterParams
+from jettison.cost.drift import SpeedLine
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
 from jettison.sim.executor import Executor, ModelledExecutor
@@ -77,6 +78,8 @@ class ClusterSetup:
     tick_s: float = 0.1
     host: HostCosts = field(default_factory=HostCosts)
     """What workers, controller and clients take of cores that they share; by default they share none."""
+    drift: SpeedLine = ()
+    """How fast the shared cores are, as time passes, over what they were when ``host`` was measured."""
     secret: bytes = b"simulated"
 
     @property

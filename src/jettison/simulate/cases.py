@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jettison.cost.deployment import deployment_to_document
+from jettison.cost.drift import SpeedLine
 from jettison.errors import ConfigError
 from jettison.live.profile_file import AUTO
 from jettison.report.results import RunResult
@@ -115,8 +116,9 @@ def _one(plain: Mapping[str, Any], index: int, seed: int) -> dict[str, Any]:
     return {**kept, "variants": [chosen], "seeds": [seed]}
 
 
-def run_case(case: Case, on_progress: OnProgress | None = None) -> RunResult:
-    """Simulate one case. The same case gives the same result, in whichever process."""
+def run_case(case: Case, on_progress: OnProgress | None = None, *, drift: SpeedLine = ()) -> RunResult:
+    """Simulate one case. The same case gives the same result, in whichever process. ``drift``: how fast this machine's
+    cores were while the live run that is to be compared went on."""
     spec = parse_spec(case.raw, case.name)
     base_dir = Path(case.base_dir)
     machine = resolve_machine(spec.cluster, spec.settings, base_dir)
@@ -139,7 +141,8 @@ def run_case(case: Case, on_progress: OnProgress | None = None) -> RunResult:
         on_progress=on_progress,
         observer=timeline,
     )
-    run = simulate_workload(workload, cluster_setup(machine, spec, variant, case.seed), options)
+    setup = replace(cluster_setup(machine, spec, variant, case.seed), drift=drift)
+    run = simulate_workload(workload, setup, options)
     run.config["spec"] = dict(case.raw)
     run.config["point"] = dict(case.point)
     run.config["variant"], run.config["seed"] = case.variant, case.seed

@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from jettison.cost.drift import speed_line
 from jettison.device.kernels import load_kernels
 from jettison.errors import ConfigError
 from jettison.live.assembly import assemble
@@ -29,6 +30,7 @@ from jettison.live.profile_file import (
     save_costs,
     save_profile,
 )
+from jettison.live.speed_watch import SpeedWatch
 from jettison.report.output import check_writable, write_whole
 from jettison.report.summary import format_value
 from jettison.report.terminal import phase, print_whole, spinner
@@ -97,15 +99,23 @@ def run_pairs(
                 machine = resolve_machine(spec.cluster, spec.settings, base_dir)
                 variant = next(v for v in spec.variants if v.name == case.variant)
                 config = resolve_config(machine, spec, variant)
-                keys = {**config.flat(), "model": local_config(spec.cluster, spec.settings, base_dir).model.model}
+                here = local_config(spec.cluster, spec.settings, base_dir)
+                keys = {**config.flat(), "model": here.model.model}
                 if spec.cluster.profile != AUTO and config.profile == AUTO:
                     keys["profile"] = str(found_file(spec.cluster.profile, base_dir, "cluster.profile"))
-                live = run_config(
-                    keys, workload, Path(folder), name=case.name, seed=case.seed,
-                    slo_ttft_s=spec.slo.ttft_s, slo_tpot_s=spec.slo.tpot_s,
-                )
+                with SpeedWatch(here) as watch:
+                    live = run_config(
+                        keys, workload, Path(folder), name=case.name, seed=case.seed,
+                        slo_ttft_s=spec.slo.ttft_s, slo_tpot_s=spec.slo.tpot_s,
+                    )
+                    probes = watch.end()
+            # The probing process is not over when a run is: it counts as somebody else's there.
+            probing = sum(probe.took_s for probe in probes) / max(1e-9, probes[-1].at_s - probes[0].at_s)
+            live.client["foreign_cores"] = max(0.0, live.client["foreign_cores"] - probing)
+            drift = speed_line(probes, machine.costs.probe_s, live.client.pop("began_monotonic_s"))
+            live.client["machine_speed"] = drift
             with phase(f"{number} of {len(cases)}: {case.name}, simulated", console):
-                simulated = run_case(case)
+                simulated = run_case(case, drift=drift)
             pairs.append(Pair(spec.name, case.name.replace(f" seed={case.seed}", ""), case.seed, live, simulated))
     return pairs
 
@@ -128,7 +138,7 @@ def ensure_calibrated(spec: ExperimentSpec, base_dir: Path, console: Console, *,
         with phase("profiling steps, about a minute", console) as status:
             result = run_profile(config, progress=lambda share, text: status.update(f"profile: {text}"))
         save_profile(path, result.stored)
-    if again or not load_costs(model_dir, mark).is_shared:
+    if again or not load_costs(model_dir, mark).probe_s:
         with phase("measuring what serving takes, about a minute", console) as status:
             measured = measure_host_costs(
                 config, read_profile(path).profile, progress=lambda share, text: status.update(f"host: {text}")
@@ -180,6 +190,7 @@ def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
         "runs": [
             {
                 "scenario": pair.scenario, "foreign_cores": pair.live.client.get("foreign_cores"),
+                "machine_speed": [list(point) for point in pair.live.client.get("machine_speed", ())],
                 **{
                     side: {
                         "requests": asdict(run.requests), "ttft_s": asdict(run.ttft_s), "tpot_s": asdict(run.tpot_s),

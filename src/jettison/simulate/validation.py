@@ -66,10 +66,14 @@ class Comparison:
     demanded: float
     goal: float
     unit: str
+    apart: float | None = None
+    """Of a mean of counts: the largest difference of a single seed."""
 
     @property
     def difference(self) -> float:
-        """Simulated over real, less 1; of counts how many more."""
+        """Simulated over real, less 1; of counts how many more, of the seed where that is most."""
+        if self.apart is not None:
+            return self.apart
         if self.is_count:
             return self.simulated - self.real
         return self.simulated / self.real - 1.0 if self.real else 0.0 if not self.simulated else float("inf")
@@ -94,6 +98,7 @@ class Comparison:
         return {
             "scenario": self.scenario, "metric": self.metric, "real": self.real, "simulated": self.simulated,
             "difference": self.difference, "within": self.is_within, "within_goal": self.is_within_goal,
+            "severity": self.severity,
         }
 
 
@@ -118,8 +123,12 @@ def _row(target: Target, scenario: str, pairs: Sequence[Pair]) -> Comparison | N
     simulated = [target.value(pair.simulated) for pair in pairs]
     if None in real or None in simulated:
         return None
+    apart = None
+    if target.is_count:
+        apart = max(((s or 0.0) - (r or 0.0) for r, s in zip(real, simulated, strict=True)), key=abs)
     return Comparison(
-        scenario, target.name, _mean(real), _mean(simulated), target.is_count, target.demanded, target.goal, target.unit
+        scenario, target.name, _mean(real), _mean(simulated), target.is_count, target.demanded, target.goal,
+        target.unit, apart,
     )
 
 

@@ -288,6 +288,7 @@ class _Replay:
         lags_s = [record.sent_s - record.scheduled_s for record in self._records if record.sent_s is not None]
         lag = summarize(lags_s)
         return {
+            "began_monotonic_s": time.monotonic() - self._now_s(),
             "lag_s": {"mean": lag.mean, "p50": lag.p50, "p90": lag.p90, "p99": lag.p99, "max": lag.max},
             "max_open_requests": self._most_open,
             "cpu_share_of_one_core": cpu_share,

@@ -1,0 +1,43 @@
+"""A process that probes this machine's speed while something else goes on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from jettison.config import EngineConfig
+from jettison.device.model.create import create_model
+from jettison.errors import WorkerLostError
+from jettison.live.core_speeds import measure_core_speeds
+from jettison.live.speed_watch import SpeedWatch
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+    folder = tmp_path_factory.mktemp("watched") / "model"
+    create_model(folder, arch="qwen3", layers=2, hidden=32, heads=4, kv_heads=2, max_position_embeddings=256)
+    return EngineConfig.resolve(
+        model=str(folder), memory="64MiB", num_threads=1, dtype="float32", max_num_batched_tokens=64, max_num_seqs=32
+    )
+
+
+@pytest.mark.live
+def test_probes_are_timed_on_the_clock_of_the_run_and_in_processor_time(config: EngineConfig) -> None:
+    with SpeedWatch(config, interval_s=0.01) as watch:
+        before_s = time.monotonic()
+        time.sleep(0.3)
+        samples = watch.end()
+        after_s = time.monotonic()
+    assert len([s for s in samples if before_s <= s.at_s <= after_s]) > 1
+    assert [s.at_s for s in samples] == sorted(s.at_s for s in samples)
+    assert sum(s.took_s for s in samples) <= after_s - samples[0].at_s, "one thread, and it sleeps in between"
+    with pytest.raises(WorkerLostError):
+        watch.end()  # the process is gone
+
+
+@pytest.mark.live
+def test_speeds_are_measured_beside_a_watch(config: EngineConfig) -> None:
+    cores = measure_core_speeds(config, 2, rounds=1, window_s=0.05)
+    assert len(cores.speeds) == 2 and cores.speeds[0] == 1.0
+    assert all(speed > 0 for speed in cores.speeds) and cores.probe_factor > 0
