@@ -86,9 +86,13 @@ def test_explain_compares_inside_a_point_of_a_sweep_and_by_variant(tmp_path: Pat
             }
 
 
-def test_plan_finds_a_cluster(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", str(spec_file), "--slo-ttft-p99", "0.5", "--max-instances", "4", "--processes", "1"]) == 0
-    assert "smallest cluster with P99 TTFT 0.5 s" in capsys.readouterr().out
+def test_plan_finds_a_cluster_and_writes_its_page(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ("--slo-ttft-p99", "0.5", "--max-instances", "4", "--processes", "1", "--html", str(tmp_path / "plan.html"))
+    assert main(["plan", str(spec_file), *flags]) == 0
+    asked = "smallest cluster with P99 TTFT 0.5 s"
+    assert asked in capsys.readouterr().out and asked in (tmp_path / "plan.html").read_text()
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -111,6 +115,7 @@ BAD: list[tuple[list[str], object, str]] = [
     (["simulate", "--set", "seeds=none"], changed(), "seeds needs a number of seeds or a list of them, not 'none'"),
     (["simulate", "--json", "spec.yaml/x.json"], changed(), "spec.yaml/x.json: cannot be written"),
     (["plan"], changed(), "an objective is missing"),
+    (["plan", "--slo-ttft-p99", "1", "--html", "spec.yaml/x.html"], changed(), "spec.yaml/x.html: cannot be written"),
     (["plan", "--slo-ttft-p99", "0"], changed(), "--slo-ttft-p99 needs a time above 0, not 0"),
     (["plan", "--slo-ttft-p99", "0.00001", "--max-instances", "2", "--processes", "1"], changed(),
      "P99 TTFT 1e-05 s is not reached with 2 instances"),

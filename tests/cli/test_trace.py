@@ -87,6 +87,17 @@ def test_upscaling_says_why_a_rate_is_not_the_mean(azure: Path, tmp_path: Path, 
         assert ("--keep span" in capsys.readouterr().out) == told
 
 
+def test_servegen_reads_a_folder_as_published(tmp_path: Path) -> None:
+    folder, histograms = tmp_path / "model", tmp_path / "h.csv"
+    folder.mkdir()
+    (folder / "chunk-3-trace.csv").write_text("0,5,1,Gamma,1,0.2\n600,5,1,Gamma,1,0.2\n")
+    histograms.write_text("field,tokens,probability\ninput_tokens,10,1\noutput_tokens,7,1\n")
+    arguments = ("--process", "servegen", "--windows", folder, "--histograms", histograms)
+    assert run("synth", "--out", tmp_path / "day.csv", *arguments) == 0
+    made = read_trace(tmp_path / "day.csv")
+    assert len(made.rows) == pytest.approx(6000, rel=0.1) and made.source == "servegen (model)"
+
+
 def test_what_is_made_can_be_replayed(azure: Path, tmp_path: Path) -> None:
     out = tmp_path / "made.csv.gz"
     assert run("upscale", azure, "--out", out, "--factor", 2) == 0
@@ -120,12 +131,17 @@ def test_fetch_without_a_name_lists_traces(capsys) -> None:
         (("upscale", "{azure}", "--out", "{out}"), "--factor or --rate"),
         (("upscale", "{azure}", "--out", "{out}", "--factor", "0.5"), "thin"),
         (("upscale", "{azure}", "--out", "{out}", "--rate", "0.01"), "already"),
+        (("upscale", "{azure}", "--out", "{out}", "--factor", "1e12", "--keep", "span"), "100,000,000 requests"),
         (("synth", "--out", "{out}", "--duration", "5"), "--process poisson needs --rate"),
         (("synth", "--out", "{out}", "--rate", "5"), "--duration or --num-requests"),
         (("synth", "--out", "{out}", "--rate", "5", "--duration", "5", "--cv", "2"), "--cv is for --process gamma"),
         (("synth", "--out", "{out}", "--rate", "5", "--duration", "5", "--on", "2"), "--on is for --process on-off"),
         (("synth", "--out", "{out}", "--rate", "-5", "--duration", "5"), "rate_per_s must be above 0"),
         (("synth", "--out", "{out}", "--rate", "5", "--duration", "5", "--burst", "soon"), "START:SECONDS:FACTOR"),
+        (("synth", "--out", "{out}", "--rate", "5", "--duration", "5", "--prompt", "1e12"), "--prompt needs a number"),
+        (("synth", "--out", "{out}", "--rate", "5", "--duration", "5", "--output", "1e12"), "--output needs a number"),
+        (("synth", "--out", "{out}", "--rate", "1e300", "--duration", "5"), "more than 100,000,000 requests"),
+        (("synth", "--out", "{out}", "--process", "gamma", "--rate", "5", "--duration", "5", "--cv", "1e160"), "cv "),
         (("synth", "--out", "{out}", "--rate", "5", "--duration", "5", "--lengths", "gpt"), "known: burstgpt"),
         (("synth", "--out", "{out}", "--process", "servegen", "--windows", "{azure}", "--histograms", "{azure}"),
          "line 1 must be client_id"),

@@ -12,7 +12,7 @@ from rich.console import Console
 from jettison.report import plots
 from jettison.report.brief import CONDITIONS_LINES, brief_rows, missed_aim, print_brief
 from jettison.report.fairness import FairnessHeader
-from jettison.report.html import render_html, write_html
+from jettison.report.html import PageTable, render_html, write_html
 from jettison.report.results import RequestRecord, RunResult, build_run
 from jettison.report.summary import (
     METRICS,
@@ -111,6 +111,15 @@ def test_foreign_text_is_escaped() -> None:
     assert EVIL not in text
     assert text.count("&lt;script&gt;") >= 5
     assert "script" not in Page(text).tags
+
+
+def test_tables_of_others_stand_above_the_figures() -> None:
+    found = PageTable(f"found {EVIL}", ["variant", EVIL], [["drop", "3"], [EVIL, "4"]], ["mind this", EVIL])
+    text = render_html([RunResult("empty")], tables=[found, PageTable("tried", ["n"], [["1"]])])
+    assert EVIL not in text and "script" not in Page(text).tags
+    shown = Page(text).text
+    assert shown.index("found") < shown.index("mind this") < shown.index("tried") < shown.index("Figures")
+    assert Page(text).tags.count("section") == Page(render_html([RunResult("empty")])).tags.count("section") + 2
 
 
 def test_a_run_with_nothing_still_makes_a_page(tmp_path: Path) -> None:

@@ -84,6 +84,14 @@ def test_settings_are_those_of_serve_and_of_the_variant_first() -> None:
     assert a.config["cluster"]["memory_bytes"] == deployment().budget_bytes
 
 
+def too_much(**shaping: object) -> dict[str, object]:
+    return {"workload": {"rows": [[0, 5, 5], [1, 5, 5]], **shaping}}
+
+
+def many(**arrivals: object) -> dict[str, object]:
+    return {"workload": {"arrivals": {"duration_s": 60, **arrivals}, "lengths": "burstgpt"}}
+
+
 IMPOSSIBLE: list[tuple[dict[str, object], type[Exception], str]] = [
     ({"settings": {"max_num_seqs": 300, "max_num_batched_tokens": 100}}, ConfigError, "variant 'recompute': --max-num"),
     ({"faults": [{"kind": "crash", "at_s": 1, "worker": 2}]}, ConfigError, "faults[0] names worker 2: the workers"),
@@ -101,6 +109,14 @@ IMPOSSIBLE: list[tuple[dict[str, object], type[Exception], str]] = [
     ({"cluster": {"description": {"format": "x"}}}, ConfigError, "cluster.description: format is 'x', not 'jettison-"),
     ({"cluster": {"model": "nowhere"}}, ConfigError, "cluster.model: there is no model folder nowhere"),
     ({"workload": {"rows": [[0, 5, 5]], "mean_load": 0.5}}, ConfigError, "workload.mean_load: rows has no demand"),
+    (too_much(length_scale=1e9), ConfigError, "workload.length_scale: length scale 1e+09: a length comes to 5e+0"),
+    (too_much(upscale=1e12), ConfigError, "workload.upscale: rows upscaled 1e+12 times: more than 100,000,000 "),
+    (too_much(rate_scale=1e-300), ConfigError, "workload.rate_scale: rate scale 1e-300: the last requests would"),
+    (too_much(slice_s=1e-9, slice_index=0), ConfigError, "workload.slice_s: rows has more than 1,000,000 slices of"),
+    (too_much(replay_burst={"start_s": 0, "end_s": 2, "repeats": 10**9}), ConfigError, "workload.replay_burst: 0 s"),
+    (many(process="poisson", rate_per_s=1e300), ConfigError, "workload.arrivals: Poisson arrivals at 1e+300 requests/"),
+    (many(process="on_off", on_rate_per_s=1, on_s=1e-9, off_s=1e-9), ConfigError, "workload.arrivals: Poisson arr"),
+    (many(process="diurnal", mean_rate_per_s=1, period_s=1e-300), ConfigError, "workload.arrivals: Poisson arr"),
 ]
 
 

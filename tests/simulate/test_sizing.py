@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from specs import spec
 
 from jettison.errors import ConfigError
+from jettison.report.results import RunResult
 from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import cases_of
-from jettison.simulate.sizing import Found, Objective, Wanted, point_key, search, size_all, with_instances
+from jettison.simulate.sizing import Found, Objective, Sizing, Wanted, point_key, search, size_all, with_instances
 from jettison.simulate.sizing_command import size_command
+from jettison.simulate.sizing_report import OTHER_SIZES, smallest_runs, trials_table
 
 
 def found_by(holds: list[bool]) -> Found:
@@ -69,6 +72,9 @@ def test_sizing_agrees_with_every_number_of_instances_tried() -> None:
                 smallest = number
                 break
         assert sizing.found.smallest == smallest, sizing.variant
+        assert [run.config["seed"] for run in sizing.runs] == ([] if smallest is None else [0, 1])
+        assert all(run.name.endswith(f" instances={smallest}") for run in sizing.runs)
+        assert smallest is None or objective.holds(sizing.runs)
         assert sizing.variant == ("recompute", "drop")[index]
     recompute, drop = sizings
     assert drop.best.num_instances <= recompute.best.num_instances
@@ -88,6 +94,35 @@ def test_the_command_says_what_it_found_and_what_it_costs(tmp_path: Path) -> Non
     for row in document["rows"]:
         assert row["cost_per_day"] == pytest.approx(row["instances"] * 48.0)
         assert {trial["instances"]: trial["holds"] for trial in row["trials"]}[row["instances"]]
+
+
+def test_the_page_has_what_was_found_what_was_tried_and_the_runs_of_the_smallest(tmp_path: Path) -> None:
+    console, page = Console(record=True, width=160), tmp_path / "new" / "plan.html"
+    sizings = size_command(
+        spec(seeds=2), "little", Path(), slo_ttft_p99_s=0.5, max_instances=6, html_out=page, num_processes=1,
+        console=console,
+    )
+    text = page.read_text()
+    assert "jettison plan: little" in text and "data:image/svg" in text
+    assert text.index("smallest cluster with P99 TTFT 0.5 s") < text.index("clusters tried") < text.index("Figures")
+    found = [s for s in sizings if s.found.smallest is not None]
+    named = {f"{s.variant} seed={seed} instances={s.found.smallest}" for s in found for seed in (0, 1)}
+    assert set(re.findall(r"\w+ seed=\d instances=\d+", text)) == named
+    assert (OTHER_SIZES in text) == (len({s.found.smallest for s in found}) == 2)
+    assert f"{page} pictures" not in console.export_text()
+    tried = trials_table(sizings)
+    expected = [("yes" if t.holds else "no") for s in sizings for _, t in sorted(s.trials.items())]
+    assert [row[tried.headers.index("holds")] for row in tried.rows] == expected
+
+
+def test_runs_are_by_seed_first_so_that_a_cut_keeps_every_variant() -> None:
+    def sizing(variant: str, smallest: int | None, num_seeds: int) -> Sizing:
+        runs = [RunResult(f"{variant} {seed}") for seed in range(num_seeds)]
+        return Sizing(variant, "drop", {}, Wanted(Objective(1.0), 4), Found(smallest, {}), {}, runs)
+
+    found = smallest_runs([sizing("a", 2, 3), sizing("b", None, 0), sizing("c", 1, 3)])
+    assert [run.name for run in found] == ["a 0", "c 0", "a 1", "c 1", "a 2", "c 2"]
+    assert smallest_runs([]) == []
 
 
 def test_what_no_cluster_holds_is_one_line() -> None:

@@ -115,7 +115,16 @@ def changed(place: str, value: object) -> dict[str, Any]:
         ("workload.arrivals.bursts", 3, "workload.arrivals.bursts needs a list, not 3"),
         ("workload.arrivals.bursts.0.multiplier", 0, "workload.arrivals.bursts[0].multiplier needs a number above 0"),
         ("workload.lengths", None, "workload.lengths is missing: arrivals have none of their own"),
-        ("workload.lengths.output", 0, "workload.lengths.output needs a whole number >= 1, not 0"),
+        ("workload.lengths.output", 0, "workload.lengths.output needs a whole number from 1 to 2147483647, not 0"),
+        ("workload.lengths.output", 10**10, "workload.lengths.output needs a whole number from 1 to 2147483647, not 1"),
+        ("workload.lengths.input.cap", 2**31, "workload.lengths.input.cap needs a whole number from 1 to 2147483647"),
+        ("workload.lengths.input.median", 3e9, "workload.lengths.input.median needs a number above 0 and at most 2147"),
+        ("workload.max_model_len", 10**10, "workload.max_model_len needs a whole number from 2 to 2147483647, not 1"),
+        ("workload.spread_s", 1e-300, "workload.spread_s needs a number from 1e-09 to 1e+11, not 1e-300"),
+        ("workload.arrivals.cv", 1e-170, "workload.arrivals.cv needs a number from 1e-06 to 100, not 1e-170"),
+        ("workload.arrivals.cv", 1e160, "workload.arrivals.cv needs a number from 1e-06 to 100, not 1e+160"),
+        ("workload.arrivals.duration_s", 1e12, "workload.arrivals.duration_s needs a number above 0 and at most 1e+11"),
+        ("workload.arrivals.rate_per_s", 10**400, "workload.arrivals.rate_per_s needs a number above 0, not 1000000"),
         ("workload.lengths.input.mean", 120, "workload.lengths.input needs either mean or sigma"),
         ("workload.jitter", True, "workload.jitter is for traces"),
         ("workload.slice_s", 5, "workload.slice_index is missing"),
@@ -164,6 +173,21 @@ def test_rows_are_requests_in_order_of_arrival() -> None:
     for rows in ([], [[1, 2]], [[-1, 2, 3]], [[1, 0, 3]], [[1, 2, 2.5]], 7):
         with pytest.raises(ConfigError, match=r"workload\.rows"):
             parse_spec({"cluster": "kunserve-a", "workload": {"rows": rows}})
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([0, 10**10, 5], "needs a whole number from 1 to 2147483647, not 10000000000"),
+        ([0, 5, 2**31], "needs a whole number from 1 to 2147483647, not 2147483648"),
+        ([1e12, 5, 5], r"needs a number from 0 to 1e\+11, not 1000000000000"),
+    ],
+)
+def test_rows_have_lengths_and_times_that_their_columns_hold(row: list[float], message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^workload\.rows\[1\] {message}"):
+        parse_spec({"cluster": "kunserve-a", "workload": {"rows": [[0, 1, 1], row]}})
+    largest = {"cluster": "kunserve-a", "workload": {"rows": [[1e11, 2**31 - 1, 2**31 - 1]]}}
+    assert parse_spec(largest).workload.rows == ((1e11, 2**31 - 1, 2**31 - 1, 0, False),)
 
 
 # --- sweeps and --set

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.errors import ConfigError
-from jettison.workload.arrivals import Burst, Diurnal, OnOff, Steady, draw_arrivals, draw_num_arrivals
+from jettison.workload.arrivals import (
+    LEAST_CV,
+    MOST_CV,
+    Burst,
+    Diurnal,
+    OnOff,
+    Steady,
+    draw_arrivals,
+    draw_num_arrivals,
+)
 from jettison.workload.lengths import published_lengths
 from jettison.workload.synthetic import synthesise
 
@@ -92,6 +101,38 @@ def test_by_number_there_are_as_many_at_the_same_rate() -> None:
 def test_what_is_no_process_is_refused(build) -> None:
     with pytest.raises(ConfigError):
         build()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Steady(1.0, cv=1e-170), "cv must be from 1e-06 to 100, got 1e-170"),
+        (lambda: OnOff(1.0, 1.0, 1.0, cv=1e160), "cv must be from 1e-06 to 100, got 1e\\+160"),
+        (lambda: Diurnal(1.0, cv=1e6), "cv must be from 1e-06 to 100, got 1e\\+06"),
+        (lambda: draw_arrivals(OnOff(1.0, 1e-9, 1e-9), 60.0, rng()), "for .* in turn: over 60 s .* 1,000,000 pieces"),
+        (lambda: draw_arrivals(OnOff(1.0, 1e-20, 1e-20), 60.0, rng()), "1,000,000 pieces"),
+        (lambda: draw_arrivals(Diurnal(1.0, period_s=1e-300), 60.0, rng()), "1,000,000 pieces"),
+        (lambda: draw_num_arrivals(OnOff(1e-9, 1.0, 1.0), 2, rng()), "1,000,000 pieces"),
+        (lambda: draw_arrivals(Steady(1e10), 60.0, rng()), "for 60 s: more than 100,000,000 requests"),
+        (lambda: draw_arrivals(Steady(1e308), 60.0, rng()), "for 60 s: more than 100,000,000 requests"),
+        (lambda: draw_arrivals(Steady(1e-9), 1e12, rng()), "duration_s must be at most 1e\\+11, got 1e\\+12"),
+        (lambda: draw_num_arrivals(Steady(1.0), 10**400, rng()), "more than 100,000,000 requests"),
+    ],
+)
+def test_what_could_never_be_drawn_is_one_line(build, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        build()
+    assert str(raised.value).startswith("arrivals") and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("cv", [LEAST_CV, MOST_CV])
+def test_arrivals_of_any_allowed_cv_come_to_an_end(cv: float) -> None:
+    arrivals = draw_arrivals(Steady(50.0, cv), 100.0, rng(6))
+    assert ((arrivals >= 0) & (arrivals < 100)).all()
+    assert len(draw_num_arrivals(Steady(50.0, cv), 1000, rng(7))[0]) == 1000
+    if cv == LEAST_CV:
+        assert len(arrivals) == pytest.approx(5000, abs=1)
+        assert np.diff(arrivals) == pytest.approx(0.02, rel=1e-4)
 
 
 def test_synthetic_workloads_are_functions_of_their_seed() -> None:

@@ -10,7 +10,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jettison.errors import ConfigError
-from jettison.workload.lengths import LENGTHS, QuantileCurve, TokenHistogram, published_lengths, scaled, through
+from jettison.workload.lengths import (
+    LENGTHS,
+    Lengths,
+    QuantileCurve,
+    TokenHistogram,
+    published_lengths,
+    scaled,
+    through,
+)
+from jettison.workload.rows import MAX_TOKENS
 
 # (mean, P50, P80, P95, P99) of input and output: KunServe v1, Table 2.
 KUNSERVE_V1 = {
@@ -111,6 +120,13 @@ def test_impossible_curves_are_refused() -> None:
         QuantileCurve(((0.0, 1.0), (0.9, 2.0)))
     with pytest.raises(ConfigError, match="known: burstgpt"):
         published_lengths("gpt")
+
+
+def test_log_normal_lengths_have_a_cap_that_a_column_holds() -> None:
+    with pytest.raises(ConfigError, match="a cap of 2147483648 tokens, at most 2147483647"):
+        Lengths(100.0, 0.5, MAX_TOKENS + 1)
+    drawn = Lengths(1e9, 10.0, MAX_TOKENS).draw(np.random.default_rng(0), 10_000)
+    assert drawn.min() >= 1 and drawn.max() == MAX_TOKENS
 
 
 def test_histograms_draw_their_probabilities() -> None:

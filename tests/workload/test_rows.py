@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.workload.rows import Columns, TraceRow, Workload, as_columns
+from jettison.errors import ConfigError
+from jettison.workload.rows import MAX_TOKENS, Columns, TraceRow, Workload, as_columns, check_number
 
 ROWS = st.lists(
     st.builds(
@@ -50,6 +51,23 @@ def test_a_million_requests_are_twenty_megabytes() -> None:
 def test_columns_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="different lengths"):
         Columns([1.0, 2.0], [1], [1])
+
+
+@pytest.mark.parametrize("tokens", [MAX_TOKENS + 1, 10**30, -1, 3e9, float("nan"), float("inf")])
+def test_a_length_that_a_column_cannot_hold_is_refused_not_wrapped(tokens: float) -> None:
+    for lengths in ([[tokens, 1], [1, 1]], [[1, 1], [1, tokens]], [[1, 1], [1, 1], [0, tokens]]):
+        with pytest.raises(ConfigError, match=r"^a length of .* tokens, 0 to 2147483647 are possible"):
+            Columns([0.0, 1.0], *lengths)
+    with pytest.raises(ConfigError, match="a length of"):
+        as_columns([TraceRow(0.0, 5, 5)]).with_lengths([tokens], [5])
+    assert Columns([0.0], [MAX_TOKENS], [float(MAX_TOKENS)])[0] == (0.0, MAX_TOKENS, MAX_TOKENS, 0, False)
+
+
+def test_a_number_of_requests_has_a_bound() -> None:
+    check_number(10**8, "w")
+    for count in (10**8 + 1, 1e300, float("inf"), float("nan"), 10**400):
+        with pytest.raises(ConfigError, match=r"^w: more than 100,000,000 requests"):
+            check_number(count, "w")
 
 
 def test_cached_tokens_never_exceed_new_inputs() -> None:

@@ -100,7 +100,9 @@ def test_bad_files_are_refused_with_line_numbers(tmp_path: Path, windows: str, b
     assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize("options", [{"start_s": 1200.0}, {"duration_s": -1.0}, {"rate_scale": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"start_s": 1200.0}, {"duration_s": -1.0}, {"rate_scale": 0.0}, {"rate_scale": 1e12}]
+)
 def test_impossible_draws_are_refused(profile: ServeGenProfile, options: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         draw_servegen(profile, 0, **options)
@@ -116,3 +118,87 @@ def test_the_published_day_has_its_published_figures(data_dir: Path) -> None:
     assert windows.max() == pytest.approx(42.5, rel=0.1)
     assert load.columns.input_tokens.mean() == pytest.approx(1268.2, rel=0.02)
     assert load.columns.output_tokens.mean() == pytest.approx(1527.4, rel=0.02)
+
+
+# As published: a folder with a headerless file for each client.
+
+CHUNKS = {
+    "chunk-0-trace.csv": "0,20,1.0,Gamma,1.0,0.05\n600,2,1.0,Gamma,1.0,0.5\n1200,0,0,,0,0\n",
+    "chunk-1-trace.csv": "0,0.0,0.0,,0.0,0.0\n600,10,3.0,Weibull,0.45,0.05\n1200,0,1.0,Gamma,1.0,1.0\n",
+}
+
+
+def folder_of(parent: Path, chunks: dict[str, str], bins: str = BINS) -> tuple[Path, Path]:
+    folder, histograms = parent / "little-model", parent / "h.csv"
+    folder.mkdir()
+    for name, text in chunks.items():
+        packed = gzip.compress(text.encode()) if name.endswith(".gz") else text.encode()
+        (folder / name).write_bytes(packed)
+    histograms.write_text(bins)
+    return folder, histograms
+
+
+def test_a_folder_as_published_means_what_the_joined_file_means(tmp_path: Path, profile: ServeGenProfile) -> None:
+    published = read_servegen(*folder_of(tmp_path, {**CHUNKS, "chunk-0-dataset.json": "{}", "README.md": "#"}))
+    assert published.name == "little-model"
+    assert published.clients == profile.clients and published.window_s == profile.window_s
+    one, other = (draw_servegen(found, 5) for found in (published, profile))
+    assert one.rows == other.rows and one.duration_s == other.duration_s
+
+
+def test_clients_draw_the_same_in_either_form_however_many_there_are(tmp_path: Path) -> None:
+    windows = {client: f"0,{client + 1},1,Gamma,0.5,1\n600,2,1,Weibull,0.7,1\n" for client in range(12)}
+    folder, histograms = folder_of(tmp_path, {f"chunk-{c}-trace.csv.gz": text for c, text in windows.items()})
+    header = WINDOWS.splitlines()[0] + "\n"
+    lines = [f"{client},{line}\n" for client, text in windows.items() for line in text.splitlines()]
+    joined, _ = files(tmp_path, header + "".join(lines))
+    assert draw_servegen(read_servegen(folder, histograms), 3).rows == draw_servegen(
+        read_servegen(joined, histograms), 3
+    ).rows  # fmt: skip
+
+
+def test_idle_windows_say_how_long_a_window_is(tmp_path: Path) -> None:
+    chunk = "0,5,1,Gamma,1,1\n600,0,0,,0,0\n1200,5,1,Gamma,1,1\n"
+    assert read_servegen(*folder_of(tmp_path, {"chunk-7-trace.csv": chunk})).window_s == 600
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"chunk-1-trace.csv": "0,1,1,Gamma,1,1\n600,-1,1,Gamma,1,1\n"},
+         "chunk-1-trace.csv: 1 bad row, nothing loaded: line 2: rate is '-1'"),
+        ({"chunk-1-trace.csv": "0,1,1,Normal,1,1\n"}, "line 1: pattern is 'Normal'"),
+        ({"chunk-1-trace.csv": "0,1,1,Gamma,0,1\n"}, "line 1: param1 is '0'"),
+        ({"chunk-1-trace.csv": "0,0,nan,,nan,nan\n5,nan,0,,0,0\n"}, "line 2: rate is 'nan'"),
+        ({"chunk-1-trace.csv": "1,0,1,1,Gamma,1,1\n"},
+         "line 1: 7 columns, 6 are expected (timestamp,rate,cv,pattern,param1,param2)"),
+        ({"chunk-1-trace.csv": "timestamp,rate,cv,pattern,param1,param2\n"}, "line 1: timestamp is 'timestamp'"),
+        ({"chunk-1-trace.csv": "0,1,1,Gamma,1,1\n0,2,1,Gamma,1,1\n"}, "client 1 has two windows"),
+        ({"chunk-1-trace.csv.gz": ""}, "client 1 has two files, chunk-1-trace.csv and chunk-1-trace.csv.gz"),
+        ({"chunk-0-trace.csv": "", "chunk-1-trace.csv": ""}, "no window has a rate above 0"),
+    ],
+)  # fmt: skip
+def test_a_bad_folder_is_refused_with_file_and_line(tmp_path: Path, changes: dict[str, str], reason: str) -> None:
+    with pytest.raises(TraceError) as caught:
+        read_servegen(*folder_of(tmp_path, {**CHUNKS, **changes}))
+    assert reason in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_without_such_files_is_told_what_is_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no file of this folder is named chunk-<client>-trace"):
+        read_servegen(*folder_of(tmp_path, {"chunk-x-trace.csv": "", "chunk-1-dataset.json": "{}"}))
+    with pytest.raises(TraceError, match="cannot be read"):
+        read_servegen(tmp_path / "nowhere", tmp_path / "h.csv")
+
+
+def test_the_published_day_is_the_same_as_a_folder(tmp_path: Path, data_dir: Path) -> None:
+    joined = data_dir / "servegen" / "deepseek-r1_24h_trace.csv.gz"
+    histograms = data_dir / "servegen" / "deepseek-r1_24h_token_pdf.csv.gz"
+    chunks: dict[str, str] = {}
+    for line in gzip.decompress(joined.read_bytes()).decode().splitlines()[1:]:
+        client, _, window = line.partition(",")
+        name = f"chunk-{client}-trace.csv"
+        chunks[name] = chunks.get(name, "") + window + "\n"
+    folder, _ = folder_of(tmp_path, chunks)
+    one, other = (draw_servegen(read_servegen(path, histograms), 0, duration_s=3600.0) for path in (folder, joined))
+    assert len(chunks) == 73 and one.rows == other.rows

@@ -105,7 +105,10 @@ def test_limits_are_said_in_the_notes() -> None:
         lambda w: shaping.scale_time(w, -1),
         lambda w: shaping.scale_lengths(w, 0),
         lambda w: shaping.scale_lengths(w, 1, floor_tokens=0),
+        lambda w: shaping.scale_lengths(w, 1e300),
+        lambda w: shaping.scale_lengths(w, 1, input_factor=1e308),
         lambda w: shaping.cap_lengths(w, 1),
+        lambda w: shaping.cap_lengths(w, 2**31),
         lambda w: shaping.swap_lengths(w, Workload((), "none", "none")),
         lambda w: shaping.limit(w, num_requests=-1),
         lambda w: shaping.limit(w, duration_s=0),
@@ -114,6 +117,20 @@ def test_limits_are_said_in_the_notes() -> None:
 def test_nonsense_is_refused(shape) -> None:
     with pytest.raises(ConfigError):
         shape(workload_of([TraceRow(0, 1, 1)]))
+
+
+def test_what_no_column_and_no_memory_holds_is_refused() -> None:
+    workload = workload_of([TraceRow(float(second), 100, 20) for second in range(1, 5)])
+    for shape, message in (
+        (lambda: shaping.scale_lengths(workload, 1e8), r"length scale 1e\+08: a length comes to 1e\+10 tokens, 2147"),
+        (lambda: shaping.scale_lengths(workload, 1.0, input_factor=3e7), r"3e\+07 \(inputs\) and 1 \(outputs\): "),
+        (lambda: shaping.scale_time(workload, 1e-300), "the last requests would come after"),
+        (lambda: shaping.slices(workload, 1e-9), "more than 1,000,000 slices of 1e-09 s"),
+        (lambda: shaping.slices(workload, 5e-324), "more than 1,000,000 slices"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            shape()
+    assert shaping.scale_lengths(workload, 2e7).columns.input_tokens.tolist() == [2 * 10**9] * 4
 
 
 def test_functions_add_one_note_and_keep_the_source() -> None:

@@ -13,7 +13,7 @@ from jettison.errors import ConfigError
 from jettison.workload.arrivals import Burst, Steady
 from jettison.workload.lengths import published_lengths
 from jettison.workload.rows import Columns, Workload
-from jettison.workload.shaping import replay_burst, skip, upscale, window
+from jettison.workload.shaping import joined, replay_burst, skip, upscale, window
 from jettison.workload.synthetic import synthesise
 
 
@@ -54,6 +54,44 @@ def test_requests_keep_their_order_and_take_the_new_times(arrivals: list[float],
     assert int(factor) * len(arrivals) <= count <= (int(factor) + 1) * len(arrivals)
     assert whole.columns.input_tokens.tolist() == [1 + i % len(arrivals) for i in range(count)]
     assert upscale(before, factor, seed).rows == after.rows
+
+
+def all_copies_then_cut(before: Workload, factor: float, seed: int, spread_s: float | None) -> np.ndarray:
+    """``keep="requests"`` as it is defined: all copies are made, and the first so many are kept."""
+    arrival_s = before.columns.arrival_s
+    draws, spread = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
+    copies = int(factor) + (draws.random(len(arrival_s)) < factor - int(factor))
+    arrivals = np.repeat(arrival_s, copies)[: len(arrival_s)]
+    if spread_s is not None:
+        offsets = spread.uniform(0.0, spread_s, size=len(arrivals))
+        arrivals = np.sort(np.floor(arrivals / spread_s) * spread_s + offsets)
+    return arrivals
+
+
+@given(
+    arrivals=SORTED, factor=st.floats(1, 200), seed=st.integers(0, 99), spread_s=st.sampled_from([None, 1.0, 0.3])
+)
+def test_the_first_copies_are_those_of_making_all(
+    arrivals: list[float], factor: float, seed: int, spread_s: float | None
+) -> None:
+    before = workload(arrivals)
+    after = upscale(before, factor, seed, spread_s=spread_s)
+    assert after.columns.arrival_s.tolist() == all_copies_then_cut(before, factor, seed, spread_s).tolist()
+
+
+def test_huge_factors_need_no_memory_where_the_requests_are_kept_and_are_refused_where_the_span_is() -> None:
+    before = workload([3.0, 4.0, 9.0])
+    for factor in (1e12, 1e300):
+        assert upscale(before, factor, 0).columns.arrival_s.tolist() == [3.0] * 3
+        with pytest.raises(ConfigError, match=r"^w upscaled 1e\+\d+ times: more than 100,000,000 requests"):
+            upscale(before, factor, 0, keep="span")
+    assert len(upscale(workload([]), 1e300, 0).rows) == 0
+
+
+@pytest.mark.parametrize("spread_s", [0.0, 1e-300, 1e300, float("nan")])
+def test_copies_are_spread_in_steps_that_a_clock_has(spread_s: float) -> None:
+    with pytest.raises(ConfigError, match="the step to spread copies in must be from 1e-09 s"):
+        upscale(workload([1.0]), 2.0, 0, spread_s=spread_s)
 
 
 @pytest.mark.parametrize("factor", [1.5, 2.0, 3.7])
@@ -132,6 +170,20 @@ def test_a_burst_is_repeated_with_its_intervals_and_requests() -> None:
         replay_burst(before, 5.0, 8.0, 2)
     with pytest.raises(ConfigError, match="at least once"):
         replay_burst(before, 4.0, 6.0, 0)
+    with pytest.raises(ConfigError, match="4 s to 6 s of w repeated: more than 100,000,000 requests"):
+        replay_burst(before, 4.0, 6.0, 10**12)
+    with pytest.raises(ConfigError, match="too long"):
+        replay_burst(workload([0.0, 9e9], 1e10), 5.0, 1e10, 50)
+
+
+@given(arrivals=SORTED, repeats=st.integers(1, 30), width_s=st.floats(0.1, 500.0))
+def test_repeating_is_putting_the_burst_behind_itself(arrivals: list[float], repeats: int, width_s: float) -> None:
+    before, start_s = workload(arrivals, 1001.0), arrivals[0]
+    end_s = start_s + width_s
+    burst = window(before, start_s, end_s).columns
+    one = before.columns.at(before.columns.arrival_s < end_s)
+    again = (burst.with_arrivals(burst.arrival_s + end_s + k * (end_s - start_s)) for k in range(repeats))
+    assert replay_burst(before, start_s, end_s, repeats).rows == joined([one, *again]).in_order()
 
 
 def test_rows_can_be_left_out() -> None:

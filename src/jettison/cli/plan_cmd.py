@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from jettison.cli.simulate_cmd import (
+    HtmlOption,
     JsonOption,
     ProcessesOption,
     SeedsOption,
@@ -35,6 +36,7 @@ def plan(
     assignments: SetOption = None,
     seeds: SeedsOption = None,
     json_out: JsonOption = None,
+    html_out: HtmlOption = None,
     processes: ProcessesOption = None,
 ) -> None:
     """Find the smallest cluster that holds a spec's workload within an objective, for each of its variants.
@@ -52,5 +54,5 @@ def plan(
         size_command(
             raw, spec.stem, spec.parent, slo_ttft_p99_s=slo_ttft_p99_s, slo_tpot_p99_s=slo_tpot_p99_s,
             max_instances=max_instances, price_per_gpu_hour=price_per_gpu_hour, json_out=json_out,
-            num_processes=processes,
+            html_out=html_out, num_processes=processes,
         )

@@ -173,7 +173,8 @@ def synth(
     ] = None,
     windows: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="servegen: clients' windows (CSV).", rich_help_panel=_ARRIVALS),
+        typer.Option(metavar="PATH", help="servegen: clients' windows (CSV), or a folder of chunk-*-trace.csv.",
+                     rich_help_panel=_ARRIVALS),
     ] = None,
     histograms: Annotated[
         Path | None,

@@ -80,7 +80,7 @@ def float_from(minimum: float, maximum: float | None = None) -> Parser:
     def parse(value: object) -> float:
         try:
             number = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else math.nan
-        except ValueError:
+        except (ValueError, OverflowError):  # a whole number that no float holds is the latter
             number = math.nan
         if not math.isfinite(number) or number < minimum or (maximum is not None and number > maximum):
             raise ValueError(f"needs {wanted}, not {value!r}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,24 @@ _LONG = ("metric_definitions", "deployment", "spec")
 """Parts of a run's configuration that are for programs."""
 
 
-def render_html(runs: Sequence[RunResult], *, title: str = "Jettison report") -> str:
+@dataclass(frozen=True, slots=True)
+class PageTable:
+    """A table of somebody else's at the top of a page: cells as they are to be read, lines below it."""
+
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+def render_html(
+    runs: Sequence[RunResult], *, title: str = "Jettison report", tables: Sequence[PageTable] = ()
+) -> str:
     """The page as text. The first run is the baseline of the ratios; everything that came from outside is escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(PAGE).render(
         title=title,
+        tables=tables,
         headers=comparison_headers(runs),
         rows=comparison_rows(runs),
         zeros=zero_counts(runs),
@@ -39,9 +53,11 @@ def render_html(runs: Sequence[RunResult], *, title: str = "Jettison report") ->
     )
 
 
-def write_html(path: Path, runs: Sequence[RunResult], *, title: str = "Jettison report") -> None:
+def write_html(
+    path: Path, runs: Sequence[RunResult], *, title: str = "Jettison report", tables: Sequence[PageTable] = ()
+) -> None:
     """Write :func:`render_html` to ``path``."""
-    write_whole(path, render_html(runs, title=title))
+    write_whole(path, render_html(runs, title=title, tables=tables))
 
 
 def _pictures(runs: Sequence[RunResult]) -> list[tuple[str, str]]:

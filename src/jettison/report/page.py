@@ -50,6 +50,22 @@ pre { overflow-x: auto; background: var(--ground); padding: 12px; border-radius:
 {% endif %}
 </p>
 
+{% for table in tables %}
+<section>
+<h2>{{ table.title }}</h2>
+<div class="scroll"><table>
+<thead><tr>{% for header in table.headers %}<th>{{ header }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in table.rows %}
+<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}
+</tbody></table></div>
+{% for note in table.notes %}
+<p class="lead" style="margin: 8px 0 0">{{ note }}</p>
+{% endfor %}
+</section>
+
+{% endfor %}
 <section>
 <h2>Figures</h2>
 <div class="scroll"><table>

@@ -112,9 +112,10 @@ class Section:
             raise ConfigError(f"{self.at(key)} {why}")
 
 
-def above(minimum: float) -> Callable[[object], float]:
-    """Finite numbers above ``minimum``."""
-    at_least = float_from(minimum)
+def above(minimum: float, maximum: float | None = None) -> Callable[[object], float]:
+    """Finite numbers above ``minimum``, up to ``maximum``."""
+    at_least = float_from(minimum, maximum)
+    upto = "" if maximum is None else f" and at most {maximum:.10g}"
 
     def parse(value: object) -> float:
         try:
@@ -122,7 +123,7 @@ def above(minimum: float) -> Callable[[object], float]:
         except ValueError:
             number = minimum
         if not isinstance(number, float) or number <= minimum:
-            raise ValueError(f"needs a number above {minimum:g}, not {shown(value)}")
+            raise ValueError(f"needs a number above {minimum:g}{upto}, not {shown(value)}")
         return number
 
     return parse

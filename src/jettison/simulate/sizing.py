@@ -131,6 +131,8 @@ class Sizing:
     wanted: Wanted
     found: Found
     trials: Mapping[int, Trial] = field(default_factory=dict)
+    runs: Sequence[RunResult] = field(default=(), repr=False)
+    """Of the smallest that holds, by seed; none where none does."""
 
     @property
     def best(self) -> Trial:
@@ -151,6 +153,7 @@ def size_all(cases: Sequence[Case], wanted: Mapping[str, Wanted], run: RunCases)
     """Search for every variant and point among ``cases`` at once, so that probes of several searches run side by side.
 
     ``cases``: as of ``cases.cases_of``; their number of instances is replaced. ``wanted``: by ``point_key``.
+    Of all runs only those of the smallest clusters that hold are kept.
     """
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
@@ -159,6 +162,7 @@ def size_all(cases: Sequence[Case], wanted: Mapping[str, Wanted], run: RunCases)
     asked = {key: next(found) for key, found in open_searches.items()}
     trials: dict[tuple[str, str], dict[int, Trial]] = {key: {} for key in groups}
     done: dict[tuple[str, str], Found] = {}
+    kept: dict[tuple[str, str], list[RunResult]] = {}
     while asked:
         probes = [(key, n, with_instances(case, n)) for key, ns in asked.items() for n in ns for case in groups[key]]
         runs = run([case for _, _, case in probes])
@@ -167,7 +171,10 @@ def size_all(cases: Sequence[Case], wanted: Mapping[str, Wanted], run: RunCases)
             results.setdefault((key, number), []).append(result)
         for (key, number), same in results.items():
             num_left_out = len(_faults(groups[key][0])) - len(_faults(with_instances(groups[key][0], number)))
+            smallest = min((n for n, trial in trials[key].items() if trial.holds), default=number)
             trials[key][number] = _trial(number, same, wanted[key[0]].objective, num_left_out)
+            if trials[key][number].holds and number <= smallest:
+                kept[key] = same
         again: dict[tuple[str, str], list[int]] = {}
         for key, numbers in asked.items():
             try:
@@ -178,7 +185,7 @@ def size_all(cases: Sequence[Case], wanted: Mapping[str, Wanted], run: RunCases)
     return [
         Sizing(
             same[0].variant, same[0].raw["variants"][0].get("policy") or DEFAULT_POLICY, same[0].point, wanted[key[0]],
-            done[key], trials[key],
+            done[key], trials[key], kept.get(key, ()),
         )
         for key, same in groups.items()
     ]

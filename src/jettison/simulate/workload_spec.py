@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from jettison.errors import ConfigError
 from jettison.simulate.fields import Section, above, boolean, number, shown, text, whole, word
-from jettison.workload.synthetic import Burst, Lengths
-from jettison.workload.traces import TraceRow
+from jettison.workload.arrivals import LEAST_CV, MOST_CV, Burst
+from jettison.workload.lengths import Lengths
+from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, TraceRow
+from jettison.workload.shaping import LEAST_SPREAD_S
 
 Parse = Callable[[object], float]
 
@@ -43,7 +45,8 @@ class LengthSpec:
 
 @dataclass(frozen=True, slots=True)
 class ServeGenSpec:
-    """A characterisation in ServeGen's form (``workload.servegen``): two files, and the part of its time to draw."""
+    """A characterisation in ServeGen's form (``workload.servegen``): a file or folder of windows, a file of
+    histograms, and the part of its time to draw."""
 
     windows: str
     histograms: str
@@ -129,17 +132,17 @@ def parse_workload(raw: object, where: str) -> WorkloadSpec:
         thin=section.take("thin", above(0.0), None),
         thin_every=section.take("thin_every", whole(1), None),
         upscale=section.take("upscale", number(1.0), None),
-        spread_s=section.take("spread_s", above(0.0), None),
+        spread_s=section.take("spread_s", number(LEAST_SPREAD_S, MAX_ARRIVAL_S), None),
         rate_scale=section.take("rate_scale", above(0.0), None),
         replay_burst=_replay_burst(section.section("replay_burst")) if section.has("replay_burst") else None,
         lengths=_lengths(section.raw("lengths"), section.at("lengths")) if section.has("lengths") else None,
         length_scale=section.take("length_scale", above(0.0), None),
-        max_model_len=section.take("max_model_len", whole(2), None),
+        max_model_len=section.take("max_model_len", whole(2, MAX_TOKENS), None),
         num_requests=section.take("num_requests", whole(1), None),
         duration_s=section.take("duration_s", above(0.0), None),
         mean_load=section.take("mean_load", above(0.0), None),
         mean_load_by=section.take("mean_load_by", word("users", "time"), "users"),
-        span_s=section.take("span_s", above(0.0), None),
+        span_s=section.take("span_s", above(0.0, MAX_ARRIVAL_S), None),
     )
     _check(section, spec)
     section.close()
@@ -193,12 +196,13 @@ def _window(value: object) -> tuple[float, float]:
 
 def _rows(section: Section) -> tuple[TraceRow, ...]:
     """``[arrival in s, input tokens, output tokens]`` each."""
+    arrival_s, tokens = number(0.0, MAX_ARRIVAL_S), whole(1, MAX_TOKENS)
     rows = []
     for raw, where in section.items("rows"):
         if not isinstance(raw, list | tuple) or len(raw) != 3:
             raise ConfigError(f"{where} needs [arrival in s, input tokens, output tokens], not {shown(raw)}")
         try:
-            rows.append(TraceRow(number(0.0)(raw[0]), whole(1)(raw[1]), whole(1)(raw[2])))
+            rows.append(TraceRow(arrival_s(raw[0]), tokens(raw[1]), tokens(raw[2])))
         except ValueError as error:
             raise ConfigError(f"{where} {error}") from None
     if not rows:
@@ -209,16 +213,18 @@ def _rows(section: Section) -> tuple[TraceRow, ...]:
 # --- arrivals
 
 
+_CV = number(LEAST_CV, MOST_CV)
+
 _PROCESSES: Mapping[str, Mapping[str, tuple[Parse, float | None]]] = {
     "poisson": {"rate_per_s": (above(0.0), None)},
-    "gamma": {"rate_per_s": (above(0.0), None), "cv": (above(0.0), None)},
+    "gamma": {"rate_per_s": (above(0.0), None), "cv": (_CV, None)},
     "on_off": {
         "on_rate_per_s": (above(0.0), None), "on_s": (above(0.0), None), "off_s": (above(0.0), None),
-        "off_rate_per_s": (number(0.0), 0.0), "cv": (above(0.0), 1.0),
+        "off_rate_per_s": (number(0.0), 0.0), "cv": (_CV, 1.0),
     },
     "diurnal": {
         "mean_rate_per_s": (above(0.0), None), "peak_over_mean": (number(1.0, 2.0), 1.6),
-        "period_s": (above(0.0), 86_400.0), "peak_at_s": (number(0.0), 50_400.0), "cv": (above(0.0), 1.0),
+        "period_s": (above(0.0), 86_400.0), "peak_at_s": (number(0.0), 50_400.0), "cv": (_CV, 1.0),
     },
 }
 """Process -> its numbers, each with its parser and its default (None: it has to be given)."""
@@ -230,7 +236,7 @@ def _arrivals(section: Section) -> ArrivalSpec:
         (key, section.take(key, parse) if default is None else section.take(key, parse, default))
         for key, (parse, default) in _PROCESSES[process].items()
     )
-    duration_s = section.take("duration_s", above(0.0))
+    duration_s = section.take("duration_s", above(0.0, MAX_ARRIVAL_S))
     bursts: tuple[Burst, ...] = ()
     if process in ("poisson", "gamma"):
         bursts = tuple(_burst(raw, where) for raw, where in section.items("bursts"))
@@ -274,17 +280,17 @@ def _distribution(raw: object, where: str) -> Lengths:
         raise ConfigError(f"{where} is missing")
     if not isinstance(raw, Mapping):
         try:
-            fixed = whole(1)(raw)
+            fixed = whole(1, MAX_TOKENS)(raw)
         except ValueError as error:
             raise ConfigError(f"{where} {error}, or median and mean") from None
         return Lengths(fixed, 0.0, fixed, fixed)
     section = Section(raw, where)
-    median = section.take("median", above(0.0))
-    cap = section.take("cap", whole(1), 1 << 17)
-    floor = section.take("floor", whole(1), 1)
+    median = section.take("median", above(0.0, MAX_TOKENS))
+    cap = section.take("cap", whole(1, MAX_TOKENS), 1 << 17)
+    floor = section.take("floor", whole(1, MAX_TOKENS), 1)
     if section.has("mean") == section.has("sigma"):
         raise ConfigError(f"{where} needs either mean or sigma beside the median")
-    mean = section.take("mean", above(0.0), None)
+    mean = section.take("mean", above(0.0, MAX_TOKENS), None)
     sigma = section.take("sigma", number(0.0, 10.0), 0.0)
     section.close()
     if floor > cap:

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,20 +38,32 @@ def build_workload(spec: WorkloadSpec, run_seed: int, base_dir: Path = Path(), *
     load = _more_users(load, spec, seed, users_left)
     rate_scale = (spec.rate_scale or 1.0) * (factor if spec.mean_load_by == "time" else 1.0)
     if rate_scale != 1.0:
-        load = shaping.scale_time(load, rate_scale)
+        with _placing("rate_scale" if spec.rate_scale is not None else "mean_load"):
+            load = shaping.scale_time(load, rate_scale)
     if spec.replay_burst is not None:
         burst = spec.replay_burst
-        load = shaping.replay_burst(load, burst.start_s, burst.end_s, burst.repeats)
+        with _placing("replay_burst"):
+            load = shaping.replay_burst(load, burst.start_s, burst.end_s, burst.repeats)
     if spec.lengths is not None and spec.arrivals is None:
         load = _other_lengths(load, spec.lengths, seed, base_dir)
     if spec.length_scale is not None:
-        load = shaping.scale_lengths(load, spec.length_scale)
+        with _placing("length_scale"):
+            load = shaping.scale_lengths(load, spec.length_scale)
     if spec.max_model_len is not None:
         load = shaping.cap_lengths(load, spec.max_model_len)
     load = shaping.limit(load, num_requests=spec.num_requests, duration_s=spec.duration_s)
     if not load.rows:
         raise ConfigError(f"workload: no request is left of {load.name} ({'; '.join(load.notes)})")
     return load
+
+
+@contextmanager
+def _placing(key: str) -> Iterator[None]:
+    """What is refused while the requests are made says where it was asked for."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"workload.{key}: {str(error).removeprefix(f'{key}: ')}") from None
 
 
 def _source(spec: WorkloadSpec, seed: int, base_dir: Path, users: float) -> tuple[Workload, float]:
@@ -63,16 +77,19 @@ def _source(spec: WorkloadSpec, seed: int, base_dir: Path, users: float) -> tupl
     if spec.servegen is not None:
         part = spec.servegen
         profile = read_servegen(
-            _data_file(part.windows, base_dir, "workload.servegen.windows"),
+            _data_file(part.windows, base_dir, "workload.servegen.windows", or_folder=True),
             _data_file(part.histograms, base_dir, "workload.servegen.histograms"),
         )
-        return draw_servegen(
-            profile, seed, start_s=part.start_s, duration_s=part.duration_s, rate_scale=part.rate_scale * users
-        ), 1.0
+        with _placing("servegen"):
+            return draw_servegen(
+                profile, seed, start_s=part.start_s, duration_s=part.duration_s, rate_scale=part.rate_scale * users
+            ), 1.0
     assert spec.arrivals is not None and spec.lengths is not None
     lengths = _length_model(spec.lengths)
-    process = _process(spec.arrivals, users)
-    return synthesise(process, lengths, seed=seed, duration_s=spec.arrivals.duration_s, name=spec.arrivals.process), 1.0
+    arrivals = spec.arrivals
+    with _placing("arrivals"):
+        process = _process(arrivals, users)
+        return synthesise(process, lengths, seed=seed, duration_s=arrivals.duration_s, name=arrivals.process), 1.0
 
 
 def _process(spec: ArrivalSpec, users: float) -> ArrivalProcess:
@@ -107,7 +124,8 @@ def _cut(load: Workload, spec: WorkloadSpec, seed: int) -> Workload:
     if spec.window_s is not None:
         load = shaping.window(load, *spec.window_s)
     if spec.slice_s is not None and spec.slice_index is not None:
-        cut = shaping.slices(load, spec.slice_s)
+        with _placing("slice_s"):
+            cut = shaping.slices(load, spec.slice_s)
         if spec.slice_index >= len(cut):
             raise ConfigError(
                 f"workload.slice_index {spec.slice_index} does not exist: {load.name} has {len(cut)} slices of "
@@ -128,7 +146,8 @@ def _more_users(load: Workload, spec: WorkloadSpec, seed: int, users: float) -> 
         return load
     if factor < 1.0:
         return shaping.thin_by_probability(load, factor, seed)
-    return shaping.upscale(load, factor, seed, keep="span", spread_s=spec.spread_s)
+    with _placing("upscale" if spec.upscale is not None else "mean_load"):
+        return shaping.upscale(load, factor, seed, keep="span", spread_s=spec.spread_s)
 
 
 def _other_lengths(load: Workload, spec: LengthSpec, seed: int, base_dir: Path) -> Workload:
@@ -138,14 +157,15 @@ def _other_lengths(load: Workload, spec: LengthSpec, seed: int, base_dir: Path) 
     return shaping.draw_lengths(load, _length_model(spec), seed)
 
 
-def _data_file(name: str, base_dir: Path, where: str) -> Path:
+def _data_file(name: str, base_dir: Path, where: str, *, or_folder: bool = False) -> Path:
     """As it is, beside the spec, or in the data folder or one of its folders. Raises TraceError."""
     places = [Path(name), base_dir / name]
     data = os.environ.get(DATA_VARIABLE)
     if data:
         places += [Path(data) / name, *sorted(Path(data).glob(f"*/{name}"))]
     for path in places:
-        if path.is_file():
+        if path.is_file() or (or_folder and path.is_dir()):
             return path
     more = "" if data else f" (traces are looked for under {DATA_VARIABLE}, too, where it is set)"
-    raise TraceError(f"{where}: there is no file {name}{more}")
+    kind = "file or folder" if or_folder else "file"
+    raise TraceError(f"{where}: there is no {kind} {name}{more}")

@@ -15,11 +15,18 @@ from typing import Protocol
 import numpy as np
 
 from jettison.errors import ConfigError
-from jettison.workload.rows import Floats
+from jettison.workload.rows import MAX_ARRIVAL_S, Floats, check_number
 
 _GAPS_AT_ONCE = 1024
 _DIURNAL_STEPS = 288
 """Pieces of a period: five minutes of a day."""
+
+LEAST_CV, MOST_CV = 1e-6, 100.0
+"""Less is as good as regular. With more, nearly all gaps are none: to get on in time takes about cv^2 draws, and so
+many requests stand on one instant."""
+
+MAX_PIECES = 10**6
+"""Of a rate curve; an on-off of a minute each has as many in two years."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +39,8 @@ class RateCurve:
     @property
     def cumulative(self) -> Floats:
         """Expected arrivals up to each edge."""
-        return np.concatenate([[0.0], np.cumsum(self.rates_per_s * np.diff(self.edges_s))])
+        with np.errstate(over="ignore"):  # rates beyond any sense come to infinitely many, which draws refuse
+            return np.concatenate([[0.0], np.cumsum(self.rates_per_s * np.diff(self.edges_s))])
 
     @property
     def expected(self) -> float:
@@ -61,6 +69,18 @@ def _check(**positive: float) -> None:
             raise ConfigError(f"arrivals: {name} must be above 0, got {value:g}")
 
 
+def _check_cv(cv: float) -> None:
+    if not LEAST_CV <= cv <= MOST_CV:
+        raise ConfigError(f"arrivals: cv must be from {LEAST_CV:g} to {MOST_CV:g}, got {cv:g}")
+
+
+def _check_pieces(process: ArrivalProcess, num_pieces: float, duration_s: float) -> None:
+    if not num_pieces <= MAX_PIECES:
+        raise ConfigError(
+            f"arrivals: {process.describe()}: over {duration_s:g} s the rate has more than {MAX_PIECES:,} pieces"
+        )
+
+
 def _named(cv: float) -> str:
     return "Poisson arrivals" if cv == 1.0 else f"Gamma arrivals of CV {cv:g}"
 
@@ -83,7 +103,8 @@ class Steady:
     bursts: tuple[Burst, ...] = ()
 
     def __post_init__(self) -> None:
-        _check(rate_per_s=self.rate_per_s, cv=self.cv)
+        _check(rate_per_s=self.rate_per_s)
+        _check_cv(self.cv)
         for burst in self.bursts:
             _check(**{"burst duration_s": burst.duration_s, "burst multiplier": burst.multiplier})
             if burst.start_s < 0:
@@ -116,11 +137,13 @@ class OnOff:
     cv: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(on_rate_per_s=self.on_rate_per_s, on_s=self.on_s, off_s=self.off_s, cv=self.cv)
+        _check(on_rate_per_s=self.on_rate_per_s, on_s=self.on_s, off_s=self.off_s)
+        _check_cv(self.cv)
         if not (self.off_rate_per_s >= 0 and math.isfinite(self.off_rate_per_s)):
             raise ConfigError(f"arrivals: off_rate_per_s must be at least 0, got {self.off_rate_per_s:g}")
 
     def curve(self, duration_s: float) -> RateCurve:
+        _check_pieces(self, 2.0 * duration_s / (self.on_s + self.off_s), duration_s)
         edges, rates, at_s = [0.0], [], 0.0
         while at_s < duration_s:
             for length_s, rate in ((self.on_s, self.on_rate_per_s), (self.off_s, self.off_rate_per_s)):
@@ -148,12 +171,15 @@ class Diurnal:
     cv: float = 1.0
 
     def __post_init__(self) -> None:
-        _check(mean_rate_per_s=self.mean_rate_per_s, period_s=self.period_s, cv=self.cv)
+        _check(mean_rate_per_s=self.mean_rate_per_s, period_s=self.period_s)
+        _check_cv(self.cv)
         if not 1.0 <= self.peak_over_mean <= 2.0:
             raise ConfigError(f"arrivals: peak_over_mean of a sine must be from 1 to 2, got {self.peak_over_mean:g}")
 
     def curve(self, duration_s: float) -> RateCurve:
-        num_pieces = max(1, math.ceil(duration_s / self.period_s * _DIURNAL_STEPS))
+        wanted = duration_s / self.period_s * _DIURNAL_STEPS
+        _check_pieces(self, wanted, duration_s)
+        num_pieces = max(1, math.ceil(wanted))
         edges_s = np.linspace(0.0, duration_s, num_pieces + 1)
         turn = 2.0 * math.pi / self.period_s
         # The sine's own integral, so that the mean is exact whatever the number of pieces.
@@ -169,9 +195,13 @@ class Diurnal:
 
 def draw_arrivals(process: ArrivalProcess, duration_s: float, rng: np.random.Generator) -> Floats:
     """Arrival times in [0, ``duration_s``), ascending: a unit-rate Gamma renewal process mapped through the inverse of
-    the cumulative rate. Raises ConfigError for a duration that is no time."""
+    the cumulative rate. Raises ConfigError for a duration that is no time, and for what no workload can have: more than
+    ``MAX_PIECES`` pieces of the rate, or than ``MAX_REQUESTS`` expected arrivals."""
     _check(duration_s=duration_s)
+    if duration_s > MAX_ARRIVAL_S:
+        raise ConfigError(f"arrivals: duration_s must be at most {MAX_ARRIVAL_S:g}, got {duration_s:g}")
     curve = process.curve(duration_s)
+    check_number(curve.expected, f"arrivals: {process.describe()} for {duration_s:g} s")
     cumulative = curve.cumulative
     blocks = [
         np.interp(block[block < cumulative[-1]], cumulative, curve.edges_s)
@@ -184,6 +214,7 @@ def draw_num_arrivals(process: ArrivalProcess, num_arrivals: int, rng: np.random
     """The first ``num_arrivals``, and the time up to the next one."""
     if num_arrivals < 1:
         raise ConfigError(f"arrivals: their number must be at least 1, got {num_arrivals}")
+    check_number(num_arrivals, "arrivals")
     unit = np.cumsum(rng.gamma(1.0 / process.cv**2, process.cv**2, size=num_arrivals + 1))
     duration_s = 1.0
     while process.curve(duration_s).expected <= unit[-1]:

@@ -10,14 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from jettison.workload.rows import TraceRow
+from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, TraceRow
 
 MOONCAKE_STAMP_STEP_S = 3.0
 """Mooncake's conversation stamps are multiples of 3 s: bursts measured on them are an artefact."""
-
-MAX_TOKENS = 2**31 - 1
-MAX_ARRIVAL_S = 1e11
-"""Three thousand years: beyond it float seconds lose their milliseconds."""
 
 _EPOCH = datetime(2020, 1, 1)
 """Near the stamps, so that float seconds keep their seven fractional digits."""

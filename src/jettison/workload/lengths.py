@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from jettison.errors import ConfigError
-from jettison.workload.rows import Counts, Floats
+from jettison.workload.rows import MAX_TOKENS, Counts, Floats
 
 Points = tuple[tuple[float, float], ...]
 """(share of the requests, tokens), both ascending, from share 0 to share 1."""
@@ -50,6 +50,10 @@ class Lengths:
     sigma: float
     cap: int
     floor: int = 1
+
+    def __post_init__(self) -> None:
+        if self.cap > MAX_TOKENS:
+            raise ConfigError(f"lengths: a cap of {self.cap} tokens, at most {MAX_TOKENS} are possible")
 
     @classmethod
     def from_mean(cls, median: float, mean: float, cap: int) -> Lengths:
@@ -175,9 +179,9 @@ class PublishedLengths:
         self, prompt_rng: np.random.Generator, output_rng: np.random.Generator, num_requests: int
     ) -> tuple[Counts, Counts]:
         first, second = _joined_ranks(prompt_rng, output_rng, num_requests, self.rank_correlation)
-        outputs = _tokens(self.outputs.at(second) * self.scale, 1, np.inf)
+        outputs = _tokens(self.outputs.at(second) * self.scale, 1, MAX_TOKENS)
         most = np.inf if math.isinf(self.max_total_tokens) else self.max_total_tokens * self.scale - outputs
-        return _tokens(np.minimum(self.inputs.at(first) * self.scale, most), 1, np.inf), outputs
+        return _tokens(np.minimum(self.inputs.at(first) * self.scale, most), 1, MAX_TOKENS), outputs
 
     def describe(self) -> str:
         return f"lengths: {self.name} ({self.source}; {self.matched})"

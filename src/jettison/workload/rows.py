@@ -13,11 +13,28 @@ from typing import NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
+from jettison.errors import ConfigError
+
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
 _ROWS_AT_ONCE = 1 << 16
+
+MAX_TOKENS = 2**31 - 1
+"""Of one input or one output: columns hold four bytes each."""
+
+MAX_ARRIVAL_S = 1e11
+"""Three thousand years: beyond it float seconds lose their milliseconds."""
+
+MAX_REQUESTS = 10**8
+"""Of one workload: two gigabytes of columns, several times what the largest public traces have."""
+
+
+def check_number(num_requests: float, what: str) -> None:
+    """Raises ConfigError, beginning with ``what``, where a workload would have or expect more than ``MAX_REQUESTS``."""
+    if not num_requests <= MAX_REQUESTS:
+        raise ConfigError(f"{what}: more than {MAX_REQUESTS:,} requests, which is too many")
 
 
 class TraceRow(NamedTuple):
@@ -36,6 +53,8 @@ class Columns(Sequence[TraceRow]):
     """Requests as equally long arrays; a sequence of :class:`TraceRow` that makes rows as they are asked for.
 
     ``cached_tokens`` and ``is_offline`` are None where all are 0 and False. The arrays must not be changed afterwards.
+
+    Raises ConfigError for token counts that are not from 0 to ``MAX_TOKENS``.
     """
 
     __slots__ = ("arrival_s", "cached_tokens", "input_tokens", "is_offline", "output_tokens")
@@ -49,9 +68,9 @@ class Columns(Sequence[TraceRow]):
         is_offline: npt.ArrayLike | None = None,
     ) -> None:
         self.arrival_s: Floats = np.asarray(arrival_s, dtype=np.float64)
-        self.input_tokens: Counts = np.asarray(input_tokens, dtype=np.int32)
-        self.output_tokens: Counts = np.asarray(output_tokens, dtype=np.int32)
-        cached = None if cached_tokens is None else np.asarray(cached_tokens, dtype=np.int32)
+        self.input_tokens: Counts = _counted(input_tokens)
+        self.output_tokens: Counts = _counted(output_tokens)
+        cached = None if cached_tokens is None else _counted(cached_tokens)
         offline = None if is_offline is None else np.asarray(is_offline, dtype=np.bool_)
         self.cached_tokens: Counts | None = cached if cached is not None and cached.any() else None
         self.is_offline: Flags | None = offline if offline is not None and offline.any() else None
@@ -132,6 +151,17 @@ class Columns(Sequence[TraceRow]):
         if np.all(self.arrival_s[1:] >= self.arrival_s[:-1]):
             return self
         return self.at(np.argsort(self.arrival_s, kind="stable"))
+
+
+def _counted(tokens: npt.ArrayLike) -> Counts:
+    """As a column. A count that does not fit is refused: a cast would make another number of it."""
+    counts = np.asarray(tokens)
+    if counts.dtype == np.int32 or not counts.size:
+        return counts.astype(np.int32, copy=False)
+    low, high = counts.min(), counts.max()
+    if not (low >= 0 and high <= MAX_TOKENS):
+        raise ConfigError(f"a length of {low if low < 0 else high:.4g} tokens, 0 to {MAX_TOKENS} are possible")
+    return counts.astype(np.int32)
 
 
 def as_columns(rows: Iterable[TraceRow]) -> Columns:

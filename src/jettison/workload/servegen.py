@@ -1,15 +1,18 @@
 """ServeGen-like characterisations: clients with a rate and an irregularity in each window, and histograms of lengths.
 
-Not a request log: requests are drawn from it. Two files after ServeGen (Xiang et al., arXiv 2505.09999,
-alibaba/ServeGen): ``client_id,timestamp,rate,cv,pattern,param1,param2``, a window of a client in each line, and
-``field,tokens,probability`` (docs/workloads.md).
+Not a request log: requests are drawn from it. Windows after ServeGen (Xiang et al., arXiv 2505.09999,
+alibaba/ServeGen), a window of a client in each line: its folder of one ``chunk-<client>-trace.csv`` a client,
+``timestamp,rate,cv,pattern,param1,param2`` without a header, or one file of all clients with a header and ``client_id``
+in front. Lengths in a file ``field,tokens,probability`` (docs/workloads.md).
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +20,14 @@ import numpy as np
 from jettison.errors import ConfigError, TraceError
 from jettison.workload.formats import BadRow, Record, count, number
 from jettison.workload.lengths import TokenHistogram
-from jettison.workload.rows import Columns, Counts, Floats, Workload
+from jettison.workload.rows import Columns, Counts, Floats, Workload, check_number
 from jettison.workload.traces import read_csv, stem
 
 WINDOW_COLUMNS = ("client_id", "timestamp", "rate", "cv", "pattern", "param1", "param2")
+CHUNK_COLUMNS = WINDOW_COLUMNS[1:]
+CHUNK_NAME = re.compile(r"chunk-(\d+)-trace\.csv(\.gz)?")
+"""One client's windows, as they are published."""
+
 HISTOGRAM_COLUMNS = ("field", "tokens", "probability")
 FIELDS = ("input_tokens", "output_tokens")
 
@@ -75,16 +82,42 @@ class ServeGenProfile:
         )
 
 
+@dataclass(slots=True)
+class _Windows:
+    """What the lines of a characterisation say."""
+
+    clients: dict[str, list[ClientWindow]] = field(default_factory=dict)
+    """Windows with requests, in the order of the lines."""
+    starts_s: set[float] = field(default_factory=set)
+    """Of all windows, the idle ones, too."""
+
+    def take(self, client: str, record: Record) -> None:
+        """One line. Raises BadRow."""
+        start_s, rate_per_s = number(record, "timestamp"), number(record, "rate")
+        pattern = str(record["pattern"])
+        self.starts_s.add(start_s)
+        if pattern and pattern not in LEAST_SHAPES:
+            raise BadRow(f"pattern is {pattern!r}, {' or '.join(LEAST_SHAPES)} is expected")
+        if not pattern or rate_per_s == 0:
+            return  # idle: as published, nothing was fitted to it
+        shape, least = number(record, "param1"), LEAST_SHAPES[pattern]
+        if not shape >= least:
+            raise BadRow(f"param1 is {record['param1']!r}, a {pattern} shape of at least {least:g} is expected")
+        self.clients.setdefault(client, []).append(ClientWindow(start_s, rate_per_s, pattern, shape))
+
+
 def read_servegen(windows: Path, histograms: Path) -> ServeGenProfile:
-    """Read both files, gzip or plain. Raises TraceError for bad rows (line numbers, nothing half-loaded), windows that
-    overlap, and histograms that are empty."""
-    clients: dict[str, list[ClientWindow]] = {}
+    """Read windows (a folder of ``chunk-<client>-trace.csv``, or a file of all clients) and histograms, gzip or plain.
 
-    def take_window(record: Record) -> None:
-        found = _window(record)
-        if found.rate_per_s > 0:
-            clients.setdefault(str(record["client_id"]), []).append(found)
-
+    A window without a pattern or with rate 0 is idle. Raises TraceError for bad rows (line numbers, nothing
+    half-loaded), windows that overlap, a folder without such files, and histograms that are empty.
+    """
+    read = _Windows()
+    if windows.is_dir():
+        for client, path in _chunks(windows).items():
+            read_csv(path, CHUNK_COLUMNS, partial(read.take, client), has_header=False)
+    else:
+        read_csv(windows, WINDOW_COLUMNS, lambda record: read.take(str(record["client_id"]), record))
     tokens: dict[str, list[tuple[int, float]]] = {name: [] for name in FIELDS}
 
     def take_bin(record: Record) -> None:
@@ -92,28 +125,35 @@ def read_servegen(windows: Path, histograms: Path) -> ServeGenProfile:
             raise BadRow(f"field is {record['field']!r}, {' or '.join(FIELDS)} is expected")
         tokens[str(record["field"])].append((count(record, "tokens"), number(record, "probability")))
 
-    read_csv(windows, WINDOW_COLUMNS, take_window)
     read_csv(histograms, HISTOGRAM_COLUMNS, take_bin)
-    if not clients:
+    if not read.clients:
         raise TraceError(f"{windows}: no window has a rate above 0")
-    ordered = {client: tuple(sorted(found, key=lambda w: w.start_s)) for client, found in clients.items()}
+    ordered = {client: tuple(sorted(found, key=lambda w: w.start_s)) for client, found in read.clients.items()}
     inputs, outputs = (_histogram(histograms, name, tokens[name]) for name in FIELDS)
-    return ServeGenProfile(stem(windows), ordered, _width_s(windows, ordered), inputs, outputs)
+    name = windows.resolve().name if windows.is_dir() else stem(windows)
+    return ServeGenProfile(name, ordered, _width_s(windows, ordered, read.starts_s), inputs, outputs)
 
 
-def _window(record: Record) -> ClientWindow:
-    pattern = str(record["pattern"])
-    if pattern not in LEAST_SHAPES:
-        raise BadRow(f"pattern is {pattern!r}, {' or '.join(LEAST_SHAPES)} is expected")
-    shape, least = number(record, "param1"), LEAST_SHAPES[pattern]
-    if not shape >= least:
-        raise BadRow(f"param1 is {record['param1']!r}, a {pattern} shape of at least {least:g} is expected")
-    return ClientWindow(number(record, "timestamp"), number(record, "rate"), pattern, shape)
+def _chunks(folder: Path) -> dict[str, Path]:
+    """The published files by client, in the order of their numbers. Raises TraceError."""
+    found: dict[int, Path] = {}
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise TraceError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    for path in paths:
+        if match := CHUNK_NAME.fullmatch(path.name):
+            other = found.setdefault(int(match[1]), path)
+            if other is not path:
+                raise TraceError(f"{folder}: client {int(match[1])} has two files, {other.name} and {path.name}")
+    if not found:
+        raise TraceError(f"{folder}: no file of this folder is named chunk-<client>-trace.csv")
+    return {str(client): found[client] for client in sorted(found)}
 
 
-def _width_s(path: Path, clients: dict[str, tuple[ClientWindow, ...]]) -> float:
+def _width_s(path: Path, clients: dict[str, tuple[ClientWindow, ...]], starts_s: set[float]) -> float:
     """The windows' common width: the least distance of two starts, of which all distances must be multiples."""
-    starts = np.unique([window.start_s for windows in clients.values() for window in windows])
+    starts = np.array(sorted(starts_s))
     if len(starts) < 2:
         raise TraceError(f"{path}: windows of at least two times are needed to know how long one is")
     width_s = float(np.diff(starts).min())
@@ -156,6 +196,8 @@ def draw_servegen(
         raise ConfigError(f"{profile.name} has 0 s to {profile.duration_s:g} s, not {start_s:g} s to {end_s:g} s")
     if not rate_scale > 0:
         raise ConfigError(f"rate scale must be above 0, got {rate_scale:g}")
+    expected = profile.expected_requests(start_s, end_s) * rate_scale
+    check_number(expected, f"{profile.name}, {start_s:g} s to {end_s:g} s at {rate_scale:g} times its rates")
     seeds = np.random.SeedSequence(seed).spawn(len(profile.clients) + 2)
     arrivals = [
         part

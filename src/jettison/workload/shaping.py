@@ -13,19 +13,28 @@ import numpy as np
 
 from jettison.errors import ConfigError
 from jettison.workload.lengths import LengthModel
-from jettison.workload.rows import Columns, Workload
+from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, Columns, Flags, Floats, Workload, check_number
 
 Keep = Literal["requests", "span"]
+
+MAX_SLICES = 10**6
+"""Into which a workload can be cut; all of them are made."""
+
+LEAST_SPREAD_S = 1e-9
+"""Time is counted in nanoseconds."""
 
 
 def slices(workload: Workload, window_s: float) -> list[Workload]:
     """Cut into consecutive windows of ``window_s`` seconds: all of them, so that none is picked.
 
     Windows without an arrival are kept (silence is part of the trace) and so is a last, shorter one. The
-    arrivals of each window are counted from its start. Raises ConfigError unless ``window_s`` is positive.
+    arrivals of each window are counted from its start. Raises ConfigError unless ``window_s`` is positive, and for more
+    than ``MAX_SLICES``.
     """
     if not window_s > 0:
         raise ConfigError(f"slice length must be above 0 s, got {window_s:g}")
+    if not workload.duration_s / window_s <= MAX_SLICES:
+        raise ConfigError(f"{workload.name} has more than {MAX_SLICES:,} slices of {window_s:g} s, which is too many")
     num_windows = max(1, math.ceil(workload.duration_s / window_s))
     columns = workload.columns
     if len(columns) and columns.arrival_s[-1] >= num_windows * window_s:
@@ -105,19 +114,23 @@ def upscale(
     ``keep="requests"`` (the authors') stops at as many arrivals as there are requests, within about the first
     1/``factor`` of the time. ``"span"`` keeps the whole time and takes the requests again from their start when they
     run out. ``spread_s`` spreads copies uniformly inside their source's time-stamp step of that width (1 for BurstGPT's
-    whole seconds); None, the authors' way, leaves them on one instant. Raises ConfigError for a factor below 1.
+    whole seconds); None, the authors' way, leaves them on one instant. Raises ConfigError for a factor below 1, and
+    for one that makes more than ``MAX_REQUESTS`` of a whole span.
     """
     if not (factor >= 1 and math.isfinite(factor)):
         raise ConfigError(f"upscaling needs a factor of at least 1, got {factor:g}; to have fewer requests, thin")
-    if spread_s is not None and not spread_s > 0:
-        raise ConfigError(f"the step to spread copies in must be above 0 s, got {spread_s:g}")
+    if spread_s is not None and not LEAST_SPREAD_S <= spread_s <= MAX_ARRIVAL_S:
+        raise ConfigError(
+            f"the step to spread copies in must be from {LEAST_SPREAD_S:g} s to {MAX_ARRIVAL_S:g} s, got {spread_s:g}"
+        )
     columns = workload.columns
     draw_rng, spread_rng = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
-    whole = math.floor(factor)
-    copies = whole + (draw_rng.random(len(columns)) < factor - whole)
-    arrivals = np.repeat(columns.arrival_s, copies)
+    extra = draw_rng.random(len(columns)) < factor - math.floor(factor)
     if keep == "requests":
-        arrivals = arrivals[: len(columns)]
+        arrivals = _first_copies(columns.arrival_s, factor, extra)
+    else:
+        check_number(max(len(columns), 1) * factor, f"{workload.name} upscaled {factor:g} times")
+        arrivals = np.repeat(columns.arrival_s, math.floor(factor) + extra)
     if spread_s is not None:
         offsets = spread_rng.uniform(0.0, spread_s, size=len(arrivals))
         arrivals = np.sort(np.floor(arrivals / spread_s) * spread_s + offsets)
@@ -130,6 +143,18 @@ def upscale(
     return workload.with_rows(rows, note, span_s=span_s)
 
 
+def _first_copies(arrival_s: Floats, factor: float, extra: Flags) -> Floats:
+    """As many as there are arrivals, of floor(``factor``) copies of each and one more where ``extra`` says so.
+
+    Copies of later arrivals are never made, and no arrival's number of copies is beyond what is wanted in all.
+    """
+    wanted = len(arrival_s)
+    copies = np.minimum(min(math.floor(factor), wanted) + extra, wanted)
+    made = np.cumsum(copies)
+    num_copied = int(np.searchsorted(made, wanted)) + 1
+    return np.repeat(arrival_s[:num_copied], copies[:num_copied])[:wanted]
+
+
 def replay_burst(workload: Workload, start_s: float, end_s: float, repeats: int) -> Workload:
     """Everything up to ``end_s``, then [``start_s``, ``end_s``) again and again: its intervals and its requests.
 
@@ -140,12 +165,17 @@ def replay_burst(workload: Workload, start_s: float, end_s: float, repeats: int)
     burst = window(workload, start_s, end_s).columns
     if not len(burst):
         raise ConfigError(f"{workload.name} has no arrival from {start_s:g} s to {end_s:g} s: no burst to repeat")
+    check_number(len(burst) * repeats, f"{start_s:g} s to {end_s:g} s of {workload.name} repeated")
+    width_s = end_s - start_s
+    if not end_s + repeats * width_s <= MAX_ARRIVAL_S:
+        raise ConfigError(f"{repeats} times {width_s:g} s is too long, at most {MAX_ARRIVAL_S:g} s are possible")
     columns = workload.columns
     before = columns.at(columns.arrival_s < end_s)
-    width_s = end_s - start_s
-    parts = [before, *(burst.with_arrivals(burst.arrival_s + end_s + k * width_s) for k in range(repeats))]
+    starts_s = np.arange(repeats) * width_s
+    again = burst.at(np.tile(np.arange(len(burst)), repeats))
+    times_s = ((burst.arrival_s + end_s) + starts_s[:, np.newaxis]).ravel()
     note = f"{start_s:g} s to {end_s:g} s repeated {repeats} times after {end_s:g} s"
-    return workload.with_rows(joined(parts), note, span_s=end_s + repeats * width_s)
+    return workload.with_rows(joined([before, again.with_arrivals(times_s)]), note, span_s=end_s + repeats * width_s)
 
 
 def joined(parts: list[Columns]) -> Columns:
@@ -167,6 +197,8 @@ def scale_time(workload: Workload, rate_scale: float) -> Workload:
     """
     if not rate_scale > 0:
         raise ConfigError(f"rate scale must be above 0, got {rate_scale:g}")
+    if not workload.duration_s / rate_scale <= MAX_ARRIVAL_S:
+        raise ConfigError(f"rate scale {rate_scale:g}: the last requests would come after {MAX_ARRIVAL_S:g} s")
     columns = workload.columns
     span_s = None if workload.span_s is None else workload.span_s / rate_scale
     rows = columns.with_arrivals(columns.arrival_s / rate_scale)
@@ -187,17 +219,20 @@ def scale_lengths(
     if floor_tokens < 1:
         raise ConfigError(f"the shortest length must be at least 1 token, got {floor_tokens}")
     columns = workload.columns
-    inputs = np.maximum(floor_tokens, np.rint(columns.input_tokens * input_factor))
-    outputs = np.maximum(floor_tokens, np.rint(columns.output_tokens * factor))
+    with np.errstate(over="ignore"):
+        inputs = np.maximum(floor_tokens, np.rint(columns.input_tokens * input_factor))
+        outputs = np.maximum(floor_tokens, np.rint(columns.output_tokens * factor))
     by = f"{factor:g}" if input_factor == factor else f"{input_factor:g} (inputs) and {factor:g} (outputs)"
+    if (longest := max(inputs.max(initial=0.0), outputs.max(initial=0.0))) > MAX_TOKENS:
+        raise ConfigError(f"length scale {by}: a length comes to {longest:.4g} tokens, {MAX_TOKENS} are possible")
     note = f"lengths multiplied by {by}, at least {floor_tokens}"
     return workload.with_rows(columns.with_lengths(inputs, outputs), note, span_s=workload.span_s)
 
 
 def cap_lengths(workload: Workload, max_model_len: int) -> Workload:
     """Make every request fit ``max_model_len`` tokens: the output is cut to the limit less one, then the input."""
-    if max_model_len < 2:
-        raise ConfigError(f"max_model_len must be at least 2 tokens, got {max_model_len}")
+    if not 2 <= max_model_len <= MAX_TOKENS:
+        raise ConfigError(f"max_model_len must be from 2 to {MAX_TOKENS} tokens, got {max_model_len}")
     columns = workload.columns
     outputs = np.minimum(columns.output_tokens, max_model_len - 1)
     inputs = np.minimum(columns.input_tokens, max_model_len - outputs)

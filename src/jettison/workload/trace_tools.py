@@ -23,7 +23,7 @@ from jettison.workload.arrivals import ArrivalProcess, Burst, Diurnal, OnOff, St
 from jettison.workload.describe import describe, print_info
 from jettison.workload.fetch import PUBLIC_TRACES, fetch, public_trace
 from jettison.workload.lengths import LengthModel, Lengths, LogNormalPair, published_lengths
-from jettison.workload.rows import Workload
+from jettison.workload.rows import MAX_TOKENS, Workload
 from jettison.workload.servegen import draw_servegen, read_servegen
 from jettison.workload.synthetic import synthesise
 from jettison.workload.traces import read_trace, write_trace
@@ -194,12 +194,18 @@ def _drawn(process: ProcessName, options: SynthOptions, seed: int) -> Workload:
     if options.lengths is not None:
         lengths = published_lengths(options.lengths)
     else:
-        medians = (options.prompt or 512.0, options.output or 128.0)
-        lengths = LogNormalPair(*(Lengths(median, 0.5, max(1, round(8 * median))) for median in medians))
+        prompt, output = options.prompt or 512.0, options.output or 128.0
+        lengths = LogNormalPair(_log_normal("prompt", prompt), _log_normal("output", output))
     return synthesise(
         _process(process, options), lengths, seed=seed, duration_s=options.duration, num_requests=options.num_requests,
         name=process, source=f"synthetic ({process})",
     )  # fmt: skip
+
+
+def _log_normal(name: str, median: float) -> Lengths:
+    if not 1.0 <= median <= MAX_TOKENS:
+        raise ConfigError(f"{flag(name)} needs a number of tokens from 1 to {MAX_TOKENS}, not {median:g}")
+    return Lengths(median, 0.5, min(MAX_TOKENS, max(1, round(8 * median))))
 
 
 def _process(process: ProcessName, options: SynthOptions) -> ArrivalProcess:

@@ -268,24 +268,26 @@ class BadRows:
             raise TraceError(f"{self._path}: {how_many}, nothing loaded: {'; '.join(self._shown)}{more}")
 
 
-def read_csv(path: Path, columns: tuple[str, ...], parse: Callable[[Record], None]) -> None:
+def read_csv(
+    path: Path, columns: tuple[str, ...], parse: Callable[[Record], None], *, has_header: bool = True
+) -> None:
     """Feed every row of a CSV file (gzip or plain) with exactly these columns to ``parse``, which raises BadRow.
+    Without a header the first line is a row.
 
     Raises TraceError as :func:`read_trace` does, after the last row: what ``parse`` kept is not to be used then.
     """
     bad = BadRows(path)
     with _opened(path) as lines:
-        header = [name.strip() for name in _cells(next(lines, ""))]
-        if header != list(columns):
+        if has_header and [name.strip() for name in _cells(next(lines, ""))] != list(columns):
             raise TraceError(f"{path}: line 1 must be {','.join(columns)}")
         for line in lines:
             if line.isspace():
                 continue
             cells = _cells(line)
             try:
-                if len(cells) != len(header):
-                    raise BadRow(f"{len(cells)} columns, the header has {len(header)}")
-                parse(dict(zip(header, cells, strict=True)))
+                if len(cells) != len(columns):
+                    raise BadRow(f"{len(cells)} columns, {len(columns)} are expected ({','.join(columns)})")
+                parse(dict(zip(columns, cells, strict=True)))
             except BadRow as error:
                 bad.add(lines.number, error)
     bad.raise_if_any()

@@ -1,0 +1,182 @@
+"""What a sizing found, for people and programs: the table, what has to be said below it, a page, a document.
+
+The search is in ``sizing``, the command in ``sizing_command``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from jettison.report.html import PageTable, write_html
+from jettison.report.results import RunResult
+from jettison.report.summary import format_value
+from jettison.report.terminal import print_whole
+from jettison.simulate.sizing import Objective, Sizing, Trial
+
+HOURS_A_DAY = 24.0
+
+OTHER_SIZES = "The figures below are of these clusters: ratios there compare clusters of different sizes."
+
+Value = TypeVar("Value")
+
+
+def cost_per_day(trial: Trial, price_per_gpu_hour: float | None) -> float | None:
+    """In the price's own currency; of instances, where they have no GPUs."""
+    if price_per_gpu_hour is None:
+        return None
+    return (trial.num_gpus or trial.num_instances) * price_per_gpu_hour * HOURS_A_DAY
+
+
+def sizing_table(sizings: Sequence[Sizing]) -> PageTable:
+    """A row a variant and point, with what it saves against the first variant of its point. Columns in which nothing
+    stands are left out."""
+    objective = _common(sizing.wanted.objective for sizing in sizings)
+    asked = "its point's objective" if objective is None else objective.describe()
+    headers = ["", "variant", "instances", "GPUs", "P99 TTFT", "P99 TPOT", "cost a day", "against the first"]
+    rows = [_row(sizing, _first(sizings, sizing)) for sizing in sizings]
+    shown = [i for i in range(len(headers)) if any(row[i] not in ("", "-") for row in rows)]
+    return PageTable(
+        f"smallest cluster with {asked}, every seed, every request served",
+        [headers[i] for i in shown], [[row[i] for i in shown] for row in rows], _told(sizings),
+    )  # fmt: skip
+
+
+def trials_table(sizings: Sequence[Sizing]) -> PageTable:
+    """A row a cluster that was tried."""
+    headers = ["variant", "instances", "GPUs", "holds", "P99 TTFT", "P99 TPOT", "requests served", "faults left out"]
+    rows = [
+        [
+            _label(sizing), str(trial.num_instances), "-" if trial.num_gpus is None else str(trial.num_gpus),
+            "yes" if trial.holds else "no", format_value(trial.ttft_p99_s, "s"), format_value(trial.tpot_p99_s, "s"),
+            f"{trial.completed:,} of {trial.submitted:,}", str(trial.num_faults_left_out or "-"),
+        ]
+        for sizing in sizings
+        for _, trial in sorted(sizing.trials.items())
+    ]  # fmt: skip
+    shown = [i for i in range(len(headers)) if any(row[i] != "-" for row in rows)]
+    return PageTable("clusters tried", [headers[i] for i in shown], [[row[i] for i in shown] for row in rows])
+
+
+def print_sizings(sizings: Sequence[Sizing], console: Console) -> None:
+    """The table, and below it what is odd about single rows."""
+    found = sizing_table(sizings)
+    console.print(found.title, style="bold")
+    table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for header in found.headers:
+        is_name = header in ("", "variant")
+        table.add_column(header, justify="left" if is_name else "right", no_wrap=not is_name)
+    for row in found.rows:
+        table.add_row(*row)
+    print_whole(table, console)
+    for line in found.notes:
+        console.print(line, style="yellow", highlight=False)
+
+
+def write_sizing_page(path: Path, sizings: Sequence[Sizing], runs: Sequence[RunResult], *, title: str) -> None:
+    """The usual report of ``runs``, with what was found and what was tried above it."""
+    found = sizing_table(sizings)
+    if len({sizing.found.smallest for sizing in sizings} - {None}) > 1:
+        found = replace(found, notes=[*found.notes, OTHER_SIZES])
+    write_html(path, runs, title=title, tables=(found, trials_table(sizings)))
+
+
+def smallest_runs(sizings: Sequence[Sizing]) -> list[RunResult]:
+    """The runs of every smallest cluster that holds, the first seed's first, each seed's by point and variant."""
+    kept = [sizing.runs for sizing in sizings]
+    return [runs[seed] for seed in range(max(map(len, kept), default=0)) for runs in kept if seed < len(runs)]
+
+
+def _told(sizings: Sequence[Sizing]) -> list[str]:
+    told = []
+    for sizing in sizings:
+        if sizing.found.exceptions:
+            more = ", ".join(map(str, sizing.found.exceptions))
+            told.append(f"{_label(sizing)}: not monotone, {sizing.found.smallest} instances hold and {more} do not")
+    return [*told, *(line for sizing in sizings if (line := _without_faults(sizing)))]
+
+
+def _without_faults(sizing: Sizing) -> str | None:
+    """What was found on clusters that some of the spec's faults cannot befall; None where all could."""
+    lacking = [trial for _, trial in sorted(sizing.trials.items()) if trial.num_faults_left_out]
+    if not lacking:
+        return None
+    told = f"{_label(sizing)}: clusters of {lacking[-1].num_instances} and fewer lack workers that listed faults name"
+    if sizing.found.smallest is None or not sizing.best.num_faults_left_out:
+        return f"{told}, and were tried without those"
+    return f"{told}; the one that was found holds without {sizing.best.num_faults_left_out} of these"
+
+
+def _common(values: Iterable[Value]) -> Value | None:
+    """The value that all are; None where they differ."""
+    first, *rest = values
+    return first if all(value == first for value in rest) else None
+
+
+def _label(sizing: Sizing) -> str:
+    return f"{sizing.variant} {_point(sizing)}".strip()
+
+
+def _point(sizing: Sizing) -> str:
+    return " ".join(f"{place.rpartition('.')[2]}={value}" for place, value in sizing.point.items())
+
+
+def _first(sizings: Sequence[Sizing], sizing: Sizing) -> Sizing:
+    """The baseline of a point."""
+    return next(other for other in sizings if other.point == sizing.point)
+
+
+def _row(sizing: Sizing, first: Sizing) -> list[str]:
+    best = sizing.best
+    is_found = sizing.found.smallest is not None
+    cost = cost_per_day(best, sizing.wanted.price_per_gpu_hour) if is_found else None
+    against = ""
+    if sizing is not first and is_found and first.found.smallest is not None:
+        against = f"{best.num_instances / first.best.num_instances - 1.0:+.0%}"
+    return [
+        _point(sizing), sizing.variant, str(best.num_instances) if is_found else f"more than {best.num_instances}",
+        "-" if best.num_gpus is None or not is_found else str(best.num_gpus),
+        format_value(best.ttft_p99_s, "s"), format_value(best.tpot_p99_s, "s"),
+        "-" if cost is None else f"{cost:,.2f}", against,
+    ]  # fmt: skip
+
+
+def sizing_document(sizings: Sequence[Sizing]) -> dict[str, Any]:
+    """The same as JSON, with every trial. At the top is what all points ask for; null where they differ."""
+    objective = _common(sizing.wanted.objective for sizing in sizings)
+    return {
+        "objective": None if objective is None else _objective(objective),
+        "price_per_gpu_hour": _common(sizing.wanted.price_per_gpu_hour for sizing in sizings),
+        "rows": [
+            {
+                "variant": sizing.variant, "policy": sizing.policy, "point": dict(sizing.point),
+                "objective": _objective(sizing.wanted.objective), "max_instances": sizing.wanted.largest,
+                "price_per_gpu_hour": sizing.wanted.price_per_gpu_hour,
+                "instances": sizing.found.smallest,
+                "gpus": sizing.best.num_gpus if sizing.found.smallest is not None else None,
+                "cost_per_day": (
+                    cost_per_day(sizing.best, sizing.wanted.price_per_gpu_hour) if sizing.found.smallest else None
+                ),
+                "is_monotone": not sizing.found.exceptions,
+                "trials": [
+                    {
+                        "instances": trial.num_instances, "holds": trial.holds, "ttft_p99_s": trial.ttft_p99_s,
+                        "tpot_p99_s": trial.tpot_p99_s, "completed": trial.completed, "submitted": trial.submitted,
+                        "faults_left_out": trial.num_faults_left_out,
+                    }
+                    for _, trial in sorted(sizing.trials.items())
+                ],
+            }
+            for sizing in sizings
+        ],
+    }  # fmt: skip
+
+
+def _objective(objective: Objective) -> dict[str, float | None]:
+    return {"ttft_p99_s": objective.ttft_p99_s, "tpot_p99_s": objective.tpot_p99_s}
