@@ -245,3 +245,9 @@ def test_the_run_s_own_objective_is_taken(tmp_path, capsys) -> None:
         (explained,) = json.loads(out.read_text())["runs"]
         dropped = next(i for i in explained["incidents"] if i["kind"] == "drop")
         assert (explained["slo_ttft_s"], dropped["num_over_slo"]) == (objective, num_over)
+
+
+def test_a_card_of_a_run_without_its_requests_counts_none(capsys) -> None:
+    (incident,) = incidents_of(run(log=LOG[1:], detail=False), 1.0)
+    text = card(incident, capsys)
+    assert "not in the file one by one" in text and "arrived" not in text and "at one time" not in text

@@ -147,12 +147,10 @@ def print_incident(
         ]
     else:
         lines += [f"[b]Trigger[/b]  {_inline(trigger.inputs)}", f"[b]Done[/b]     {escape(_inline(trigger.outcome))}"]
-    if incident.most_waiting is not None:
-        lines.append(f"[b]Waiting[/b]  up to {incident.most_waiting:,} at one time for their first token")
-    lines.append(
-        f"[b]Requests[/b] {incident.num_arrivals} arrived: TTFT P50 {format_value(incident.p50_ttft_s, 's')}, "
-        f"P99 {format_value(incident.p99_ttft_s, 's')}; {incident.num_over_slo} over {format_value(slo_ttft_s, 's')}"
-    )
+    if incident.most_waiting is None:
+        lines.append("[b]Requests[/b] not in the file one by one")
+    else:
+        lines += _request_lines(incident, incident.most_waiting, slo_ttft_s)
     for other in incident.counterfactuals:
         lines.append(
             f"[b]Compare[/b]  {other.policy}: TTFT P50 {format_value(other.p50_ttft_s, 's')}, P99 "
@@ -165,6 +163,14 @@ def print_incident(
 
 
 _TITLES = {"drop": "layers dropped", "no drop": "no drop", "wait": "late requests"}
+
+
+def _request_lines(incident: Incident, most_waiting: int, slo_ttft_s: float) -> list[str]:
+    return [
+        f"[b]Waiting[/b]  up to {most_waiting:,} at one time for their first token",
+        f"[b]Requests[/b] {incident.num_arrivals} arrived: TTFT P50 {format_value(incident.p50_ttft_s, 's')}, "
+        f"P99 {format_value(incident.p99_ttft_s, 's')}; {incident.num_over_slo} over {format_value(slo_ttft_s, 's')}",
+    ]
 
 
 def _drop_lines(incident: Incident) -> list[str]:
