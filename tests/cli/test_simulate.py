@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "simulate"))
 from specs import spec
 
 from jettison.cli.main import main
-from jettison.report.decisions import incidents_of
+from jettison.report.incidents import incidents_of
 from jettison.report.results import read_results
 
 
@@ -93,6 +93,33 @@ def test_plan_finds_a_cluster_and_writes_its_page(
     assert main(["plan", str(spec_file), *flags]) == 0
     asked = "smallest cluster with P99 TTFT 0.5 s"
     assert asked in capsys.readouterr().out and asked in (tmp_path / "plan.html").read_text()
+
+
+def test_explain_has_cards_for_baselines_and_for_calm_runs_the_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calm = spec()["workload"] | {"arrivals": {"process": "poisson", "rate_per_s": 5.0, "duration_s": 1.0}}
+    explained = tmp_path / "explained.json"
+    for workload, has_cards in ((spec()["workload"], True), (calm, False)):
+        results = tmp_path / f"runs-{has_cards}.json"
+        raw = spec(workload=workload, variants=["recompute"], slo={"ttft_s": 0.1})
+        assert main(["simulate", str(written(tmp_path, raw)), "--json", str(results), "--processes", "1"]) == 0
+        capsys.readouterr()
+        flags = ["--counterfactual", "swap,drop", "--processes", "1", "--json", str(explained)]
+        assert main(["explain", str(results), *flags]) == 0
+        text = capsys.readouterr().out
+        (document,) = json.loads(explained.read_text())["runs"]
+        assert document["slo_ttft_s"] == 0.1 and bool(document["incidents"]) is has_cards
+        compared = document["incidents"] if has_cards else [document["whole_run"]]
+        for comparison in compared:
+            assert set(comparison["saved"]) == {"swap (simulated)", "drop (simulated)"}
+        assert ("late requests" in text) is has_cards and ("no overload" in text) is not has_cards
+        assert "swap (simulated)" in text
+
+
+def test_plan_finds_a_cluster(spec_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(spec_file), "--slo-ttft-p99", "0.5", "--max-instances", "4", "--processes", "1"]) == 0
+    assert "smallest cluster with P99 TTFT 0.5 s" in capsys.readouterr().out
 
 
 def changed(**changes: Any) -> dict[str, Any]:

@@ -156,6 +156,11 @@ def test_others_do_not_merge_for_a_group_that_they_do_not_relieve(monkeypatch: p
     copy = cluster.shape.parameter_bytes
     assert decided.fields["overloaded_groups"] == [hot.group_id] and decided.fields["freed_bytes"] == copy
     assert planned.plans[0][1].freed_bytes == 2 * copy, "the paper's plan makes two pairs"
+    pair = next(g for g in cluster.core.groups.values() if len(g.stages) == 2)
+    (merge,) = decided.fields["merges"]  # type: ignore[attr-defined]
+    assert hot.group_id in merge["groups"] and merge["stages"] == [
+        {"worker": s.worker_id, "layers": [s.layers.lo, s.layers.hi]} for s in pair.stages
+    ]
     assert sizes(cluster) == [1, 1, 2] and planned.asked_ns == []
     cluster.run()
     cluster.expect_outputs()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import json
 import random
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from jettison.policy.merge import (
     DropPlan,
+    GroupMerge,
     MergeCandidate,
     StagePlan,
     plan_drop,
@@ -243,3 +245,10 @@ def test_ranges_partition_the_layers_inside_what_members_hold_and_are_balanced(d
                 sources[0].group_id, tuple(s.worker_id for s in stages), tuple(s.layers for s in stages), 0.0, 0
             )
         )
+
+
+def test_a_plan_tells_its_merges_as_plain_data() -> None:
+    merge = GroupMerge((3, 1), (StagePlan(7, LayerRange(0, 5)), StagePlan(4, LayerRange(5, 12))))
+    told = DropPlan((merge,), 900, 800).merges_as_fields()
+    assert told == [{"groups": [3, 1], "stages": [{"worker": 7, "layers": [0, 5]}, {"worker": 4, "layers": [5, 12]}]}]
+    assert json.loads(json.dumps(told)) == told

@@ -1,46 +1,30 @@
-"""Decisions with their outcomes, and incidents, from stored runs."""
+"""Decisions with their outcomes, and cards of incidents, from stored runs."""
 
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from logged_runs import LOG, declined, run
+
 from jettison.cli.main import main
-from jettison.report.decisions import decisions_of, incidents_of
-from jettison.report.explain import explain_document, format_field, print_decisions, print_incident
-from jettison.report.results import RequestRecord, build_run, write_results
-
-ASSESSED = {"reason": "memory", "load": 1.2, "memory_wait_s": 3.0, "compute_wait_s": 0.5}
-
-LOG = [
-    {"t": 1.0, "kind": "drop_declined", "group": 0, **ASSESSED, "reason": "compute binds"},
-    {"t": 5.0, "kind": "drop_decided", "group": 0, "required_bytes": 900, "freed_bytes": 1000, "sufficient": True,
-     "overloaded_groups": [0], "pulled_shards": 0, "throughput_cost": None, **ASSESSED},
-    {"t": 5.01, "kind": "drop", "workers": [0, 1], "group": 2, "bytes_to_kv": 1 << 20, "remap_ms": 2.0,
-     "decision_to_serving_ms": 10.0, "stalled": 3, "waiting": 4, "map_calls": 9, "capacity_blocks": 50, "stages": []},
-    {"t": 5.02, "kind": "queue_served", "workers": [0, 1], "queued": 4, "decision_to_first_queued_step_ms": 20.0,
-     "step_in_flight_ms": 8.0, "steps_between": 1},
-    {"t": 5.5, "kind": "exchange_done", "group": 2, "bytes": 77, "requests": {}, "ms": 500.0, "capacity_blocks": 50},
-    {"t": 9.0, "kind": "restore_begin", "group": 2, "workers": [0, 1], "pulled_shards": 1},
-    {"t": 9.2, "kind": "restore_turned", "group": 2, "reason": "memory"},
-    {"t": 11.0, "kind": "restore_begin", "group": 2, "workers": [0, 1], "pulled_shards": 1},
-    {"t": 12.0, "kind": "restore_done", "workers": [0, 1], "pulled_bytes": 5, "returned_bytes": 6, "ms": 1000.0},
-]
-
-
-def run(name="drop", log=LOG, late=()):
-    """One request a second, first tokens after 0.1 s; those in ``late`` after 4 s."""
-    records = []
-    for index in range(20):
-        ttft = 4.0 if index in late else 0.1
-        records.append(RequestRecord(
-            index, float(index), 10, 2, "completed", index, index + ttft, index + ttft + 1, 2, [1.0]
-        ))
-    found = build_run(name, records)
-    found.events["log"] = log
-    return found
+from jettison.report.decisions import decisions_of
+from jettison.report.explain import (
+    explain_document,
+    format_field,
+    format_plan,
+    print_decisions,
+    print_incident,
+    print_whole_run,
+)
+from jettison.report.incidents import incidents_of, whole_run
+from jettison.report.results import write_results
 
 
 def of_kind(decisions, kind):
@@ -87,33 +71,6 @@ def test_other_decisions() -> None:
     assert decisions[1].at_s == 3.75 and decisions[2].outcome == {"need_over_after_s": 2.0}
 
 
-def test_an_incident_lasts_from_the_drop_to_the_last_restore() -> None:
-    dropped, other = run(late={4}), run("recompute", [], late={4, 5, 6, 7})
-    (incident,) = incidents_of(dropped, 1.0, {"recompute": other})
-    assert (incident.begin_s, incident.end_s, incident.is_over) == (5.0, 12.0, True)
-    assert incident.bytes_freed == 1 << 20 and incident.workers == (0, 1)
-    # Scheduled from 4 s on (the oldest that waited at the trigger) until 12 s.
-    assert incident.num_arrivals == 8 and incident.num_over_slo == 1
-    assert incident.num_saved("recompute") == 3 and incident.num_saved("swap") is None
-
-
-def test_an_incident_that_never_ended_says_so() -> None:
-    (incident,) = incidents_of(run(log=LOG[:5]), 1.0)
-    assert not incident.is_over and incident.end_s == run().duration_s
-
-
-def test_a_second_drop_belongs_to_the_incident_until_all_layers_are_back() -> None:
-    second = [
-        {**LOG[1], "t": 7.0}, {**LOG[2], "t": 7.01, "workers": [2, 3]},
-        {"t": 12.0, "kind": "restore_done", "workers": [0, 1], "ms": 1.0},
-        {"t": 15.0, "kind": "restore_done", "workers": [2, 3], "ms": 1.0},
-        {**LOG[1], "t": 17.0}, {**LOG[2], "t": 17.01},
-    ]
-    first, later = incidents_of(run(log=[*LOG[1:5], *second]), 1.0)
-    assert len(first.drops) == 2 and first.end_s == 15.0 and first.bytes_freed == 2 << 20
-    assert later.begin_s == 17.0 and not later.is_over
-
-
 @pytest.mark.parametrize(("name", "value", "shown"), [
     ("memory_wait_s", 3.0, "memory wait 3 s"), ("remap_ms", 2.0, "remap 2 ms"), ("ms", 2.0, "2 ms"),
     ("freed_bytes", 3 << 20, "freed bytes 3 MiB"), ("bytes_to_kv", 1 << 20, "bytes to kv 1 MiB"),
@@ -126,16 +83,19 @@ def test_fields_are_read_by_their_units(name, value, shown) -> None:
 
 def test_all_of_it_is_printed_and_written() -> None:
     dropped = run(late={4})
-    incidents = incidents_of(dropped, 1.0, {"recompute": run("recompute", [], late={4, 5})})
+    incidents = incidents_of(dropped, 1.0, {"recompute": run("recompute", [], late={4, 5})})[1:]
     console = Console(width=150)
     with console.capture() as printed:
         print_decisions(decisions_of(dropped), console)
-        print_incident(incidents[0], 1, 1.0, console)
+        print_incident(incidents[0], 2, 1.0, console)
     text = printed.get()
-    for expected in ("no drop", "compute binds", "1 MiB of parameters", "recompute", "so 1 saved", "P99"):
+    plan = "groups 0, 1: worker 1 layers 0 to 2, worker 0 layers 3 to 5"
+    for expected in ("no drop", "compute binds", "1 MiB of parameters", "recompute", "so 1 saved", "P99", plan):
         assert expected in text
-    document = json.loads(json.dumps(explain_document(dropped, incidents)))
+    document = json.loads(json.dumps(explain_document(dropped, incidents, 1.0)))
     assert document["incidents"][0]["saved"] == {"recompute": 1} and len(document["decisions"]) == 4
+    assert document["slo_ttft_s"] == 1.0 and document["whole_run"] is None
+    assert document["incidents"][0]["drops"][0]["plan"] == LOG[1]["merges"]
 
 
 @pytest.mark.parametrize(("waits", "because"), [
@@ -151,7 +111,7 @@ def test_a_drop_that_compute_forbade_says_which_comparison_did(waits, because) -
 
 
 def test_what_dropping_cost_is_not_called_saved(capsys) -> None:
-    dropped, other = run(late={4, 5, 6}), run("recompute", [], late={4})
+    dropped, other = run(log=LOG[1:], late={4, 5, 6}), run("recompute", [], late={4})
     (worse,) = incidents_of(dropped, 1.0, {"recompute": other})
     (untold,) = incidents_of(dropped, 1.0, {"recompute": other}, untold={"recompute"})
     print_incident(worse, 1, 1.0, Console(width=150))
@@ -168,7 +128,7 @@ def test_the_command(tmp_path, capsys) -> None:
     assert main(["explain", str(path), "--json", str(out), "--kind", "drop"]) == 0
     assert "incident 1" in capsys.readouterr().out
     (explained,) = json.loads(out.read_text())["runs"]
-    assert explained["run"] == "drop" and list(explained["incidents"][0]["saved"].values()) == [1]
+    assert explained["run"] == "drop" and list(explained["incidents"][1]["saved"].values()) == [1]
 
 
 def test_a_calm_run_is_no_mistake(tmp_path, capsys) -> None:
@@ -188,6 +148,7 @@ def test_the_command_names_what_is_missing(tmp_path, capsys) -> None:
         ([], "no run with an event log"), (["--run", "plain"], "run 'plain' has no event log"),
         (["--run", "other"], "no run named 'other' (runs: plain)"),
         (["--profile", "p.json"], "--profile goes with --counterfactual"),
+        (["--processes", "1"], "--processes goes with --counterfactual"),
     ):
         assert main(["explain", str(path), "--json", str(tmp_path / "out.json"), *arguments]) == 2
         assert message in capsys.readouterr().err
@@ -213,3 +174,80 @@ def test_a_migration_without_a_known_home_is_counted() -> None:
     with console.capture() as printed:
         print_decisions(decisions_of(run(log=log)), console)
     assert "migrate, 2 times" in printed.get() and "requests 2" in printed.get()
+
+
+def card(incident, capsys) -> str:
+    print_incident(incident, 1, 1.0, Console(width=200))
+    return capsys.readouterr().out
+
+
+def test_the_card_of_a_drop_that_was_declined(capsys) -> None:
+    log = [declined(3.5), {**declined(8.5, "compute binds", 1), "memory_wait_s": 0.6}, declined(9.0, group=2)]
+    (incident,) = incidents_of(run(log=log, late={2, 3, 8}), 1.0, {"swap": run("swap", [], late={2, 3, 8, 9})})
+    text = card(incident, capsys)
+    for expected in (
+        "no drop", "3.50 s to 12.00 s, 8.5 s long", "Trigger  load 1.2", "memory wait 3 s", "up to 3 at one time",
+        "a pipeline could not keep up (groups 0, 2); compute binds: the memory wait is under 2 times the compute wait",
+        "(group 1)", "3 over 1 s", "swap: TTFT", "4 over, so 1 saved",
+    ):
+        assert expected in text
+    assert "Freed" not in text and "Plan" not in text and "workers" not in text
+
+
+def test_the_card_of_a_failed_drop_names_what_failed(capsys) -> None:
+    log = [LOG[1], {"t": 5.1, "kind": "drop_failed", "reason": "no [memory] left", "workers": [0, 1]}]
+    (incident,) = incidents_of(run(log=log, late={4}), 1.0)
+    assert "no drop: a drop failed: no [memory] left (group 0)" in card(incident, capsys)
+
+
+def test_the_card_of_requests_that_waited(capsys) -> None:
+    series = {"queue": [(0.0, 0), (4.5, 3)], "kv_usage": [(0.0, 0.99)]}
+    waited = run("swap", [], {4, 5}, series=series, config={"policy": "swap"}, events={"preemptions": 1234})
+    (incident,) = incidents_of(waited, 1.0, {"drop (simulated)": run()})
+    text = card(incident, capsys)
+    for expected in (
+        "late requests", "4.00 s to 9.00 s, 5 s long", "late requests 2; most in queue 3; highest kv usage 0.99",
+        "policy swap; decisions none; preemptions in the whole run 1,234", "2 over 1 s",
+        "drop (simulated): TTFT P50 100 ms", "0 over: here 2 more over",
+    ):
+        assert expected in text
+    assert "Foreseen" not in text
+
+
+def test_plans_of_further_drops_have_their_time_and_old_logs_have_none(capsys) -> None:
+    log = [*LOG[1:5], {**LOG[1], "t": 7.0}, {**LOG[2], "t": 7.01, "workers": [2, 3]}]
+    (incident,) = incidents_of(run(log=log), 1.0)
+    plan = format_plan(LOG[1]["merges"])
+    text = card(incident, capsys)
+    assert f"Plan     {plan}" in text and "and 1 more drops" in text and f"at 7.00 s {plan}" in text
+    old = [{key: value for key, value in event.items() if key != "merges"} for event in log]
+    (incident,) = incidents_of(run(log=old), 1.0)
+    assert "Plan" not in card(incident, capsys) and incident.trigger.plan == ()
+
+
+def test_the_whole_run_is_a_table(capsys) -> None:
+    others = {"swap [x]": run("swap", [], {3}), "own": run()}
+    whole = whole_run(run("calm", []), 1.0, others, untold={"own"})
+    print_whole_run(whole, 1.0, Console(width=150), "far off")
+    text = capsys.readouterr().out
+    for expected in ("no overload", "this run", "0 of 20", "swap [x]", "1, so 1 saved", "own", "over 1 s", "far off"):
+        assert expected in text
+    document = json.loads(json.dumps(explain_document(run("calm", []), [], 1.0, whole=whole)))
+    assert document["whole_run"]["saved"] == {"swap [x]": 1, "own": None}
+
+
+def test_the_run_s_own_objective_is_taken(tmp_path, capsys) -> None:
+    path, out = tmp_path / "runs.json", tmp_path / "explained.json"
+    write_results(path, [run(late={4}, slo_ttft_s=5.0)])
+    for flags, objective, num_over in (([], 5.0, 0), (["--slo-ttft", "0.05"], 0.05, 8)):
+        assert main(["explain", str(path), "--json", str(out), *flags]) == 0
+        assert f"{num_over} over {'5 s' if objective == 5.0 else '50 ms'}" in capsys.readouterr().out
+        (explained,) = json.loads(out.read_text())["runs"]
+        dropped = next(i for i in explained["incidents"] if i["kind"] == "drop")
+        assert (explained["slo_ttft_s"], dropped["num_over_slo"]) == (objective, num_over)
+
+
+def test_a_card_of_a_run_without_its_requests_counts_none(capsys) -> None:
+    (incident,) = incidents_of(run(log=LOG[1:], detail=False), 1.0)
+    text = card(incident, capsys)
+    assert "not in the file one by one" in text and "arrived" not in text and "at one time" not in text

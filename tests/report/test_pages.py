@@ -122,6 +122,19 @@ def test_tables_of_others_stand_above_the_figures() -> None:
     assert Page(text).tags.count("section") == Page(render_html([RunResult("empty")])).tags.count("section") + 2
 
 
+def test_a_plan_among_the_events_is_readable() -> None:
+    run = make_run("drop", 0.2)
+    run.requests_detail, run.series = None, {}  # pictures are another test's
+    merges = [{"groups": [0, 1], "stages": [{"worker": 1, "layers": [0, 3]}, {"worker": 0, "layers": [3, 6]}]}]
+    run.events["log"] = [
+        {"t": 1.0, "kind": "drop_decided", "load": 1.5, "merges": merges, "freed_bytes": 7},
+        {"t": 2.0, "kind": "drop_decided", "load": 1.25},
+    ]
+    text = Page(render_html([run])).text
+    assert "freed_bytes 7, load 1.5, plan: groups 0, 1: worker 1 layers 0 to 2, worker 0 layers 3 to 5" in text
+    assert "load 1.25" in text and text.count("plan: ") == 1
+
+
 def test_a_run_with_nothing_still_makes_a_page(tmp_path: Path) -> None:
     write_html(tmp_path / "deep" / "page.html", [RunResult("empty")])
     text = (tmp_path / "deep" / "page.html").read_text()

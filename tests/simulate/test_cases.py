@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from specs import deployment, spec
 
 from jettison.cost.deployment import deployment_to_document
 from jettison.cost.profile_document import Fingerprint, StoredProfile
-from jettison.errors import BudgetError, ConfigError, TraceError
+from jettison.errors import BudgetError, ConfigError, JettisonError, TraceError
 from jettison.live.profile_file import save_profile
 from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import Case, cases_of, run_case
@@ -69,6 +71,22 @@ def test_a_failure_in_another_process_says_which_case() -> None:
     bad = Case("broken", {**other.raw, "workload": {"trace": "nowhere.csv"}}, variant="drop")
     with pytest.raises(TraceError, match=r"^broken: workload\.trace: there is no file nowhere\.csv"):
         run_cases([good, bad], num_processes=2)
+
+
+class Fatal:
+    """Ends the process that takes it from a queue, as the system does when memory is out."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (137,)
+
+
+def test_a_process_that_is_killed_is_one_line_that_names_the_case() -> None:
+    good, other = cases_of(spec(), "file")
+    fatal = replace(other, name="fatal", raw={**other.raw, "cluster": Fatal()})
+    with pytest.raises(JettisonError, match=r"while it simulated .*'fatal'.*, `--processes 1`$") as raised:
+        run_cases([good, fatal, *[good] * 3], num_processes=2)
+    assert type(raised.value) is JettisonError and "\n" not in str(raised.value)
+    assert str(raised.value).count("'") <= 4, "at most as many as there were processes"
 
 
 def test_progress_of_every_case_is_told() -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jettison.cli.main import main
-from jettison.errors import ConfigError
+from jettison.errors import ConfigError, JettisonError
 from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 from jettison.simulate.machines import cluster_setup
 from jettison.simulate.reproduce import figures
+from jettison.simulate.reproduce.command import told_of_effort
 from jettison.simulate.reproduce.jobs import Changes, Variant, changed, job_text
 from jettison.simulate.reproduce.load import search
 from jettison.simulate.reproduce.measures import bubble_share, compared, throughput, ttft, values
@@ -99,9 +102,10 @@ def test_a_small_experiment_from_the_spec_to_the_page(tmp_path: Path) -> None:
         assert (bubble_share(run) or 0.0) < 0.01  # lone instances have none
     picture = time_lines({name: found[0] for name, found in results.runs.items()}, "tiny")
     outcome = Outcome([row], {"time-line": picture}, {"tiny": [("cluster", "tiny")]}, ["A remark."])
-    write_page(tmp_path / "page.md", {"kunserve-fig13": outcome}, 60.0)
+    write_page(tmp_path / "page.md", {"kunserve-fig13": outcome}, told_of_effort(runs, 60.0))
     text = (tmp_path / "page.md").read_text()
     assert "A remark." in text and "page/kunserve-fig13-time-line.png" in text
+    assert text.endswith("\n8 simulations took 60 s here.\n")
     assert (tmp_path / "page" / "kunserve-fig13-time-line.png").stat().st_size < 150_000
 
 
@@ -170,6 +174,26 @@ def test_kept_runs_are_taken_again(tmp_path: Path) -> None:
     before = run_spec(spec, first, [Variant("recompute", "recompute")])
     second = Runs(folder=tmp_path)
     after = run_spec(spec, second, [Variant("recompute", "recompute")])
-    assert (first.num_done, second.num_done) == (2, 0)
+    assert (first.num_done, first.num_kept, second.num_done, second.num_kept) == (2, 0, 0, 2)
+    assert told_of_effort(first, 600.0) == "2 simulations took 10 minutes here."
+    run_spec(spec, second, [Variant("recompute", "recompute"), Variant("drop", "drop")])
+    assert told_of_effort(second, 600.0) == "2 of 3 runs were kept from before."
     assert after.factors == pytest.approx(before.factors)
     assert after.one("recompute").ttft_s.p99 == pytest.approx(before.one("recompute").ttft_s.p99)
+
+
+class Fatal(str):
+    """A job that ends the process which takes it from a queue, as the system does when memory is out."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os._exit, (137,)
+
+
+def test_a_process_that_is_killed_is_one_line_that_names_the_job() -> None:
+    spec = {"name": "tiny", "variants": [{"name": "drop"}], "seeds": [4]}
+    jobs = [Fatal(json.dumps({"spec": spec, "factor": factor})) for factor in (1.0, None)]
+    with pytest.raises(JettisonError, match=r"while it simulated 'tiny: drop, seed 4'.*, `--processes 1`$") as raised:
+        Runs(processes=2).all(jobs)
+    assert "\n" not in str(raised.value)

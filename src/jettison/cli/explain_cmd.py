@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -22,8 +22,12 @@ def explain(
         str | None, typer.Option("--run", metavar="NAME", help="Which run of the file (default: those with a log).")
     ] = None,
     slo_ttft_s: Annotated[
-        float, typer.Option("--slo-ttft", min=0.0, metavar="SECONDS", help="Objective for the first token.")
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            "--slo-ttft", min=0.0, metavar="SECONDS",
+            help="Objective for the first token (default: the run's own, or 1).",
+        ),
+    ] = None,
     kinds: Annotated[
         list[str] | None,
         typer.Option("--kind", metavar="KIND", help="Only such decisions; may be given more than once."),
@@ -42,6 +46,10 @@ def explain(
             help="With --counterfactual: what `jettison profile --out` wrote, where the run's server had no profile.",
         ),
     ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="With --counterfactual: runs at one time (default: as many as cores)."),
+    ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write all of it as JSON.")
     ] = None,
@@ -49,19 +57,17 @@ def explain(
     """Show each decision with its inputs, its prediction and its outcome, and a card for each overload.
 
     Runs of the same file that met the same arrivals at the same point of a sweep say
-    what would have happened without the drop; --counterfactual simulates it, which
+    what would have happened there; --counterfactual simulates other policies, which
     needs a cost profile of the machine (`jettison profile`).
     """
-    from jettison.report.decisions import decisions_of, incidents_of
-    from jettison.report.explain import explain_document, print_decisions, print_incident
     from jettison.report.output import check_writable, write_whole
     from jettison.report.results import read_results
-    from jettison.report.terminal import spinner
-    from jettison.simulate.counterfactual import counterfactual_runs, parse_policies, told_if_far, untold_of
+    from jettison.simulate.counterfactual import parse_policies
 
     policies = parse_policies(counterfactual) if counterfactual is not None else ()
-    if profile is not None and not policies:
-        raise UserError("--profile goes with --counterfactual")
+    for flag, value in (("--profile", profile), ("--processes", processes)):
+        if value is not None and not policies:
+            raise UserError(f"{flag} goes with --counterfactual")
     if json_out is not None:
         check_writable(json_out)
     runs = read_results(run_file)
@@ -69,25 +75,53 @@ def explain(
     console = Console()
     documents = []
     for run in chosen:
-        others = _others(run, runs)
         simulated: dict[str, RunResult] = {}
         if policies:
-            _warn_of_profile(run, profile)
-            with spinner(f"simulating what {run.name} met", console):
-                simulated = counterfactual_runs(run, policies, profile=profile, run_file=run_file)
-        warning = told_if_far(run, simulated)
-        decisions = [d for d in decisions_of(run) if not kinds or d.kind in kinds]
-        incidents = incidents_of(run, slo_ttft_s, others | simulated, untold=untold_of(run, simulated, warning))
-        console.rule(run.name, align="left")
-        for number, incident in enumerate(incidents, 1):
-            print_incident(incident, number, slo_ttft_s, console, warning)
-        if decisions:
-            print_decisions(decisions, console, folds=not kinds)
-        else:
-            console.print("nothing was decided" if not kinds else "no such decision")
-        documents.append(explain_document(run, incidents, warning))
+            simulated = _simulated(run, policies, profile, run_file, processes, console)
+        documents.append(_explain(run, _others(run, runs), simulated, slo_ttft_s, kinds or (), console))
     if json_out is not None:
         write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
+
+
+def _simulated(
+    run: RunResult, policies: Sequence[str], profile: Path | None, run_file: Path, processes: int | None,
+    console: Console,
+) -> dict[str, RunResult]:
+    from jettison.report.terminal import spinner
+    from jettison.simulate.counterfactual import counterfactual_runs
+
+    _warn_of_profile(run, profile)
+    with spinner(f"simulating what {run.name} met", console):
+        return counterfactual_runs(run, policies, profile=profile, run_file=run_file, num_processes=processes)
+
+
+def _explain(
+    run: RunResult, others: dict[str, RunResult], simulated: dict[str, RunResult], asked_slo_s: float | None,
+    kinds: Sequence[str], console: Console,
+) -> dict[str, Any]:
+    """Print what is to be told of one run; the same as a document. Whatever was simulated is shown: on the cards, or
+    where there are none, for the whole run."""
+    from jettison.report.decisions import decisions_of
+    from jettison.report.explain import explain_document, print_decisions, print_incident, print_whole_run
+    from jettison.report.incidents import incidents_of, slo_ttft_of, whole_run
+    from jettison.simulate.counterfactual import told_if_far, untold_of
+
+    slo_ttft_s = slo_ttft_of(run, asked_slo_s)
+    warning = told_if_far(run, simulated)
+    untold = untold_of(run, simulated, warning)
+    incidents = incidents_of(run, slo_ttft_s, others | simulated, untold=untold)
+    console.rule(run.name, align="left")
+    for number, incident in enumerate(incidents, 1):
+        print_incident(incident, number, slo_ttft_s, console, warning)
+    whole = None
+    if simulated and not incidents:
+        whole = whole_run(run, slo_ttft_s, others | simulated, untold=untold)
+        print_whole_run(whole, slo_ttft_s, console, warning)
+    if decisions := [d for d in decisions_of(run) if not kinds or d.kind in kinds]:
+        print_decisions(decisions, console, folds=not kinds)
+    else:
+        console.print("nothing was decided" if not kinds else "no such decision")
+    return explain_document(run, incidents, slo_ttft_s, warning, whole)
 
 
 def _others(run: RunResult, runs: Sequence[RunResult]) -> dict[str, RunResult]:

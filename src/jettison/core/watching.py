@@ -143,6 +143,7 @@ class Watching:
                 "overloaded_groups": [g.group_id for g in overloaded],
                 "pulled_shards": sum(len(m.pulls) for m in plan.merges),
                 "throughput_cost": self._throughput_cost(plan),
+                "merges": plan.merges_as_fields(),
             } | assessment.as_fields()
             actions.append(Record("drop_decided", now_ns, decision))
         elif choice.declined is not None:

@@ -85,6 +85,16 @@ class DropPlan:
         """Whether the requirement is met."""
         return self.freed_bytes >= self.required_bytes
 
+    def merges_as_fields(self) -> list[dict[str, object]]:
+        """For the event log: who merges into which stages, each a worker with the first and the end of its layers."""
+        return [
+            {
+                "groups": list(merge.sources),
+                "stages": [{"worker": s.worker_id, "layers": [s.layers.lo, s.layers.hi]} for s in merge.stages],
+            }
+            for merge in self.merges
+        ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerParams:

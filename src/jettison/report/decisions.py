@@ -6,12 +6,12 @@ is how an outcome finds its decision, whatever else happened meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jettison.policy.overload import COMPUTE_BINDS, OverloadParams
-from jettison.report.results import RunResult, percentile
+from jettison.report.results import RunResult
 
 Event = Mapping[str, Any]
 
@@ -30,13 +30,17 @@ class Decision:
 
     at_s: float
     kind: str
-    """``drop``, ``no drop``, ``restore``, ``yield``, ``rebalance``, ``migrate``, ``scale out`` or ``recover``."""
+    """``drop``, ``no drop``, ``restore``, ``yield``, ``rebalance``, ``migrate``, ``scale out`` or ``recover``; ``wait``
+    where an incident has no decision to begin with."""
     group: int | None
     workers: tuple[int, ...]
     inputs: Mapping[str, Any] = field(default_factory=dict)
     predicted: Mapping[str, Any] = field(default_factory=dict)
     outcome: Mapping[str, Any] = field(default_factory=dict)
     """Empty where the log ends before it."""
+    plan: tuple[Mapping[str, Any], ...] = ()
+    """Of a drop, what it merges: ``groups``, and ``stages`` in pipeline order (``worker``, ``layers``: first and end).
+    Empty in logs of versions that did not tell."""
 
 
 _ASSESSED = ("reason", "load", "merged_compute_load", "separate_compute_load")
@@ -116,6 +120,7 @@ def _drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
         at_s, "drop", event.get("group"), workers,
         _pick(event, (*_ASSESSED, "required_bytes", "overloaded_groups")),
         _pick(event, (*_WAITS, "freed_bytes", "sufficient", "pulled_shards", "throughput_cost")), outcome,
+        tuple(event.get("merges") or ()),
     )
 
 
@@ -189,113 +194,13 @@ _MAKERS = {
 
 def _longest_wait_s(run: RunResult, at_s: float) -> float | None:
     """How much longer the first token of any request took that waited for it at this time; None without details."""
-    ends = [row["scheduled_s"] + row["ttft_s"] for row in _waiting_at(run, at_s)]
+    ends = [row["scheduled_s"] + row["ttft_s"] for row in waiting_at(run, at_s)]
     return max(ends, default=at_s) - at_s if run.requests_detail else None
 
 
-def _waiting_at(run: RunResult, at_s: float) -> list[dict[str, Any]]:
+def waiting_at(run: RunResult, at_s: float) -> list[dict[str, Any]]:
     """Requests that waited for their first token at this time, and got it."""
     return [
         row for row in run.requests_detail or []
         if row["ttft_s"] is not None and row["scheduled_s"] <= at_s <= row["scheduled_s"] + row["ttft_s"]
     ]
-
-
-# --- incidents
-
-
-@dataclass(frozen=True, slots=True)
-class Counterfactual:
-    """The same arrivals under another policy, in the window of an incident."""
-
-    policy: str
-    p50_ttft_s: float | None
-    p99_ttft_s: float | None
-    num_over_slo: int
-    tells_saved: bool = True
-    """Whether its count may be set against this run's: not where a simulation stands for what was measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Incident:
-    """One overload: from the decision to drop to the end of the restore (or of the run)."""
-
-    begin_s: float
-    end_s: float
-    is_over: bool
-    """False where the run ended before its layers were back."""
-    trigger: Decision
-    drops: tuple[Decision, ...]
-    """The trigger, and drops that followed before it was over."""
-    bytes_freed: int
-    workers: tuple[int, ...]
-    num_arrivals: int
-    p50_ttft_s: float | None
-    p99_ttft_s: float | None
-    num_over_slo: int
-    counterfactuals: tuple[Counterfactual, ...] = ()
-
-    def num_saved(self, policy: str) -> int | None:
-        """Requests within the objective here that would have missed it under that policy, net; None if unknown."""
-        return next(
-            (c.num_over_slo - self.num_over_slo for c in self.counterfactuals if c.policy == policy and c.tells_saved),
-            None,
-        )
-
-
-def incidents_of(
-    run: RunResult, slo_ttft_s: float, others: Mapping[str, RunResult] | None = None, *,
-    untold: Collection[str] = (),
-) -> list[Incident]:
-    """The run's overloads. ``others``: runs of the same arrivals, by policy, for what would have happened.
-    ``untold``: those of them that are no measure of what was saved (``simulate.counterfactual.untold_of``).
-
-    A window holds the requests that were scheduled from the oldest that waited at the trigger on until the incident
-    was over.
-    """
-    found: list[Incident] = []
-    drops = [d for d in decisions_of(run) if d.kind == "drop" and d.outcome.get("bytes_to_kv")]
-    restores = [e for e in run.events.get("log") or [] if e["kind"] == "restore_done"]
-    for trigger in drops:
-        if found and trigger.at_s < found[-1].end_s:
-            continue
-        end_s, chain, is_over = _extent(trigger, drops, restores, run.duration_s)
-        begin_s = min((row["scheduled_s"] for row in _waiting_at(run, trigger.at_s)), default=trigger.at_s)
-        p50, p99, late, count = _window(run, begin_s, end_s, slo_ttft_s)
-        theirs = [(policy, _window(other, begin_s, end_s, slo_ttft_s)) for policy, other in (others or {}).items()]
-        found.append(Incident(
-            trigger.at_s, end_s, is_over, trigger, tuple(chain), sum(d.outcome["bytes_to_kv"] for d in chain),
-            tuple(sorted({w for d in chain for w in d.workers})), count, p50, p99, late,
-            tuple(Counterfactual(policy, w[0], w[1], w[2], policy not in untold) for policy, w in theirs),
-        ))
-    return found
-
-
-def _extent(
-    trigger: Decision, drops: Sequence[Decision], restores: Sequence[Event], run_end_s: float
-) -> tuple[float, list[Decision], bool]:
-    """When all layers were back, and the drops until then."""
-    chain, merged = [trigger], set(trigger.workers)
-    later: list[tuple[float, Decision | None, set[int]]] = [
-        *((d.at_s, d, set(d.workers)) for d in drops if d.at_s > trigger.at_s),
-        *((e["t"], None, set(e.get("workers") or [])) for e in restores if e["t"] > trigger.at_s),
-    ]
-    for at_s, drop, workers in sorted(later, key=lambda happening: happening[0]):
-        if drop is not None:
-            chain.append(drop)
-            merged |= workers
-            continue
-        merged -= workers
-        if not merged:
-            return at_s, chain, True
-    return run_end_s, chain, False
-
-
-def _window(
-    run: RunResult, begin_s: float, end_s: float, slo_ttft_s: float
-) -> tuple[float | None, float | None, int, int]:
-    """P50 and P99 TTFT, requests over the objective (unanswered ones too), and requests, of those scheduled inside."""
-    rows = [r for r in run.requests_detail or [] if begin_s <= r["scheduled_s"] < end_s]
-    ttft = [r["ttft_s"] for r in rows if r["ttft_s"] is not None]
-    late = sum(r["ttft_s"] is None or r["ttft_s"] > slo_ttft_s for r in rows)
-    return percentile(ttft, 50), percentile(ttft, 99), late, len(rows)

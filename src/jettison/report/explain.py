@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from jettison.report.decisions import Decision, Incident, decisions_of
+from jettison.report.decisions import Decision, decisions_of
+from jettison.report.incidents import Comparison, Incident
 from jettison.report.results import RunResult
 from jettison.report.summary import format_number, format_value
 from jettison.report.terminal import print_whole
@@ -50,16 +51,24 @@ def _fields(fields: Mapping[str, Any]) -> str:
     return "\n".join(format_field(name, value) for name, value in fields.items()) or "-"
 
 
-def explain_document(run: RunResult, incidents: Sequence[Incident], warning: str | None = None) -> dict[str, Any]:
-    """The same as JSON: ``decisions``, ``incidents`` and ``simulation_warning`` (null where there is none)."""
+def explain_document(
+    run: RunResult, incidents: Sequence[Incident], slo_ttft_s: float, warning: str | None = None,
+    whole: Comparison | None = None,
+) -> dict[str, Any]:
+    """The same as JSON: ``decisions``, ``incidents``, the objective, ``whole_run`` (null where there are incidents or
+    nothing was simulated) and ``simulation_warning`` (null where there is none)."""
     return {
         "run": run.name,
+        "slo_ttft_s": slo_ttft_s,
         "decisions": [asdict(d) for d in decisions_of(run)],
-        "incidents": [
-            asdict(i) | {"saved": {c.policy: i.num_saved(c.policy) for c in i.counterfactuals}} for i in incidents
-        ],
+        "incidents": [_with_saved(incident) for incident in incidents],
+        "whole_run": None if whole is None else _with_saved(whole),
         "simulation_warning": warning,
     }
+
+
+def _with_saved(found: Comparison) -> dict[str, Any]:
+    return asdict(found) | {"saved": {c.policy: found.num_saved(c.policy) for c in found.counterfactuals}}
 
 
 def print_decisions(decisions: Sequence[Decision], console: Console, *, folds: bool = True) -> None:
@@ -124,20 +133,24 @@ def print_incident(
 ) -> None:
     """The card of one overload. ``warning``: what to tell of the simulated figures on it."""
     trigger = incident.trigger
+    long_s = format_value(incident.end_s - incident.begin_s, "s")
     until = f"{incident.end_s:.2f} s" if incident.is_over else f"the end of the run ({incident.end_s:.2f} s)"
-    lines = [
-        f"[b]When[/b]     {incident.begin_s:.2f} s to {until}; workers {', '.join(map(str, incident.workers))}",
-        f"[b]Trigger[/b]  {_inline(trigger.inputs)}",
-        f"[b]Foreseen[/b] {_inline(trigger.predicted)}",
-        f"[b]Done[/b]     {_inline(trigger.outcome)}",
-    ]
-    if len(incident.drops) > 1:
-        lines.append(f"         and {len(incident.drops) - 1} more drops before it was over")
-    lines.append(f"[b]Freed[/b]    {format_number(incident.bytes_freed / 2**20)} MiB of parameters for KV cache")
-    lines.append(
-        f"[b]Requests[/b] {incident.num_arrivals} arrived: TTFT P50 {format_value(incident.p50_ttft_s, 's')}, "
-        f"P99 {format_value(incident.p99_ttft_s, 's')}; {incident.num_over_slo} over {format_value(slo_ttft_s, 's')}"
-    )
+    workers = f"; workers {', '.join(map(str, incident.workers))}" if incident.workers else ""
+    lines = [f"[b]When[/b]     {incident.begin_s:.2f} s to {until}, {long_s} long{workers}"]
+    if incident.kind == "drop":
+        lines += _drop_lines(incident)
+    elif incident.kind == "no drop":
+        told = {name: value for name, value in trigger.inputs.items() if name not in ("reason", "because")}
+        lines += [
+            f"[b]Trigger[/b]  {_inline(told)}", f"[b]Foreseen[/b] {_inline(trigger.predicted)}",
+            f"[b]Done[/b]     no drop: {escape('; '.join(reasons_of(incident.declined)))}",
+        ]
+    else:
+        lines += [f"[b]Trigger[/b]  {_inline(trigger.inputs)}", f"[b]Done[/b]     {escape(_inline(trigger.outcome))}"]
+    if incident.most_waiting is None:
+        lines.append("[b]Requests[/b] not in the file one by one")
+    else:
+        lines += _request_lines(incident, incident.most_waiting, slo_ttft_s)
     for other in incident.counterfactuals:
         lines.append(
             f"[b]Compare[/b]  {other.policy}: TTFT P50 {format_value(other.p50_ttft_s, 's')}, P99 "
@@ -145,12 +158,86 @@ def print_incident(
         )
     if warning is not None:
         lines.append(f"[b]Warning[/b]  {escape(warning)}")
-    console.print(Panel("\n".join(lines), title=f"incident {number}", title_align="left"))
+    title = f"incident {number}: {_TITLES[incident.kind]}"
+    console.print(Panel("\n".join(lines), title=title, title_align="left"))
 
 
-def _saved(incident: Incident, policy: str) -> str:
+_TITLES = {"drop": "layers dropped", "no drop": "no drop", "wait": "late requests"}
+
+
+def _request_lines(incident: Incident, most_waiting: int, slo_ttft_s: float) -> list[str]:
+    return [
+        f"[b]Waiting[/b]  up to {most_waiting:,} at one time for their first token",
+        f"[b]Requests[/b] {incident.num_arrivals} arrived: TTFT P50 {format_value(incident.p50_ttft_s, 's')}, "
+        f"P99 {format_value(incident.p99_ttft_s, 's')}; {incident.num_over_slo} over {format_value(slo_ttft_s, 's')}",
+    ]
+
+
+def _drop_lines(incident: Incident) -> list[str]:
+    trigger = incident.trigger
+    lines = [f"[b]Trigger[/b]  {_inline(trigger.inputs)}", f"[b]Foreseen[/b] {_inline(trigger.predicted)}"]
+    if trigger.plan:
+        lines.append(f"[b]Plan[/b]     {format_plan(trigger.plan)}")
+    lines.append(f"[b]Done[/b]     {_inline(trigger.outcome)}")
+    if len(incident.drops) > 1:
+        lines.append(f"         and {len(incident.drops) - 1} more drops before it was over")
+    for drop in incident.drops[1:]:
+        if drop.plan:
+            lines.append(f"         at {drop.at_s:.2f} s {format_plan(drop.plan)}")
+    lines.append(f"[b]Freed[/b]    {format_number(incident.bytes_freed / 2**20)} MiB of parameters for KV cache")
+    return lines
+
+
+def format_plan(merges: Sequence[Mapping[str, Any]]) -> str:
+    """Who merges: ``groups 0, 1: worker 1 layers 0 to 2, worker 0 layers 3 to 5``; layers named as they are counted."""
+    return "; ".join(
+        f"groups {_listed(merge['groups'])}: " + ", ".join(
+            f"worker {stage['worker']} layers {stage['layers'][0]} to {stage['layers'][1] - 1}"
+            for stage in merge["stages"]
+        )
+        for merge in merges
+    )
+
+
+def reasons_of(declined: Sequence[Decision]) -> list[str]:
+    """Why there was no drop, each reason once, with the groups that it was given for."""
+    groups: dict[str, set[int]] = {}
+    for decision in declined:
+        if decision.kind == "drop":
+            reason = f"a drop failed: {decision.outcome.get('failed', 'the log ends before it')}"
+        else:
+            said = (decision.inputs.get("reason"), decision.inputs.get("because"))
+            reason = ": ".join(str(part) for part in said if part is not None) or "not in the log"
+        groups.setdefault(reason, set()).update(() if decision.group is None else (decision.group,))
+    return [
+        reason + (f" (group{'s' if len(found) > 1 else ''} {_listed(sorted(found))})" if found else "")
+        for reason, found in groups.items()
+    ]
+
+
+def print_whole_run(
+    whole: Comparison, slo_ttft_s: float, console: Console, warning: str | None = None
+) -> None:
+    """What all requests met, and would have met elsewhere: for a run without an overload."""
+    console.print("no overload; all requests of the run:")
+    table = Table(header_style="bold")
+    for header in ("", "TTFT P50", "TTFT P99", f"over {format_value(slo_ttft_s, 's')}"):
+        table.add_column(header, overflow="fold")
+    rows = [("this run", whole.p50_ttft_s, whole.p99_ttft_s, f"{whole.num_over_slo} of {whole.num_arrivals}")]
+    rows += [
+        (other.policy, other.p50_ttft_s, other.p99_ttft_s, f"{other.num_over_slo}{_saved(whole, other.policy)}")
+        for other in whole.counterfactuals
+    ]
+    for name, p50, p99, over in rows:
+        table.add_row(escape(name), format_value(p50, "s"), format_value(p99, "s"), over)
+    print_whole(table, console)
+    if warning is not None:
+        console.print(f"warning: {escape(warning)}", soft_wrap=True)
+
+
+def _saved(found: Comparison, policy: str) -> str:
     """What the run spared its requests, or cost them, against a policy; empty where that cannot be told."""
-    saved = incident.num_saved(policy)
+    saved = found.num_saved(policy)
     if saved is None:
         return ""
     return f", so {saved} saved" if saved >= 0 else f": here {-saved} more over"

@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from jettison.report import plots
+from jettison.report.explain import format_plan
 from jettison.report.output import write_whole
 from jettison.report.page import PAGE
 from jettison.report.results import METRIC_DEFINITIONS, RunResult
@@ -94,5 +95,8 @@ def _run_view(run: RunResult, index: int) -> dict[str, Any]:
 
 
 def _log_line(event: dict[str, Any]) -> tuple[str, str, str]:
-    others = {key: value for key, value in event.items() if key not in ("t", "kind")}
-    return f"{event['t']:.3f}", str(event["kind"]), ", ".join(f"{key} {value}" for key, value in sorted(others.items()))
+    others = {key: value for key, value in event.items() if key not in ("t", "kind", "merges")}
+    fields = [f"{key} {value}" for key, value in sorted(others.items())]
+    if merges := event.get("merges"):  # of a decision to drop
+        fields.append(f"plan: {format_plan(merges)}")
+    return f"{event['t']:.3f}", str(event["kind"]), ", ".join(fields)

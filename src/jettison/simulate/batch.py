@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from multiprocessing.sharedctypes import SynchronizedArray
 from typing import Any
 
@@ -33,25 +35,46 @@ def usable_cores() -> int:
 def run_cases(
     cases: Sequence[Case], *, num_processes: int | None = None, on_shares: OnShares = lambda shares: None
 ) -> list[RunResult]:
-    """Results in the order of the cases. ``num_processes`` None: as many as there are cores and cases."""
+    """Results in the order of the cases. ``num_processes`` None: as many as there are cores and cases.
+
+    Raises what a case raises, and JettisonError where a process dies.
+    """
     number = min(len(cases), num_processes or usable_cores())
     if number <= 1:
         return _run_here(cases, on_shares)
     context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
     shares = context.Array("d", len(cases), lock=False)
     results: dict[int, RunResult] = {}
+    waiting: dict[Future[RunResult], int] = {}
     with ProcessPoolExecutor(number, context, _remember, (shares,)) as pool:
-        waiting: dict[Future[RunResult], int] = {pool.submit(_run, i, case): i for i, case in enumerate(cases)}
         try:
+            for index, case in enumerate(cases):
+                waiting[pool.submit(_run, index, case)] = index
             while waiting:
                 done, _ = wait(waiting, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 for future in done:
-                    results[waiting.pop(future)] = future.result()
+                    results[waiting[future]] = future.result()
+                    del waiting[future]
                 on_shares(list(shares))
+        except BrokenProcessPool:
+            raise killed({future: cases[index].name for future, index in waiting.items()}, number) from None
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [results[index] for index in range(len(cases))]
+
+
+def killed(left: Mapping[Future[Any], str], num_processes: int) -> JettisonError:
+    """What to tell of a process that died, mostly by the system's hand, and of the work that broke off with it.
+
+    ``left``: names of what nobody has the result of, as it was submitted. Processes take the next of it, so what was
+    under way are the first that have not ended.
+    """
+    broken = (name for f, name in left.items() if not f.done() or isinstance(f.exception(), BrokenProcessPool))
+    names = " or ".join(repr(name) for name in islice(broken, num_processes))
+    return JettisonError(
+        f"a process died, perhaps for lack of memory, while it simulated {names}: try one at a time, `--processes 1`"
+    )
 
 
 def _run_here(cases: Sequence[Case], on_shares: OnShares) -> list[RunResult]:

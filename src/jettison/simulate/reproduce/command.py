@@ -59,8 +59,17 @@ def reproduce(
         if plots is not None:
             save_pictures(plots, found.name, outcomes[found.name])
         if page is not None:
-            write_page(page, outcomes, time.monotonic() - started_s)
-    console.print(f"{runs.num_done} simulations in {time.monotonic() - started_s:.0f} s", style="dim")
+            write_page(page, outcomes, told_of_effort(runs, time.monotonic() - started_s))
+    console.print(told_of_effort(runs, time.monotonic() - started_s), style="dim")
+
+
+def told_of_effort(runs: Runs, took_s: float) -> str:
+    """How many simulations it took and how long; of kept ones nobody knows how long they took, so only how many."""
+    total = runs.num_done + runs.num_kept
+    if runs.num_kept:
+        return f"{runs.num_kept} of {total} runs were kept from before."
+    took = f"{took_s:.0f} s" if took_s < 120.0 else f"{took_s / 60.0:.0f} minutes"
+    return f"{total} simulations took {took} here."
 
 
 def _progress(console: Console, started_s: float) -> Any:

@@ -37,15 +37,16 @@ without one is stated and not judged. Medians of the seeds, with the range where
 """
 
 
-def write_page(path: Path, outcomes: Mapping[str, Outcome], took_s: float) -> None:
-    """The page, and its pictures in a folder beside it. Raises OSError."""
+def write_page(path: Path, outcomes: Mapping[str, Outcome], effort: str) -> None:
+    """The page, and its pictures in a folder beside it. ``effort``: a sentence at its end on what it took. Raises
+    OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = path.with_suffix("")
     folder.mkdir(exist_ok=True)
     parts = [_HEAD, _summary(outcomes)]
     for name, outcome in outcomes.items():
         parts.append(_section(EXPERIMENTS[name], outcome, save_pictures(folder, name, outcome), folder.name))
-    parts.append(f"\nAll of it took {took_s / 60:.0f} minutes here.\n")
+    parts.append(f"\n{effort}\n")
     path.write_text("\n".join(parts), encoding="utf-8")
 
 

@@ -6,9 +6,11 @@ import hashlib
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from jettison.report.results import RunResult, read_results, write_results
+from jettison.simulate.batch import killed
 from jettison.simulate.reproduce.jobs import job_name, run_job
 
 OnDone = Callable[[int, int, str], None]
@@ -25,6 +27,8 @@ class Runs:
 
     def __init__(self, processes: int = 1, on_done: OnDone | None = None, folder: Path | None = None) -> None:
         self.num_done = 0
+        self.num_kept = 0
+        """Jobs that were found in the folder."""
         self._folder = folder
         self._processes = processes
         self._on_done = on_done
@@ -49,14 +53,20 @@ class Runs:
         return [self._found[job] for job in jobs]
 
     def _in_processes(self, jobs: list[str]) -> None:
+        """Raises JettisonError where a process dies."""
         context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
-        with ProcessPoolExecutor(min(self._processes, len(jobs)), context) as pool:
-            under_way: dict[Future[RunResult | float], str] = {pool.submit(run_job, job): job for job in jobs}
-            done = 0
-            while under_way:
-                for future in wait(under_way, return_when=FIRST_COMPLETED).done:
-                    done += 1
-                    self._keep(under_way.pop(future), future.result(), done, len(jobs))
+        number = min(self._processes, len(jobs))
+        under_way: dict[Future[RunResult | float], str] = {}
+        with ProcessPoolExecutor(number, context) as pool:
+            try:
+                for job in jobs:
+                    under_way[pool.submit(run_job, job)] = job
+                while under_way:
+                    for future in wait(under_way, return_when=FIRST_COMPLETED).done:
+                        self._keep(under_way[future], future.result(), len(jobs) - len(under_way) + 1, len(jobs))
+                        del under_way[future]
+            except BrokenProcessPool:
+                raise killed({future: job_name(job) for future, job in under_way.items()}, number) from None
 
     def _file(self, job: str) -> Path | None:
         return None if self._folder is None else self._folder / f"{hashlib.sha256(job.encode()).hexdigest()[:24]}.json"
@@ -65,6 +75,7 @@ class Runs:
         for job in jobs:
             file = self._file(job)
             if job not in self._found and file is not None and file.is_file():
+                self.num_kept += 1
                 kept = read_results(file)[0]
                 self._found[job] = float(kept.config["factor"]) if kept.name == _FACTOR else kept
 
