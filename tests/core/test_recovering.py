@@ -15,6 +15,7 @@ from test_any_schedule import ASKED, CLUSTER, FAULTS, N_EXAMPLES, Asked, Cluster
 from test_restoring import asked_by_shard
 
 from jettison.core import ports
+from jettison.core.group import GroupCore
 from jettison.core.merging import MergePhase
 from jettison.core.recovering import RecoveryPhase
 from jettison.core.restoring import RestorePhase
@@ -35,6 +36,23 @@ def fill(cluster: FakeCluster, num: int, *, prompt: int = 14, output: int = 60, 
 def expect_all_well(cluster: FakeCluster) -> None:
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+def drop_all(cluster: FakeCluster) -> GroupCore:
+    """Let a few steps go by, and order a drop that merges everybody: the group they are then."""
+    cluster.run(until_ms=40)
+    cluster.order("drop")
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    (group,) = cluster.core.groups.values()
+    return group
+
+
+def expect_a_return(cluster: FakeCluster, worker_id: int) -> None:
+    """A worker dies and comes back soon, and nobody has lost anything by it."""
+    cluster.kill(worker_id)
+    cluster.restart_at(worker_id, cluster.now / MS + 100)
+    cluster.run()
+    expect_all_well(cluster)
 
 
 def kinds(cluster: FakeCluster) -> list[str]:
@@ -332,27 +350,18 @@ def test_a_step_that_lost_its_input_ends_no_request() -> None:
     """Survivors notice a dead link before the controller hears of the death."""
     cluster = FakeCluster(num_workers=2, full_blocks=60, auto_restore=False)
     fill(cluster, 6)
-    cluster.run(until_ms=40)
-    cluster.order("drop")
-    cluster.run(stop=lambda: not cluster.core.in_transition)
-    (group,) = cluster.core.groups.values()
+    group = drop_all(cluster)
     cluster.run(stop=lambda: bool(group.in_flight))
     cluster.core.handle(ports.StepFailed(next(iter(group.in_flight)), "gone", group.worker_ids[0]), cluster.now)
     assert group.paused and not cluster.ends
-    cluster.kill(group.worker_ids[0])
-    cluster.restart_at(group.worker_ids[0], cluster.now / MS + 100)
-    cluster.run()
-    expect_all_well(cluster)
+    expect_a_return(cluster, group.worker_ids[0])
 
 
 def test_a_chunk_after_one_that_never_came_counts_for_nothing() -> None:
     """The link is there again for the second chunk of a prompt: it runs on KV that the first one did not write."""
     cluster = FakeCluster(num_workers=2, full_blocks=60, auto_restore=False)
     fill(cluster, 2)
-    cluster.run(until_ms=40)
-    cluster.order("drop")
-    cluster.run(stop=lambda: not cluster.core.in_transition)
-    (group,) = cluster.core.groups.values()
+    group = drop_all(cluster)
     cluster.submit("long", tokens(random.Random(1), 60), 10, cluster.now / MS + 1)
 
     def chunks() -> list[int]:
@@ -364,10 +373,7 @@ def test_a_chunk_after_one_that_never_came_counts_for_nothing() -> None:
     cluster.run(stop=lambda: second not in group.in_flight)
     state = cluster.core.state.requests["long"]
     assert state.num_output == state.num_computed == state.num_pending == 0
-    cluster.kill(group.worker_ids[0])
-    cluster.restart_at(group.worker_ids[0], cluster.now / MS + 100)
-    cluster.run()
-    expect_all_well(cluster)
+    expect_a_return(cluster, group.worker_ids[0])
 
 
 # --- memory
