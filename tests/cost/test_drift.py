@@ -22,6 +22,7 @@ def test_what_was_before_the_run_does_not_count_and_gaps_go_on() -> None:
 
 def test_nothing_seen_is_no_drift() -> None:
     assert speed_line([], 0.01, 0.0) == ()
+    assert speed_line([(1.0, 0.01)], 0.0, 0.0) == (), "nobody has measured what a probe takes"
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 100.0), st.floats(1e-5, 10.0)), max_size=40), st.floats(1e-4, 1.0))

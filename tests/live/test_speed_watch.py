@@ -10,7 +10,8 @@ from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
 from jettison.errors import WorkerLostError
 from jettison.live.core_speeds import measure_core_speeds
-from jettison.live.speed_watch import SpeedWatch
+from jettison.live.speed_watch import SpeedWatch, cores_taken
+from jettison.live.step_process import Sample
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +21,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     return EngineConfig.resolve(
         model=str(folder), memory="64MiB", num_threads=1, dtype="float32", max_num_batched_tokens=64, max_num_seqs=32
     )
+
+
+def test_what_probing_takes_itself() -> None:
+    assert cores_taken([]) == cores_taken([Sample(5.0, 0.1)]) == 0.0
+    assert cores_taken([Sample(5.0, 0.1), Sample(6.0, 0.1), Sample(7.0, 0.2)]) == pytest.approx(0.2)
 
 
 @pytest.mark.live

@@ -22,7 +22,10 @@ SpeedLine = tuple[tuple[float, float], ...]
 def speed_line(probes: Sequence[tuple[float, float]], reference_s: float, begin_s: float) -> SpeedLine:
     """``probes``: when (any clock) and what they took; ``reference_s``: what they took when the constants were
     measured; ``begin_s``: the run's beginning on that clock. What was before it does not count; bins without probes
-    go on as the one before them, and what is before the first is as fast as that."""
+    go on as the one before them, and what is before the first is as fast as that. Without a reference (0) nothing is
+    known of the machine: an empty line."""
+    if reference_s <= 0.0:
+        return ()
     bins: dict[int, list[float]] = {}
     for at_s, took_s in probes:
         if at_s >= begin_s:

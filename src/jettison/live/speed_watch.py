@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jettison.config import EngineConfig
 from jettison.live.step_process import Sample, StepProcess
 
@@ -31,3 +33,10 @@ class SpeedWatch:
 
     def __exit__(self, *_: object) -> None:
         self._process.close()
+
+
+def cores_taken(probes: Sequence[Sample]) -> float:
+    """What of a core the probing itself has kept busy, on average; 0 of fewer than two probes."""
+    if len(probes) < 2:
+        return 0.0
+    return sum(probe.took_s for probe in probes) / (probes[-1].at_s - probes[0].at_s)

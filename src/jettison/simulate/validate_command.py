@@ -30,7 +30,7 @@ from jettison.live.profile_file import (
     save_costs,
     save_profile,
 )
-from jettison.live.speed_watch import SpeedWatch
+from jettison.live.speed_watch import SpeedWatch, cores_taken
 from jettison.report.output import check_writable, write_whole
 from jettison.report.summary import format_value
 from jettison.report.terminal import phase, print_whole, spinner
@@ -110,8 +110,7 @@ def run_pairs(
                     )
                     probes = watch.end()
             # The probing process is not over when a run is: it counts as somebody else's there.
-            probing = sum(probe.took_s for probe in probes) / max(1e-9, probes[-1].at_s - probes[0].at_s)
-            live.client["foreign_cores"] = max(0.0, live.client["foreign_cores"] - probing)
+            live.client["foreign_cores"] = max(0.0, live.client["foreign_cores"] - cores_taken(probes))
             drift = speed_line(probes, machine.costs.probe_s, live.client.pop("began_monotonic_s"))
             live.client["machine_speed"] = drift
             with phase(f"{number} of {len(cases)}: {case.name}, simulated", console):
