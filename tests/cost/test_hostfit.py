@@ -7,7 +7,7 @@ import random
 import pytest
 
 from jettison.cost.hostcosts import HostCosts
-from jettison.cost.hostfit import Phase, Scrapes, fit_host_costs
+from jettison.cost.hostfit import Phase, Scrapes, crowded_speed, crowded_speeds, fit_host_costs
 
 TRUE = HostCosts(
     num_cores=2, core_speeds=(1.0, 0.8), threads_per_worker=1, step_factor=1.1, worker_step_s=100e-6, worker_row_s=5e-6,
@@ -77,3 +77,12 @@ def test_costs_that_are_none(bad: dict[str, object]) -> None:
 
 def test_by_default_nobody_shares() -> None:
     assert not HostCosts().is_shared and TRUE.is_shared
+
+
+def test_speeds_while_all_serve() -> None:
+    assert crowded_speed(5.0, 4.5, 1) == pytest.approx(0.9)
+    assert crowded_speed(10.0, 4.5, 2) == pytest.approx(0.9), "two threads of each worker are busy"
+    assert crowded_speed(0.0, 1.0, 1) == 1.5 and crowded_speed(1.0, 0.0, 1) == 0.3
+    assert crowded_speeds([1.0], 0.5) == (1.0,), "one core is never crowded by another"
+    assert crowded_speeds([1.0, 1.0], 0.9) == pytest.approx((1.0, 0.9))
+    assert crowded_speeds([1.0, 0.9, 0.8], 0.4) == pytest.approx((1.0, 0.9 * 0.5**0.5, 0.4))

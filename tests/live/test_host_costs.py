@@ -12,7 +12,9 @@ import pytest
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import ChunkShape, CostModel, StepShape
 from jettison.live.core_speeds import interpolated
-from jettison.live.host_costs import PROMPT, _factors, _gaps, _Load, _of, _phase, _read_steps, _Window
+from jettison.live.host_costs import PROMPT, _factors, _gaps, _phase
+from jettison.live.host_watch import Load, Window, probes_of, read_steps, steps_of
+from jettison.live.step_process import Sample
 from jettison.workload.traces import TraceRow
 
 COST = CostModel(2, 1e-9, 1e-8, 1e-6, 1e-5, 1e-4, 0.0, 0.0, 1e-5, 1e-6)
@@ -48,23 +50,28 @@ def line(tmp_path: Path) -> Path:
     return path
 
 
-def window() -> _Window:
-    load = _Load("decode 2", (TraceRow(0.0, PROMPT, 4),) * 2)
-    return _Window(load, 5_000_000, 5_000_000_000, 0.02, 0.03, 0.004)
+def window() -> Window:
+    load = Load("decode 2", (TraceRow(0.0, PROMPT, 4),) * 2)
+    return Window(load, 5_000_000, 5_000_000_000, 0.02, 0.03, 0.004)
 
 
 def test_a_phase_is_counted_from_the_time_line(line: Path) -> None:
-    steps = _read_steps(line)
+    steps = read_steps(line)
     phase = _phase(window(), steps)
     assert (phase.num_steps, phase.num_rows, phase.num_tokens, phase.num_requests) == (4, 8, 8, 2)
     assert phase.num_prompt_tokens == 2 * PROMPT and phase.controller_s == 0.02
-    assert _of(_Window(window().load, 0, 5_500_000, 0, 0, 0), steps) == []  # it had not begun
+    assert steps_of(Window(window().load, 0, 5_500_000, 0, 0, 0), steps) == []  # it had not begun
 
 
 def test_gaps_are_those_between_decodes_of_the_whole_batch(line: Path) -> None:
-    gaps = _gaps([window()], _read_steps(line))
+    gaps = _gaps([window()], read_steps(line))
     assert gaps == {2: pytest.approx([4e-4, 4e-4], abs=2e-6)}
 
 
 def test_steps_while_serving_over_their_prediction(line: Path) -> None:
-    assert _factors([window()], _read_steps(line), PROFILE) == {"decode 2": pytest.approx(1.2, rel=0.01)}
+    assert _factors([window()], read_steps(line), PROFILE) == {"decode 2": pytest.approx(1.2, rel=0.01)}
+
+
+def test_probes_that_were_begun_in_a_window_count() -> None:
+    samples = [Sample(0.004, 1.0), Sample(0.005, 2.0), Sample(4.999, 3.0), Sample(5.0, 4.0)]
+    assert probes_of([window()], samples) == [2.0, 3.0]

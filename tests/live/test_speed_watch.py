@@ -43,7 +43,6 @@ def test_probes_are_timed_on_the_clock_of_the_run_and_in_processor_time(config: 
 
 
 @pytest.mark.live
-def test_speeds_are_measured_beside_a_watch(config: EngineConfig) -> None:
-    cores = measure_core_speeds(config, 2, rounds=1, window_s=0.05)
-    assert len(cores.speeds) == 2 and cores.speeds[0] == 1.0
-    assert all(speed > 0 for speed in cores.speeds) and cores.probe_factor > 0
+def test_speeds_of_cores_side_by_side(config: EngineConfig) -> None:
+    speeds = measure_core_speeds(config, 2, rounds=1, window_s=0.05)
+    assert len(speeds) == 2 and speeds[0] == 1.0 and speeds[1] > 0

@@ -49,7 +49,6 @@ class Scrapes:
 def fit_host_costs(
     phases: Sequence[Phase], idle: Phase, scrapes: Scrapes, gaps_s: Mapping[int, Sequence[float]], *,
     tick_interval_s: float, core_speeds: Sequence[float], threads_per_worker: int, step_factor: float,
-    probe_s: float = 0.0,
 ) -> HostCosts:
     """Least squares over the phases. ``gaps_s``: by the number of requests in a step, the times between the end of a
     decode step and the beginning of the next, with nothing else to do.
@@ -90,8 +89,21 @@ def fit_host_costs(
         client_token_s=client_token_s,
         client_scrape_s=scrapes.client_s / scrapes.number,
         hop_s=max(0.0, (gap_s - worker_step_s - step_s) / 2),
-        probe_s=probe_s,
     )
+
+
+def crowded_speed(workers_s: float, predicted_s: float, threads_per_worker: int) -> float:
+    """Of a core while all serve, over that of one alone: what steps should have taken over what they took of all
+    workers' processor time. Between 0.3 and 1.5: beyond, it is no measurement."""
+    return min(1.5, max(0.3, threads_per_worker * predicted_s / max(workers_s, 1e-9)))
+
+
+def crowded_speeds(speeds: Sequence[float], speed: float) -> tuple[float, ...]:
+    """``speeds`` of 1, 2, ... busy cores, bent so that the last is ``speed`` and the first is what it was."""
+    last = len(speeds) - 1
+    if last < 1:
+        return tuple(speeds)
+    return tuple(own * (speed / speeds[last]) ** (index / last) for index, own in enumerate(speeds))
 
 
 def _fit(counts: Sequence[Sequence[int]], seconds: Sequence[float]) -> list[float]:

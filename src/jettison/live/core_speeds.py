@@ -5,30 +5,15 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from jettison.config import EngineConfig
-from jettison.live.step_process import Sample, StepProcess
-
-WATCH_INTERVAL_S = 0.08
-"""Between probes while this is measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class CoreSpeeds:
-    """What was measured."""
-
-    speeds: list[float]
-    """Entry i: the speed of a core while i + 1 are busy, over that while one is."""
-    probe_factor: float
-    """What a probe takes beside as many busy processes as there is room for, over what it takes beside one."""
+from jettison.live.step_process import StepProcess
 
 
 def measure_core_speeds(
     config: EngineConfig, num_cores: int, *, rounds: int = 9, window_s: float = 0.5
-) -> CoreSpeeds:
-    """Raises WorkerLostError.
+) -> list[float]:
+    """Entry i: the speed of a core while i + 1 are busy, over that while one is. Raises WorkerLostError.
 
     A process has the threads that a worker of ``config`` has; speeds between multiples of those are interpolated.
     Many short rounds go through all numbers of processes in turn: a machine that drifts moves all of them, and what
@@ -38,36 +23,23 @@ def measure_core_speeds(
     most = max(1, num_cores // threads)
     processes: list[StepProcess] = []
     try:
-        processes += (StepProcess(config) for _ in range(most + 1))
+        processes += (StepProcess(config) for _ in range(most))
         for process in processes:
             process.wait_ready()
-        watch, *runners = processes
         times: dict[int, list[dict[str, float]]] = {number: [] for number in range(1, most + 1)}
-        windows: dict[int, list[tuple[int, int]]] = {number: [] for number in times}
-        watch.watch(WATCH_INTERVAL_S)
         for index in range(rounds + 1):
             for number in times:
                 begin_ns = time.monotonic_ns() + 50_000_000
-                window = begin_ns, begin_ns + round(window_s * 1e9)
-                for runner in runners[:number]:
-                    runner.run(*window)
-                answers = [runner.answer() for runner in runners[:number]]
+                for process in processes[:number]:
+                    process.run(begin_ns, begin_ns + round(window_s * 1e9))
+                answers = [process.answer() for process in processes[:number]]
                 if index:  # the first round warms up
                     times[number] += answers
-                    windows[number].append(window)
-        samples = watch.end_watch()
     finally:
         for process in processes:
             process.close()
     measured = [(number * threads, _speed(times[1], answers)) for number, answers in times.items()]
-    factor = _within(samples, windows[most]) / _within(samples, windows[1])
-    return CoreSpeeds(interpolated(measured, num_cores), factor)
-
-
-def _within(samples: Sequence[Sample], windows: Sequence[tuple[int, int]]) -> float:
-    """Median of the probes in these windows of time; of all where none is, 1 where there are none at all."""
-    inside = [s.took_s for s in samples if any(begin <= s.at_s * 1e9 <= end for begin, end in windows)]
-    return statistics.median(inside or [sample.took_s for sample in samples] or [1.0])
+    return interpolated(measured, num_cores)
 
 
 def _speed(alone: list[dict[str, float]], together: list[dict[str, float]]) -> float:

@@ -1,0 +1,137 @@
+"""A server watched from outside while it serves a load made for it: processor times, and steps from its time line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jettison.config import EngineConfig
+from jettison.errors import JettisonError
+from jettison.live.step_process import Sample
+from jettison.workload.client import ReplayOptions, replay_sync
+from jettison.workload.prompts import PromptMaker
+from jettison.workload.rows import Workload, as_columns
+from jettison.workload.traces import TraceRow
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One phase's requests."""
+
+    name: str
+    rows: tuple[TraceRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was read around a phase."""
+
+    load: Load
+    begin_ns: int
+    end_ns: int
+    server_s: float
+    worker_s: float
+    client_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the time line."""
+
+    begin_ns: int
+    end_ns: int
+    num_requests: int
+    num_tokens: int
+    num_prompt_tokens: int
+
+
+def usable_cores() -> int:
+    """Of this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def replay(url: str, load: Load, config: EngineConfig) -> None:
+    """Send a load and wait for its end. Raises JettisonError where a request fails."""
+    workload = Workload(as_columns(load.rows), load.name, "calibration")
+    options = ReplayOptions(
+        name=load.name, model=config.model.served_model_name, observe=False, prompts=PromptMaker(seed=1), detail=False
+    )
+    run = replay_sync(url, workload, options)
+    if run.requests.completed < run.requests.submitted:
+        raise JettisonError(f"{run.requests.submitted - run.requests.completed} requests of load {load.name} failed")
+
+
+def watched(server: int, workers: Sequence[int], load: Load, act: Callable[[], None]) -> Window:
+    """What a server and its workers, by process id, and this process take while ``act`` serves the load."""
+    server_s, worker_s, client_s = processor_s(server), _sum_s(workers), time.process_time()
+    begin_ns = time.monotonic_ns()
+    act()
+    time.sleep(0.05)  # what is still to be done of the last answer
+    end_ns = time.monotonic_ns()
+    return Window(
+        load, begin_ns, end_ns, processor_s(server) - server_s, _sum_s(workers) - worker_s,
+        time.process_time() - client_s,
+    )
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of all threads of a process, exactly where the kernel tells, else in its ticks."""
+    total_ns = 0
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total_ns += int((task / "schedstat").read_text().split()[0])
+        return total_ns / 1e9
+    except (OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _sum_s(pids: Iterable[int]) -> float:
+    return sum(processor_s(pid) for pid in pids)
+
+
+def workers_of(server: int) -> list[int]:
+    """Process ids of a server's workers. Raises JettisonError."""
+    workers = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                command = (folder / "cmdline").read_bytes()
+            except (OSError, ValueError, IndexError):
+                continue
+            if parent == server and b"worker_main" in command:
+                workers.append(int(folder.name))
+    if not workers:
+        raise JettisonError("the server has no worker")
+    return workers
+
+
+def read_steps(path: Path) -> list[Step]:
+    """Of all workers, from a server's time line."""
+    document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    first_ns = document["otherData"]["first_ns"]
+    steps = [
+        Step(
+            first_ns + round(event["ts"] * 1e3), first_ns + round((event["ts"] + event["dur"]) * 1e3),
+            event["args"]["requests"], event["args"]["tokens"], event["args"]["prompt_tokens"],
+        )
+        for event in document["traceEvents"] if event.get("cat") == "step"
+    ]  # fmt: skip
+    return sorted(steps, key=lambda step: step.begin_ns)
+
+
+def steps_of(window: Window, steps: Sequence[Step]) -> list[Step]:
+    """Those that began in it."""
+    return [step for step in steps if window.begin_ns <= step.begin_ns < window.end_ns]
+
+
+def probes_of(windows: Sequence[Window], probes: Sequence[Sample]) -> list[float]:
+    """What the probes took that were begun in one of the windows."""
+    return [p.took_s for p in probes if any(w.begin_ns <= p.at_s * 1e9 < w.end_ns for w in windows)]
