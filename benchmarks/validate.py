@@ -2,6 +2,7 @@
 
     python benchmarks/validate.py --calibrate            # profile and host costs anew, then all specs: most of an hour
     python benchmarks/validate.py --only chat waves-4    # some of them
+    python benchmarks/validate.py --again                # the simulated side again, of the live runs that are there
     python benchmarks/validate.py --page                 # the page again, from what is there
 
 The calibration has loads of its own; no spec of this folder was used to fit or to choose a constant.
@@ -17,7 +18,14 @@ from typing import Any
 from rich.console import Console
 
 from jettison.config.files import read_yaml_mapping
-from jettison.simulate.validate_command import validate_command
+from jettison.simulate.spec import parse_spec
+from jettison.simulate.validate_command import (
+    ensure_calibrated,
+    print_comparison,
+    simulate_again,
+    validate_command,
+    validation_document,
+)
 
 FOLDER = Path(__file__).parent / "validation"
 
@@ -28,6 +36,7 @@ def main() -> None:
     parser.add_argument("--calibrate", action="store_true", help="measure profile and host costs first")
     parser.add_argument("--seeds", type=int, help="seeds 0 to N - 1 in place of the specs' own")
     parser.add_argument("--out", type=Path, default=FOLDER / "results", help="folder of the results")
+    parser.add_argument("--again", action="store_true", help="keep the live runs, simulate them anew")
     parser.add_argument("--page", action="store_true", help="write the page only")
     options = parser.parse_args()
     specs = sorted(path for path in FOLDER.glob("*.yaml") if not options.only or path.stem in options.only)
@@ -38,14 +47,26 @@ def main() -> None:
             raw = read_yaml_mapping(path, "the spec")
             if options.seeds:
                 raw["seeds"] = options.seeds
-            validate_command(
-                raw, path.stem, path.parent, json_out=options.out / f"{path.stem}.json", calibrates=calibrates,
-                console=Console(),
-            )
+            out = options.out / f"{path.stem}.json"
+            if options.again:
+                again(raw, path, out, calibrates=calibrates)
+            else:
+                validate_command(
+                    raw, path.stem, path.parent, json_out=out, calibrates=calibrates, console=Console()
+                )
             calibrates = False  # the specs share a model and a number of threads
     page = options.out.parent / "README.md"
     page.write_text(render(options.out), encoding="utf-8")
     print(f"wrote {page}")
+
+
+def again(raw: dict[str, Any], path: Path, out: Path, *, calibrates: bool) -> None:
+    """The live runs of a result file beside new simulations, with constants measured anew if asked."""
+    console = Console()
+    ensure_calibrated(parse_spec(raw, path.stem), path.parent, console, again=calibrates)
+    pairs = simulate_again(raw, path.stem, path.parent, json.loads(out.read_text(encoding="utf-8")))
+    print_comparison(pairs, console)
+    out.write_text(json.dumps(validation_document(pairs), indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def render(folder: Path) -> str:

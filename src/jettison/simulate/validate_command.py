@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jettison.cost.drift import speed_line
+from jettison.cost.drift import SpeedLine, speed_line
 from jettison.device.kernels import load_kernels
 from jettison.errors import ConfigError
 from jettison.live.assembly import assemble
@@ -32,6 +32,7 @@ from jettison.live.profile_file import (
 )
 from jettison.live.speed_watch import SpeedWatch, cores_taken
 from jettison.report.output import check_writable, write_whole
+from jettison.report.results import RequestCounts, RunResult, Summary
 from jettison.report.summary import format_value
 from jettison.report.terminal import phase, print_whole, spinner
 from jettison.simulate.cases import Case, cases_of, run_case
@@ -115,8 +116,40 @@ def run_pairs(
             live.client["machine_speed"] = drift
             with phase(f"{number} of {len(cases)}: {case.name}, simulated", console):
                 simulated = run_case(case, drift=drift)
-            pairs.append(Pair(spec.name, case.name.replace(f" seed={case.seed}", ""), case.seed, live, simulated))
+            label = case.name.replace(f" seed={case.seed}", "")
+            pairs.append(Pair(spec.name, label, case.seed, live, simulated, case.factor))
     return pairs
+
+
+def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: Mapping[str, Any]) -> list[Pair]:
+    """The simulated side anew, of live runs that a document keeps, with the constants that are there now: the same
+    requests, and cores as fast as the probes said. Raises ConfigError as ``validate_command`` does, KeyError where the
+    document is of other cases."""
+    kept = {run["scenario"]: run for run in document["runs"]}
+    before_s = document["host_costs"]["probe_s"]
+    specs = {str(sorted(point.values.items())): parse_spec(point.raw, name) for point in expand_sweep(raw)}
+    pairs = []
+    for case in cases_of(raw, name, base_dir):
+        spec = specs[str(sorted(case.point.items()))]
+        variant = case.name.replace(f" seed={case.seed}", "")
+        run = kept[f"{spec.name}, {variant}, seed {case.seed}"]
+        now_s = resolve_machine(spec.cluster, spec.settings, base_dir).costs.probe_s
+        drift = tuple((at_s, speed * now_s / before_s) for at_s, speed in run["machine_speed"])
+        simulated = run_case(replace(case, factor=run["factor"]), drift=drift)
+        pairs.append(Pair(spec.name, variant, case.seed, _kept_run(run, drift, case), simulated, run["factor"]))
+    return pairs
+
+
+def _kept_run(run: Mapping[str, Any], drift: SpeedLine, case: Case) -> RunResult:
+    """What a document keeps of a live run, and what it is compared with."""
+    live = run["live"]
+    client = {"foreign_cores": run["foreign_cores"], "machine_speed": drift}
+    return RunResult(
+        run["scenario"], duration_s=live["duration_s"], requests=RequestCounts(**live["requests"]),
+        ttft_s=Summary(**live["ttft_s"]), tpot_s=Summary(**live["tpot_s"]), e2e_s=Summary(**live["e2e_s"]),
+        output_tokens_per_s=live["output_tokens_per_s"], events=live["events"], client=client,
+        config={"fairness": live["fairness"], "deployment": case.raw["cluster"]["description"]},
+    )  # fmt: skip
 
 
 # --- calibration
@@ -188,7 +221,8 @@ def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
         "profile": deployment.get("profile"),
         "runs": [
             {
-                "scenario": pair.scenario, "foreign_cores": pair.live.client.get("foreign_cores"),
+                "scenario": pair.scenario, "factor": pair.factor,
+                "foreign_cores": pair.live.client.get("foreign_cores"),
                 "machine_speed": [list(point) for point in pair.live.client.get("machine_speed", ())],
                 **{
                     side: {

@@ -47,6 +47,8 @@ class Pair:
     seed: int
     live: RunResult
     simulated: RunResult
+    factor: float = 1.0
+    """Of the workload: what a mean load came to."""
 
     @property
     def scenario(self) -> str:
