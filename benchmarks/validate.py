@@ -18,9 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from jettison.config.files import read_yaml_mapping
-from jettison.simulate.spec import parse_spec
 from jettison.simulate.validate_command import (
-    ensure_calibrated,
     print_comparison,
     simulate_again,
     validate_command,
@@ -49,7 +47,7 @@ def main() -> None:
                 raw["seeds"] = options.seeds
             out = options.out / f"{path.stem}.json"
             if options.again:
-                again(raw, path, out, calibrates=calibrates)
+                again(raw, path, out)
             else:
                 validate_command(
                     raw, path.stem, path.parent, json_out=out, calibrates=calibrates, console=Console()
@@ -60,10 +58,9 @@ def main() -> None:
     print(f"wrote {page}")
 
 
-def again(raw: dict[str, Any], path: Path, out: Path, *, calibrates: bool) -> None:
-    """The live runs of a result file beside new simulations, with constants measured anew if asked."""
+def again(raw: dict[str, Any], path: Path, out: Path) -> None:
+    """The live runs of a result file beside new simulations: after a change of the simulator."""
     console = Console()
-    ensure_calibrated(parse_spec(raw, path.stem), path.parent, console, again=calibrates)
     pairs = simulate_again(raw, path.stem, path.parent, json.loads(out.read_text(encoding="utf-8")))
     print_comparison(pairs, console)
     out.write_text(json.dumps(validation_document(pairs), indent=1, sort_keys=True) + "\n", encoding="utf-8")

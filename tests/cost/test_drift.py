@@ -30,3 +30,7 @@ def test_lines_are_sorted_and_within_what_can_be_measured(probes: list[tuple[flo
     line = speed_line(probes, reference, 10.0)
     assert [at for at, _ in line] == sorted({at for at, _ in line})
     assert all(SLOWEST <= speed <= FASTEST for _, speed in line) and (not line or line[0][0] == 0.0)
+
+
+def test_probes_are_scaled_by_how_fast_cores_were_when_their_reference_was_taken() -> None:
+    assert speed_line([(1.0, 0.01)], 0.02, 0.0, speed=0.9) == ((0.0, pytest.approx(1.8)),)

@@ -13,8 +13,7 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import ChunkShape, CostModel, StepShape
 from jettison.live.core_speeds import interpolated
 from jettison.live.host_costs import PROMPT, _factors, _gaps, _phase
-from jettison.live.host_watch import Load, Window, probes_of, read_steps, steps_of
-from jettison.live.step_process import Sample
+from jettison.live.host_watch import Load, Window, read_steps, steps_of
 from jettison.workload.traces import TraceRow
 
 COST = CostModel(2, 1e-9, 1e-8, 1e-6, 1e-5, 1e-4, 0.0, 0.0, 1e-5, 1e-6)
@@ -70,8 +69,3 @@ def test_gaps_are_those_between_decodes_of_the_whole_batch(line: Path) -> None:
 
 def test_steps_while_serving_over_their_prediction(line: Path) -> None:
     assert _factors([window()], read_steps(line), PROFILE) == {"decode 2": pytest.approx(1.2, rel=0.01)}
-
-
-def test_probes_that_were_begun_in_a_window_count() -> None:
-    samples = [Sample(0.004, 1.0), Sample(0.005, 2.0), Sample(4.999, 3.0), Sample(5.0, 4.0)]
-    assert probes_of([window()], samples) == [2.0, 3.0]

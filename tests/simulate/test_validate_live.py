@@ -38,7 +38,7 @@ PROFILE = HardwareProfile(
     CostModel(2, 1e-9, 1e-8, 2e-6, 5e-5, 3e-4, 0.0, 0.0, 5e-5, 2e-6), 1e9, 2e-5, 1e-3, 0.0, 1e9, 1e9
 )
 COSTS = HostCosts(
-    num_cores=2, core_speeds=(1.0, 0.9), controller_step_s=3e-4, controller_request_s=1e-3, hop_s=5e-5, probe_s=1e-3
+    num_cores=2, core_speeds=(1.0, 0.9), controller_step_s=3e-4, controller_request_s=1e-3, hop_s=5e-5
 )
 
 

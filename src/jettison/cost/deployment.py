@@ -123,7 +123,7 @@ def costs_to_plain(costs: HostCosts) -> dict[str, Any]:
 def costs_from_plain(plain: object, where: str) -> HostCosts:
     """Back again. Raises ProfileDocumentError naming the key."""
     if isinstance(plain, Mapping):
-        plain = {"probe_s": 0.0, **plain}  # earlier documents have none
+        plain = {key: value for key, value in plain.items() if key != "probe_s"}  # of earlier documents
     values = checked(plain, field_kinds(HostCosts) | {"core_speeds": list}, where)
     speeds = values["core_speeds"]
     if not all(isinstance(speed, int | float) and not isinstance(speed, bool) for speed in speeds):

@@ -19,11 +19,13 @@ SpeedLine = tuple[tuple[float, float], ...]
 """From when on, in seconds of the run, and how fast a core is over what it was when it was measured. Sorted."""
 
 
-def speed_line(probes: Sequence[tuple[float, float]], reference_s: float, begin_s: float) -> SpeedLine:
-    """``probes``: when (any clock) and what they took; ``reference_s``: what they took when the constants were
-    measured; ``begin_s``: the run's beginning on that clock. What was before it does not count; bins without probes
-    go on as the one before them, and what is before the first is as fast as that. Without a reference (0) nothing is
-    known of the machine: an empty line."""
+def speed_line(
+    probes: Sequence[tuple[float, float]], reference_s: float, begin_s: float, *, speed: float = 1.0
+) -> SpeedLine:
+    """``probes``: when (any clock) and what they took; ``reference_s``: what they take when cores are ``speed`` times
+    as fast as when the constants were measured; ``begin_s``: the run's beginning on that clock. What was before it
+    does not count; bins without probes go on as the one before them, and what is before the first is as fast as that.
+    Without a reference (0) nothing is known of the machine: an empty line."""
     if reference_s <= 0.0:
         return ()
     bins: dict[int, list[float]] = {}
@@ -31,6 +33,9 @@ def speed_line(probes: Sequence[tuple[float, float]], reference_s: float, begin_
         if at_s >= begin_s:
             bins.setdefault(math.floor((at_s - begin_s) / BIN_S), []).append(took_s)
     return tuple(
-        (number * BIN_S if index else 0.0, min(FASTEST, max(SLOWEST, reference_s / statistics.median(bins[number]))))
+        (
+            number * BIN_S if index else 0.0,
+            min(FASTEST, max(SLOWEST, speed * reference_s / statistics.median(bins[number]))),
+        )
         for index, number in enumerate(sorted(bins))
     )

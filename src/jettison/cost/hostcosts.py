@@ -17,7 +17,7 @@ class HostCosts:
     num_cores: int = 0
     """That all processes share; 0: nobody shares."""
     core_speeds: tuple[float, ...] = ()
-    """Entry i: the speed of each of i + 1 busy cores over that of one alone."""
+    """Entry i: the speed of each of i + 1 busy cores, while all serve, over that of one alone."""
     threads_per_worker: int = 1
     step_factor: float = 1.0
     """What a step takes while serving over what it takes among other steps, as profiled: caches are colder."""
@@ -49,9 +49,6 @@ class HostCosts:
     """The same, for each reading of the metrics."""
     hop_s: float = 0.0
     """From one process's sending to another's waking up."""
-    probe_s: float = 0.0
-    """What a probe (``live.step_process``) takes of a core's time while all cores are busy and the machine is as fast
-    as it was when all this was measured; 0: not measured."""
 
     def __post_init__(self) -> None:
         times = [f.name for f in fields(self) if f.name.endswith("_s")]

@@ -26,24 +26,22 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
 from jettison.cost.hostfit import Phase, Scrapes, crowded_speeds, fit_host_costs
 from jettison.cost.model import ChunkShape, StepShape
-from jettison.live.assembly import assemble
 from jettison.live.core_speeds import measure_core_speeds
-from jettison.live.crowding import measure_crowding
 from jettison.live.host_watch import (
     Load,
     Step,
     Window,
-    probes_of,
     processor_s,
     read_steps,
     replay,
+    serving_flags,
     steps_of,
     usable_cores,
     watched,
     workers_of,
 )
 from jettison.live.server_process import ServerProcess
-from jettison.live.speed_watch import SpeedWatch
+from jettison.live.yardstick import Yardstick
 from jettison.workload.traces import TraceRow
 
 Progress = Callable[[float, str], None]
@@ -56,7 +54,7 @@ NUM_SHORT, SHORT_GAP_S = 120, 0.02
 NUM_PROMPTS = 10
 IDLE_S = 4.0
 NUM_SCRAPES = 30
-ROUNDS = 3
+ROUNDS, YARDSTICK_ROUNDS = 3, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +73,20 @@ def measure_host_costs(
     config: EngineConfig, profile: HardwareProfile, *, progress: Progress = lambda share, text: None
 ) -> HostMeasurement:
     """A minute and a half. ``config``: as the cluster is to be served; one instance of it is, alone, then as many as
-    there are cores (``live.crowding``).
+    there are cores (``live.yardstick``).
 
     Raises ModelError, ConfigError, JettisonError (the server does not come up, requests fail).
     """
     num_cores = usable_cores()
     progress(0.0, "cores side by side")
     speeds = measure_core_speeds(config, num_cores)
-    flags = _flags(config)
+    tokens = max(max(BATCHES) * (PROMPT + OUTPUT), 2 * NUM_PROMPTS * _prompt_tokens(config))
+    flags = {**serving_flags(config, tokens), "instances": 1}
     with tempfile.TemporaryDirectory(prefix="jettison-host-") as folder:
         line = Path(folder) / "timeline.json.gz"
-        with (
-            SpeedWatch(config) as watch,
-            ServerProcess(Path(config.model.model), {**flags, "timeline": line}, Path(folder) / "server.log") as server,
-        ):
+        log = Path(folder) / "server.log"
+        with ServerProcess(Path(config.model.model), {**flags, "timeline": line}, log) as server:
             windows, idle, scrapes = _serve_phases(server, config, progress)
-            probes = watch.end()
         steps = read_steps(line)
     phases: dict[str, list[Phase]] = {}
     for window in windows:
@@ -105,27 +101,14 @@ def measure_host_costs(
     )  # fmt: skip
     num_instances = num_cores // config.num_threads
     if num_instances > 1:
-        crowding = measure_crowding(config, flags, num_instances, costs, profile, progress=progress)
-        costs = replace(costs, core_speeds=crowded_speeds(speeds, crowding.speed), probe_s=crowding.probe_s)
-    else:
-        costs = replace(costs, probe_s=statistics.median(probes_of(windows, probes) or [0.0]))
+        with Yardstick(config, num_instances, costs, profile) as yardstick:
+            for index in range(YARDSTICK_ROUNDS):
+                progress(0.96, f"all cores serving, {index + 1} of {YARDSTICK_ROUNDS}")
+                yardstick.lay()
+        speed = statistics.median(reading.speed for reading in yardstick.readings())
+        costs = replace(costs, core_speeds=crowded_speeds(speeds, speed))
     medians = {rows: statistics.median(values) for rows, values in gaps.items() if values}
     return HostMeasurement(costs, phases, factors, medians)
-
-
-def _flags(config: EngineConfig) -> dict[str, object]:
-    """One instance with room for the largest load, told as the cluster's configuration has it."""
-    assembly = assemble(config)
-    tokens = max(max(BATCHES) * (PROMPT + OUTPUT), 2 * NUM_PROMPTS * _prompt_tokens(config))
-    block_size = config.memory.block_size
-    blocks = -(-tokens // block_size) + 2 * max(BATCHES) + 8
-    return {
-        "instances": 1, "num_threads": config.num_threads, "dtype": assembly.worker_specs[0].dtype,
-        "kernels": config.model.kernels, "block_size": block_size, "page_size": config.memory.page_bytes,
-        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
-        "max_num_seqs": config.scheduler.max_num_seqs, "max_num_queued_reqs": "none",
-        "memory": assembly.memory_for_blocks(blocks), "overload": "recompute", "profile": config.profile,
-    }  # fmt: skip
 
 
 def _prompt_tokens(config: EngineConfig) -> int:

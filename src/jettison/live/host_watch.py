@@ -13,11 +13,14 @@ from typing import Any
 
 from jettison.config import EngineConfig
 from jettison.errors import JettisonError
-from jettison.live.step_process import Sample
+from jettison.live.assembly import assemble
 from jettison.workload.client import ReplayOptions, replay_sync
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.rows import Workload, as_columns
 from jettison.workload.traces import TraceRow
+
+SPARE_BLOCKS = 72
+"""Of servers for such loads: the last block of each request is not full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,20 @@ class Step:
 def usable_cores() -> int:
     """Of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def serving_flags(config: EngineConfig, kv_tokens: int) -> dict[str, object]:
+    """Of a server for loads that need so many tokens of KV in each instance, told as the cluster's configuration has
+    it; nothing of overload will come up."""
+    assembly = assemble(config)
+    blocks = -(-kv_tokens // config.memory.block_size) + SPARE_BLOCKS
+    return {
+        "num_threads": config.num_threads, "dtype": assembly.worker_specs[0].dtype,
+        "kernels": config.model.kernels, "block_size": config.memory.block_size, "page_size": config.memory.page_bytes,
+        "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
+        "max_num_seqs": config.scheduler.max_num_seqs, "max_num_queued_reqs": "none",
+        "memory": assembly.memory_for_blocks(blocks), "overload": "recompute", "profile": config.profile,
+    }  # fmt: skip
 
 
 def replay(url: str, load: Load, config: EngineConfig) -> None:
@@ -131,7 +148,3 @@ def steps_of(window: Window, steps: Sequence[Step]) -> list[Step]:
     """Those that began in it."""
     return [step for step in steps if window.begin_ns <= step.begin_ns < window.end_ns]
 
-
-def probes_of(windows: Sequence[Window], probes: Sequence[Sample]) -> list[float]:
-    """What the probes took that were begun in one of the windows."""
-    return [p.took_s for p in probes if any(w.begin_ns <= p.at_s * 1e9 < w.end_ns for w in windows)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jettison.config import EngineConfig
 from jettison.live.step_process import Sample, StepProcess
 
-INTERVAL_S = 0.4
+INTERVAL_S = 0.5
 """Between probes: of some milliseconds each, so that they take one or two hundredths of a core."""
 
 

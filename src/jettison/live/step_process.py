@@ -25,8 +25,10 @@ from jettison.live.profile import make_profile_device, shape_limits
 from jettison.live.step_timer import StepTimer
 
 DECODES, CONTEXT = (1, 16), 128
-"""Batches of decodes that are run, and their cached tokens; and one prompt of the step's budget. The probe is the
-smallest of them."""
+"""Batches of decodes that are run, and their cached tokens; and one prompt of the step's budget."""
+PROBE_DECODES = 8
+"""Requests of a probe: about a step while serving. What is beside the arithmetic feels others on the core more than
+arithmetic does, so that a step of one request would make too much of them."""
 
 
 class Sample(NamedTuple):
@@ -112,7 +114,8 @@ def main() -> None:
         timer = StepTimer(device, limits)
         timer.prepare()
         shapes = _shapes(limits.num_layers, min(limits.max_num_tokens, limits.max_context), limits.max_num_seqs)
-        for shape in shapes.values():
+        probe = _decodes(limits.num_layers, min(PROBE_DECODES, limits.max_num_seqs))
+        for shape in (*shapes.values(), probe):
             timer.time_s(shape)
         _say("ready")
         for line in sys.stdin:
@@ -121,7 +124,7 @@ def main() -> None:
                 _say(_run(timer, shapes, *order["run_ns"]))
             elif "watch_s" in order:
                 _say("watching")  # the end of it must not come with its begin: ``select`` does not see what is buffered
-                _say(_probe(timer, next(iter(shapes.values())), order["watch_s"]))
+                _say(_probe(timer, probe, order["watch_s"]))
             else:
                 _say([])  # the end of a watch that there was not
     finally:
@@ -134,11 +137,12 @@ def _say(message: Any) -> None:
 
 
 def _shapes(num_layers: int, most_tokens: int, most_seqs: int) -> dict[str, StepShape]:
-    decodes = {
-        f"decode {size}": StepShape((ChunkShape(CONTEXT, 1),) * size, num_layers, True, size)
-        for size in DECODES if size <= most_seqs
-    }
+    decodes = {f"decode {size}": _decodes(num_layers, size) for size in DECODES if size <= most_seqs}
     return decodes | {"prefill": StepShape((ChunkShape(0, most_tokens),), num_layers, True, 1)}
+
+
+def _decodes(num_layers: int, size: int) -> StepShape:
+    return StepShape((ChunkShape(CONTEXT, 1),) * size, num_layers, True, size)
 
 
 def _run(timer: StepTimer, shapes: dict[str, StepShape], begin_ns: int, end_ns: int) -> dict[str, float]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from jettison.config import EngineConfig
+from jettison.cost.deployment import costs_to_plain
 from jettison.cost.drift import SpeedLine, speed_line
 from jettison.device.kernels import load_kernels
 from jettison.errors import ConfigError
@@ -31,13 +35,15 @@ from jettison.live.profile_file import (
     save_profile,
 )
 from jettison.live.speed_watch import SpeedWatch, cores_taken
+from jettison.live.step_process import Sample
+from jettison.live.yardstick import Reading, Yardstick
 from jettison.report.output import check_writable, write_whole
 from jettison.report.results import RequestCounts, RunResult, Summary
 from jettison.report.summary import format_value
 from jettison.report.terminal import phase, print_whole, spinner
 from jettison.simulate.cases import Case, cases_of, run_case
 from jettison.simulate.local import local_config
-from jettison.simulate.machines import found_file, resolve_config, resolve_machine
+from jettison.simulate.machines import Machine, found_file, resolve_config, resolve_machine
 from jettison.simulate.spec import ExperimentSpec, LinkChange, RunSpec, Timing, parse_spec
 from jettison.simulate.sweeps import expand_sweep
 from jettison.simulate.validation import Comparison, Pair, compare, compare_means, worst
@@ -86,55 +92,111 @@ def check_both_sides(spec: ExperimentSpec) -> None:
             raise ConfigError(f"{place} acts on simulated runs only: the two sides would be different experiments")
 
 
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A case that was run live."""
+
+    case: Case
+    run: RunResult
+    began_s: float
+    """Of the monotonic clock."""
+
+
 def run_pairs(
     cases: Sequence[Case], raw: Mapping[str, Any], name: str, base_dir: Path, console: Console
 ) -> list[Pair]:
-    """Each case live, then simulated; variants of a seed follow each other, so that the machine's drift meets both."""
+    """The cases live, with a yardstick laid before and after each, then simulated on cores as fast as it said.
+
+    Variants of a seed follow each other, so that the machine's drift meets both.
+    """
     specs = {str(sorted(point.values.items())): parse_spec(point.raw, name) for point in expand_sweep(raw)}
-    pairs = []
-    with tempfile.TemporaryDirectory(prefix="jettison-validate-") as folder:
-        for number, case in enumerate(cases, 1):
-            spec = specs[str(sorted(case.point.items()))]
-            workload = build_workload(spec.workload, case.seed, base_dir, factor=case.factor)
-            with phase(f"{number} of {len(cases)}: {case.name}, live, about {workload.duration_s:.0f} s", console):
-                machine = resolve_machine(spec.cluster, spec.settings, base_dir)
-                variant = next(v for v in spec.variants if v.name == case.variant)
-                config = resolve_config(machine, spec, variant)
-                here = local_config(spec.cluster, spec.settings, base_dir)
-                keys = {**config.flat(), "model": here.model.model}
-                if spec.cluster.profile != AUTO and config.profile == AUTO:
-                    keys["profile"] = str(found_file(spec.cluster.profile, base_dir, "cluster.profile"))
-                with SpeedWatch(here) as watch:
-                    live = run_config(
-                        keys, workload, Path(folder), name=case.name, seed=case.seed,
-                        slo_ttft_s=spec.slo.ttft_s, slo_tpot_s=spec.slo.tpot_s,
-                    )
-                    probes = watch.end()
-            # The probing process is not over when a run is: it counts as somebody else's there.
-            live.client["foreign_cores"] = max(0.0, live.client["foreign_cores"] - cores_taken(probes))
-            drift = speed_line(probes, machine.costs.probe_s, live.client.pop("began_monotonic_s"))
-            live.client["machine_speed"] = drift
-            with phase(f"{number} of {len(cases)}: {case.name}, simulated", console):
-                simulated = run_case(case, drift=drift)
-            label = case.name.replace(f" seed={case.seed}", "")
-            pairs.append(Pair(spec.name, label, case.seed, live, simulated, case.factor))
+    pairs: list[Pair] = []
+    for key, same in groupby(cases, lambda case: str(sorted(case.point.items()))):
+        lived = _serve_all(list(same), specs[key], base_dir, console)
+        with phase("simulating the same", console) as status:
+            for served, drift in lived:
+                status.update(f"simulating {served.case.name}")
+                served.run.client["machine_speed"] = drift
+                simulated = run_case(served.case, drift=drift)
+                label = served.case.name.replace(f" seed={served.case.seed}", "")
+                pairs.append(Pair(specs[key].name, label, served.case.seed, served.run, simulated, served.case.factor))
     return pairs
 
 
+def _serve_all(
+    cases: Sequence[Case], spec: ExperimentSpec, base_dir: Path, console: Console
+) -> list[tuple[_Served, SpeedLine]]:
+    """The cases of one point of the sweep, and how fast the cores were meanwhile."""
+    here = local_config(spec.cluster, spec.settings, base_dir)
+    machine = resolve_machine(spec.cluster, spec.settings, base_dir)
+    served = []
+    with (
+        tempfile.TemporaryDirectory(prefix="jettison-validate-") as folder,
+        SpeedWatch(here) as watch,
+        Yardstick(here, machine.num_instances, machine.costs, machine.profile) as yardstick,
+    ):
+        with phase("laying the yardstick", console):
+            yardstick.lay()
+        for number, case in enumerate(cases, 1):
+            workload = build_workload(spec.workload, case.seed, base_dir, factor=case.factor)
+            about = f"{number} of {len(cases)}: {case.name}, live, about {workload.duration_s:.0f} s"
+            with phase(about, console) as status:
+                live = run_config(
+                    _keys(case, spec, machine, here, base_dir), workload, Path(folder), name=case.name,
+                    seed=case.seed, slo_ttft_s=spec.slo.ttft_s, slo_tpot_s=spec.slo.tpot_s,
+                )  # fmt: skip
+                served.append(_Served(case, live, live.client.pop("began_monotonic_s")))
+                status.update("laying the yardstick")
+                yardstick.lay()
+        probes = watch.end()
+    speed = machine.costs.core_speeds[-1] if machine.costs.core_speeds else 1.0
+    readings = yardstick.readings()
+    return [
+        (one, _drift(one, probes, (before, after), speed))
+        for one, (before, after) in zip(served, pairwise(readings), strict=True)
+    ]
+
+
+def _keys(case: Case, spec: ExperimentSpec, machine: Machine, here: EngineConfig, base_dir: Path) -> dict[str, object]:
+    """What the live server of a case is told."""
+    variant = next(v for v in spec.variants if v.name == case.variant)
+    config = resolve_config(machine, spec, variant)
+    keys: dict[str, object] = {**config.flat(), "model": here.model.model}
+    if spec.cluster.profile != AUTO and config.profile == AUTO:
+        keys["profile"] = str(found_file(spec.cluster.profile, base_dir, "cluster.profile"))
+    return keys
+
+
+def _drift(served: _Served, probes: Sequence[Sample], around: tuple[Reading, Reading], busy_speed: float) -> SpeedLine:
+    """How fast the cores were during a run, over what the constants say (``busy_speed``, of the last core speed).
+
+    The readings around it say how fast while everybody serves, the probes how that went up and down in between. The
+    probing process is not over when a run is and counts as somebody else's there: what it took is taken out.
+    """
+    run, end_s = served.run, served.began_s + served.run.duration_s
+    within = [probe for probe in probes if served.began_s <= probe.at_s < end_s]
+    beside = [p.took_s for p in probes if any(r.begin_s <= p.at_s < r.end_s for r in around)]
+    run.client["foreign_cores"] = max(0.0, run.client["foreign_cores"] - cores_taken(within))
+    speed = statistics.mean(reading.speed for reading in around) / busy_speed
+    return speed_line(within, statistics.median(beside or [0.0]), served.began_s, speed=speed)
+
+
 def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: Mapping[str, Any]) -> list[Pair]:
-    """The simulated side anew, of live runs that a document keeps, with the constants that are there now: the same
-    requests, and cores as fast as the probes said. Raises ConfigError as ``validate_command`` does, KeyError where the
-    document is of other cases."""
+    """The simulated side anew, of live runs that a document keeps: the same requests, cores as fast as they were.
+
+    Raises ConfigError as ``validate_command`` does, and where the constants are not those of the document; KeyError
+    where the document is of other cases.
+    """
     kept = {run["scenario"]: run for run in document["runs"]}
-    before_s = document["host_costs"]["probe_s"]
     specs = {str(sorted(point.values.items())): parse_spec(point.raw, name) for point in expand_sweep(raw)}
     pairs = []
     for case in cases_of(raw, name, base_dir):
         spec = specs[str(sorted(case.point.items()))]
+        if costs_to_plain(resolve_machine(spec.cluster, spec.settings, base_dir).costs) != document["host_costs"]:
+            raise ConfigError(f"{name}: constants were measured anew since: its live runs cannot be simulated again")
         variant = case.name.replace(f" seed={case.seed}", "")
         run = kept[f"{spec.name}, {variant}, seed {case.seed}"]
-        now_s = resolve_machine(spec.cluster, spec.settings, base_dir).costs.probe_s
-        drift = tuple((at_s, speed * now_s / before_s) for at_s, speed in run["machine_speed"])
+        drift = tuple((at_s, speed) for at_s, speed in run["machine_speed"])
         simulated = run_case(replace(case, factor=run["factor"]), drift=drift)
         pairs.append(Pair(spec.name, variant, case.seed, _kept_run(run, drift, case), simulated, run["factor"]))
     return pairs
@@ -170,7 +232,7 @@ def ensure_calibrated(spec: ExperimentSpec, base_dir: Path, console: Console, *,
         with phase("profiling steps, about a minute", console) as status:
             result = run_profile(config, progress=lambda share, text: status.update(f"profile: {text}"))
         save_profile(path, result.stored)
-    if again or not load_costs(model_dir, mark).probe_s:
+    if again or not load_costs(model_dir, mark).is_shared:
         with phase("measuring what serving takes, about a minute", console) as status:
             measured = measure_host_costs(
                 config, read_profile(path).profile, progress=lambda share, text: status.update(f"host: {text}")
