@@ -154,7 +154,7 @@ def test_the_command_lists_refuses_and_reproduces(tmp_path: Path, capsys: pytest
 
 def test_users_are_added_on_the_instants_that_are_there() -> None:
     spec = read_spec("extreme-burst").changed(seeds=[3])
-    one, many = (requests_of(spec.parsed, factor) for factor in (1.0 / 90.0, 0.5))
+    one, many = (requests_of(spec.parsed, factor) for factor in (1.0 / 9.0, 5.0))
     stamps = set(one.columns.arrival_s.tolist())
     assert set(many.columns.arrival_s.tolist()) == stamps
     assert len(many.rows) == pytest.approx(45 * len(one.rows), rel=0.01)
