@@ -16,8 +16,9 @@ Written by `jettison reproduce all`. One figure: `jettison reproduce NAME`; all 
 
 Every system here is a policy on one simulated engine (docs/baselines.md): the group and cluster cores are those that
 serve live, the GPUs are presets whose step times were calibrated on operators that others have timed
-(docs/presets.md). **No constant is fitted to a figure of the papers.** Where a row lies outside of its band, it says
-so, and the remarks say by how much and why, as far as it is known.
+(docs/presets.md). **No constant is fitted to a figure of the papers.** (One what-if has as much memory as goes with a
+stay time that v3 states: `KV by stay` in kunserve-fig13; no row of it is judged.) Where a row lies outside of its band,
+it says so, and the remarks say by how much and why, as far as it is known.
 
 What stands in for what: BurstGPT's trace is not to be had beyond 400 slow rows, so arrivals are synthetic, with what
 the papers tell of it: a rate that doubles at 45 s (and again at 440 s of the 640 s run), a coefficient of variation of
