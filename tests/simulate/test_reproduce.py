@@ -12,6 +12,7 @@ import pytest
 
 from jettison.cli.main import main
 from jettison.errors import ConfigError, JettisonError
+from jettison.report.results import RunResult
 from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 from jettison.simulate.machines import cluster_setup
 from jettison.simulate.reproduce import figures
@@ -24,9 +25,10 @@ from jettison.simulate.reproduce.parameter_swap import StreamedParameters
 from jettison.simulate.reproduce.pictures import time_lines
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.registry import EXPERIMENTS, experiment
+from jettison.simulate.reproduce.remarks import timing
 from jettison.simulate.reproduce.requests import requests_of
 from jettison.simulate.reproduce.rows import Band, Outcome, Row
-from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Spec, read_spec, run_spec, spec_names
+from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Results, Spec, read_spec, run_spec, spec_names
 from jettison.simulate.spec import parse_spec
 
 FIGURES = {
@@ -122,7 +124,25 @@ def test_what_a_variant_changes_beyond_its_settings() -> None:
     assert not changed(plain, machine, Changes(num_merges=1)).params.auto_restore
     streamed = changed(plain, machine, Changes(streamed_bytes=1 << 29))
     assert isinstance(streamed.executor, StreamedParameters)
+    less, full = (read_spec("burst-burstgpt-14b").changed(memory_utilisation=u).machine for u in (0.5, 0.9))
+    assert 0 < less.kv_tokens < 0.3 * full.kv_tokens
     assert job_text(TINY, SPARE, 0, 1.0) != job_text(TINY, Variant(SPARE.name, "recompute"), 0, 1.0)
+
+
+def test_when_memory_ran_short_is_told_of_the_first_seed_that_dropped() -> None:
+    def run(name: str, ttft_s: float, log: list[dict[str, Any]]) -> RunResult:
+        rows = [{"scheduled_s": float(t), "ttft_s": ttft_s if t > 2 else 0.5} for t in range(20)]
+        return RunResult(name, events={"log": log}, requests_detail=rows)
+
+    log = [{"t": 3.5, "kind": "drop_decided"}, {"t": 5.0, "kind": "exchange_done", "ms": 1500.0}]
+    runs = {
+        WITHOUT_GUARD.name: [run(WITHOUT_GUARD.name, 9.0, []), run(WITHOUT_GUARD.name, 4.0, log)],
+        "recompute": [run("recompute", 8.0, []), run("recompute", 6.0, [])],
+    }
+    told = timing({"tiny": Results(tiny(), [1.0, 1.0], runs)})
+    assert "first drop 2 s into a burst of 2 s, exchanges of 1.5 s; median TTFT 0.50 s before" in told
+    assert "4.00 s from 10 s after the burst on (recompute 6.00 s)" in told
+    assert "tiny" not in timing({"tiny": Results(tiny(), [1.0], {WITHOUT_GUARD.name: [], "recompute": []})})
 
 
 def test_streamed_parameters_are_hidden_behind_long_steps_and_not_behind_short_ones() -> None:
@@ -154,7 +174,7 @@ def test_the_command_lists_refuses_and_reproduces(tmp_path: Path, capsys: pytest
 
 def test_users_are_added_on_the_instants_that_are_there() -> None:
     spec = read_spec("extreme-burst").changed(seeds=[3])
-    one, many = (requests_of(spec.parsed, factor) for factor in (1.0 / 90.0, 0.5))
+    one, many = (requests_of(spec.parsed, factor) for factor in (1.0 / 9.0, 5.0))
     stamps = set(one.columns.arrival_s.tolist())
     assert set(many.columns.arrival_s.tolist()) == stamps
     assert len(many.rows) == pytest.approx(45 * len(one.rows), rel=0.01)

@@ -16,17 +16,21 @@ Written by `jettison reproduce all`. One figure: `jettison reproduce NAME`; all 
 
 Every system here is a policy on one simulated engine (docs/baselines.md): the group and cluster cores are those that
 serve live, the GPUs are presets whose step times were calibrated on operators that others have timed
-(docs/presets.md). **No constant is fitted to a figure of the papers.** Where a row lies outside of its band, it says
-so, and the remarks say by how much and why, as far as it is known.
+(docs/presets.md). **No constant is fitted to a figure of the papers.** (One what-if has as much memory as goes with a
+stay time that v3 states: `KV by stay` in kunserve-fig13; no row of it is judged.) Where a row lies outside of its band,
+it says so, and the remarks say by how much and why, as far as it is known.
 
 What stands in for what: BurstGPT's trace is not to be had beyond 400 slow rows, so arrivals are synthetic, with what
-the papers tell of it: its mean rate (0.271 requests/s), a rate that doubles at 45 s (and again at 440 s of the 640 s
-run), a coefficient of variation of 1.37 (that of the trace's first rows). They are upscaled by TraceUpscaler's
-method, as the papers do it: all copies of an arrival stand on its instant. v1 divides time instead; its arrivals are
-drawn at the final rate, with its spike of 14 times. How long an overload lasts is not in the papers' text: 40 s here,
-3 s for v1's. Lengths are drawn by the data sets' published statistics (docs/workloads.md). The load rule is one for
-all: users are added until the mean KV demand, with memory to spare, is 0.56 of the undropped capacity (v1: 0.5, or as
-its sweep says). Where fewer instances than the papers' serve, so that all of it takes minutes, the conditions say so.
+the papers tell of it: a rate that doubles at 45 s (and again at 440 s of the 640 s run), a coefficient of variation of
+1.37 (that of the trace's first rows). They are drawn at 2.71 requests/s, ten times the trace's mean rate of 0.271: v3's
+public scripts divide the trace's timestamps by 10 (SJTU-IPADS/kunserve, `evaluation/trace/burstgpt.py`, the default of
+`--scale`), and only at such a rate can one be seen to double at 45 s. (The script also cuts them to whole seconds; here
+they are not cut.) Then they are upscaled by TraceUpscaler's method, as the papers and the same scripts do it: all
+copies of an arrival stand on its instant. v1 only divides time; its arrivals are drawn at the final rate, with its
+spike of 14 times. How long an overload lasts is not in the papers' text: 40 s here, 3 s for v1's. Lengths are drawn by
+the data sets' published statistics (docs/workloads.md). The load rule is one for all: users are added until the mean
+KV demand, with memory to spare, is 0.56 of the undropped capacity (v1: 0.5, or as its sweep says). Where fewer
+instances than the papers' serve, so that all of it takes minutes, the conditions say so.
 
 `drop` is the policy as it is shipped. It does not drop where its cost model finds that compute binds. `drop without
 compute guard` is KunServe's own trigger: load above capacity with requests waiting. `memory to spare` is recompute

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jettison.cost.model import ChunkShape
-from jettison.report.results import RunResult
-from jettison.simulate.reproduce.measures import mean_load, mean_of, ttft
+from jettison.report.results import RunResult, percentile
+from jettison.simulate.reproduce.measures import mean_load, mean_of, ttft, values
 from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Results
 
 CHUNK = 2048
@@ -15,6 +15,9 @@ CHUNK = 2048
 
 ENDLESS_BATCH = 4096
 """Requests in a decode step of which each costs what its own KV and rows cost, the weights next to nothing."""
+
+LATE_S = 10.0
+"""Before the first drop, and after the burst: whose arrivals show what requests wait for then."""
 
 DROPPING = ("drop", WITHOUT_GUARD.name)
 
@@ -142,3 +145,45 @@ def pressure(found: Mapping[str, Results], systems: Sequence[str] = ("recompute"
             f"drops {drops or 'none'}"
         )
     return "How hard memory was pressed. " + "; ".join(parts) + "."
+
+
+def timing(found: Mapping[str, Results], system: str = WITHOUT_GUARD.name) -> str:
+    """When memory ran short within the burst, what requests waited until then, and which waited longest."""
+    parts = []
+    for workload, results in found.items():
+        arrivals = results.spec.parsed.workload.arrivals
+        dropped = [index for index, run in enumerate(results.runs[system]) if _times(run, "drop_decided")]
+        if dropped and arrivals is not None and arrivals.bursts:
+            run, recompute = results.runs[system][dropped[0]], results.runs["recompute"][dropped[0]]
+            burst = arrivals.bursts[0]
+            parts.append(f"{workload}: {_course(run, recompute, burst.start_s, burst.duration_s)}")
+    return (
+        f"When memory runs short in {system} (first seed with a drop). " + "; ".join(parts) + ". So memory fills when "
+        "the burst is over or nearly so: until then requests wait for compute, with every policy alike, and then "
+        "dropping has to serve a backlog of prompts that are already late, after an exchange. Its P99 is made of that "
+        "backlog."
+    )
+
+
+def _course(run: RunResult, recompute: RunResult, start_s: float, burst_s: float) -> str:
+    """One burst, from ``start_s`` on, as the dropping run met it."""
+
+    def median(of: RunResult, begin_s: float, end_s: float = math.inf) -> float:
+        return percentile(values(of, "ttft_s", begin_s, end_s), 50) or 0.0
+
+    drop_s, end_s = min(_times(run, "drop_decided")), start_s + burst_s + LATE_S
+    exchanges = [entry["ms"] / 1e3 for entry in run.events["log"] if entry["kind"] == "exchange_done"]
+    rows = sorted((row for row in run.requests_detail or [] if row["ttft_s"]), key=lambda row: -float(row["ttft_s"]))
+    came = sorted(row["scheduled_s"] - start_s for row in rows[: max(1, len(rows) // 100)])
+    return (
+        f"first drop {drop_s - start_s:.0f} s into a burst of {burst_s:.0f} s, exchanges of "
+        f"{sum(exchanges) / max(1, len(exchanges)):.1f} s; median TTFT {median(run, 0.0, start_s):.2f} s before the "
+        f"burst, {median(run, max(start_s, drop_s - LATE_S), drop_s):.2f} s in the {LATE_S:.0f} s before the drop, "
+        f"{median(run, end_s):.2f} s from {LATE_S:.0f} s after the burst on (recompute {median(recompute, end_s):.2f} "
+        f"s); the slowest hundredth came {came[0]:.0f} to {came[-1]:.0f} s into the burst"
+    )
+
+
+def _times(run: RunResult, kind: str) -> list[float]:
+    """When entries of a kind were logged, in seconds."""
+    return [float(entry["t"]) for entry in run.events.get("log", ()) if entry["kind"] == kind]

@@ -1,9 +1,10 @@
 """The requests of a job, upscaled as KunServe upscales BurstGPT.
 
-``simulate.workloads`` draws as many arrivals as a process has. Here the process has BurstGPT's own rate, and users are
-added by TraceUpscaler's method: copies stand on their original's instant, so that a hundred times the users means a
-hundred requests at once. The papers' arrivals are that clumpy, and no process at the final rate is. Lengths are drawn
-for every request, as the papers take them from another data set.
+``simulate.workloads`` draws as many arrivals as a process has. Here the process has the rate that the papers' trace
+files have (BurstGPT's own, its timestamps divided by 10: KunServe's ``evaluation/trace/burstgpt.py``), and users are
+added by TraceUpscaler's method (its ``evaluation/bench.py``): copies stand on their original's instant, so that ten
+times the users means ten requests at once. The papers' arrivals are that clumpy, and no process at the final rate is.
+Lengths are drawn for every request, as the papers take them from another data set.
 """
 
 from __future__ import annotations

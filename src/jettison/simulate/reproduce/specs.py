@@ -45,8 +45,8 @@ class Spec:
         return self.parsed.workload.mean_load
 
     def changed(self, **changes: Any) -> Spec:
-        """With other values: ``mean_load`` (of the workload), ``lengths``, ``gbps`` (of the links), ``preset``,
-        ``seeds``."""
+        """With other values: ``mean_load`` (of the workload), ``lengths``, ``gbps`` (of the links), ``preset``
+        and ``memory_utilisation`` (of the cluster), ``seeds``."""
         raw = dict(self.raw)
         workload, cluster = dict(raw["workload"]), dict(raw["cluster"])
         for key, value in changes.items():
@@ -54,8 +54,8 @@ class Spec:
                 workload[key] = value
             elif key == "gbps":
                 cluster["link"] = {"gbps": value}
-            elif key == "preset":
-                cluster["preset"] = value
+            elif key in ("preset", "memory_utilisation"):
+                cluster[key] = value
             else:
                 raw[key] = value
         raw |= {"workload": workload, "cluster": cluster}

@@ -6,6 +6,7 @@ from jettison.report.overload import slo_base, slo_violations
 from jettison.report.results import RunResult
 from jettison.simulate.reproduce import remarks
 from jettison.simulate.reproduce.conditions import conditions
+from jettison.simulate.reproduce.figures.stay import add_stay
 from jettison.simulate.reproduce.measures import (
     Measure,
     alone,
@@ -51,7 +52,8 @@ def reproduce_fig13(runs: Runs) -> Outcome:
         groups = {w: {v: mean_of(r, measure) for v, r in results.runs.items()} for w, results in found.items()}
         title = f"{name.replace('-', ' ').upper()}, seconds (median of seeds)"
         outcome.pictures[name] = bars(groups, "seconds", title, log="ttft" in name)
-    outcome.remarks += [remarks.bound(found), *remarks.why(found), _guard_remark(found)]
+    outcome.remarks += [remarks.bound(found), *remarks.why(found), remarks.timing(found), _guard_remark(found)]
+    add_stay(outcome, runs, found["BurstGPT 14B"])
     return outcome
 
 

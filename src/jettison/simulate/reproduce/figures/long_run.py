@@ -100,7 +100,7 @@ def _stay_remark(results: Results) -> str:
     return (
         f"Stays of {stay_s:.0f} s, and not the paper's 11 s, are what this memory load asks for: at 11 s it would take "
         f"{stay_s / 11.0:.1f} times as many requests a second, more than the preset's GPUs can prefill (BurstGPT's "
-        "lengths fill compute before memory). With a median of some seconds a P99 cannot be hundreds of times as long."
+        "lengths fill compute before memory). What less memory would give is told at kunserve-fig13."
     )
 
 
@@ -157,8 +157,10 @@ def reproduce_fig16(runs: Runs) -> Outcome:
     )
     outcome.remarks += [
         remarks.pressure({WORKLOAD: results}),
-        "What restoring is worth is what a pipeline costs between the waves, and what the second wave finds. Here both "
-        "systems have dropped before it, the one anew, the other still, and compute binds in it: so its tail is alike.",
+        "What restoring is worth is what a pipeline costs between the waves, and what the second wave finds. With "
+        "restoring the system has to drop anew, behind a backlog of prompts (kunserve-fig13); without, it has the "
+        "memory already. Compute binds in that wave, so which of the two has the shorter tail is decided by that, "
+        "and not by memory.",
     ]
     return outcome
 
