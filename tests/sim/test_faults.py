@@ -62,6 +62,14 @@ def test_any_schedule_of_faults_leaves_every_request_with_one_end(first: int) ->
     assert {"worker_lost", "worker_joined", "recovered", "drop", "exchange_done", "restore_begin"} <= seen.keys(), seen
 
 
+@pytest.mark.parametrize("seed", [2353, 2874])
+def test_requests_whose_way_home_is_cut_for_good_are_computed_again_there(seed: int) -> None:
+    """The link between a pipeline's members goes down while it is split: the same transfer was tried for ever."""
+    watched = faulty(seed)
+    watched.expect_one_end_each()
+    assert "split" in watched.kinds()
+
+
 def test_a_schedule_replays() -> None:
     first, again = faulty(7), faulty(7)
     assert first.cluster.log.hexdigest == again.cluster.log.hexdigest

@@ -31,6 +31,7 @@ class Returning:
         self._home_of: dict[RequestId, GroupCore] = {}
         self._sent_blocks: dict[RequestId, int] = {}
         """Leading blocks already at home, of requests on their way."""
+        self._is_called_off = False
 
     @property
     def move_ids(self) -> set[MoveId]:
@@ -59,6 +60,9 @@ class Returning:
         if not event.complete:
             self._sent_blocks.pop(state.request_id, None)
             state.paused = False
+            if not self._is_called_off and state.ending is None:
+                # The way home is lost, perhaps for good: it is computed again there, as another try may fare no better.
+                self._cluster.distrust(state)
         if state.ending is not None:
             self._forget(state)
             self._cluster.reap(state)
@@ -73,6 +77,7 @@ class Returning:
 
     def call_off(self) -> list[Action]:
         """Stop what can be stopped."""
+        self._is_called_off = True
         actions: list[Action] = []
         for move in self._moves.values():
             # A request that already stands still for its last blocks is home sooner than back.
@@ -91,7 +96,7 @@ class Returning:
             min(self.homes, key=lambda g: (g.used_blocks + g.queued_blocks(), g.group_id)).enqueue(state)
         actions: list[Action] = []
         for state in list(self._pipeline.running.values()):
-            if state.ending is not None or state.moves:
+            if state.ending is not None or state.moves or state.recompute:
                 continue
             if state.request_id not in self._sent_blocks and len(self._sent_blocks) >= MAX_RETURNING:
                 break
