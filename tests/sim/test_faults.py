@@ -70,6 +70,13 @@ def test_requests_whose_way_home_is_cut_for_good_are_computed_again_there(seed: 
     assert "split" in watched.kinds()
 
 
+def test_a_chunk_whose_end_is_heard_of_before_the_failure_of_the_chunk_before_it_counts_for_nothing() -> None:
+    """Two workers tell of the two, and word from one of them is late."""
+    watched = faulty(18256)
+    watched.expect_one_end_each()
+    assert {"step_failed", "worker_lost"} & set(watched.kinds())
+
+
 def test_a_schedule_replays() -> None:
     first, again = faulty(7), faulty(7)
     assert first.cluster.log.hexdigest == again.cluster.log.hexdigest

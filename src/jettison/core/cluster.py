@@ -299,6 +299,8 @@ class ClusterCore:
         if len(group.stages) > 1:  # only pipelines plan by it
             chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
             group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
+        for state in group.overtaking(event.step_id):
+            self.state.distrust(state)
         actions: list[Action] = []
         for result in group.commit(event, now_ns):
             self.loads.note_token(result.state)

@@ -204,6 +204,15 @@ class GroupCore(GroupQueues):
 
     # --- commit -----------------------------------------------------------------------------------------------
 
+    def overtaking(self, step_id: int) -> list[RequestState]:
+        """Requests of a step whose chunk has ended before the chunk that it follows: that one got stuck on its way
+        through the stages, as word of its failure may be later than this, and this one ran on KV that was not there."""
+        rows = self.in_flight[step_id].step.rows
+        return [
+            row.state for row in rows
+            if row.context_len > row.state.num_computed and row.state.ending is None and not row.state.recompute
+        ]
+
     def commit(self, done: StepCompleted, now_ns: int) -> list[StepResult]:
         """Take the tokens of a finished step. Requests that end here are reported, not yet released."""
         self._change()
