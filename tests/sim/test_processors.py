@@ -1,4 +1,4 @@
-"""Cores that several processes share."""
+"""Cores that several processes share: who runs where, and what that takes."""
 
 from __future__ import annotations
 
@@ -10,76 +10,119 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.sim.loop import EventLoop
-from jettison.sim.processors import Processors, Thread
+from jettison.sim.processors import BALANCE_NS, BASE_SLICE_NS, HOT_NS, TICK_NS, Processors, TeamJob, Thread
+
+MS = 1_000_000
 
 
-def ends_of(cores: int, speeds: list[float], jobs: list[tuple[int, int, int, bool]]) -> list[int]:
-    """``(start, work, threads, goes first)`` each; when each ended."""
+def ends_of(speeds: list[float], jobs: list[tuple[int, int]]) -> list[int]:
+    """``(start, work)`` of a thread each; when each ended."""
     loop = EventLoop()
-    processors = Processors(loop, cores, speeds)
+    processors = Processors(loop, len(speeds), speeds)
     ends = [0] * len(jobs)
 
     def begin(index: int) -> None:
-        _, work, threads, first = jobs[index]
-
         def done() -> None:
             ends[index] = loop.now_ns
 
-        processors.start(work, done, num_threads=threads, goes_first=first)
+        processors.start(runners[index], jobs[index][1], done)
 
-    for index, (start, *_) in enumerate(jobs):
+    runners = [processors.runner() for _ in jobs]
+    for index, (start, _) in enumerate(jobs):
         loop.at(start, lambda index=index: begin(index))  # type: ignore[misc]
     loop.run()
     return ends
 
 
 def test_alone_work_takes_its_time() -> None:
-    assert ends_of(2, [1.0, 0.8], [(5, 100, 1, False)]) == [105]
-    assert ends_of(2, [1.0, 0.8], [(0, 100, 2, False)]) == [125]  # it keeps both cores busy itself
+    assert ends_of([1.0, 0.8], [(5, 100)]) == [105]
 
 
 def test_two_on_two_cores_are_slowed_by_each_other_only_while_both_run() -> None:
     # Both at 0.8 until the first ends at 125; then 100 are done of the second, and the rest runs alone.
-    assert ends_of(2, [1.0, 0.8], [(0, 100, 1, False), (0, 200, 1, False)]) == [125, 225]
+    assert ends_of([1.0, 0.8], [(0, 100), (0, 200)]) == [125, 225]
 
 
-def test_more_threads_than_cores_share_them_equally() -> None:
-    assert ends_of(2, [1.0, 1.0], [(0, 100, 1, False)] * 4) == [200] * 4
-    assert ends_of(1, [1.0], [(0, 100, 1, False), (50, 100, 1, False)]) == [150, 200]
+def test_threads_of_one_core_take_turns_at_its_ticks() -> None:
+    first, second = ends_of([1.0], [(0, 6 * MS), (0, 6 * MS)])
+    # The second waits for the first tick, the first for the next one; what is left of each is done in turn.
+    assert (first, second) == (TICK_NS + TICK_NS + 2 * MS, 12 * MS)
 
 
-def test_what_wakes_up_goes_first() -> None:
-    ends = ends_of(2, [1.0, 1.0], [(0, 100, 1, False), (0, 100, 1, False), (20, 10, 1, True)])
-    assert ends == [105, 105, 30]  # for 10, two workers share one core
+def test_who_wakes_up_waits_until_the_running_thread_has_had_its_slice() -> None:
+    short = BASE_SLICE_NS // 2
+    assert ends_of([1.0], [(0, 100 * short), (short, 10)])[1] == TICK_NS + 10, "too early: it waits for a tick"
+    late = ends_of([1.0], [(0, 10 * BASE_SLICE_NS), (2 * BASE_SLICE_NS, 10)])
+    assert late == [10 * BASE_SLICE_NS + 10, 2 * BASE_SLICE_NS + 10], "at once"
 
 
-def test_workers_are_not_starved() -> None:
-    ends = ends_of(1, [1.0], [(0, 100, 1, False), (0, 500, 1, True)])
-    assert ends[1] == 500 and ends[0] == pytest.approx(550, abs=2)
+def test_an_idle_core_is_taken_first() -> None:
+    assert ends_of([1.0, 1.0], [(0, 10 * MS), (0, MS), (2 * MS, MS)]) == [10 * MS, MS, 3 * MS]
 
 
-@given(jobs=st.lists(
-    st.tuples(st.integers(0, 500), st.integers(0, 300), st.just(1), st.just(False)), min_size=1, max_size=12))
-def test_one_core_does_all_the_work_there_is_and_no_more(jobs: list[tuple[int, int, int, bool]]) -> None:
-    ends = ends_of(1, [1.0], jobs)
-    # Without gaps a core that is never idle while there is work ends with the last busy period.
+def test_a_core_that_becomes_idle_takes_a_cold_thread_from_another_and_a_hot_one_at_its_tick() -> None:
+    loop = EventLoop()
+    processors = Processors(loop, 2, [1.0, 1.0])
+    ends: dict[str, int] = {}
+    runners = {name: processors.runner() for name in ("a", "b", "c")}  # a and c begin on the first core
+
+    def begin(name: str, work: int) -> None:
+        processors.start(runners[name], work, lambda: ends.__setitem__(name, loop.now_ns))
+
+    begin("a", 20 * MS)
+    begin("b", HOT_NS // 2)
+    begin("c", MS)  # waits behind a; it has never run, so b's core takes it as soon as that is done
+    loop.run(until_ns=15 * MS)
+    assert ends["c"] == HOT_NS // 2 + MS
+    begin("b", HOT_NS // 2)
+    loop.run()
+    assert ends["a"] == 20 * MS
+
+
+def test_queues_are_evened_out_now_and_then() -> None:
+    ends = ends_of([1.0, 1.0], [(0, 40 * MS)] * 4)
+    assert max(ends) <= 80 * MS + BALANCE_NS and sum(ends) >= 4 * 60 * MS
+
+
+@given(jobs=st.lists(st.tuples(st.integers(0, 50 * MS), st.integers(0, 30 * MS)), min_size=1, max_size=10))
+def test_one_core_does_all_the_work_there_is_and_no_more(jobs: list[tuple[int, int]]) -> None:
+    ends = ends_of([1.0], jobs)
+    # A core that is never idle while there is work ends with the last busy period.
     busy_until = Fraction(0)
-    for start, work, *_ in sorted(jobs):
+    for start, work in sorted(jobs):
         busy_until = max(busy_until, Fraction(start)) + work
     assert abs(max(ends) - busy_until) <= len(jobs) + 1
-    assert all(end >= start + work for end, (start, work, *_) in zip(ends, jobs, strict=True))
+    assert all(end >= start + work for end, (start, work) in zip(ends, jobs, strict=True))
 
 
-def test_a_job_that_is_stopped_ends_never_and_gives_its_share_back() -> None:
+@given(
+    jobs=st.lists(st.tuples(st.integers(0, 20 * MS), st.integers(0, 30 * MS)), min_size=1, max_size=12),
+    cores=st.integers(1, 4),
+)
+def test_nobody_is_forgotten_and_nobody_waits_beside_an_idle_core_for_longer_than_a_tick(
+    jobs: list[tuple[int, int]], cores: int
+) -> None:
+    ends = ends_of([1.0] * cores, jobs)
+    assert all(end >= start + work for end, (start, work) in zip(ends, jobs, strict=True))
+    # Greedy scheduling ends before start + all work / cores + the longest; a tick is lost whenever a core runs dry.
+    work = [work for _, work in jobs]
+    latest = max(start for start, _ in jobs) + sum(work) // cores + max(work)
+    assert max(ends) <= latest + (len(jobs) + 1) * TICK_NS
+
+
+def test_a_job_that_is_stopped_ends_never_and_gives_its_core_back() -> None:
     loop = EventLoop()
     processors = Processors(loop, 1, [1.0])
     ends: list[str] = []
-    first = processors.start(100, lambda: ends.append("first"))
-    processors.start(100, lambda: ends.append("second"))
+    first = processors.start(processors.runner(), 100, lambda: ends.append("first"))
+    second = processors.start(processors.runner(), 100, lambda: ends.append("second"))
+    third = processors.start(processors.runner(), 100, lambda: ends.append("third"))
     loop.at(50, first.cancel)
+    loop.at(60, third.cancel)
     loop.run()
-    assert ends == ["second"] and loop.now_ns == 125
-    first.cancel()
+    assert ends == ["second"] and loop.now_ns == 150
+    for job in (first, second, third):
+        job.cancel()
 
 
 def test_a_thread_does_one_thing_after_the_other() -> None:
@@ -93,6 +136,30 @@ def test_a_thread_does_one_thing_after_the_other() -> None:
     assert ends == [("a", 10), ("b", 15), ("c", 22)] and thread.busy_ns == 22
 
 
+def test_a_thread_that_goes_on_does_not_queue_again() -> None:
+    loop = EventLoop()
+    processors = Processors(loop, 1, [1.0])
+    thread, ends = Thread(processors), []
+    for _ in range(3):
+        thread.do(MS // 10, lambda: ends.append(loop.now_ns))
+    processors.start(processors.runner(), MS, lambda: None)
+    loop.run()
+    assert ends == [MS // 10, 2 * MS // 10, 3 * MS // 10] and loop.now_ns == MS + 3 * MS // 10
+
+
+def test_a_team_is_done_when_its_last_thread_is() -> None:
+    loop = EventLoop()
+    processors = Processors(loop, 2, [1.0, 0.8])
+    ends: list[int] = []
+    team = [processors.runner(), processors.runner()]
+    TeamJob(processors, team, 100, lambda: ends.append(loop.now_ns))
+    loop.run()
+    assert ends == [125], "it keeps both cores busy itself"
+    TeamJob(processors, team, 100, lambda: ends.append(loop.now_ns)).cancel()
+    loop.run()
+    assert ends == [125]
+
+
 def test_a_speed_for_each_number_of_busy_cores() -> None:
     with pytest.raises(ValueError):
         Processors(EventLoop(), 2, [1.0])
@@ -103,7 +170,7 @@ def drifting(drift: list[tuple[float, float]], works: list[int], speeds: list[fl
     processors = Processors(loop, len(speeds), speeds, drift)
     ends: list[int] = []
     for work in works:
-        processors.start(work, lambda: ends.append(loop.now_ns))
+        processors.start(processors.runner(), work, lambda: ends.append(loop.now_ns))
     loop.run()
     return ends
 

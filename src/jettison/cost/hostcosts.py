@@ -7,7 +7,7 @@ slower a core is while others are busy. Measured by ``live.host_costs``, used by
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,14 @@ class HostCosts:
             raise ValueError(f"a step factor of {self.step_factor:g} is no measurement")
         if len(self.core_speeds) != self.num_cores or any(not 0.0 < speed <= 1.5 for speed in self.core_speeds):
             raise ValueError("core_speeds needs a speed in (0, 1.5] for each number of busy cores")
+
+    def with_controller(self, factor: float) -> HostCosts:
+        """With all that controller and clients do taking ``factor`` times as long: their code feels others on a core
+        more than arithmetic does."""
+        return replace(self, **{
+            f.name: min(0.999, factor * getattr(self, f.name))
+            for f in fields(self) if f.name.startswith(("controller_", "client_")) or f.name == "hop_s"
+        })  # fmt: skip
 
     @property
     def is_shared(self) -> bool:

@@ -48,7 +48,9 @@ class Reading:
     """Of the monotonic clock."""
     end_s: float
     speed: float
-    """Of a core while all serve, over that of one alone when steps were profiled."""
+    """Of a core while all serve, over that of one alone when steps were profiled: by the workers' steps."""
+    controller_factor: float
+    """What the controller took of a core over what the constants say that it takes."""
 
 
 class Yardstick:
@@ -122,7 +124,24 @@ class Yardstick:
         return Reading(
             windows[0].begin_ns / 1e9, windows[-1].end_ns / 1e9,
             crowded_speed(workers_s, predicted_s, self._config.num_threads),
+            self._controller_factor(windows, steps),
         )
+
+    def _controller_factor(self, windows: list[Window], steps: list[Step]) -> float:
+        """Between 0.3 and 3: beyond, it is no measurement."""
+        costs, interval_s = self._costs, self._config.overload.check_interval_ms / 1e3
+        wall_s = sum(window.end_ns - window.begin_ns for window in windows) / 1e9
+        rows = [row for window in windows for row in window.load.rows]
+        predicted_s = (
+            len(steps) * costs.controller_step_s
+            + sum(step.num_requests for step in steps) * costs.controller_row_s
+            + sum(row.output_tokens for row in rows) * costs.controller_token_s
+            + sum(row.input_tokens for row in rows) * costs.controller_prompt_token_s
+            + len(rows) * (costs.controller_request_s + costs.controller_end_s)
+            + wall_s / interval_s * costs.controller_tick_s
+        )
+        factor = sum(window.server_s for window in windows) / predicted_s if predicted_s else 1.0
+        return min(3.0, max(0.3, factor))
 
     def _predicted_s(self, step: Step) -> float:
         """Decodes are taken for half grown, prompts for parts of equal size."""

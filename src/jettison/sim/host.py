@@ -12,8 +12,8 @@ from jettison.core import ports
 from jettison.cost.drift import SpeedLine
 from jettison.cost.hostcosts import HostCosts
 from jettison.sim.loop import EventLoop
-from jettison.sim.processors import Job, Processors, Thread
-from jettison.types import NANOSECONDS
+from jettison.sim.processors import Processors, Runner, TeamJob, Thread
+from jettison.types import NANOSECONDS, WorkerId
 
 
 class SharedHost:
@@ -24,10 +24,13 @@ class SharedHost:
         self._processors = Processors(loop, costs.num_cores, costs.core_speeds, drift)
         self.controller = Thread(self._processors)
         self.clients = Thread(self._processors)
+        self._workers: dict[WorkerId, list[Runner]] = {}
 
-    def compute(self, work_ns: int, on_done: Callable[[], None]) -> Job:
-        """A worker's work. What it takes is known at its end."""
-        return self._processors.start(work_ns, on_done, num_threads=self.costs.threads_per_worker)
+    def compute(self, worker_id: WorkerId, work_ns: int, on_done: Callable[[], None]) -> TeamJob:
+        """A worker's work, of all its threads at once. What it takes is known at its end."""
+        if worker_id not in self._workers:
+            self._workers[worker_id] = [self._processors.runner() for _ in range(self.costs.threads_per_worker)]
+        return TeamJob(self._processors, self._workers[worker_id], work_ns, on_done)
 
     def worker_ns(self, num_rows: int) -> int:
         """Of a worker's own thread, for a step with so many requests, beside computing it."""

@@ -1,16 +1,23 @@
 """Processor cores that several processes share: workers, controller and clients on one machine.
 
-Work is time of one thread that is alone on the machine. What a thread gets of that, while others run as well:
+Work is time of one thread that is alone on the machine. What a thread gets of that, while others run as well, is what
+Linux gives it (EEVDF, since 6.6; the figures are those of its sources for 250 ticks a second):
+
+- A thread that wakes up runs on an idle core if there is one, the one it was on first. If there is none it waits in
+  the queue of that core: until the running thread has had its slice and a tick, or another waking thread, makes the
+  core look.
+- Of those who wait the one that has run least comes first; who wakes up is taken for average.
+- A core that becomes idle takes from the longest queue a thread that has cold caches anyway; at its next tick any.
+  Now and then queues of different lengths are evened out.
+
+And beside the scheduler:
 
 - A core is slower while others are busy (shared caches and memory, or two hardware threads of one core):
   ``speeds[n - 1]`` where n are busy.
 - The machine as a whole may be faster or slower for a while than it was when work was measured (``drift``).
-- With more threads than cores those of workers get less than a core each, all of them equally. Threads that sleep most
-  of the time (the controller's, the clients') go first, as the operating system's scheduler has it: what wakes up has
-  used less than its share.
 
-Rates change only when a job begins or ends, or the machine's speed does; in between work runs off linearly.
-``Thread`` does jobs in order.
+All cores are equally fast at a time; rates change when a core becomes busy or idle, or the machine's speed does, and in
+between work runs off linearly. A switch takes no time.
 """
 
 from __future__ import annotations
@@ -22,28 +29,78 @@ from collections.abc import Callable, Sequence
 from jettison.sim.loop import EventLoop, Scheduled
 from jettison.types import NANOSECONDS
 
+TICK_NS = 4_000_000
+"""Between looks of a core at its queue, while somebody waits there."""
+BASE_SLICE_NS = 700_000
+"""On one core; times 1 + log2 of the number of cores, of which eight count."""
+HOT_NS = 500_000
+"""Who ran this recently is not taken to another core that has become idle."""
+BALANCE_NS = 32_000_000
+"""Between evenings out of queues while all cores are busy."""
+
+
+class Runner:
+    """One thread, as the operating system sees it."""
+
+    __slots__ = ("core", "has_run_ns", "last_ran_ns")
+
+    def __init__(self, core: int) -> None:
+        self.core = core
+        """Where it runs, waits, or ran last."""
+        self.has_run_ns = 0.0
+        """Among those of its core: what the scheduler calls virtual run time."""
+        self.last_ran_ns = -HOT_NS
+
 
 class Job:
-    """Work under way."""
+    """Work of one thread under way."""
 
-    __slots__ = ("_processors", "goes_first", "left_ns", "num_threads", "number", "on_done", "rate")
+    __slots__ = ("_processors", "left_ns", "on_done", "runner")
 
-    def __init__(
-        self, processors: Processors, number: int, work_ns: int, num_threads: int, goes_first: bool,
-        on_done: Callable[[], None],
-    ) -> None:
+    def __init__(self, processors: Processors, runner: Runner, work_ns: int, on_done: Callable[[], None]) -> None:
         self._processors = processors
-        self.number = number
+        self.runner = runner
         self.left_ns = float(work_ns)
-        self.num_threads = num_threads
-        self.goes_first = goes_first
         self.on_done = on_done
-        self.rate = 0.0
-        """Work done in a nanosecond."""
 
     def cancel(self) -> None:
         """Break off: ``on_done`` is not called. Idempotent."""
         self._processors.stop(self)
+
+
+class _Cpu:
+    """What runs on it, since when, and who waits."""
+
+    __slots__ = ("ending", "phase_ns", "running", "since_ns", "waiting")
+
+    def __init__(self, phase_ns: int) -> None:
+        self.phase_ns = phase_ns
+        """Of its ticks, which cores do not have at the same time."""
+        self.running: Job | None = None
+        self.ending: Runner | None = None
+        """Whose work has just ended: it has not gone to sleep yet."""
+        self.since_ns = 0
+        self.waiting: list[Job] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return self.running is None and not self.waiting
+
+    @property
+    def length(self) -> int:
+        return len(self.waiting) + (self.running is not None)
+
+    def average_ns(self) -> float:
+        """Of what those here have run."""
+        jobs = self.waiting if self.running is None else [*self.waiting, self.running]
+        return sum(job.runner.has_run_ns for job in jobs) / len(jobs) if jobs else 0.0
+
+    def next_tick_ns(self, from_ns: int) -> int:
+        """The first one at ``from_ns`` or later."""
+        return -(-(from_ns - self.phase_ns) // TICK_NS) * TICK_NS + self.phase_ns
+
+    def has_tick(self, now_ns: int) -> bool:
+        return (now_ns - self.phase_ns) % TICK_NS == 0
 
 
 class Processors:
@@ -57,73 +114,189 @@ class Processors:
         if num_cores < 1 or len(speeds) != num_cores:
             raise ValueError("needs a speed for each number of busy cores")
         self._loop = loop
-        self._num_cores = num_cores
+        self._cores = [_Cpu(index * TICK_NS // num_cores) for index in range(num_cores)]
+        self._slice_ns = BASE_SLICE_NS * (1 + int(math.log2(min(8, num_cores))))
         self._speeds = tuple(speeds)
         self._drift = deque((round(from_s * NANOSECONDS), speed) for from_s, speed in drift)
         self._drifted = 1.0
-        self._jobs: dict[int, Job] = {}
-        self._next_number = 0
+        self._rate = 0.0
+        """Of work, in a nanosecond, of each busy core."""
+        self._num_runners = 0
         self._updated_ns = 0
+        self._balanced_ns = 0
         self._wake: Scheduled | None = None
 
-    def start(
-        self, work_ns: int, on_done: Callable[[], None], *, num_threads: int = 1, goes_first: bool = False
-    ) -> Job:
-        """Begin; ``on_done`` is called when the work is done. All its threads are busy until then."""
-        job = Job(self, self._next_number, work_ns, num_threads, goes_first, on_done)
-        self._next_number += 1
+    def runner(self) -> Runner:
+        """A new thread. They begin on the cores in turn."""
+        self._num_runners += 1
+        return Runner((self._num_runners - 1) % len(self._cores))
+
+    def start(self, runner: Runner, work_ns: int, on_done: Callable[[], None]) -> Job:
+        """A thread that does nothing wakes up, or goes on with this if its work has just ended; ``on_done`` is called
+        when its work is done."""
+        job = Job(self, runner, work_ns, on_done)
         self._advance()
-        self._jobs[job.number] = job
-        self._share()
+        cpu = self._cores[runner.core]
+        if cpu.ending is runner and cpu.running is None:
+            cpu.running = job
+            self._plan()
+            return job
+        if cpu.running is not None:
+            cpu = next((other for other in self._cores if other.is_idle), cpu)
+        self._put(job, cpu)
+        if cpu.running is None:
+            self._choose(cpu)
+        elif self._has_had_slice(cpu):
+            cpu.waiting.append(cpu.running)
+            cpu.waiting.remove(job)
+            self._run(cpu, job)
+        self._plan()
         return job
 
     def stop(self, job: Job) -> None:
         """See ``Job.cancel``."""
-        if job.number in self._jobs:
-            self._advance()
-            del self._jobs[job.number]
-            self._share()
+        self._advance()
+        cpu = self._cores[job.runner.core]
+        if cpu.running is job:
+            cpu.running = None
+            self._choose(cpu)
+        elif job in cpu.waiting:
+            cpu.waiting.remove(job)
+        self._plan()
+
+    # --- who runs where
+
+    def _put(self, job: Job, cpu: _Cpu) -> None:
+        """To the queue of a core, as one of average claims."""
+        job.runner.has_run_ns = cpu.average_ns()
+        job.runner.core = self._cores.index(cpu)
+        cpu.waiting.append(job)
+
+    def _run(self, cpu: _Cpu, job: Job) -> None:
+        cpu.running, cpu.since_ns = job, self._loop.now_ns
+
+    def _choose(self, cpu: _Cpu) -> None:
+        """A core without a running thread takes the first of its queue, or a cold one of the longest other."""
+        if not cpu.waiting:
+            now_ns = self._loop.now_ns
+            self._pull(cpu, lambda job: now_ns - job.runner.last_ran_ns >= HOT_NS)
+        if cpu.waiting:
+            first = min(cpu.waiting, key=lambda job: job.runner.has_run_ns)
+            cpu.waiting.remove(first)
+            self._run(cpu, first)
+
+    def _pull(self, cpu: _Cpu, may: Callable[[Job], bool]) -> None:
+        longest = max(self._cores, key=lambda other: len(other.waiting))
+        found = [job for job in longest.waiting if may(job)]
+        if found:
+            job = min(found, key=lambda job: job.runner.has_run_ns)
+            longest.waiting.remove(job)
+            self._put(job, cpu)
+
+    def _has_had_slice(self, cpu: _Cpu) -> bool:
+        return self._loop.now_ns - cpu.since_ns >= self._slice_ns
+
+    def _tick(self) -> None:
+        """Cores whose tick it is look: who has had a slice gives way, who is idle takes from others."""
+        now_ns = self._loop.now_ns
+        for cpu in self._cores:
+            if not cpu.has_tick(now_ns):
+                continue
+            if cpu.is_idle:
+                self._pull(cpu, lambda job: True)
+                if cpu.waiting:
+                    self._choose(cpu)
+            elif cpu.running is not None and cpu.waiting and self._has_had_slice(cpu):
+                cpu.waiting.append(cpu.running)
+                cpu.running = None
+                self._choose(cpu)
+
+    def _balance(self) -> None:
+        now_ns = self._loop.now_ns
+        if now_ns < self._balanced_ns + BALANCE_NS:
+            return
+        self._balanced_ns = now_ns
+        short, long = (end(self._cores, key=lambda cpu: cpu.length) for end in (min, max))
+        if long.length - short.length >= 2:
+            self._put(long.waiting.pop(), short)
+            if short.running is None:
+                self._choose(short)
+
+    # --- time
 
     def _advance(self) -> None:
         now_ns = self._loop.now_ns
-        for job in self._jobs.values():
-            job.left_ns = max(0.0, job.left_ns - job.rate * (now_ns - self._updated_ns))
+        passed_ns = now_ns - self._updated_ns
         self._updated_ns = now_ns
+        for cpu in self._cores:
+            if passed_ns and cpu.running is not None:
+                cpu.running.left_ns = max(0.0, cpu.running.left_ns - self._rate * passed_ns)
+                cpu.running.runner.has_run_ns += passed_ns
+                cpu.running.runner.last_ran_ns = now_ns
 
-    def _share(self) -> None:
-        """New rates, and the next end."""
-        jobs = self._jobs.values()
+    def _plan(self) -> None:
+        """The rate from now on, and the next time at which something changes."""
+        now_ns = self._loop.now_ns
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
-        if not jobs:
+        running = [cpu.running for cpu in self._cores if cpu.running is not None]
+        if not running:
             return
-        while self._drift and self._drift[0][0] <= self._loop.now_ns:
+        while self._drift and self._drift[0][0] <= now_ns:
             self._drifted = self._drift.popleft()[1]
-        first = sum(job.num_threads for job in jobs if job.goes_first)
-        rest = sum(job.num_threads for job in jobs) - first
-        cores = float(self._num_cores)
-        speed = self._drifted * self._speeds[min(first + rest, self._num_cores) - 1]
-        first_rate = speed * min(1.0, cores / first) if first else 0.0
-        # Nobody starves: where those who go first could take all cores, the others keep a tenth of one.
-        rest_rate = speed * min(1.0, max(cores - first, 0.1) / rest) if rest else 0.0
-        for job in jobs:
-            job.rate = first_rate if job.goes_first else rest_rate
-        left_ns = min(math.ceil(job.left_ns / job.rate) for job in jobs)
+        self._rate = self._drifted * self._speeds[len(running) - 1]
+        times_ns = [now_ns + math.ceil(job.left_ns / self._rate) for job in running]
+        if any(cpu.waiting for cpu in self._cores):
+            times_ns += [
+                cpu.next_tick_ns(max(now_ns + 1, cpu.since_ns + self._slice_ns if cpu.waiting else 0))
+                for cpu in self._cores if cpu.waiting or cpu.is_idle
+            ]
+            times_ns.append(max(now_ns + 1, self._balanced_ns + BALANCE_NS))
         if self._drift:
-            left_ns = min(left_ns, self._drift[0][0] - self._loop.now_ns)
-        self._wake = self._loop.after(left_ns, self._on_wake)
+            times_ns.append(self._drift[0][0])
+        self._wake = self._loop.at(min(times_ns), self._on_wake)
 
     def _on_wake(self) -> None:
         self._wake = None
         self._advance()
-        # What is left is less than rounding makes of it.
-        ended = [job for job in self._jobs.values() if job.left_ns < max(job.rate, 1e-3)]
-        for job in ended:
-            del self._jobs[job.number]
-        self._share()
-        for job in ended:
+        ended = []
+        for cpu in self._cores:
+            # What is left is less than rounding makes of it.
+            if cpu.running is not None and cpu.running.left_ns < max(self._rate, 1e-3):
+                ended.append((cpu, cpu.running))
+                cpu.running = None
+        for cpu, job in ended:
+            cpu.ending = job.runner
             job.on_done()
+            cpu.ending = None
+        for cpu in self._cores:
+            if cpu.running is None:
+                self._choose(cpu)
+        self._tick()
+        self._balance()
+        self._plan()
+
+
+class TeamJob:
+    """The same work for each of several threads: it ends when the last of them has done it."""
+
+    def __init__(
+        self, processors: Processors, runners: Sequence[Runner], work_ns: int, on_done: Callable[[], None]
+    ) -> None:
+        self._num_left = len(runners)
+        self._on_done = on_done
+        self._jobs = [processors.start(runner, work_ns, self._one_done) for runner in runners]
+
+    def _one_done(self) -> None:
+        self._num_left -= 1
+        if not self._num_left:
+            self._on_done()
+
+    def cancel(self) -> None:
+        """Break off: ``on_done`` is not called. Idempotent."""
+        for job in self._jobs:
+            job.cancel()
 
 
 class Thread:
@@ -133,6 +306,7 @@ class Thread:
         self.busy_ns = 0
         """Work done or under way."""
         self._processors = processors
+        self._runner = processors.runner()
         self._queue: deque[tuple[int, Callable[[], None]]] = deque()
         self._is_busy = False
 
@@ -147,7 +321,7 @@ class Thread:
         if self._queue:
             work_ns, act = self._queue.popleft()
             self.busy_ns += work_ns
-            self._processors.start(work_ns, lambda: self._done(act), goes_first=True)
+            self._processors.start(self._runner, work_ns, lambda: self._done(act))
 
     def _done(self, act: Callable[[], None]) -> None:
         act()

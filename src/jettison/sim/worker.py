@@ -22,7 +22,7 @@ from jettison.sim.links import host_of
 from jettison.sim.loop import EventLoop, Scheduled
 from jettison.sim.memory import ModelledMemory
 from jettison.sim.network import FlowClass
-from jettison.sim.processors import Job
+from jettison.sim.processors import TeamJob
 from jettison.sim.tasks import (
     TOKEN,
     Command,
@@ -86,7 +86,7 @@ class _Running:
     """The step that the worker computes."""
 
     task: StageTask
-    end: Scheduled | Job
+    end: Scheduled | TeamJob
     end_ns: int
     """``NEVER`` where only the end tells."""
 
@@ -306,7 +306,7 @@ class SimWorker:
             self._wake_at(now_ns)
 
         self._free_ns = NEVER
-        self._running = _Running(task, host.compute(took_ns + around_ns, done), NEVER)
+        self._running = _Running(task, host.compute(self.worker_id, took_ns + around_ns, done), NEVER)
 
     def _why_not(self, run: StepRun, layers: LayerRange) -> Failure | None:
         if layers not in self._runnable:

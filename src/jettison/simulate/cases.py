@@ -116,9 +116,14 @@ def _one(plain: Mapping[str, Any], index: int, seed: int) -> dict[str, Any]:
     return {**kept, "variants": [chosen], "seeds": [seed]}
 
 
-def run_case(case: Case, on_progress: OnProgress | None = None, *, drift: SpeedLine = ()) -> RunResult:
-    """Simulate one case. The same case gives the same result, in whichever process. ``drift``: how fast this machine's
-    cores were while the live run that is to be compared went on."""
+def run_case(
+    case: Case, on_progress: OnProgress | None = None, *, drift: SpeedLine = (), controller_factor: float = 1.0
+) -> RunResult:
+    """Simulate one case. The same case gives the same result, in whichever process.
+
+    ``drift``: how fast this machine's cores were while the live run that is to be compared went on;
+    ``controller_factor``: what its controller took beyond that.
+    """
     spec = parse_spec(case.raw, case.name)
     base_dir = Path(case.base_dir)
     machine = resolve_machine(spec.cluster, spec.settings, base_dir)
@@ -141,7 +146,8 @@ def run_case(case: Case, on_progress: OnProgress | None = None, *, drift: SpeedL
         on_progress=on_progress,
         observer=timeline,
     )
-    setup = replace(cluster_setup(machine, spec, variant, case.seed), drift=drift)
+    setup = cluster_setup(machine, spec, variant, case.seed)
+    setup = replace(setup, drift=drift, host=setup.host.with_controller(controller_factor))
     run = simulate_workload(workload, setup, options)
     run.config["spec"] = dict(case.raw)
     run.config["point"] = dict(case.point)

@@ -102,6 +102,16 @@ class _Served:
     """Of the monotonic clock."""
 
 
+@dataclass(frozen=True, slots=True)
+class MachineThen:
+    """What a machine was during a live run, over what its constants say."""
+
+    speed: SpeedLine = ()
+    """Of its cores."""
+    controller_factor: float = 1.0
+    """What the controller took beyond what slower cores make of it."""
+
+
 def run_pairs(
     cases: Sequence[Case], raw: Mapping[str, Any], name: str, base_dir: Path, console: Console
 ) -> list[Pair]:
@@ -114,10 +124,10 @@ def run_pairs(
     for key, same in groupby(cases, lambda case: str(sorted(case.point.items()))):
         lived = _serve_all(list(same), specs[key], base_dir, console)
         with phase("simulating the same", console) as status:
-            for served, drift in lived:
+            for served, then in lived:
                 status.update(f"simulating {served.case.name}")
-                served.run.client["machine_speed"] = drift
-                simulated = run_case(served.case, drift=drift)
+                served.run.client |= asdict(then)
+                simulated = run_case(served.case, drift=then.speed, controller_factor=then.controller_factor)
                 label = served.case.name.replace(f" seed={served.case.seed}", "")
                 pairs.append(Pair(specs[key].name, label, served.case.seed, served.run, simulated, served.case.factor))
     return pairs
@@ -125,8 +135,8 @@ def run_pairs(
 
 def _serve_all(
     cases: Sequence[Case], spec: ExperimentSpec, base_dir: Path, console: Console
-) -> list[tuple[_Served, SpeedLine]]:
-    """The cases of one point of the sweep, and how fast the cores were meanwhile."""
+) -> list[tuple[_Served, MachineThen]]:
+    """The cases of one point of the sweep, and how fast the machine was meanwhile."""
     here = local_config(spec.cluster, spec.settings, base_dir)
     machine = resolve_machine(spec.cluster, spec.settings, base_dir)
     served = []
@@ -152,7 +162,7 @@ def _serve_all(
     speed = machine.costs.core_speeds[-1] if machine.costs.core_speeds else 1.0
     readings = yardstick.readings()
     return [
-        (one, _drift(one, probes, (before, after), speed))
+        (one, _machine_then(one, probes, (before, after), speed))
         for one, (before, after) in zip(served, pairwise(readings), strict=True)
     ]
 
@@ -167,8 +177,10 @@ def _keys(case: Case, spec: ExperimentSpec, machine: Machine, here: EngineConfig
     return keys
 
 
-def _drift(served: _Served, probes: Sequence[Sample], around: tuple[Reading, Reading], busy_speed: float) -> SpeedLine:
-    """How fast the cores were during a run, over what the constants say (``busy_speed``, of the last core speed).
+def _machine_then(
+    served: _Served, probes: Sequence[Sample], around: tuple[Reading, Reading], busy_speed: float
+) -> MachineThen:
+    """How fast the machine was during a run, over what the constants say (``busy_speed``: the last core speed).
 
     The readings around it say how fast while everybody serves, the probes how that went up and down in between. The
     probing process is not over when a run is and counts as somebody else's there: what it took is taken out.
@@ -177,8 +189,9 @@ def _drift(served: _Served, probes: Sequence[Sample], around: tuple[Reading, Rea
     within = [probe for probe in probes if served.began_s <= probe.at_s < end_s]
     beside = [p.took_s for p in probes if any(r.begin_s <= p.at_s < r.end_s for r in around)]
     run.client["foreign_cores"] = max(0.0, run.client["foreign_cores"] - cores_taken(within))
-    speed = statistics.mean(reading.speed for reading in around) / busy_speed
-    return speed_line(within, statistics.median(beside or [0.0]), served.began_s, speed=speed)
+    speed = statistics.mean(reading.speed for reading in around)
+    line = speed_line(within, statistics.median(beside or [0.0]), served.began_s, speed=speed / busy_speed)
+    return MachineThen(line, speed * statistics.mean(reading.controller_factor for reading in around))
 
 
 def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: Mapping[str, Any]) -> list[Pair]:
@@ -196,16 +209,18 @@ def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: 
             raise ConfigError(f"{name}: constants were measured anew since: its live runs cannot be simulated again")
         variant = case.name.replace(f" seed={case.seed}", "")
         run = kept[f"{spec.name}, {variant}, seed {case.seed}"]
-        drift = tuple((at_s, speed) for at_s, speed in run["machine_speed"])
-        simulated = run_case(replace(case, factor=run["factor"]), drift=drift)
-        pairs.append(Pair(spec.name, variant, case.seed, _kept_run(run, drift, case), simulated, run["factor"]))
+        then = MachineThen(tuple((at_s, speed) for at_s, speed in run["machine_speed"]), run["controller_factor"])
+        simulated = run_case(
+            replace(case, factor=run["factor"]), drift=then.speed, controller_factor=then.controller_factor
+        )
+        pairs.append(Pair(spec.name, variant, case.seed, _kept_run(run, then, case), simulated, run["factor"]))
     return pairs
 
 
-def _kept_run(run: Mapping[str, Any], drift: SpeedLine, case: Case) -> RunResult:
+def _kept_run(run: Mapping[str, Any], then: MachineThen, case: Case) -> RunResult:
     """What a document keeps of a live run, and what it is compared with."""
     live = run["live"]
-    client = {"foreign_cores": run["foreign_cores"], "machine_speed": drift}
+    client = {"foreign_cores": run["foreign_cores"], **asdict(then)}
     return RunResult(
         run["scenario"], duration_s=live["duration_s"], requests=RequestCounts(**live["requests"]),
         ttft_s=Summary(**live["ttft_s"]), tpot_s=Summary(**live["tpot_s"]), e2e_s=Summary(**live["e2e_s"]),
@@ -285,7 +300,8 @@ def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
             {
                 "scenario": pair.scenario, "factor": pair.factor,
                 "foreign_cores": pair.live.client.get("foreign_cores"),
-                "machine_speed": [list(point) for point in pair.live.client.get("machine_speed", ())],
+                "machine_speed": [list(point) for point in pair.live.client["speed"]],
+                "controller_factor": pair.live.client["controller_factor"],
                 **{
                     side: {
                         "requests": asdict(run.requests), "ttft_s": asdict(run.ttft_s), "tpot_s": asdict(run.tpot_s),
