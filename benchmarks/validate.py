@@ -18,12 +18,8 @@ from typing import Any
 from rich.console import Console
 
 from jettison.config.files import read_yaml_mapping
-from jettison.simulate.validate_command import (
-    print_comparison,
-    simulate_again,
-    validate_command,
-    validation_document,
-)
+from jettison.simulate.validate_command import print_comparison, validate_command
+from jettison.simulate.validation_file import read_document, simulate_again, write_document
 
 FOLDER = Path(__file__).parent / "validation"
 
@@ -61,9 +57,9 @@ def main() -> None:
 def again(raw: dict[str, Any], path: Path, out: Path) -> None:
     """The live runs of a result file beside new simulations: after a change of the simulator."""
     console = Console()
-    pairs = simulate_again(raw, path.stem, path.parent, json.loads(out.read_text(encoding="utf-8")))
+    pairs = simulate_again(raw, path.stem, path.parent, read_document(out))
     print_comparison(pairs, console)
-    out.write_text(json.dumps(validation_document(pairs), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_document(out, pairs)
 
 
 def render(folder: Path) -> str:

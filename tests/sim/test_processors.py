@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.sim.loop import EventLoop
-from jettison.sim.processors import BALANCE_NS, BASE_SLICE_NS, HOT_NS, TICK_NS, Processors, TeamJob, Thread
+from jettison.sim.processors import BALANCE_NS, BASE_SLICE_NS, HOT_NS, TICK_NS, Job, Processors, Runner, TeamJob, Thread
 
 MS = 1_000_000
 
@@ -60,28 +60,49 @@ def test_an_idle_core_is_taken_first() -> None:
     assert ends_of([1.0, 1.0], [(0, 10 * MS), (0, MS), (2 * MS, MS)]) == [10 * MS, MS, 3 * MS]
 
 
-def test_a_core_that_becomes_idle_takes_a_cold_thread_from_another_and_a_hot_one_at_its_tick() -> None:
-    loop = EventLoop()
+def queue(loop: EventLoop, processors: Processors, works: list[int], ends: dict[int, int]) -> list[Runner]:
+    """Threads of the first core with so much work each, all begun at once."""
+    runners = []
+    for index, work in enumerate(works):
+        runner = processors.runner()
+        runner.core = 0
+        runners.append(runner)
+        loop.at(0, lambda i=index, w=work: processors.start(  # type: ignore[misc]
+            runners[i], w, lambda: ends.__setitem__(i, loop.now_ns)))  # fmt: skip
+    return runners
+
+
+def test_a_core_that_becomes_idle_takes_a_cold_thread_from_another_at_once() -> None:
+    loop, ends = EventLoop(), {}
     processors = Processors(loop, 2, [1.0, 1.0])
-    ends: dict[str, int] = {}
-    runners = {name: processors.runner() for name in ("a", "b", "c")}  # a and c begin on the first core
-
-    def begin(name: str, work: int) -> None:
-        processors.start(runners[name], work, lambda: ends.__setitem__(name, loop.now_ns))
-
-    begin("a", 20 * MS)
-    begin("b", HOT_NS // 2)
-    begin("c", MS)  # waits behind a; it has never run, so b's core takes it as soon as that is done
-    loop.run(until_ns=15 * MS)
-    assert ends["c"] == HOT_NS // 2 + MS
-    begin("b", HOT_NS // 2)
+    queue(loop, processors, [20 * MS, HOT_NS // 2, MS], ends)  # the second finds the other core idle, the third waits
     loop.run()
-    assert ends["a"] == 20 * MS
+    assert ends == {0: 20 * MS, 1: HOT_NS // 2, 2: HOT_NS // 2 + MS}
+
+
+def test_and_one_that_ran_just_now_at_its_next_tick() -> None:
+    loop, ends = EventLoop(), {}
+    processors = Processors(loop, 2, [1.0, 1.0])
+    first, _, third = queue(loop, processors, [20 * MS, TICK_NS + HOT_NS // 4, 20 * MS], ends)
+    loop.run(until_ns=TICK_NS + HOT_NS // 2)
+    # At its first tick the first gave way to the third, which had waited; when the other core ran dry it was still hot.
+    assert list(ends) == [1] and (first.core, third.core) == (0, 0)
+    loop.run()
+    own_tick = TICK_NS // 2 + TICK_NS  # of the other core
+    assert ends[0] == own_tick + 20 * MS - TICK_NS and ends[2] == TICK_NS + 20 * MS
 
 
 def test_queues_are_evened_out_now_and_then() -> None:
-    ends = ends_of([1.0, 1.0], [(0, 40 * MS)] * 4)
-    assert max(ends) <= 80 * MS + BALANCE_NS and sum(ends) >= 4 * 60 * MS
+    loop, ends = EventLoop(), {}
+    processors = Processors(loop, 2, [1.0, 1.0])
+    others = [processors.runner() for _ in range(2)]
+    for other in others:  # both cores are busy, so that all others queue on the first
+        loop.at(0, lambda other=other: processors.start(other, 300 * MS, lambda: None))  # type: ignore[misc]
+    runners = queue(loop, processors, [30 * MS] * 4, ends)
+    loop.run(until_ns=2 * BALANCE_NS - 1)
+    assert [runner.core for runner in runners] == [0] * 4
+    loop.run(until_ns=4 * BALANCE_NS + TICK_NS)
+    assert sorted(runner.core for runner in runners) == [0, 0, 1, 1]
 
 
 @given(jobs=st.lists(st.tuples(st.integers(0, 50 * MS), st.integers(0, 30 * MS)), min_size=1, max_size=10))
@@ -145,6 +166,40 @@ def test_a_thread_that_goes_on_does_not_queue_again() -> None:
     processors.start(processors.runner(), MS, lambda: None)
     loop.run()
     assert ends == [MS // 10, 2 * MS // 10, 3 * MS // 10] and loop.now_ns == MS + 3 * MS // 10
+
+
+def test_who_goes_on_keeps_the_core_from_whom_it_wakes() -> None:
+    loop, ends = EventLoop(), {}
+    processors = Processors(loop, 1, [1.0])
+    thread, other = Thread(processors), processors.runner()
+    thread.do(10, lambda: processors.start(other, 5, lambda: ends.__setitem__("other", loop.now_ns)))
+    thread.do(10, lambda: ends.__setitem__("thread", loop.now_ns))
+    loop.run()
+    assert ends == {"thread": 20, "other": 25}
+
+
+def test_who_has_had_a_slice_gives_way_to_who_waited_longest() -> None:
+    loop, ends = EventLoop(), {}
+    processors = Processors(loop, 1, [1.0])
+    queue(loop, processors, [100 * MS, 10], ends)  # the second waits for the first tick
+    late = processors.runner()
+    at_ns = 2 * BASE_SLICE_NS
+    loop.at(at_ns, lambda: processors.start(late, 10, lambda: ends.__setitem__(2, loop.now_ns)))
+    loop.run()
+    assert ends[1] == at_ns + 10 and ends[2] == at_ns + 20
+
+
+def test_of_two_that_end_together_the_first_may_cancel_the_second() -> None:
+    loop, ends = EventLoop(), []
+    processors = Processors(loop, 2, [1.0, 1.0])
+    jobs: list[Job] = []
+    for name in ("a", "b"):
+        def done(name: str = name) -> None:
+            ends.append(name)
+            jobs[1].cancel()
+        jobs.append(processors.start(processors.runner(), 100, done))
+    loop.run()
+    assert ends == ["a"]
 
 
 def test_a_team_is_done_when_its_last_thread_is() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,15 @@ from jettison.cost.hostcosts import HostCosts
 from jettison.cost.model import CostModel
 from jettison.cost.profile_document import StoredProfile
 from jettison.device.kernels import load_kernels
+from jettison.errors import ConfigError
 from jettison.live.assembly import assemble
 from jettison.live.profile_file import costs_path, default_path, fingerprint, save_costs, save_profile
 from jettison.simulate.counterfactual import counterfactual_runs
 from jettison.simulate.local import local_config
 from jettison.simulate.spec import parse_spec
 from jettison.simulate.validate_command import validate_command
+from jettison.simulate.validation import compare
+from jettison.simulate.validation_file import read_document, simulate_again
 
 SPEC = """
 name: tiny
@@ -64,6 +68,13 @@ def test_a_spec_live_and_simulated(tmp_path: Path) -> None:
     # How fast the machine was meanwhile is in the file, and the simulator's was as fast.
     [run] = document["runs"]
     assert run["machine_speed"][0][0] == 0.0 and all(speed > 0.0 for _, speed in run["machine_speed"])
+    # What is kept of the live run is enough to simulate it again, and with other constants it is not.
+    (again,) = simulate_again(raw, "tiny", tmp_path, read_document(out))
+    assert again.simulated.ttft_s == pair.simulated.ttft_s and again.then == pair.then
+    assert [row.as_dict() for row in compare(again)] == document["rows"]
+    save_costs(costs_path(tmp_path / "model", mark), mark, replace(COSTS, hop_s=6e-5))
+    with pytest.raises(ConfigError, match="measured anew"):
+        simulate_again(raw, "tiny", tmp_path, document)
     # The live run says of itself what a simulation needs.
     others = counterfactual_runs(pair.live, ["recompute"], num_processes=1)
     assert all(run.requests.completed == 4 for run in others.values()) and len(others) == 2

@@ -17,12 +17,16 @@ from jettison.config.files import read_yaml_mapping
 from jettison.cost.deployment import deployment_to_document
 from jettison.cost.hostcosts import HostCosts
 from jettison.errors import ConfigError
+from jettison.live.step_process import Sample
+from jettison.live.yardstick import Reading
 from jettison.report.results import RunResult, Summary
 from jettison.simulate.cases import cases_of, run_case
 from jettison.simulate.spec import parse_spec
 from jettison.simulate.sweeps import expand_sweep, set_at
 from jettison.simulate.validate_command import check_both_sides, validate_command
+from jettison.simulate.validate_live import machine_then, speed_while_serving
 from jettison.simulate.validation import Pair, compare, compare_means, worst
+from jettison.simulate.validation_file import read_document
 
 COSTS = HostCosts(
     num_cores=2, core_speeds=(1.0, 0.8), worker_step_s=1e-4, controller_step_s=2e-4, controller_row_s=1e-5,
@@ -72,6 +76,40 @@ def test_means_are_over_seeds_of_the_same_scenario() -> None:
 def test_what_one_side_does_not_have_is_not_compared() -> None:
     lone = replace(run(100.0, 1.0), tpot_s=Summary())
     assert "TPOT mean" not in {row.metric for row in compare(Pair("s", "d", 0, lone, run(100.0, 1.0)))}
+
+
+# --- what the machine was meanwhile
+
+AROUND = (Reading(0.0, 2.0, 0.8, 1.2), Reading(10.0, 12.0, 1.0, 1.0))
+
+
+def test_a_run_is_as_fast_as_the_yardstick_around_it_and_the_probes_in_it() -> None:
+    probes = [Sample(1.0, 0.010), Sample(4.0, 0.005), Sample(8.0, 0.020), Sample(11.0, 0.010)]
+    then = machine_then(3.0, probes[1:3], probes, AROUND, 0.9)
+    assert then.speed == ((0.0, pytest.approx(2.0)), (3.0, pytest.approx(0.5)))  # 0.9 in the middle, as calibrated
+    assert then.controller_factor == pytest.approx(0.9 * 1.1)
+
+
+def test_without_probes_a_run_is_as_fast_as_the_yardstick_around_it() -> None:
+    then = machine_then(3.0, [], [Sample(1.0, 0.01)], AROUND, 0.45)
+    assert then.speed == ((0.0, pytest.approx(2.0)),)
+
+
+def test_only_as_many_cores_are_busy_as_instances_have_threads() -> None:
+    costs = HostCosts(num_cores=4, core_speeds=(1.0, 0.9, 0.8, 0.7))
+    assert [speed_while_serving(costs, number) for number in (1, 2, 6)] == [1.0, 0.9, 0.7]
+    assert speed_while_serving(replace(costs, threads_per_worker=2), 2) == 0.7
+    assert speed_while_serving(HostCosts(), 2) == 1.0
+
+
+def test_a_file_of_another_version_is_no_document(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    for text, why in (("{}", "no result"), ("[", "no result"), ('{"format": "jettison-validation-1"}', "too little")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=why):
+            read_document(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_document(tmp_path / "none.json")
 
 
 # --- simulated on cores that are shared

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 
+_LONGEST_S = 0.999
+"""Anything from a second on is no measurement of what serving takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
@@ -63,11 +66,10 @@ class HostCosts:
             raise ValueError("core_speeds needs a speed in (0, 1.5] for each number of busy cores")
 
     def with_controller(self, factor: float) -> HostCosts:
-        """With all that controller and clients do taking ``factor`` times as long: their code feels others on a core
-        more than arithmetic does."""
+        """With all that controller and clients do taking ``factor`` times as long, up to a second each."""
         return replace(self, **{
-            f.name: min(0.999, factor * getattr(self, f.name))
-            for f in fields(self) if f.name.startswith(("controller_", "client_")) or f.name == "hop_s"
+            f.name: min(_LONGEST_S, factor * getattr(self, f.name))
+            for f in fields(self) if f.name.startswith(("controller_", "client_"))
         })  # fmt: skip
 
     @property

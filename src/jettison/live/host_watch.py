@@ -131,8 +131,10 @@ def workers_of(server: int) -> list[int]:
 
 
 def read_steps(path: Path) -> list[Step]:
-    """Of all workers, from a server's time line."""
+    """Of all workers, from a server's time line. Raises JettisonError if it is not whole."""
     document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    if document["otherData"].get("forgotten_events"):
+        raise JettisonError(f"{path.name}: its oldest events are forgotten: so long a session cannot be measured")
     first_ns = document["otherData"]["first_ns"]
     steps = [
         Step(

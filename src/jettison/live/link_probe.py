@@ -97,7 +97,7 @@ def measure_link(piece_bytes: int, rounds: int = 7) -> LinkSpeed:
     with _peer(piece_bytes) as end:
         hops, rates = [], []
         for index in range(rounds + 1):  # the first one maps the slots
-            hop_s = statistics.median(_hop_s(end, data[:SMALL_BYTES]) for _ in range(20))
+            hop_s, awake_s = map(statistics.median, zip(*(_hops_s(end, data[:SMALL_BYTES]) for _ in range(20))))
             start_ns = time.perf_counter_ns()
             for piece in range(PIECES):
                 end.send(FrameKind.KV_PIECE, -1 if piece == PIECES - 1 else piece, data)
@@ -105,12 +105,12 @@ def measure_link(piece_bytes: int, rounds: int = 7) -> LinkSpeed:
             bulk_s = (time.perf_counter_ns() - start_ns) / 1e9
             if index:
                 hops.append(hop_s)
-                rates.append(PIECES * piece_bytes / max(bulk_s - hop_s, 1e-9))
+                rates.append(PIECES * piece_bytes / max(bulk_s - awake_s, 1e-9))
         return LinkSpeed(statistics.median(hops), statistics.median(rates))
 
 
-def _hop_s(end: _End, data: np.ndarray) -> float:
-    """One way, to a peer that has slept for as long as a step: twice, and the second finds it awake."""
+def _hops_s(end: _End, data: np.ndarray) -> tuple[float, float]:
+    """One way, to a peer that has slept for as long as a step, and to the same that is awake."""
     until_ns = time.perf_counter_ns() + PAUSE_NS
     while time.perf_counter_ns() < until_ns:
         pass  # the sender computes, as a stage does before it hands on
@@ -121,7 +121,7 @@ def _hop_s(end: _End, data: np.ndarray) -> float:
     end.send(FrameKind.ACTIVATION, 1, data)
     _answer(end)
     both_ways_ns, awake_ns = between_ns - start_ns, time.perf_counter_ns() - between_ns
-    return max(both_ways_ns - awake_ns / 2, both_ways_ns / 2) / 1e9
+    return max(both_ways_ns - awake_ns / 2, both_ways_ns / 2) / 1e9, awake_ns / 2e9
 
 
 def _answer(end: _End) -> None:

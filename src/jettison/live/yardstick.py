@@ -9,9 +9,11 @@ workers' processor time, over what the profile says that it takes.
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jettison.config import EngineConfig
 from jettison.cost.hardware import HardwareProfile
@@ -48,9 +50,9 @@ class Reading:
     """Of the monotonic clock."""
     end_s: float
     speed: float
-    """Of a core while all serve, over that of one alone when steps were profiled: by the workers' steps."""
+    """Of a core while all instances serve, over that of one alone when steps were profiled: by the workers' steps."""
     controller_factor: float
-    """What the controller took of a core over what the constants say that it takes."""
+    """Processor time of the controller, over what the constants say."""
 
 
 class Yardstick:
@@ -70,42 +72,45 @@ class Yardstick:
         self._loads = [
             Load(f"yardstick {size}", (TraceRow(0.0, PROMPT, OUTPUT),) * (size * num_instances)) for size in sizes
         ]
-        self._folder = tempfile.TemporaryDirectory(prefix="jettison-yardstick-")
-        self._line = Path(self._folder.name) / "timeline.json.gz"
-        tokens = 2 * max(sizes) * (PROMPT + OUTPUT)
-        flags = {**serving_flags(config, tokens), "instances": num_instances, "timeline": self._line}
-        log = Path(self._folder.name) / "server.log"
-        self._server = ServerProcess(Path(config.model.model), flags, log)
+        self._num_instances = num_instances
+        self._kv_tokens = 2 * max(sizes) * (PROMPT + OUTPUT)
+        self._exits = ExitStack()
+        self._url = ""
+        self._server_pid = 0
         self._workers: list[int] = []
         self._layings: list[list[Window]] = []
         self._steps: list[Step] = []
 
     def __enter__(self) -> Yardstick:
         """Raises JettisonError: the server does not come up."""
-        try:
-            self._server.start()
-            self._workers = workers_of(self._server.pid)
+        with ExitStack() as exits:
+            folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="jettison-yardstick-")))
+            line = folder / "timeline.json.gz"
+            flags = serving_flags(self._config, self._kv_tokens)
+            flags |= {"instances": self._num_instances, "timeline": line}
+            server = ServerProcess(Path(self._config.model.model), flags, folder / "server.log")
+            exits.push(lambda kind, *_: self._read_line(line) if kind is None else None)  # after the server's end
+            exits.enter_context(server)
+            self._url, self._server_pid = server.url, server.pid
+            self._workers = workers_of(server.pid)
             for load in self._loads:  # once to warm up
-                replay(self._server.url, load, self._config)
-        except BaseException:
-            self._server.close()
-            self._folder.cleanup()
-            raise
+                replay(self._url, load, self._config)
+            self._exits = exits.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._server.close()
-        if self._line.exists():
-            self._steps = read_steps(self._line)
-        self._folder.cleanup()
+    def __exit__(self, *error: Any) -> None:
+        self._exits.__exit__(*error)
+
+    def _read_line(self, line: Path) -> None:
+        self._steps = read_steps(line)
 
     def lay(self) -> None:
         """Serve all loads; some seconds. Raises JettisonError where a request fails."""
         windows = []
         for _ in range(ROUNDS):
             for load in self._loads:
-                act = partial(replay, self._server.url, load, self._config)
-                windows.append(watched(self._server.pid, self._workers, load, act))
+                act = partial(replay, self._url, load, self._config)
+                windows.append(watched(self._server_pid, self._workers, load, act))
         self._layings.append(windows)
 
     def readings(self) -> list[Reading]:

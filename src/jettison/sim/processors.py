@@ -1,7 +1,8 @@
 """Processor cores that several processes share: workers, controller and clients on one machine.
 
-Work is time of one thread that is alone on the machine. What a thread gets of that, while others run as well, is what
-Linux gives it (EEVDF, since 6.6; the figures are those of its sources for 250 ticks a second):
+Work is time of one thread that is alone on the machine. What a thread gets of that, while others run as well, is close
+to what Linux gives it (after EEVDF; the figures are those of its sources since 6.12, for 250 ticks a second; who comes
+next is decided by run time alone, without eligibility and deadlines):
 
 - A thread that wakes up runs on an idle core if there is one, the one it was on first. If there is none it waits in
   the queue of that core: until the running thread has had its slice and a tick, or another waking thread, makes the
@@ -35,8 +36,8 @@ BASE_SLICE_NS = 700_000
 """On one core; times 1 + log2 of the number of cores, of which eight count."""
 HOT_NS = 500_000
 """Who ran this recently is not taken to another core that has become idle."""
-BALANCE_NS = 32_000_000
-"""Between evenings out of queues while all cores are busy."""
+BALANCE_NS = 16_000_000
+"""Between evenings out of queues, times the number of cores."""
 
 
 class Runner:
@@ -55,16 +56,18 @@ class Runner:
 class Job:
     """Work of one thread under way."""
 
-    __slots__ = ("_processors", "left_ns", "on_done", "runner")
+    __slots__ = ("_processors", "is_cancelled", "left_ns", "on_done", "runner")
 
     def __init__(self, processors: Processors, runner: Runner, work_ns: int, on_done: Callable[[], None]) -> None:
         self._processors = processors
         self.runner = runner
         self.left_ns = float(work_ns)
         self.on_done = on_done
+        self.is_cancelled = False
 
     def cancel(self) -> None:
         """Break off: ``on_done`` is not called. Idempotent."""
+        self.is_cancelled = True
         self._processors.stop(self)
 
 
@@ -83,8 +86,13 @@ class _Cpu:
         self.waiting: list[Job] = []
 
     @property
+    def is_taken(self) -> bool:
+        """A thread is on it, maybe one that is just about to sleep."""
+        return self.running is not None or self.ending is not None
+
+    @property
     def is_idle(self) -> bool:
-        return self.running is None and not self.waiting
+        return not self.is_taken and not self.waiting
 
     @property
     def length(self) -> int:
@@ -116,6 +124,7 @@ class Processors:
         self._loop = loop
         self._cores = [_Cpu(index * TICK_NS // num_cores) for index in range(num_cores)]
         self._slice_ns = BASE_SLICE_NS * (1 + int(math.log2(min(8, num_cores))))
+        self._balance_ns = BALANCE_NS * num_cores
         self._speeds = tuple(speeds)
         self._drift = deque((round(from_s * NANOSECONDS), speed) for from_s, speed in drift)
         self._drifted = 1.0
@@ -141,15 +150,13 @@ class Processors:
             cpu.running = job
             self._plan()
             return job
-        if cpu.running is not None:
+        if cpu.is_taken:
             cpu = next((other for other in self._cores if other.is_idle), cpu)
         self._put(job, cpu)
-        if cpu.running is None:
+        if not cpu.is_taken:
             self._choose(cpu)
         elif self._has_had_slice(cpu):
-            cpu.waiting.append(cpu.running)
-            cpu.waiting.remove(job)
-            self._run(cpu, job)
+            self._give_way(cpu)
         self._plan()
         return job
 
@@ -193,6 +200,13 @@ class Processors:
             longest.waiting.remove(job)
             self._put(job, cpu)
 
+    def _give_way(self, cpu: _Cpu) -> None:
+        """The running thread, if it has not just ended, waits with the others, and the first of them runs."""
+        if cpu.running is not None:
+            cpu.waiting.append(cpu.running)
+            cpu.running = None
+            self._choose(cpu)
+
     def _has_had_slice(self, cpu: _Cpu) -> bool:
         return self._loop.now_ns - cpu.since_ns >= self._slice_ns
 
@@ -206,14 +220,12 @@ class Processors:
                 self._pull(cpu, lambda job: True)
                 if cpu.waiting:
                     self._choose(cpu)
-            elif cpu.running is not None and cpu.waiting and self._has_had_slice(cpu):
-                cpu.waiting.append(cpu.running)
-                cpu.running = None
-                self._choose(cpu)
+            elif cpu.waiting and self._has_had_slice(cpu):
+                self._give_way(cpu)
 
     def _balance(self) -> None:
         now_ns = self._loop.now_ns
-        if now_ns < self._balanced_ns + BALANCE_NS:
+        if now_ns < self._balanced_ns + self._balance_ns:
             return
         self._balanced_ns = now_ns
         short, long = (end(self._cores, key=lambda cpu: cpu.length) for end in (min, max))
@@ -252,7 +264,7 @@ class Processors:
                 cpu.next_tick_ns(max(now_ns + 1, cpu.since_ns + self._slice_ns if cpu.waiting else 0))
                 for cpu in self._cores if cpu.waiting or cpu.is_idle
             ]
-            times_ns.append(max(now_ns + 1, self._balanced_ns + BALANCE_NS))
+            times_ns.append(max(now_ns + 1, self._balanced_ns + self._balance_ns))
         if self._drift:
             times_ns.append(self._drift[0][0])
         self._wake = self._loop.at(min(times_ns), self._on_wake)
@@ -268,8 +280,12 @@ class Processors:
                 cpu.running = None
         for cpu, job in ended:
             cpu.ending = job.runner
-            job.on_done()
+            num_before = len(cpu.waiting)
+            if not job.is_cancelled:  # by one that ended at the same time
+                job.on_done()
             cpu.ending = None
+            if len(cpu.waiting) > num_before and self._has_had_slice(cpu):
+                self._give_way(cpu)  # it woke somebody up and went on
         for cpu in self._cores:
             if cpu.running is None:
                 self._choose(cpu)

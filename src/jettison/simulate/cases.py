@@ -50,12 +50,14 @@ class Case:
 
 
 def cases_of(
-    raw: Mapping[str, Any], name: str, base_dir: Path = Path(), *, on_pilot: OnPilot = lambda *_: None
+    raw: Mapping[str, Any], name: str, base_dir: Path = Path(), *, on_pilot: OnPilot = lambda *_: None,
+    factor: float | None = None,
 ) -> list[Case]:
     """All runs: by point, then by seed, then by variant, so that what is compared stands together.
 
     Everything is checked first: each cluster is resolved, each variant's settings are, each workload is made once. A
-    mean load is that of the first point's cluster: a sweep changes the cluster under the same requests.
+    mean load is that of the first point's cluster: a sweep changes the cluster under the same requests. ``factor``:
+    what it came to, where that is known.
     Raises ConfigError, TraceError, BudgetError, ModelError.
     """
     points = expand_sweep(raw)
@@ -67,7 +69,7 @@ def cases_of(
         if key not in factors:
             first, machine, _ = prepared[0]
             same = replace(spec, cluster=first.cluster, settings=first.settings)
-            factors[key] = find_factor(same, machine, base_dir, on_pilot=on_pilot)
+            factors[key] = factor or find_factor(same, machine, base_dir, on_pilot=on_pilot)
         for seed in spec.seeds:
             for index, variant in enumerate(spec.variants):
                 parts = [variant.name, point.label, f"seed={seed}" if len(spec.seeds) > 1 else ""]

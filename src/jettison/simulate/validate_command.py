@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import statistics
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +11,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jettison.config import EngineConfig
-from jettison.cost.deployment import costs_to_plain
-from jettison.cost.drift import SpeedLine, speed_line
 from jettison.device.kernels import load_kernels
 from jettison.errors import ConfigError
 from jettison.live.assembly import assemble
-from jettison.live.experiment import run_config
 from jettison.live.host_costs import measure_host_costs
 from jettison.live.profile import run_profile
 from jettison.live.profile_file import (
@@ -34,22 +26,17 @@ from jettison.live.profile_file import (
     save_costs,
     save_profile,
 )
-from jettison.live.speed_watch import SpeedWatch, cores_taken
-from jettison.live.step_process import Sample
-from jettison.live.yardstick import Reading, Yardstick
-from jettison.report.output import check_writable, write_whole
-from jettison.report.results import RequestCounts, RunResult, Summary
+from jettison.report.output import check_writable
 from jettison.report.summary import format_value
 from jettison.report.terminal import phase, print_whole, spinner
 from jettison.simulate.cases import Case, cases_of, run_case
 from jettison.simulate.local import local_config
-from jettison.simulate.machines import Machine, found_file, resolve_config, resolve_machine
+from jettison.simulate.machines import found_file
 from jettison.simulate.spec import ExperimentSpec, LinkChange, RunSpec, Timing, parse_spec
 from jettison.simulate.sweeps import expand_sweep
+from jettison.simulate.validate_live import serve_all
 from jettison.simulate.validation import Comparison, Pair, compare, compare_means, worst
-from jettison.simulate.workloads import build_workload
-
-FORMAT = "jettison-validation-1"
+from jettison.simulate.validation_file import write_document
 
 
 def validate_command(
@@ -71,7 +58,7 @@ def validate_command(
     pairs = run_pairs(cases, raw, name, base_dir, console)
     print_comparison(pairs, console)
     if json_out is not None:
-        write_whole(json_out, json.dumps(validation_document(pairs), indent=1, sort_keys=True) + "\n")
+        write_document(json_out, pairs)
     return pairs
 
 
@@ -92,141 +79,24 @@ def check_both_sides(spec: ExperimentSpec) -> None:
             raise ConfigError(f"{place} acts on simulated runs only: the two sides would be different experiments")
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
-    """A case that was run live."""
-
-    case: Case
-    run: RunResult
-    began_s: float
-    """Of the monotonic clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class MachineThen:
-    """What a machine was during a live run, over what its constants say."""
-
-    speed: SpeedLine = ()
-    """Of its cores."""
-    controller_factor: float = 1.0
-    """What the controller took beyond what slower cores make of it."""
-
-
 def run_pairs(
     cases: Sequence[Case], raw: Mapping[str, Any], name: str, base_dir: Path, console: Console
 ) -> list[Pair]:
-    """The cases live, with a yardstick laid before and after each, then simulated on cores as fast as it said.
+    """The cases live, then simulated on a machine that is as fast as it was then.
 
     Variants of a seed follow each other, so that the machine's drift meets both.
     """
     specs = {str(sorted(point.values.items())): parse_spec(point.raw, name) for point in expand_sweep(raw)}
     pairs: list[Pair] = []
     for key, same in groupby(cases, lambda case: str(sorted(case.point.items()))):
-        lived = _serve_all(list(same), specs[key], base_dir, console)
+        lived = serve_all(list(same), specs[key], base_dir, console)
         with phase("simulating the same", console) as status:
-            for served, then in lived:
-                status.update(f"simulating {served.case.name}")
-                served.run.client |= asdict(then)
-                simulated = run_case(served.case, drift=then.speed, controller_factor=then.controller_factor)
-                label = served.case.name.replace(f" seed={served.case.seed}", "")
-                pairs.append(Pair(specs[key].name, label, served.case.seed, served.run, simulated, served.case.factor))
+            for case, live, then in lived:
+                status.update(f"simulating {case.name}")
+                simulated = run_case(case, drift=then.speed, controller_factor=then.controller_factor)
+                label = case.name.replace(f" seed={case.seed}", "")
+                pairs.append(Pair(specs[key].name, label, case.seed, live, simulated, case.factor, then))
     return pairs
-
-
-def _serve_all(
-    cases: Sequence[Case], spec: ExperimentSpec, base_dir: Path, console: Console
-) -> list[tuple[_Served, MachineThen]]:
-    """The cases of one point of the sweep, and how fast the machine was meanwhile."""
-    here = local_config(spec.cluster, spec.settings, base_dir)
-    machine = resolve_machine(spec.cluster, spec.settings, base_dir)
-    served = []
-    with (
-        tempfile.TemporaryDirectory(prefix="jettison-validate-") as folder,
-        SpeedWatch(here) as watch,
-        Yardstick(here, machine.num_instances, machine.costs, machine.profile) as yardstick,
-    ):
-        with phase("laying the yardstick", console):
-            yardstick.lay()
-        for number, case in enumerate(cases, 1):
-            workload = build_workload(spec.workload, case.seed, base_dir, factor=case.factor)
-            about = f"{number} of {len(cases)}: {case.name}, live, about {workload.duration_s:.0f} s"
-            with phase(about, console) as status:
-                live = run_config(
-                    _keys(case, spec, machine, here, base_dir), workload, Path(folder), name=case.name,
-                    seed=case.seed, slo_ttft_s=spec.slo.ttft_s, slo_tpot_s=spec.slo.tpot_s,
-                )  # fmt: skip
-                served.append(_Served(case, live, live.client.pop("began_monotonic_s")))
-                status.update("laying the yardstick")
-                yardstick.lay()
-        probes = watch.end()
-    speed = machine.costs.core_speeds[-1] if machine.costs.core_speeds else 1.0
-    readings = yardstick.readings()
-    return [
-        (one, _machine_then(one, probes, (before, after), speed))
-        for one, (before, after) in zip(served, pairwise(readings), strict=True)
-    ]
-
-
-def _keys(case: Case, spec: ExperimentSpec, machine: Machine, here: EngineConfig, base_dir: Path) -> dict[str, object]:
-    """What the live server of a case is told."""
-    variant = next(v for v in spec.variants if v.name == case.variant)
-    config = resolve_config(machine, spec, variant)
-    keys: dict[str, object] = {**config.flat(), "model": here.model.model}
-    if spec.cluster.profile != AUTO and config.profile == AUTO:
-        keys["profile"] = str(found_file(spec.cluster.profile, base_dir, "cluster.profile"))
-    return keys
-
-
-def _machine_then(
-    served: _Served, probes: Sequence[Sample], around: tuple[Reading, Reading], busy_speed: float
-) -> MachineThen:
-    """How fast the machine was during a run, over what the constants say (``busy_speed``: the last core speed).
-
-    The readings around it say how fast while everybody serves, the probes how that went up and down in between. The
-    probing process is not over when a run is and counts as somebody else's there: what it took is taken out.
-    """
-    run, end_s = served.run, served.began_s + served.run.duration_s
-    within = [probe for probe in probes if served.began_s <= probe.at_s < end_s]
-    beside = [p.took_s for p in probes if any(r.begin_s <= p.at_s < r.end_s for r in around)]
-    run.client["foreign_cores"] = max(0.0, run.client["foreign_cores"] - cores_taken(within))
-    speed = statistics.mean(reading.speed for reading in around)
-    line = speed_line(within, statistics.median(beside or [0.0]), served.began_s, speed=speed / busy_speed)
-    return MachineThen(line, speed * statistics.mean(reading.controller_factor for reading in around))
-
-
-def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: Mapping[str, Any]) -> list[Pair]:
-    """The simulated side anew, of live runs that a document keeps: the same requests, cores as fast as they were.
-
-    Raises ConfigError as ``validate_command`` does, and where the constants are not those of the document; KeyError
-    where the document is of other cases.
-    """
-    kept = {run["scenario"]: run for run in document["runs"]}
-    specs = {str(sorted(point.values.items())): parse_spec(point.raw, name) for point in expand_sweep(raw)}
-    pairs = []
-    for case in cases_of(raw, name, base_dir):
-        spec = specs[str(sorted(case.point.items()))]
-        if costs_to_plain(resolve_machine(spec.cluster, spec.settings, base_dir).costs) != document["host_costs"]:
-            raise ConfigError(f"{name}: constants were measured anew since: its live runs cannot be simulated again")
-        variant = case.name.replace(f" seed={case.seed}", "")
-        run = kept[f"{spec.name}, {variant}, seed {case.seed}"]
-        then = MachineThen(tuple((at_s, speed) for at_s, speed in run["machine_speed"]), run["controller_factor"])
-        simulated = run_case(
-            replace(case, factor=run["factor"]), drift=then.speed, controller_factor=then.controller_factor
-        )
-        pairs.append(Pair(spec.name, variant, case.seed, _kept_run(run, then, case), simulated, run["factor"]))
-    return pairs
-
-
-def _kept_run(run: Mapping[str, Any], then: MachineThen, case: Case) -> RunResult:
-    """What a document keeps of a live run, and what it is compared with."""
-    live = run["live"]
-    client = {"foreign_cores": run["foreign_cores"], **asdict(then)}
-    return RunResult(
-        run["scenario"], duration_s=live["duration_s"], requests=RequestCounts(**live["requests"]),
-        ttft_s=Summary(**live["ttft_s"]), tpot_s=Summary(**live["tpot_s"]), e2e_s=Summary(**live["e2e_s"]),
-        output_tokens_per_s=live["output_tokens_per_s"], events=live["events"], client=client,
-        config={"fairness": live["fairness"], "deployment": case.raw["cluster"]["description"]},
-    )  # fmt: skip
 
 
 # --- calibration
@@ -281,39 +151,3 @@ def _cells(row: Comparison) -> list[str]:
     mark = "goal" if row.is_within_goal else "yes" if row.is_within else "NO"
     figures = [format_value(float(f"{value:.4g}"), row.unit) for value in (row.real, row.simulated)]
     return [row.metric, *figures, difference, mark]
-
-
-def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Everything that was compared, and with which constants it was simulated."""
-    rows = [row for pair in pairs for row in compare(pair)]
-    means = compare_means(pairs)
-    deployment = pairs[0].live.config.get("deployment") or {}
-    return {
-        "format": FORMAT,
-        "means": [row.as_dict() for row in means],
-        "rows": [row.as_dict() for row in rows],
-        "worst": worst(rows).as_dict(),
-        "within": all(row.is_within for row in means),
-        "host_costs": deployment.get("costs"),
-        "profile": deployment.get("profile"),
-        "runs": [
-            {
-                "scenario": pair.scenario, "factor": pair.factor,
-                "foreign_cores": pair.live.client.get("foreign_cores"),
-                "machine_speed": [list(point) for point in pair.live.client["speed"]],
-                "controller_factor": pair.live.client["controller_factor"],
-                **{
-                    side: {
-                        "requests": asdict(run.requests), "ttft_s": asdict(run.ttft_s), "tpot_s": asdict(run.tpot_s),
-                        "e2e_s": asdict(run.e2e_s), "output_tokens_per_s": run.output_tokens_per_s,
-                        "duration_s": run.duration_s,
-                        "events": {k: v for k, v in run.events.items() if k != "log"},
-                        "fairness": run.config.get("fairness"),
-                    }
-                    for side, run in (("live", pair.live), ("simulated", pair.simulated))
-                },
-            }
-            for pair in pairs
-        ],
-    }  # fmt: skip
-

@@ -1,0 +1,108 @@
+"""What is kept of a validation: everything that was compared, and enough of the live runs to simulate them again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from jettison.errors import ConfigError
+from jettison.report.output import write_whole
+from jettison.report.results import RequestCounts, RunResult, Summary
+from jettison.simulate.cases import cases_of, run_case
+from jettison.simulate.validation import MachineThen, Pair, compare, compare_means, worst
+
+FORMAT = "jettison-validation-2"
+
+
+def write_document(path: Path, pairs: Sequence[Pair]) -> None:
+    """Replace the file as a whole. Raises OSError."""
+    write_whole(path, json.dumps(validation_document(pairs), indent=1, sort_keys=True) + "\n")
+
+
+def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Everything that was compared, and with which constants it was simulated."""
+    rows = [row for pair in pairs for row in compare(pair)]
+    means = compare_means(pairs)
+    deployment = pairs[0].live.config.get("deployment") or {}
+    return {
+        "format": FORMAT,
+        "means": [row.as_dict() for row in means],
+        "rows": [row.as_dict() for row in rows],
+        "worst": worst(rows).as_dict(),
+        "within": all(row.is_within for row in means),
+        "host_costs": deployment.get("costs"),
+        "profile": deployment.get("profile"),
+        "runs": [
+            {
+                "scenario": pair.scenario, "factor": pair.factor,
+                "foreign_cores": pair.live.client.get("foreign_cores"),
+                "machine_speed": [list(point) for point in pair.then.speed],
+                "controller_factor": pair.then.controller_factor,
+                **{
+                    side: {
+                        "requests": asdict(run.requests), "ttft_s": asdict(run.ttft_s), "tpot_s": asdict(run.tpot_s),
+                        "e2e_s": asdict(run.e2e_s), "output_tokens_per_s": run.output_tokens_per_s,
+                        "duration_s": run.duration_s,
+                        "events": {k: v for k, v in run.events.items() if k != "log"},
+                        "fairness": run.config.get("fairness"),
+                    }
+                    for side, run in (("live", pair.live), ("simulated", pair.simulated))
+                },
+            }
+            for pair in pairs
+        ],
+    }  # fmt: skip
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """Raises ConfigError for a file that is not one, or of another version."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        kept = document["format"]
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(f"{path} is no result of a validation") from None
+    if kept != FORMAT:
+        raise ConfigError(f"{path} is of format {kept}, which keeps too little of its live runs (wanted: {FORMAT})")
+    return document
+
+
+def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: Mapping[str, Any]) -> list[Pair]:
+    """The simulated side anew, of live runs that a document keeps: the same requests on the same machine.
+
+    Raises ConfigError as ``validate_command`` does, where profile or host costs are not those of the document any
+    more, and where the spec has runs that it does not keep.
+    """
+    kept = {run["scenario"]: run for run in document["runs"]}
+    pairs = []
+    for case in cases_of(raw, name, base_dir, factor=document["runs"][0]["factor"]):
+        deployment = case.raw["cluster"]["description"]
+        if any(deployment[now] != document[then] for now, then in (("costs", "host_costs"), ("profile", "profile"))):
+            raise ConfigError(f"{name}: profile or host costs were measured anew: its live runs belong to others")
+        variant = case.name.replace(f" seed={case.seed}", "")
+        scenario = f"{raw.get('name', name)}, {variant}, seed {case.seed}"
+        if scenario not in kept:
+            raise ConfigError(f"{name}: there is no live run of {scenario}")
+        run = kept[scenario]
+        case = replace(case, factor=run["factor"])
+        then = MachineThen(tuple((at_s, speed) for at_s, speed in run["machine_speed"]), run["controller_factor"])
+        simulated = run_case(case, drift=then.speed, controller_factor=then.controller_factor)
+        live = _kept_run(run, deployment)
+        pairs.append(Pair(raw.get("name", name), variant, case.seed, live, simulated, case.factor, then))
+    return pairs
+
+
+def _kept_run(run: Mapping[str, Any], deployment: Mapping[str, Any]) -> RunResult:
+    """What a document keeps of a live run. ``deployment``: of which its constants are those that it was run with."""
+    live = run["live"]
+    return RunResult(
+        run["scenario"], duration_s=live["duration_s"], requests=RequestCounts(**live["requests"]),
+        ttft_s=Summary(**live["ttft_s"]), tpot_s=Summary(**live["tpot_s"]), e2e_s=Summary(**live["e2e_s"]),
+        output_tokens_per_s=live["output_tokens_per_s"], events=live["events"],
+        client={"foreign_cores": run["foreign_cores"]},
+        config={"fairness": live["fairness"], "deployment": deployment},
+    )  # fmt: skip
