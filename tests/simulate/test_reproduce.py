@@ -17,6 +17,7 @@ from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 from jettison.simulate.machines import cluster_setup
 from jettison.simulate.reproduce import figures
 from jettison.simulate.reproduce.command import told_of_effort
+from jettison.simulate.reproduce.figures import stay
 from jettison.simulate.reproduce.jobs import Changes, Variant, changed, job_text
 from jettison.simulate.reproduce.load import search
 from jettison.simulate.reproduce.measures import bubble_share, compared, throughput, ttft, values
@@ -142,7 +143,67 @@ def test_when_memory_ran_short_is_told_of_the_first_seed_that_dropped() -> None:
     told = timing({"tiny": Results(tiny(), [1.0, 1.0], runs)})
     assert "first drop 2 s into a burst of 2 s, exchanges of 1.5 s; median TTFT 0.50 s before" in told
     assert "4.00 s from 10 s after the burst on (recompute 6.00 s)" in told
-    assert "tiny" not in timing({"tiny": Results(tiny(), [1.0], {WITHOUT_GUARD.name: [], "recompute": []})})
+    told = timing({"tiny": Results(tiny(), [1.0], {WITHOUT_GUARD.name: [], "recompute": []})})
+    assert told.endswith("tiny: no drop.")  # and nothing is concluded
+
+
+@pytest.mark.parametrize(
+    ("drop_s", "waiting_s", "late_from_s", "objections"),
+    [
+        (4.0, 3.0, 2.5, []),
+        (2.5, 3.0, 2.1, ["with much of the burst to come"]),
+        (4.0, 0.6, 2.5, ["were not late before"]),
+        (4.0, 3.0, 4.5, ["did not come before"]),
+        (2.5, 0.6, 5.0, ["with much of the burst to come", "were not late before", "did not come before"]),
+    ],
+)
+def test_a_drop_is_called_too_late_only_where_the_numbers_bear_it_out(
+    drop_s: float, waiting_s: float, late_from_s: float, objections: list[str]
+) -> None:
+    """The burst lasts from 2 s to 4 s; TTFT is 0.5 s before it."""
+    rows = [{"scheduled_s": t / 10, "ttft_s": waiting_s if t >= 20 else 0.5} for t in range(200)]
+    rows += [{"scheduled_s": late_from_s, "ttft_s": 9.0}] * 2
+    run = RunResult("made up", events={"log": [{"t": drop_s, "kind": "drop_decided"}]}, requests_detail=rows)
+    told = timing({"tiny": Results(tiny(), [1.0], {WITHOUT_GUARD.name: [run], "recompute": [run]})})
+    assert "no exchange" in told
+    assert ("So in tiny memory fills when the burst is over or nearly so" in told) == (not objections)
+    assert ("Not so in tiny" in told) == bool(objections)
+    found = ("with much of the burst to come", "were not late before", "did not come before")
+    assert [words for words in found if words in told] == objections
+
+
+def test_a_drop_in_a_run_that_served_nobody_is_told_all_the_same() -> None:
+    run = RunResult("made up", events={"log": [{"t": 4.0, "kind": "drop_decided"}]}, requests_detail=[])
+    told = timing({"tiny": Results(tiny(), [1.0], {WITHOUT_GUARD.name: [run], "recompute": [run]})})
+    assert "median TTFT (none) before the burst" in told and "Not so in tiny" in told
+
+
+def _with_p99(**p99_s: float | None) -> Results:
+    """Made-up runs of which every request has this TTFT, and a stay of 10 s."""
+    names = {"spare": SPARE.name, "bare": WITHOUT_GUARD.name}
+    runs = {}
+    for key, ttft_s in p99_s.items():
+        row = {"scheduled_s": 0.0, "ttft_s": ttft_s, "e2e_s": None if ttft_s is None else ttft_s + 10.0}
+        runs[names.get(key, key)] = [RunResult(key, requests_detail=[row])]
+    return Results(tiny(), [1.0], runs)
+
+
+def test_what_less_memory_is_said_to_give_follows_the_numbers() -> None:
+    def told(**p99_s: float | None) -> str:
+        results = _with_p99(**p99_s)
+        return stay.remark(results, results)
+
+    short = told(recompute=12.0, bare=6.0, spare=3.0)
+    assert "Memory to spare divides recompute's by 4.0: memory is what most of it waits for." in short
+    assert "own trigger divides it by 2.0. An order of magnitude is more than memory alone can give" in short
+    assert "stays are 10.00 s is set and not found" in short
+    assert "Memory alone can give an order of magnitude" in told(recompute=60.0, bare=6.0, spare=3.0)
+    ample = told(recompute=4.0, bare=6.0, spare=3.0)
+    assert "most of it does not wait for memory" in ample and "divides it by 0.7" in ample
+    unknown = told(recompute=4.0, bare=None, spare=None)
+    assert unknown.endswith(
+        "drop without compute guard (none), memory to spare (none). What memory gives is not known."
+    )
 
 
 def test_streamed_parameters_are_hidden_behind_long_steps_and_not_behind_short_ones() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from jettison.cost.model import ChunkShape
 from jettison.report.results import RunResult, percentile
@@ -18,6 +19,12 @@ ENDLESS_BATCH = 4096
 
 LATE_S = 10.0
 """Before the first drop, and after the burst: whose arrivals show what requests wait for then."""
+
+NEARLY_OVER = 0.8
+"""Of a burst's duration: from here on it counts as over or nearly so."""
+
+LATE = 2.0
+"""Times the median TTFT before the burst: from here on requests count as late."""
 
 DROPPING = ("drop", WITHOUT_GUARD.name)
 
@@ -149,38 +156,97 @@ def pressure(found: Mapping[str, Results], systems: Sequence[str] = ("recompute"
 
 def timing(found: Mapping[str, Results], system: str = WITHOUT_GUARD.name) -> str:
     """When memory ran short within the burst, what requests waited until then, and which waited longest."""
-    parts = []
+    courses, without = {}, []
     for workload, results in found.items():
         arrivals = results.spec.parsed.workload.arrivals
         dropped = [index for index, run in enumerate(results.runs[system]) if _times(run, "drop_decided")]
-        if dropped and arrivals is not None and arrivals.bursts:
+        if not dropped:
+            without.append(workload)
+        elif arrivals is not None and arrivals.bursts:
             run, recompute = results.runs[system][dropped[0]], results.runs["recompute"][dropped[0]]
             burst = arrivals.bursts[0]
-            parts.append(f"{workload}: {_course(run, recompute, burst.start_s, burst.duration_s)}")
-    return (
-        f"When memory runs short in {system} (first seed with a drop). " + "; ".join(parts) + ". So memory fills when "
-        "the burst is over or nearly so: until then requests wait for compute, with every policy alike, and then "
-        "dropping has to serve a backlog of prompts that are already late, after an exchange. Its P99 is made of that "
-        "backlog."
-    )
+            courses[workload] = _course(run, recompute, burst.start_s, burst.duration_s)
+    told = [f"{workload}: {course}" for workload, course in courses.items()]
+    told += [f"{workload}: no drop" for workload in without]
+    return f"When memory runs short in {system} (first seed with a drop). {'; '.join(told)}.{_lateness(courses)}"
 
 
-def _course(run: RunResult, recompute: RunResult, start_s: float, burst_s: float) -> str:
-    """One burst, from ``start_s`` on, as the dropping run met it."""
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """One burst as the dropping run met it. Times count from its begin; medians are of TTFT, None where nobody came."""
 
-    def median(of: RunResult, begin_s: float, end_s: float = math.inf) -> float:
-        return percentile(values(of, "ttft_s", begin_s, end_s), 50) or 0.0
+    burst_s: float
+    drop_s: float
+    exchange_s: float | None
+    """Mean over exchanges."""
+    before_s: float | None
+    """Median of who came before the burst."""
+    waiting_s: float | None
+    """Of who came in the last ``LATE_S`` before the drop."""
+    after_s: float | None
+    recompute_after_s: float | None
+    slowest_s: list[float]
+    """When the slowest hundredth came, in order."""
 
-    drop_s, end_s = min(_times(run, "drop_decided")), start_s + burst_s + LATE_S
+    def __str__(self) -> str:
+        exchanges = "no exchange" if self.exchange_s is None else f"exchanges of {self.exchange_s:.1f} s"
+        slowest = f"{self.slowest_s[0]:.0f} to {self.slowest_s[-1]:.0f} s into the burst" if self.slowest_s else "never"
+        return (
+            f"first drop {self.drop_s:.0f} s into a burst of {self.burst_s:.0f} s, {exchanges}; median TTFT "
+            f"{seconds(self.before_s)} before the burst, {seconds(self.waiting_s)} in the {LATE_S:.0f} s before the "
+            f"drop, {seconds(self.after_s)} from {LATE_S:.0f} s after the burst on (recompute "
+            f"{seconds(self.recompute_after_s)}); the slowest hundredth came {slowest}"
+        )
+
+    def against_lateness(self) -> list[str]:
+        """What speaks against a drop that came too late for P99."""
+        late = self.before_s is not None and self.waiting_s is not None and self.waiting_s >= LATE * self.before_s
+        earlier = sum(came_s < self.drop_s for came_s in self.slowest_s)
+        checks = (
+            (self.drop_s >= NEARLY_OVER * self.burst_s, "memory ran short with much of the burst to come"),
+            (late, "requests were not late before the drop"),
+            (2 * earlier > len(self.slowest_s), "most of the slowest did not come before the drop"),
+        )
+        return [objection for holds, objection in checks if not holds]
+
+
+def _lateness(courses: Mapping[str, _Course]) -> str:
+    """Where dropping came too late for P99, and what speaks against it elsewhere."""
+    objections = {workload: course.against_lateness() for workload, course in courses.items()}
+    late = [workload for workload, found in objections.items() if not found]
+    told = ""
+    if late:
+        told = (
+            f" So in {', '.join(late)} memory fills when the burst is over or nearly so: requests are late before that "
+            "already, and P99 is made of these."
+        )
+    others = [f"{workload}, {' and '.join(found)}" for workload, found in objections.items() if found]
+    return f"{told} Not so in {'; '.join(others)}." if others else told
+
+
+def seconds(value: float | None) -> str:
+    """For people; None where there is nothing to tell."""
+    return "(none)" if value is None else f"{value:.2f} s"
+
+
+def _course(run: RunResult, recompute: RunResult, start_s: float, burst_s: float) -> _Course:
+    """The burst from ``start_s`` on."""
+
+    def median(of: RunResult, begin_s: float, end_s: float = math.inf) -> float | None:
+        return percentile(values(of, "ttft_s", begin_s, end_s), 50)
+
+    drop_s, late_s = min(_times(run, "drop_decided")), start_s + burst_s + LATE_S
     exchanges = [entry["ms"] / 1e3 for entry in run.events["log"] if entry["kind"] == "exchange_done"]
     rows = sorted((row for row in run.requests_detail or [] if row["ttft_s"]), key=lambda row: -float(row["ttft_s"]))
-    came = sorted(row["scheduled_s"] - start_s for row in rows[: max(1, len(rows) // 100)])
-    return (
-        f"first drop {drop_s - start_s:.0f} s into a burst of {burst_s:.0f} s, exchanges of "
-        f"{sum(exchanges) / max(1, len(exchanges)):.1f} s; median TTFT {median(run, 0.0, start_s):.2f} s before the "
-        f"burst, {median(run, max(start_s, drop_s - LATE_S), drop_s):.2f} s in the {LATE_S:.0f} s before the drop, "
-        f"{median(run, end_s):.2f} s from {LATE_S:.0f} s after the burst on (recompute {median(recompute, end_s):.2f} "
-        f"s); the slowest hundredth came {came[0]:.0f} to {came[-1]:.0f} s into the burst"
+    return _Course(
+        burst_s,
+        drop_s - start_s,
+        sum(exchanges) / len(exchanges) if exchanges else None,
+        median(run, 0.0, start_s),
+        median(run, max(start_s, drop_s - LATE_S), drop_s),
+        median(run, late_s),
+        median(recompute, late_s),
+        sorted(row["scheduled_s"] - start_s for row in rows[: max(1, len(rows) // 100)]),
     )
 
 
