@@ -110,6 +110,35 @@ def test_chunks_of_one_prompt_follow_each_other_down_a_pipeline() -> None:
     assert state.num_output == 1
 
 
+def test_a_chunk_that_ends_before_the_chunk_it_follows_is_named_and_counts_for_nothing_once_distrusted() -> None:
+    bench = Bench(num_stages=2, lookahead=LookaheadParams(enabled=False))
+    state = bench.ask("a", 40)
+    first, second = bench.plan(), bench.plan()
+    assert first is not None and second is not None
+    assert bench.group.overtaking(first.step_id) == []
+    assert bench.group.overtaking(second.step_id) == [state]
+    state.recompute = True
+    assert bench.group.overtaking(second.step_id) == [], "it is known already"
+    assert bench.commit(second) == []
+    assert bench.group.fail(first.step_id) == [state]
+    assert (state.num_computed, state.num_pending, state.num_sealed, state.num_output) == (0, 0, 0, 0)
+    bench.group.preempt(state)
+    assert bench.step() == [("a", 0, 16)], "nothing of it is in the prefix cache"
+
+
+def test_chunks_that_end_in_order_overtake_nothing() -> None:
+    bench = Bench(num_stages=2, lookahead=LookaheadParams(enabled=False))
+    state = bench.ask("a", 60)
+    steps = [bench.plan(), bench.plan()]
+    while steps:
+        step = steps.pop(0)
+        assert step is not None and bench.group.overtaking(step.step_id) == []
+        bench.commit(step)
+        if not state.num_output:
+            steps += [s for s in [bench.plan()] if s is not None]
+    assert state.num_output == 1
+
+
 # --- prefix cache
 
 

@@ -9,7 +9,7 @@ import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster
 
 from jettison.core import ports
-from jettison.core.restoring import RestorePhase
+from jettison.core.restoring import RestorePhase, Restoring
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange
 
@@ -197,3 +197,69 @@ def test_a_request_that_only_half_of_the_members_can_hold_lets_them_split_in_two
     cluster.expect_outputs()
     cluster.expect_nothing_left()
     assert cluster.core.state.counters.num_preemptions == 0
+
+
+# --- requests on their way home after the split
+
+
+def split_of_pair() -> tuple[FakeCluster, Restoring]:
+    """A pipeline of two that has split while six requests ran there: the first of them are on their way home."""
+    cluster = merged_pair(2, full_blocks=180)
+    for index in range(6):
+        cluster.submit(f"r{index}", [index + 1] * 60, 60, cluster.now / MS + index, ignore_eos=True)
+    cluster.run(until_ms=cluster.now / MS + 60)
+    cluster.order("restore")
+    (moving,) = cluster.core.restores
+    cluster.run(stop=lambda: moving.has_split)
+    assert moving.returning is not None and moving.returning.move_ids
+    return cluster, moving
+
+
+def num_preemptions(cluster: FakeCluster) -> int:
+    groups = cluster.core.groups.values()
+    return cluster.core.state.counters.num_preemptions + sum(g.counters.num_preemptions for g in groups)
+
+
+@pytest.mark.parametrize("num_lost", [1, 6])
+def test_requests_whose_way_home_fails_are_computed_again_there_and_not_sent_twice(num_lost: int) -> None:
+    cluster, moving = split_of_pair()
+    returning, owner_of = moving.returning, cluster.core.state.move_owner
+    assert returning is not None
+    lost: dict[str, int] = {}
+
+    def fails(move: ports.SendKV) -> bool:
+        name = owner_of[move.move_id].request_id
+        if name in lost or len(lost) < num_lost:
+            lost[name] = lost.get(name, 0) + 1
+        return name in lost
+
+    def is_done() -> bool:
+        distrusted = cluster.core.state.distrusted
+        assert not distrusted.keys() & returning._home_of.keys(), "its room at home is counted twice"
+        return moving.is_over
+
+    cluster.fails_move = fails
+    cluster.run(stop=is_done)
+    assert moving.phase is RestorePhase.DONE
+    assert list(lost.values()) == [1] * num_lost, "tried again"
+    homes = {g.group_id for g in returning.homes}
+    states = cluster.core.state.requests
+    assert all(name in states and states[name].group_id in homes for name in lost)
+    assert num_preemptions(cluster) == num_lost
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_requests_whose_way_home_is_called_off_are_not_computed_again() -> None:
+    cluster, moving = split_of_pair()
+    assert moving.returning is not None
+    under_way = moving.returning.move_ids
+    cluster.carry_out(cluster.core.request_drop(cluster.now))  # turns it round
+    assert moving.phase is RestorePhase.TURNING
+    assert cluster.cancelled_moves & under_way
+    cluster.run()
+    assert moving.phase is RestorePhase.TURNED
+    assert num_preemptions(cluster) == 0
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()

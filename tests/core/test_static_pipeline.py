@@ -7,6 +7,7 @@ import random
 import pytest
 from fakes import FakeCluster
 
+from jettison.core import ports
 from jettison.core.cluster import initial_groups
 
 
@@ -36,3 +37,23 @@ def test_every_stage_has_its_layers_once() -> None:
     for stages in groups:
         layers = [layer for s in stages for layer in s.layers.layers()]
         assert layers == list(range(5))
+
+
+def test_word_of_a_chunk_before_that_of_the_one_it_follows_makes_the_request_computed_again() -> None:
+    cluster = FakeCluster(policy="pipeline", max_tokens=8)
+    (group,) = cluster.core.groups.values()
+    cluster.submit("a", [1] * 40, 5)
+    cluster.run(stop=lambda: len(group.in_flight) == 2)
+    first, second = group.in_flight
+    cluster.carry_out(cluster.core.handle(ports.StepCompleted(second, [], {}, 1), cluster.now))
+    assert [(r.kind, dict(r.fields)) for r in cluster.records] == [
+        ("chunk_overtaken", {"group": group.group_id, "step": second, "request": "a"})
+    ]
+    state = cluster.core.state.requests["a"]
+    assert state.recompute and state.num_computed == 0
+    failed = ports.StepFailed(first, "the stage before was not heard of", recompute=True)
+    cluster.carry_out(cluster.core.handle(failed, cluster.now))
+    assert group.counters.num_preemptions == 1
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()

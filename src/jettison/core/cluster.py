@@ -299,9 +299,11 @@ class ClusterCore:
         if len(group.stages) > 1:  # only pipelines plan by it
             chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
             group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
+        actions: list[Action] = []
         for state in group.overtaking(event.step_id):
             self.state.distrust(state)
-        actions: list[Action] = []
+            overtaken = {"group": group.group_id, "step": event.step_id, "request": state.request_id}
+            actions.append(Record("chunk_overtaken", now_ns, overtaken))
         for result in group.commit(event, now_ns):
             self.loads.note_token(result.state)
             tokens = () if result.token is None else (result.token,)

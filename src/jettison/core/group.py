@@ -207,6 +207,8 @@ class GroupCore(GroupQueues):
     def overtaking(self, step_id: int) -> list[RequestState]:
         """Requests of a step whose chunk has ended before the chunk that it follows: that one got stuck on its way
         through the stages, as word of its failure may be later than this, and this one ran on KV that was not there."""
+        if len(self.in_flight) < 2:
+            return []
         rows = self.in_flight[step_id].step.rows
         return [
             row.state for row in rows

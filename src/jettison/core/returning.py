@@ -63,6 +63,7 @@ class Returning:
             if not self._is_called_off and state.ending is None:
                 # The way home is lost, perhaps for good: it is computed again there, as another try may fare no better.
                 self._cluster.distrust(state)
+                self._forget(state)  # it will be queued at a home, which then counts its blocks by itself
         if state.ending is not None:
             self._forget(state)
             self._cluster.reap(state)
