@@ -18,6 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from jettison.config.files import read_yaml_mapping
+from jettison.live.endings import ended_by_sigterm
 from jettison.simulate.validate_command import print_comparison, validate_command
 from jettison.simulate.validation_file import read_document, simulate_again, write_document
 
@@ -117,4 +118,5 @@ def _line(row: dict[str, Any], scenario: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    with ended_by_sigterm():
+        main()

@@ -16,5 +16,8 @@ def demo(
 ) -> None:
     """Make a small model, serve it with little memory, replay a burst with dropping off and on, and compare."""
     from jettison.live.demo import run_demo
+    from jettison.live.endings import ended_by_sigterm
 
-    raise typer.Exit(run_demo(out_dir, seed))
+    with ended_by_sigterm():
+        code = run_demo(out_dir, seed)
+    raise typer.Exit(code)

@@ -52,7 +52,8 @@ def plan(
 
     with naming(spec):
         size_command(
-            raw, spec.stem, spec.parent, slo_ttft_p99_s=slo_ttft_p99_s, slo_tpot_p99_s=slo_tpot_p99_s,
+            raw, str(raw.get("name") or spec.stem), spec.parent,
+            slo_ttft_p99_s=slo_ttft_p99_s, slo_tpot_p99_s=slo_tpot_p99_s,
             max_instances=max_instances, price_per_gpu_hour=price_per_gpu_hour, json_out=json_out,
             html_out=html_out, num_processes=processes,
         )

@@ -59,8 +59,8 @@ def simulate(
 
     with naming(spec):
         simulate_command(
-            raw, spec.stem, spec.parent, json_out=json_out, html_out=html_out, timeline_out=timeline_out,
-            num_processes=processes,
+            raw, str(raw.get("name") or spec.stem), spec.parent,
+            json_out=json_out, html_out=html_out, timeline_out=timeline_out, num_processes=processes,
         )
 
 

@@ -21,10 +21,12 @@ def validate(
     """Run a spec live on this machine and simulated with what was measured here, and compare metric by metric.
 
     The cluster must be a model folder. What is missing of its profile and of the
-    host's costs is measured first, with loads of its own.
+    host's costs is measured first, with loads of its own. The exit code says
+    whether it ran: how near the two are stands in the table and the result.
     """
     raw = read_spec(spec, assignments, seeds)
+    from jettison.live.endings import ended_by_sigterm
     from jettison.simulate.validate_command import validate_command
 
-    with naming(spec):
-        validate_command(raw, spec.stem, spec.parent, json_out=json_out, calibrates=calibrate)
+    with naming(spec), ended_by_sigterm():
+        validate_command(raw, str(raw.get("name") or spec.stem), spec.parent, json_out=json_out, calibrates=calibrate)

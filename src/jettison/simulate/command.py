@@ -49,8 +49,8 @@ def simulate_command(
         cases = with_timelines(cases, timeline_out)
     note_phase(f"simulating {len(cases)} runs of {name}", console)
     runs = run_shown(cases, console, num_processes)
-    print_table(runs, console)
     write_outputs(runs, name, json_out, html_out, console)
+    print_table(runs, console)
     if timeline_out is not None:
         console.print(f"time lines: {', '.join(str(c.timeline) for c in cases)}", soft_wrap=True)
     return runs

@@ -74,10 +74,10 @@ def size_command(
     sizings = size_all(cases, wanted, run)
     if all(sizing.found.smallest is None for sizing in sizings):
         raise ConfigError(_impossible(sizings))
-    print_sizings(sizings, console)
     if json_out is not None:
         document = {"format": FORMAT, "name": name, **sizing_document(sizings)}
         write_whole(json_out, json.dumps(document, indent=1, sort_keys=True) + "\n")
+    print_sizings(sizings, console)
     if html_out is not None:
         runs = smallest_runs(sizings)
         shown = runs[:MAX_PICTURED_RUNS]

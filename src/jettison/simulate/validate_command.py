@@ -56,9 +56,9 @@ def validate_command(
     with spinner("preparing", console) as status:
         cases = cases_of(raw, name, base_dir, on_pilot=lambda number, *_: status.update(f"mean load: pilot {number}"))
     pairs = run_pairs(cases, raw, name, base_dir, console)
-    print_comparison(pairs, console)
     if json_out is not None:
         write_document(json_out, pairs)
+    print_comparison(pairs, console)
     return pairs
 
 
@@ -131,23 +131,28 @@ def ensure_calibrated(spec: ExperimentSpec, base_dir: Path, console: Console, *,
 def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
     """Means over seeds against what is demanded, then the worst single scenario."""
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for header in ("", "metric", "real", "simulated", "difference", ""):
-        table.add_column(header, justify="right" if header in ("real", "simulated", "difference") else "left")
+    for header in ("", "metric", "real", "simulated", "difference", "within", ""):
+        table.add_column(header, justify="left" if header in ("", "metric") else "right")
     before = ""
     for row in compare_means(pairs):
         table.add_row("" if row.scenario == before else row.scenario, *_cells(row))
         before = row.scenario
     print_whole(table, console)
-    console.print("means over seeds; goal: within the goal, yes: within what is demanded", style="dim")
+    console.print("means over seeds; goal: within the goal, yes: within what is demanded, NO: beyond it", style="dim")
     single = worst([row for pair in pairs for row in compare(pair)])
     foreign = max((pair.live.client.get("foreign_cores") or 0.0) for pair in pairs)
     if foreign > 0.05:
-        console.print(f"others kept up to {foreign:.2f} cores busy meanwhile: the live side is not what it could be")
-    console.print(f"worst of all: {single.scenario}: {' '.join(_cells(single))}", highlight=False)
+        console.print(f"others kept up to {foreign:.2f} cores busy meanwhile: the live side is not what it could be, "
+                      "and nothing is simulated of that")
+    console.print(
+        f"furthest beyond what is demanded of it, of all runs: {single.scenario}: {' '.join(_cells(single))}",
+        highlight=False,
+    )
 
 
 def _cells(row: Comparison) -> list[str]:
     difference = f"{row.difference:+.1f}" if row.is_count else f"{row.difference:+.1%}"
     mark = "goal" if row.is_within_goal else "yes" if row.is_within else "NO"
     figures = [format_value(float(f"{value:.4g}"), row.unit) for value in (row.real, row.simulated)]
-    return [row.metric, *figures, difference, mark]
+    demanded = f"{row.demanded:g}" if row.is_count else f"{row.demanded:.0%}"
+    return [row.metric, *figures, difference, demanded, mark]
