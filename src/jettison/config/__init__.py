@@ -10,7 +10,7 @@ the model folder can be served, and whether the budget holds its parameters, is 
 
 from __future__ import annotations
 
-from jettison.config.engine import KEYS, EngineConfig, Key, Source
+from jettison.config.engine import KEYS, EngineConfig, Key, Source, usable_cores
 from jettison.config.sections import (
     API_KEY_VARIABLE,
     DEFAULT_MAX_NUM_SEQS,
@@ -38,4 +38,5 @@ __all__ = [
     "Source",
     "format_bytes",
     "parse_bytes",
+    "usable_cores",
 ]

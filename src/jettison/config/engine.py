@@ -83,7 +83,7 @@ class EngineConfig:
             values[name] = _parsed(key, *given[name]) if name in given else key.default
         if needs_model and not values["model"]:
             raise ConfigError("no model folder given: `jettison serve MODEL_DIR`, or `model: DIR` in the file")
-        _complete(values, num_cores or _usable_cores())
+        _complete(values, num_cores or usable_cores())
         provenance: dict[str, Source] = {name: given[name][1] if name in given else "default" for name in KEYS}
         sections = {
             section: factory(**{key.field: values[key.name] for key in KEYS.values() if key.section == section})
@@ -223,7 +223,8 @@ def _complete(values: dict[str, Any], num_cores: int) -> None:
             f"{format_bytes(values['page_size'])})")
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
+    """That this process may use."""
     if hasattr(os, "sched_getaffinity"):  # absent on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from jettison.config import EngineConfig
+from jettison.config import EngineConfig, usable_cores
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
 from jettison.cost.hostfit import Phase, Scrapes, crowded_speeds, fit_host_costs
@@ -36,7 +36,6 @@ from jettison.live.host_watch import (
     replay,
     serving_flags,
     steps_of,
-    usable_cores,
     watched,
     workers_of,
 )

@@ -54,11 +54,6 @@ class Step:
     num_prompt_tokens: int
 
 
-def usable_cores() -> int:
-    """Of this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def serving_flags(config: EngineConfig, kv_tokens: int) -> dict[str, object]:
     """Of a server for loads that need so many tokens of KV in each instance, told as the cluster's configuration has
     it; nothing of overload will come up."""
@@ -149,4 +144,3 @@ def read_steps(path: Path) -> list[Step]:
 def steps_of(window: Window, steps: Sequence[Step]) -> list[Step]:
     """Those that began in it."""
     return [step for step in steps if window.begin_ns <= step.begin_ns < window.end_ns]
-

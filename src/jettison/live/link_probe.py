@@ -30,6 +30,7 @@ from jettison.transport.sockets import Acceptor, connect, listening_socket
 
 SMALL_BYTES = 1024
 PAUSE_NS = 4_000_000
+"""Before an activation: about a step, for which the peer sleeps."""
 PIECES = 16
 """Bulk pieces in one go: several times the slots there are, so that the sender has to wait as in a real move."""
 
@@ -42,7 +43,7 @@ class LinkSpeed(NamedTuple):
     """Medians."""
 
     latency_s: float
-    """One small activation to a peer that sleeps until it comes: half of that is waking it up."""
+    """One small activation to a peer that sleeps until it comes: most of that is waking it up."""
     bytes_per_s: float
     """Bulk pieces, copied in and copied out."""
 

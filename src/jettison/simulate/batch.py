@@ -6,7 +6,6 @@ A case decides its result alone, so the number of processes and the order in whi
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -14,6 +13,7 @@ from itertools import islice
 from multiprocessing.sharedctypes import SynchronizedArray
 from typing import Any
 
+from jettison.config import usable_cores
 from jettison.errors import JettisonError
 from jettison.report.results import RunResult
 from jettison.simulate.cases import Case, run_case
@@ -23,13 +23,6 @@ POLL_S = 0.25
 
 OnShares = Callable[[Sequence[float]], None]
 """Told the share of each case that is done."""
-
-
-def usable_cores() -> int:
-    """That this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # absent on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def run_cases(

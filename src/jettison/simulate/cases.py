@@ -48,6 +48,11 @@ class Case:
     timeline: str | None = None
     """Where its time line goes."""
 
+    @property
+    def label(self) -> str:
+        """Its name without the seed: what the runs that are averaged have in common."""
+        return self.name.replace(f" seed={self.seed}", "")
+
 
 def cases_of(
     raw: Mapping[str, Any], name: str, base_dir: Path = Path(), *, on_pilot: OnPilot = lambda *_: None,

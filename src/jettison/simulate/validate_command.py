@@ -94,8 +94,7 @@ def run_pairs(
             for case, live, then in lived:
                 status.update(f"simulating {case.name}")
                 simulated = run_case(case, drift=then.speed, controller_factor=then.controller_factor)
-                label = case.name.replace(f" seed={case.seed}", "")
-                pairs.append(Pair(specs[key].name, label, case.seed, live, simulated, case.factor, then))
+                pairs.append(Pair(specs[key].name, case.label, case.seed, live, simulated, case.factor, then))
     return pairs
 
 

@@ -83,8 +83,7 @@ def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: 
         deployment = case.raw["cluster"]["description"]
         if any(deployment[now] != document[then] for now, then in (("costs", "host_costs"), ("profile", "profile"))):
             raise ConfigError(f"{name}: profile or host costs were measured anew: its live runs belong to others")
-        variant = case.name.replace(f" seed={case.seed}", "")
-        scenario = f"{raw.get('name', name)}, {variant}, seed {case.seed}"
+        scenario = f"{raw.get('name', name)}, {case.label}, seed {case.seed}"
         if scenario not in kept:
             raise ConfigError(f"{name}: there is no live run of {scenario}")
         run = kept[scenario]
@@ -92,7 +91,7 @@ def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: 
         then = MachineThen(tuple((at_s, speed) for at_s, speed in run["machine_speed"]), run["controller_factor"])
         simulated = run_case(case, drift=then.speed, controller_factor=then.controller_factor)
         live = _kept_run(run, deployment)
-        pairs.append(Pair(raw.get("name", name), variant, case.seed, live, simulated, case.factor, then))
+        pairs.append(Pair(raw.get("name", name), case.label, case.seed, live, simulated, case.factor, then))
     return pairs
 
 

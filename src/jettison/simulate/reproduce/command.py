@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jettison.config import usable_cores
 from jettison.report.output import check_writable, write_whole
 from jettison.report.terminal import print_whole
-from jettison.simulate.batch import usable_cores
 from jettison.simulate.reproduce.page import row_cells, save_pictures, write_page
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.registry import EXPERIMENTS, Experiment, experiment
