@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.cost.drift import BIN_S, FASTEST, SLOWEST, speed_line
+from jettison.cost.drift import BIN_S, FASTEST, SLOWEST, probes_evened, speed_line
 
 
 def test_speeds_are_over_the_reference_and_a_disturbed_probe_does_not_count() -> None:
@@ -34,3 +34,20 @@ def test_lines_are_sorted_and_within_what_can_be_measured(probes: list[tuple[flo
 
 def test_probes_are_scaled_by_how_fast_cores_were_when_their_reference_was_taken() -> None:
     assert speed_line([(1.0, 0.01)], 0.02, 0.0, speed=0.9) == ((0.0, pytest.approx(1.8)),)
+
+
+def test_what_a_probe_takes_longer_beside_others_is_no_drift() -> None:
+    alone = [(0.0, 0.010, 1.0), (1.0, 0.010, 1.0), (2.0, 0.090, 1.0)]
+    crowded = [(3.0, 0.012, 2.0), (4.0, 0.012, 2.0)]
+    probes = [*alone[:1], *crowded[:1], (5.0, 0.011, 1.5), (6.0, 0.008, 0.0), (7.0, 0.024, 2.0)]
+    evened = probes_evened(probes, alone, crowded)
+    assert evened == [(at, pytest.approx(took)) for at, took in [(0, 1), (3, 1), (5, 1), (6, 1), (7, 2)]]
+
+
+def test_without_a_difference_to_be_seen_all_probes_are_compared_alike() -> None:
+    alone, crowded = [(0.0, 0.010, 1.90)], [(1.0, 0.020, 2.0)]
+    assert probes_evened([(5.0, 0.010, 0.0)], alone, crowded) == [(5.0, 1.0)]
+    assert probes_evened([(5.0, 0.040, 0.0)], [], crowded) == [(5.0, 2.0)]
+    assert probes_evened([(5.0, 0.040, 0.0)], [], []) == [(5.0, 0.040)], "nothing is usual: told as it is"
+    faster = [(1.0, 0.005, 2.0)]
+    assert probes_evened([(5.0, 0.010, 0.0)], alone, faster) == [(5.0, 1.0)], "others make nothing faster"

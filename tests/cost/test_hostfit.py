@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jettison.cost.hostcosts import HostCosts
-from jettison.cost.hostfit import Phase, Scrapes, crowded_speed, crowded_speeds, fit_host_costs
+from jettison.cost.hostfit import Phase, Scrapes, alone_speed, crowded_speeds, fit_host_costs, serving_speed
 
 TRUE = HostCosts(
     num_cores=2, core_speeds=(1.0, 0.8), threads_per_worker=1, step_factor=1.1, worker_step_s=100e-6, worker_row_s=5e-6,
@@ -79,10 +81,27 @@ def test_by_default_nobody_shares() -> None:
     assert not HostCosts().is_shared and TRUE.is_shared
 
 
-def test_speeds_while_all_serve() -> None:
-    assert crowded_speed(5.0, 4.5, 1) == pytest.approx(0.9)
-    assert crowded_speed(10.0, 4.5, 2) == pytest.approx(0.9), "two threads of each worker are busy"
-    assert crowded_speed(0.0, 1.0, 1) == 1.5 and crowded_speed(1.0, 0.0, 1) == 0.3
-    assert crowded_speeds([1.0], 0.5) == (1.0,), "one core is never crowded by another"
-    assert crowded_speeds([1.0, 1.0], 0.9) == pytest.approx((1.0, 0.9))
-    assert crowded_speeds([1.0, 0.9, 0.8], 0.4) == pytest.approx((1.0, 0.9 * 0.5**0.5, 0.4))
+def test_speeds_while_serving() -> None:
+    assert serving_speed(5.0, 4.5, 1) == pytest.approx(0.9)
+    assert serving_speed(10.0, 4.5, 2) == pytest.approx(0.9), "two threads of each worker are busy"
+    assert serving_speed(0.0, 1.0, 1) == 1.5 and serving_speed(1.0, 0.0, 1) == 0.3
+
+
+@given(st.floats(0.6, 1.2), st.floats(0.5, 1.0), st.floats(0.0, 0.85))
+def test_speed_alone_comes_back_out_of_a_time_that_was_partly_shared(alone: float, ratio: float, beside: float) -> None:
+    crowded = alone * ratio
+    mixed = 1.0 / ((1.0 - beside) / alone + beside / crowded)
+    assert alone_speed(mixed, crowded, beside) == pytest.approx(alone)
+
+
+def test_who_was_never_alone_tells_nothing_of_it() -> None:
+    assert alone_speed(0.7, 0.6, 0.95) == 0.7
+    assert alone_speed(0.9, 0.3, 0.8) == 1.5, "nonsense stays between bounds"
+
+
+def test_speeds_of_busy_cores_are_bent() -> None:
+    assert crowded_speeds([1.0], 0.5, 1) == (1.0,), "one core is never crowded by another"
+    assert crowded_speeds([1.0, 1.0], 0.9, 2) == pytest.approx((1.0, 0.9))
+    assert crowded_speeds([1.0, 0.9, 0.8], 0.4, 3) == pytest.approx((1.0, 0.9 * 0.5**0.5, 0.4))
+    assert crowded_speeds([1.0, 0.9, 0.8], 0.45, 2) == pytest.approx((1.0, 0.45, 0.4)), "more are slowed as well"
+    assert crowded_speeds([1.0, 0.9], 0.4, 1) == (1.0, 0.9), "nobody was crowded"

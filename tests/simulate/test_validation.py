@@ -15,16 +15,16 @@ from specs import deployment, spec
 
 from jettison.config.files import read_yaml_mapping
 from jettison.cost.deployment import deployment_to_document
+from jettison.cost.drift import AS_MEASURED
 from jettison.cost.hostcosts import HostCosts
 from jettison.errors import ConfigError
-from jettison.live.step_process import Sample
 from jettison.live.yardstick import Reading
 from jettison.report.results import RunResult, Summary
 from jettison.simulate.cases import cases_of, run_case
 from jettison.simulate.spec import parse_spec
 from jettison.simulate.sweeps import expand_sweep, set_at
 from jettison.simulate.validate_command import check_both_sides, validate_command
-from jettison.simulate.validate_live import machine_then, speed_while_serving
+from jettison.simulate.validate_live import machine_then
 from jettison.simulate.validation import Pair, compare, compare_means, worst
 from jettison.simulate.validation_file import read_document
 
@@ -80,26 +80,34 @@ def test_what_one_side_does_not_have_is_not_compared() -> None:
 
 # --- what the machine was meanwhile
 
-AROUND = (Reading(0.0, 2.0, 0.8, 1.2), Reading(10.0, 12.0, 1.0, 1.0))
+COSTS_4 = HostCosts(num_cores=4, core_speeds=(1.0, 0.9, 0.8, 0.7))
+AROUND = (
+    Reading(0.8, 0.6, 1.2, ((0.0, 1.0),), ((1.0, 2.0),)), Reading(1.0, 0.84, 1.0, ((10.0, 11.0),), ((11.0, 12.0),))
+)  # fmt: skip
 
 
 def test_a_run_is_as_fast_as_the_yardstick_around_it_and_the_probes_in_it() -> None:
-    probes = [Sample(1.0, 0.010), Sample(4.0, 0.005), Sample(8.0, 0.020), Sample(11.0, 0.010)]
-    then = machine_then(3.0, probes[1:3], probes, AROUND, 0.9)
-    assert then.speed == ((0.0, pytest.approx(2.0)), (3.0, pytest.approx(0.5)))  # 0.9 in the middle, as calibrated
-    assert then.controller_factor == pytest.approx(0.9 * 1.1)
+    probes = [(0.5, 1.0), (1.0, 1.0), (4.0, 0.5), (8.0, 2.0), (9.5, 7.0), (11.0, 1.0)]
+    then = machine_then((3.0, 9.0), probes, AROUND, COSTS, 2)
+    assert then.speed == ((0.0, pytest.approx(0.9 / 0.5)), (3.0, pytest.approx(0.9 / 2.0)))
+    assert then.core_speeds == pytest.approx((1.0, 0.8)), "0.72 of 0.9"
+    assert then.controller_factor == pytest.approx(1.1)
+    costs = then.costs(COSTS)
+    assert costs.core_speeds == then.core_speeds
+    assert costs.controller_step_s == pytest.approx(1.1 * COSTS.controller_step_s)
+    assert costs.worker_step_s == COSTS.worker_step_s
 
 
 def test_without_probes_a_run_is_as_fast_as_the_yardstick_around_it() -> None:
-    then = machine_then(3.0, [], [Sample(1.0, 0.01)], AROUND, 0.45)
-    assert then.speed == ((0.0, pytest.approx(2.0)),)
+    assert machine_then((3.0, 9.0), [(1.0, 0.01)], AROUND, COSTS, 2).speed == ((0.0, pytest.approx(0.9)),)
+    assert AS_MEASURED.costs(COSTS) == COSTS
 
 
-def test_only_as_many_cores_are_busy_as_instances_have_threads() -> None:
-    costs = HostCosts(num_cores=4, core_speeds=(1.0, 0.9, 0.8, 0.7))
-    assert [speed_while_serving(costs, number) for number in (1, 2, 6)] == [1.0, 0.9, 0.7]
-    assert speed_while_serving(replace(costs, threads_per_worker=2), 2) == 0.7
-    assert speed_while_serving(HostCosts(), 2) == 1.0
+def test_only_as_many_cores_are_crowded_as_instances_have_threads() -> None:
+    two, one = (machine_then((3.0, 9.0), [], AROUND, COSTS_4, number).core_speeds for number in (2, 1))
+    assert two == pytest.approx((1.0, 0.8, 0.8 * 8 / 9, 0.7 * 8 / 9)) and one == COSTS_4.core_speeds
+    threads = replace(COSTS_4, threads_per_worker=2)
+    assert machine_then((3.0, 9.0), [], AROUND, threads, 2).core_speeds[-1] == pytest.approx(0.8)
 
 
 def test_a_file_of_another_version_is_no_document(tmp_path: Path) -> None:

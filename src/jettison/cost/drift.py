@@ -9,14 +9,61 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from jettison.cost.hostcosts import HostCosts
 
 BIN_S = 3.0
 """Probes of so long a time are one speed."""
 SLOWEST, FASTEST = 0.2, 3.0
 """Beyond these a bin is no measurement."""
 
+LEAST_APART = 0.2
+"""Busy cores: what is seen at two numbers that are nearer tells of no difference between them."""
+
+Probe = tuple[float, float, float]
+"""When, what it took, and how many cores were busy meanwhile."""
 SpeedLine = tuple[tuple[float, float], ...]
 """From when on, in seconds of the run, and how fast a core is over what it was when it was measured. Sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class MachineThen:
+    """What a machine was during a live run, over what its constants say."""
+
+    speed: SpeedLine = ()
+    """Of one core, alone."""
+    core_speeds: tuple[float, ...] = ()
+    """Of 1, 2, ... busy cores over that; none: as the constants have it."""
+    controller_factor: float = 1.0
+    """Work of the controller and the clients."""
+
+    def costs(self, usual: HostCosts) -> HostCosts:
+        """The constants as they were then; ``speed`` is not in them."""
+        then = usual.with_controller(self.controller_factor)
+        return replace(then, core_speeds=self.core_speeds) if self.core_speeds else then
+
+
+AS_MEASURED = MachineThen()
+
+
+def probes_evened(
+    probes: Sequence[Probe], alone: Sequence[Probe], crowded: Sequence[Probe]
+) -> list[tuple[float, float]]:
+    """When, and what a probe took over what is usual with as many busy cores.
+
+    A probe takes longer while others compute, which a simulation knows already. What is usual is a straight line
+    through the medians of probes while one instance served (``alone``) and of those while all did (``crowded``); where
+    both were as busy, or one has no probes, it is the same for all."""
+    if not alone or not crowded:
+        beside = [*alone, *crowded]
+        usual_s, per_core_s, busy = statistics.median(p[1] for p in beside) if beside else 1.0, 0.0, 0.0
+    else:
+        busy, busier = (statistics.median(p[2] for p in some) for some in (alone, crowded))
+        usual_s, usual_crowded_s = (statistics.median(p[1] for p in some) for some in (alone, crowded))
+        apart = busier - busy
+        per_core_s = max(0.0, usual_crowded_s - usual_s) / apart if apart > LEAST_APART else 0.0
+    return [(at_s, took_s / max(usual_s / 2, usual_s + (cores - busy) * per_core_s)) for at_s, took_s, cores in probes]
 
 
 def speed_line(

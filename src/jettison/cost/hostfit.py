@@ -14,6 +14,9 @@ import numpy as np
 from jettison.cost.fit import non_negative_least_squares
 from jettison.cost.hostcosts import HostCosts
 
+_SLOWEST, _FASTEST = 0.3, 1.5
+"""Of a core that others compute beside, over one alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
@@ -92,18 +95,29 @@ def fit_host_costs(
     )
 
 
-def crowded_speed(workers_s: float, predicted_s: float, threads_per_worker: int) -> float:
-    """Of a core while all serve, over that of one alone: what steps should have taken over what they took of all
-    workers' processor time. Between 0.3 and 1.5: beyond, it is no measurement."""
-    return min(1.5, max(0.3, threads_per_worker * predicted_s / max(workers_s, 1e-9)))
+def serving_speed(workers_s: float, predicted_s: float, threads_per_worker: int) -> float:
+    """Of a core while a load is served, over that of one alone: what its steps should have taken over what they took
+    of all workers' processor time. Between 0.3 and 1.5: beyond, it is no measurement."""
+    return min(_FASTEST, max(_SLOWEST, threads_per_worker * predicted_s / max(workers_s, 1e-9)))
 
 
-def crowded_speeds(speeds: Sequence[float], speed: float) -> tuple[float, ...]:
-    """``speeds`` of 1, 2, ... busy cores, bent so that the last is ``speed`` and the first is what it was."""
-    last = len(speeds) - 1
+def alone_speed(mixed: float, crowded: float, beside: float) -> float:
+    """Of a core while nobody else computes: ``mixed`` was seen of a worker that had others computing ``beside`` it for
+    that part (0 to 1) of its time, during which it went at the speed ``crowded``."""
+    if beside >= 0.9:  # next to nothing was seen of being alone
+        return mixed
+    alone_part = 1.0 / mixed - beside / crowded
+    return min(_FASTEST, max(_SLOWEST, (1.0 - beside) / alone_part)) if alone_part > 0.0 else _FASTEST
+
+
+def crowded_speeds(speeds: Sequence[float], speed: float, num_busy: int) -> tuple[float, ...]:
+    """``speeds`` of 1, 2, ... busy cores, bent so that that of ``num_busy`` is ``speed`` and the first is what it was;
+    those of more are changed as that one is."""
+    last = min(num_busy, len(speeds)) - 1
     if last < 1:
         return tuple(speeds)
-    return tuple(own * (speed / speeds[last]) ** (index / last) for index, own in enumerate(speeds))
+    change = speed / speeds[last]
+    return tuple(min(_FASTEST, own * change ** min(1.0, index / last)) for index, own in enumerate(speeds))
 
 
 def _fit(counts: Sequence[Sequence[int]], seconds: Sequence[float]) -> list[float]:

@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import tempfile
@@ -40,7 +41,7 @@ from jettison.live.host_watch import (
     workers_of,
 )
 from jettison.live.server_process import ServerProcess
-from jettison.live.yardstick import Yardstick
+from jettison.live.yardstick import Reading, Yardstick
 from jettison.workload.traces import TraceRow
 
 Progress = Callable[[float, str], None]
@@ -71,8 +72,8 @@ class HostMeasurement:
 def measure_host_costs(
     config: EngineConfig, profile: HardwareProfile, *, progress: Progress = lambda share, text: None
 ) -> HostMeasurement:
-    """A minute and a half. ``config``: as the cluster is to be served; one instance of it is, alone, then as many as
-    there are cores (``live.yardstick``).
+    """Two minutes. ``config``: as the cluster is to be served; one instance of it is, alone, then one and as many as
+    there are cores, in turn (``live.yardstick``).
 
     Raises ModelError, ConfigError, JettisonError (the server does not come up, requests fail).
     """
@@ -98,16 +99,26 @@ def measure_host_costs(
         threads_per_worker=config.num_threads,
         step_factor=math.exp(sum(math.log(factor) for factor in factors.values()) / len(factors)),
     )  # fmt: skip
-    num_instances = num_cores // config.num_threads
-    if num_instances > 1:
-        with Yardstick(config, num_instances, costs, profile) as yardstick:
-            for index in range(YARDSTICK_ROUNDS):
-                progress(0.96, f"all cores serving, {index + 1} of {YARDSTICK_ROUNDS}")
-                yardstick.lay()
-        speed = statistics.median(reading.speed for reading in yardstick.readings())
-        costs = replace(costs, core_speeds=crowded_speeds(speeds, speed))
+    with Yardstick(config, max(1, num_cores // config.num_threads), costs, profile) as yardstick:
+        for index in range(YARDSTICK_ROUNDS):
+            progress(0.9, f"one instance and all cores serving, {index + 1} of {YARDSTICK_ROUNDS}")
+            yardstick.lay()
+    costs = as_laid(costs, yardstick.readings())
     medians = {rows: statistics.median(values) for rows, values in gaps.items() if values}
     return HostMeasurement(costs, phases, factors, medians)
+
+
+def as_laid(costs: HostCosts, readings: Sequence[Reading]) -> HostCosts:
+    """The constants as the yardstick found them: its loads by one instance and by all follow each other within seconds,
+    so that no drift of the machine is between them, while steps were profiled, and one instance served, minutes
+    before."""
+    alone = statistics.median(reading.alone for reading in readings)
+    crowded = statistics.median(reading.crowded for reading in readings)
+    speeds = costs.core_speeds
+    return replace(
+        costs.with_controller(statistics.median(reading.controller_factor for reading in readings) / alone),
+        step_factor=costs.step_factor / alone, core_speeds=crowded_speeds(speeds, crowded / alone, len(speeds)),
+    )  # fmt: skip
 
 
 def _prompt_tokens(config: EngineConfig) -> int:
@@ -136,14 +147,16 @@ def _serve_phases(
 ) -> tuple[list[Window], Window, Scrapes]:
     loads = _loads(config)
     workers = workers_of(server.pid)
+    prompt_seeds = itertools.count(1)
     for load in loads:  # once to warm up
-        replay(server.url, load, config)
+        replay(server.url, load, config, next(prompt_seeds))
     windows = []
     for index in range(ROUNDS):
         for load in loads:
-            progress(0.3 + 0.6 * index / ROUNDS, f"serving, round {index + 1} of {ROUNDS}: {load.name}")
-            windows.append(watched(server.pid, workers, load, partial(replay, server.url, load, config)))
-    progress(0.95, "doing nothing, and reading metrics")
+            progress(0.2 + 0.5 * index / ROUNDS, f"serving, round {index + 1} of {ROUNDS}: {load.name}")
+            act = partial(replay, server.url, load, config, next(prompt_seeds))
+            windows.append(watched(server.pid, workers, load, act))
+    progress(0.75, "doing nothing, and reading metrics")
     idle = watched(server.pid, workers, Load("idle", ()), lambda: time.sleep(IDLE_S))
     before, begin_s = processor_s(server.pid), time.process_time()
     for _ in range(NUM_SCRAPES):

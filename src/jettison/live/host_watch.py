@@ -68,12 +68,14 @@ def serving_flags(config: EngineConfig, kv_tokens: int) -> dict[str, object]:
     }  # fmt: skip
 
 
-def replay(url: str, load: Load, config: EngineConfig) -> None:
-    """Send a load and wait for its end. Raises JettisonError where a request fails."""
+def replay(url: str, load: Load, config: EngineConfig, prompt_seed: int) -> None:
+    """Send a load and wait for its end. ``prompt_seed``: another one each time, or the server finds the prompts in its
+    cache. Raises JettisonError where a request fails."""
     workload = Workload(as_columns(load.rows), load.name, "calibration")
     options = ReplayOptions(
-        name=load.name, model=config.model.served_model_name, observe=False, prompts=PromptMaker(seed=1), detail=False
-    )
+        name=load.name, model=config.model.served_model_name, observe=False, prompts=PromptMaker(seed=prompt_seed),
+        detail=False,
+    )  # fmt: skip
     run = replay_sync(url, workload, options)
     if run.requests.completed < run.requests.submitted:
         raise JettisonError(f"{run.requests.submitted - run.requests.completed} requests of load {load.name} failed")

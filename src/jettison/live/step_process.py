@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jettison.config import EngineConfig
@@ -38,6 +40,8 @@ class Sample(NamedTuple):
     """Of the monotonic clock."""
     took_s: float
     """Processor time."""
+    busy_cores: float = 0.0
+    """Of this machine, on average since the sample before it."""
 
 
 class StepProcess:
@@ -157,12 +161,21 @@ def _run(timer: StepTimer, shapes: dict[str, StepShape], begin_ns: int, end_ns: 
 def _probe(timer: StepTimer, shape: StepShape, interval_s: float) -> list[Sample]:
     """Until the next line comes, which says no more than that."""
     samples = []
+    since_s, busy_since_s = time.monotonic(), _busy_s()
     while not select.select([sys.stdin], [], [], interval_s)[0]:
-        at_s, before_s = time.monotonic(), time.process_time()
+        at_s, before_s, busy_s = time.monotonic(), time.process_time(), _busy_s()
         timer.time_s(shape)
-        samples.append(Sample(at_s, time.process_time() - before_s))
+        took_s = time.process_time() - before_s
+        samples.append(Sample(at_s, took_s, (busy_s - busy_since_s) / (at_s - since_s)))
+        since_s, busy_since_s = at_s, busy_s
     sys.stdin.readline()
     return samples
+
+
+def _busy_s() -> float:
+    """Of all cores of this machine together, since it was started."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    return (sum(fields[:3]) + sum(fields[5:7])) / os.sysconf("SC_CLK_TCK")  # not: idle, waiting for disks, stolen
 
 
 if __name__ == "__main__":

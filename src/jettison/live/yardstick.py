@@ -1,14 +1,17 @@
-"""How fast cores are while everybody serves: batches made for it, before and after what is to be compared.
+"""How fast cores are while one instance serves and while all do: known loads, before and after what is to be compared.
 
 Steps side by side (``live.core_speeds``) say what caches and memory give to several cores. Serving, workers share their
 cores with controller and clients as well, and come back to cold caches: their steps take more processor time than
-side by side. And a virtual machine is slower now than it was a minute ago. Both are in what a known load takes of the
-workers' processor time, over what the profile says that it takes.
+side by side. And a virtual machine is slower now than it was a minute ago, by more for some numbers of busy cores than
+for others. All of that is in what a known load takes of the workers' processor time, over what the profile says that
+it takes: of a server of one instance, and of one with all of them, in turn.
 """
 
 from __future__ import annotations
 
+import itertools
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +21,7 @@ from typing import Any
 from jettison.config import EngineConfig
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
-from jettison.cost.hostfit import crowded_speed
+from jettison.cost.hostfit import alone_speed, serving_speed
 from jettison.cost.model import ChunkShape, StepShape
 from jettison.errors import JettisonError
 from jettison.live.host_watch import (
@@ -40,30 +43,96 @@ PROMPT, OUTPUT = 64, 64
 BATCHES = (4, 12)
 """Requests of each instance: what bursts come to as well, so that steps of these sizes stand for those."""
 ROUNDS = 2
+LEAST_FACTOR, MOST_FACTOR = 0.3, 3.0
+"""Of the controller: beyond, it is no measurement."""
+
+Span = tuple[float, float]
+"""Begin and end, in seconds of the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one laying came to."""
+    """What one laying came to. Speeds are those of a core, over one alone when steps were profiled."""
 
-    begin_s: float
-    """Of the monotonic clock."""
-    end_s: float
-    speed: float
-    """Of a core while all instances serve, over that of one alone when steps were profiled: by the workers' steps."""
+    alone: float
+    """While nobody else computes."""
+    crowded: float
+    """While all instances serve; of a single instance the same as ``alone``."""
     controller_factor: float
-    """Processor time of the controller, over what the constants say."""
+    """Work of the controller, as a core alone when steps were profiled would do it, over what the constants say."""
+    alone_spans: tuple[Span, ...]
+    """When one instance served."""
+    crowded_spans: tuple[Span, ...]
+    """When all did."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Tally:
+    """What one server did in one laying."""
+
+    speed: float
+    beside: float
+    """For what part of its workers' time somebody else computed as well."""
+    controller_s: float
+    """Processor time."""
+    controller_predicted_s: float
+    spans: tuple[Span, ...]
 
 
 class Yardstick:
     """``with Yardstick(...) as yardstick: yardstick.lay(); ...; yardstick.lay()``; then ``readings()``.
 
-    Between layings its server waits, which takes a thousandth of a core.
+    Between layings its servers wait, which takes a thousandth of a core each.
     """
 
     def __init__(self, config: EngineConfig, num_instances: int, costs: HostCosts, profile: HardwareProfile) -> None:
         """``config``: as the cluster is to be served; ``costs``: what workers take beside steps; ``profile``: by which
         steps are predicted."""
+        self._crews = [_Crew(config, number, costs, profile) for number in sorted({1, num_instances})]
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Yardstick:
+        """Raises JettisonError: a server does not come up."""
+        with ExitStack() as exits:
+            for crew in self._crews:
+                exits.enter_context(crew)
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._exits.__exit__(*error)
+
+    def lay(self) -> None:
+        """Serve all loads, by one instance and by all in turn; some seconds. Raises JettisonError where a request
+        fails."""
+        for crew in self._crews:
+            crew.layings.append([])
+        for _ in range(ROUNDS):
+            for crew in self._crews:
+                crew.serve()
+
+    def readings(self) -> list[Reading]:
+        """One of each laying, when the servers have ended: steps are in their time lines. Raises JettisonError if one
+        knows of none."""
+        return [_reading(*tallies) for tallies in zip(*(crew.tallies() for crew in self._crews), strict=True)]
+
+
+def _reading(one: _Tally, all_: _Tally | None = None) -> Reading:
+    crowded = one if all_ is None else all_
+    alone = alone_speed(one.speed, crowded.speed, one.beside)
+    tallies = (one,) if all_ is None else (one, all_)
+    factor = sum(t.controller_s * t.speed for t in tallies) / sum(t.controller_predicted_s for t in tallies)
+    return Reading(
+        alone, alone if all_ is None else all_.speed, min(MOST_FACTOR, max(LEAST_FACTOR, factor)),
+        one.spans, crowded.spans,
+    )  # fmt: skip
+
+
+class _Crew:
+    """A server of so many instances, and what it did in each laying."""
+
+    def __init__(self, config: EngineConfig, num_instances: int, costs: HostCosts, profile: HardwareProfile) -> None:
+        self.layings: list[list[Window]] = []
         self._config = config
         self._costs = costs
         self._profile = profile
@@ -74,15 +143,14 @@ class Yardstick:
         ]
         self._num_instances = num_instances
         self._kv_tokens = 2 * max(sizes) * (PROMPT + OUTPUT)
+        self._prompt_seeds = itertools.count(1)
         self._exits = ExitStack()
         self._url = ""
         self._server_pid = 0
         self._workers: list[int] = []
-        self._layings: list[list[Window]] = []
         self._steps: list[Step] = []
 
-    def __enter__(self) -> Yardstick:
-        """Raises JettisonError: the server does not come up."""
+    def __enter__(self) -> _Crew:
         with ExitStack() as exits:
             folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="jettison-yardstick-")))
             line = folder / "timeline.json.gz"
@@ -94,7 +162,7 @@ class Yardstick:
             self._url, self._server_pid = server.url, server.pid
             self._workers = workers_of(server.pid)
             for load in self._loads:  # once to warm up
-                replay(self._url, load, self._config)
+                self._replay(load)
             self._exits = exits.pop_all()
         return self
 
@@ -104,49 +172,48 @@ class Yardstick:
     def _read_line(self, line: Path) -> None:
         self._steps = read_steps(line)
 
-    def lay(self) -> None:
-        """Serve all loads; some seconds. Raises JettisonError where a request fails."""
-        windows = []
-        for _ in range(ROUNDS):
-            for load in self._loads:
-                act = partial(replay, self._url, load, self._config)
-                windows.append(watched(self._server_pid, self._workers, load, act))
-        self._layings.append(windows)
+    def _replay(self, load: Load) -> None:
+        replay(self._url, load, self._config, next(self._prompt_seeds))
 
-    def readings(self) -> list[Reading]:
-        """One of each laying, when the server has ended: steps are in its time line. Raises JettisonError if that
-        knows of none."""
-        return [self._reading(windows) for windows in self._layings]
+    def serve(self) -> None:
+        """All loads once."""
+        self.layings[-1] += [
+            watched(self._server_pid, self._workers, load, partial(self._replay, load)) for load in self._loads
+        ]
 
-    def _reading(self, windows: list[Window]) -> Reading:
+    def tallies(self) -> list[_Tally]:
+        """One of each laying."""
+        return [self._tally(windows) for windows in self.layings]
+
+    def _tally(self, windows: list[Window]) -> _Tally:
         steps = [step for window in windows for step in steps_of(window, self._steps)]
         if not steps:
             raise JettisonError("the time line of a load for calibration has no steps")
-        costs = self._costs
+        costs, threads = self._costs, self._config.num_threads
         around_s = sum(costs.worker_step_s + step.num_requests * costs.worker_row_s for step in steps)
         predicted_s = costs.step_factor * sum(self._predicted_s(step) for step in steps)
-        workers_s = sum(window.worker_s for window in windows) - around_s
-        return Reading(
-            windows[0].begin_ns / 1e9, windows[-1].end_ns / 1e9,
-            crowded_speed(workers_s, predicted_s, self._config.num_threads),
-            self._controller_factor(windows, steps),
-        )
-
-    def _controller_factor(self, windows: list[Window], steps: list[Step]) -> float:
-        """Between 0.3 and 3: beyond, it is no measurement."""
-        costs, interval_s = self._costs, self._config.overload.check_interval_ms / 1e3
+        workers_s = sum(window.worker_s for window in windows)
+        others_s = sum(window.server_s + window.client_s for window in windows)
         wall_s = sum(window.end_ns - window.begin_ns for window in windows) / 1e9
+        # All that was computed, less the time there was to compute one thing at a time.
+        beside = (workers_s / threads + others_s - wall_s) / workers_s * threads if workers_s else 0.0
+        return _Tally(
+            serving_speed(workers_s - around_s, predicted_s, threads), min(1.0, max(0.0, beside)),
+            sum(window.server_s for window in windows), self._controller_predicted_s(windows, steps, wall_s),
+            tuple((window.begin_ns / 1e9, window.end_ns / 1e9) for window in windows),
+        )  # fmt: skip
+
+    def _controller_predicted_s(self, windows: Sequence[Window], steps: Sequence[Step], wall_s: float) -> float:
+        costs, interval_s = self._costs, self._config.overload.check_interval_ms / 1e3
         rows = [row for window in windows for row in window.load.rows]
-        predicted_s = (
+        return max(1e-9, (
             len(steps) * costs.controller_step_s
             + sum(step.num_requests for step in steps) * costs.controller_row_s
             + sum(row.output_tokens for row in rows) * costs.controller_token_s
             + sum(row.input_tokens for row in rows) * costs.controller_prompt_token_s
             + len(rows) * (costs.controller_request_s + costs.controller_end_s)
             + wall_s / interval_s * costs.controller_tick_s
-        )
-        factor = sum(window.server_s for window in windows) / predicted_s if predicted_s else 1.0
-        return min(3.0, max(0.3, factor))
+        ))  # fmt: skip
 
     def _predicted_s(self, step: Step) -> float:
         """Decodes are taken for half grown, prompts for parts of equal size."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jettison.cost.deployment import deployment_to_document
-from jettison.cost.drift import SpeedLine
+from jettison.cost.drift import AS_MEASURED, MachineThen
 from jettison.errors import ConfigError
 from jettison.live.profile_file import AUTO
 from jettison.report.results import RunResult
@@ -124,12 +124,11 @@ def _one(plain: Mapping[str, Any], index: int, seed: int) -> dict[str, Any]:
 
 
 def run_case(
-    case: Case, on_progress: OnProgress | None = None, *, drift: SpeedLine = (), controller_factor: float = 1.0
+    case: Case, on_progress: OnProgress | None = None, *, then: MachineThen = AS_MEASURED
 ) -> RunResult:
     """Simulate one case. The same case gives the same result, in whichever process.
 
-    ``drift``: how fast this machine's cores were while the live run that is to be compared went on;
-    ``controller_factor``: what its controller took beyond that.
+    ``then``: how fast this machine was while the live run that is to be compared went on.
     """
     spec = parse_spec(case.raw, case.name)
     base_dir = Path(case.base_dir)
@@ -154,7 +153,7 @@ def run_case(
         observer=timeline,
     )
     setup = cluster_setup(machine, spec, variant, case.seed)
-    setup = replace(setup, drift=drift, host=setup.host.with_controller(controller_factor))
+    setup = replace(setup, drift=then.speed, host=then.costs(setup.host))
     run = simulate_workload(workload, setup, options)
     run.config["spec"] = dict(case.raw)
     run.config["point"] = dict(case.point)

@@ -93,7 +93,7 @@ def run_pairs(
         with phase("simulating the same", console) as status:
             for case, live, then in lived:
                 status.update(f"simulating {case.name}")
-                simulated = run_case(case, drift=then.speed, controller_factor=then.controller_factor)
+                simulated = run_case(case, then=then)
                 pairs.append(Pair(specs[key].name, case.label, case.seed, live, simulated, case.factor, then))
     return pairs
 

@@ -7,26 +7,27 @@ import tempfile
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rich.console import Console
 
 from jettison.config import EngineConfig
-from jettison.cost.drift import speed_line
+from jettison.cost.drift import MachineThen, probes_evened, speed_line
 from jettison.cost.hostcosts import HostCosts
+from jettison.cost.hostfit import crowded_speeds
 from jettison.live.experiment import run_config
 from jettison.live.profile_file import AUTO
 from jettison.live.speed_watch import SpeedWatch, cores_taken
-from jettison.live.step_process import Sample
-from jettison.live.yardstick import Reading, Yardstick
+from jettison.live.yardstick import Reading, Span, Yardstick
 from jettison.report.results import RunResult
 from jettison.report.terminal import phase
 from jettison.simulate.cases import Case
 from jettison.simulate.local import local_config
 from jettison.simulate.machines import Machine, found_file, resolve_config, resolve_machine
 from jettison.simulate.spec import ExperimentSpec
-from jettison.simulate.validation import MachineThen
 from jettison.simulate.workloads import build_workload
+
+_AnyProbe = TypeVar("_AnyProbe", bound=tuple[float, ...])
 
 
 class Served(NamedTuple):
@@ -64,38 +65,46 @@ def serve_all(cases: Sequence[Case], spec: ExperimentSpec, base_dir: Path, conso
                 status.update("laying the yardstick")
                 yardstick.lay()
         probes = watch.end()
-    busy_speed = speed_while_serving(machine.costs, machine.num_instances)
+    readings = yardstick.readings()
+    alone = [span for reading in readings for span in reading.alone_spans]
+    crowded = [span for reading in readings for span in reading.crowded_spans]
+    evened = probes_evened(probes, _within(probes, alone), _within(probes, crowded))
     served = []
     # One reading more than runs: those before and after each.
-    for (case, run, began_s), around in zip(runs, pairwise(yardstick.readings()), strict=True):
-        within = [probe for probe in probes if began_s <= probe.at_s < began_s + run.duration_s]
+    for (case, run, began_s), around in zip(runs, pairwise(readings), strict=True):
+        span = (began_s, began_s + run.duration_s)
         # The probing process is not over when a run is: it counts as somebody else's there.
-        run.client["foreign_cores"] = max(0.0, run.client["foreign_cores"] - cores_taken(within))
-        served.append(Served(case, run, machine_then(began_s, within, probes, around, busy_speed)))
+        run.client["foreign_cores"] = max(0.0, run.client["foreign_cores"] - cores_taken(_within(probes, [span])))
+        then = machine_then(span, evened, around, machine.costs, machine.num_instances)
+        served.append(Served(case, run, then))
     return served
 
 
-def speed_while_serving(costs: HostCosts, num_instances: int) -> float:
-    """Of a core while all of so many instances compute, as the constants have it."""
-    busy = min(costs.num_cores, num_instances * costs.threads_per_worker)
-    return costs.core_speeds[busy - 1] if busy else 1.0
-
-
 def machine_then(
-    began_s: float, within: Sequence[Sample], probes: Sequence[Sample], around: tuple[Reading, Reading],
-    busy_speed: float,
+    span: Span, probes: Sequence[tuple[float, float]], around: tuple[Reading, Reading], costs: HostCosts,
+    num_instances: int,
 ) -> MachineThen:
-    """What the machine was during a run, over what the constants say.
+    """What the machine was during the ``span`` of a run, over what the constants say.
 
-    The readings ``around`` it say how fast a core was while everybody served (``busy_speed``: the same by the
-    constants), the probes ``within`` it how that went up and down in between. The controller's factor is of processor
-    time; in a simulation its work is done at the speed of the cores, which is taken out for that.
+    The readings ``around`` it say how fast a core was alone, and while all instances served; the ``probes``
+    (``probes_evened``) within it how that went up and down in between. The controller's factor is of its work on one
+    core alone.
     """
-    speed = statistics.mean(reading.speed for reading in around)
-    beside = [probe.took_s for probe in probes if any(r.begin_s <= probe.at_s < r.end_s for r in around)]
-    line = speed_line(within, statistics.median(beside or [0.0]), began_s, speed=speed / busy_speed)
-    factor = speed * statistics.mean(reading.controller_factor for reading in around)
-    return MachineThen(line or ((0.0, speed / busy_speed),), factor)
+    alone = statistics.mean(reading.alone for reading in around)
+    crowded = statistics.mean(reading.crowded for reading in around)
+    beside = _within(probes, [span for reading in around for span in (*reading.alone_spans, *reading.crowded_spans)])
+    usual = statistics.median(took for _, took in beside) if beside else 0.0
+    num_busy = min(costs.num_cores, num_instances * costs.threads_per_worker)
+    return MachineThen(
+        speed_line(_within(probes, [span]), usual, span[0], speed=alone) or ((0.0, alone),),
+        crowded_speeds(costs.core_speeds, crowded / alone, num_busy),
+        statistics.mean(reading.controller_factor for reading in around),
+    )  # fmt: skip
+
+
+def _within(probes: Sequence[_AnyProbe], spans: Sequence[Span]) -> list[_AnyProbe]:
+    """Those that were taken in one of the spans."""
+    return [probe for probe in probes if any(begin_s <= probe[0] < end_s for begin_s, end_s in spans)]
 
 
 def _keys(case: Case, spec: ExperimentSpec, machine: Machine, here: EngineConfig, base_dir: Path) -> dict[str, object]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jettison.cost.drift import SpeedLine
+from jettison.cost.drift import AS_MEASURED, MachineThen
 from jettison.report.results import RunResult
 
 
@@ -40,16 +40,6 @@ TARGETS = (
 
 
 @dataclass(frozen=True, slots=True)
-class MachineThen:
-    """What a machine was during a live run, over what its constants say."""
-
-    speed: SpeedLine = ()
-    """Of its cores."""
-    controller_factor: float = 1.0
-    """Work of the controller and the clients."""
-
-
-@dataclass(frozen=True, slots=True)
 class Pair:
     """One scenario, live and simulated."""
 
@@ -60,7 +50,7 @@ class Pair:
     simulated: RunResult
     factor: float = 1.0
     """Of the workload: what a mean load came to."""
-    then: MachineThen = MachineThen()
+    then: MachineThen = AS_MEASURED
 
     @property
     def scenario(self) -> str:

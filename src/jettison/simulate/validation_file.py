@@ -8,13 +8,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from jettison.cost.drift import MachineThen
 from jettison.errors import ConfigError
 from jettison.report.output import write_whole
 from jettison.report.results import RequestCounts, RunResult, Summary
 from jettison.simulate.cases import cases_of, run_case
-from jettison.simulate.validation import MachineThen, Pair, compare, compare_means, worst
+from jettison.simulate.validation import Pair, compare, compare_means, worst
 
-FORMAT = "jettison-validation-2"
+FORMAT = "jettison-validation-3"
 
 
 def write_document(path: Path, pairs: Sequence[Pair]) -> None:
@@ -40,6 +41,7 @@ def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
                 "scenario": pair.scenario, "factor": pair.factor,
                 "foreign_cores": pair.live.client.get("foreign_cores"),
                 "machine_speed": [list(point) for point in pair.then.speed],
+                "core_speeds": list(pair.then.core_speeds),
                 "controller_factor": pair.then.controller_factor,
                 **{
                     side: {
@@ -88,8 +90,11 @@ def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: 
             raise ConfigError(f"{name}: there is no live run of {scenario}")
         run = kept[scenario]
         case = replace(case, factor=run["factor"])
-        then = MachineThen(tuple((at_s, speed) for at_s, speed in run["machine_speed"]), run["controller_factor"])
-        simulated = run_case(case, drift=then.speed, controller_factor=then.controller_factor)
+        then = MachineThen(
+            tuple((at_s, speed) for at_s, speed in run["machine_speed"]), tuple(run["core_speeds"]),
+            run["controller_factor"],
+        )  # fmt: skip
+        simulated = run_case(case, then=then)
         live = _kept_run(run, deployment)
         pairs.append(Pair(raw.get("name", name), case.label, case.seed, live, simulated, case.factor, then))
     return pairs
