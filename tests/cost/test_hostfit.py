@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,30 +14,38 @@ from jettison.cost.hostfit import Phase, Scrapes, alone_speed, crowded_speeds, f
 
 TRUE = HostCosts(
     num_cores=2, core_speeds=(1.0, 0.8), threads_per_worker=1, step_factor=1.1, worker_step_s=100e-6, worker_row_s=5e-6,
+    worker_stage_s=70e-6, controller_stage_s=150e-6, client_wake_s=50e-6,
     controller_step_s=300e-6, controller_row_s=10e-6, controller_request_s=1500e-6, controller_prompt_token_s=0.5e-6,
     controller_token_s=90e-6, controller_tick_s=200e-6, controller_scrape_s=4e-3, client_request_s=600e-6,
     client_token_s=70e-6, client_scrape_s=2e-3, hop_s=40e-6,
 )  # fmt: skip
 
 
-def phase(num_requests: int, prompt: int, output: int, batch: int, noise: float = 0.0, seed: int = 0) -> Phase:
+def phase(
+    num_requests: int, prompt: int, output: int, batch: int, later: int = 0, noise: float = 0.0, seed: int = 0
+) -> Phase:
+    """``later``: stages of a pipeline after the first."""
     rng = random.Random(seed)
     tokens = num_requests * output
     steps = max(1, tokens // batch)
-    wall_s, steps_s = 2.0, steps * 0.005
+    stages = 1 + later
+    wall_s, steps_s = 2.0, steps * stages * 0.005
 
     def off(seconds: float) -> float:
         return seconds * (1.0 + rng.uniform(-noise, noise))
 
     controller = (
-        steps * TRUE.controller_step_s + tokens * (TRUE.controller_row_s + TRUE.controller_token_s)
+        steps * (TRUE.controller_step_s + later * TRUE.controller_stage_s)
+        + tokens * (TRUE.controller_row_s + TRUE.controller_token_s)
         + num_requests * TRUE.controller_request_s + num_requests * prompt * TRUE.controller_prompt_token_s
     )  # fmt: skip
     return Phase(
-        wall_s, steps, tokens, tokens, num_requests, num_requests * prompt,
+        wall_s, steps, tokens * stages, tokens, num_requests, num_requests * prompt,
         off(controller) + wall_s / 0.1 * TRUE.controller_tick_s,
-        off(steps * TRUE.worker_step_s + tokens * TRUE.worker_row_s) + steps_s, steps_s,
-        off(num_requests * TRUE.client_request_s + tokens * TRUE.client_token_s),
+        off(steps * stages * (TRUE.worker_step_s + (TRUE.worker_stage_s if later else 0.0))
+            + tokens * stages * TRUE.worker_row_s) + steps_s, steps_s,
+        off(num_requests * TRUE.client_request_s + tokens * TRUE.client_token_s + steps * TRUE.client_wake_s),
+        later * steps,
     )  # fmt: skip
 
 
@@ -45,6 +54,9 @@ def fitted(noise: float) -> HostCosts:
         phase(*load, noise=noise, seed=seed) for seed in range(3)
         for load in ((1, 16, 96, 1), (8, 16, 96, 8), (32, 16, 96, 32), (120, 16, 1, 1), (10, 500, 1, 1))
     ]
+    phases += [phase(*load, later=1, noise=noise, seed=7) for load in ((1, 16, 96, 1), (8, 16, 96, 4))]
+    # Steps of several microbatches are timed with waiting for cores in it, which tells nothing of what is beside them.
+    phases[-1] = replace(phases[-1], steps_s=2 * phases[-1].steps_s, computes_in_turn=False)
     idle = Phase(4.0, 0, 0, 0, 0, 0, 40 * TRUE.controller_tick_s, 0.0, 0.0, 0.0)
     row_s = TRUE.worker_row_s + TRUE.controller_row_s
     gap_s = TRUE.worker_step_s + TRUE.controller_step_s + 2 * TRUE.hop_s

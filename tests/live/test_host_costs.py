@@ -28,7 +28,7 @@ def test_speeds_between_what_was_measured_are_on_straight_lines() -> None:
 
 
 def step(begin_us: float, took_us: float, requests: int, tokens: int, prompt: int = 0) -> dict[str, Any]:
-    args = {"requests": requests, "tokens": tokens, "prompt_tokens": prompt}
+    args = {"requests": requests, "tokens": tokens, "prompt_tokens": prompt, "layers": [0, 2]}
     return {"cat": "step", "ts": begin_us, "dur": took_us, "args": args}
 
 

@@ -122,8 +122,9 @@ def costs_to_plain(costs: HostCosts) -> dict[str, Any]:
 
 def costs_from_plain(plain: object, where: str) -> HostCosts:
     """Back again. Raises ProfileDocumentError naming the key."""
-    if isinstance(plain, Mapping):
-        plain = {key: value for key, value in plain.items() if key != "probe_s"}  # of earlier documents
+    if isinstance(plain, Mapping):  # earlier documents have less, and more
+        kept = {key: value for key, value in plain.items() if key != "probe_s"}
+        plain = dict.fromkeys(("worker_stage_s", "controller_stage_s", "client_wake_s"), 0.0) | kept
     values = checked(plain, field_kinds(HostCosts) | {"core_speeds": list}, where)
     speeds = values["core_speeds"]
     if not all(isinstance(speed, int | float) and not isinstance(speed, bool) for speed in speeds):

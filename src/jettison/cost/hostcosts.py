@@ -28,10 +28,14 @@ class HostCosts:
     """A worker, for each step: reading the command, telling the end."""
     worker_row_s: float = 0.0
     """The same, for each request in the step."""
+    worker_stage_s: float = 0.0
+    """The same, for a stage of a pipeline: taking or handing on an activation, and telling of it."""
     controller_step_s: float = 0.0
     """The controller, for each step: committing it and issuing the next."""
     controller_row_s: float = 0.0
     """The same, for each request in the step."""
+    controller_stage_s: float = 0.0
+    """The same, for each stage beyond the first: its command, and hearing that it has ended."""
     controller_request_s: float = 0.0
     """The server, for each request: from its first byte until the core has it."""
     controller_prompt_token_s: float = 0.0
@@ -48,6 +52,8 @@ class HostCosts:
     """The load generator, for each request that it sends."""
     client_token_s: float = 0.0
     """The same, for each token that it receives."""
+    client_wake_s: float = 0.0
+    """The same, for hearing something when it has slept for a while."""
     client_scrape_s: float = 0.0
     """The same, for each reading of the metrics."""
     hop_s: float = 0.0

@@ -20,12 +20,12 @@ _SLOWEST, _FASTEST = 0.3, 1.5
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One load, and what it took. All of one instance."""
+    """One load, and what it took. Of one instance, or of one pipeline."""
 
     wall_s: float
     num_steps: int
     num_rows: int
-    """Requests in steps, summed over the steps."""
+    """Requests in steps, summed over the steps and their stages."""
     num_tokens: int
     """Sent to clients."""
     num_requests: int
@@ -38,6 +38,15 @@ class Phase:
     """Of the worker's steps alone, as it times them itself."""
     client_s: float
     """Of the load generator."""
+    num_later_stages: int = 0
+    """Summed over the steps of a pipeline: how many stages came after the first."""
+    computes_in_turn: bool = True
+    """No two processes ever wanted the same core, so that a step's time is its processor time."""
+
+    @property
+    def num_stages(self) -> int:
+        """Of steps in pipelines."""
+        return self.num_steps + self.num_later_stages if self.num_later_stages else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +71,17 @@ def fit_host_costs(
     tick_s = idle.controller_s / max(1.0, idle.wall_s / tick_interval_s)
     ticks = [phase.wall_s / tick_interval_s * tick_s for phase in phases]
     busy = [max(0.0, phase.controller_s - idle_s) for phase, idle_s in zip(phases, ticks, strict=True)]
-    step_s, token_s, request_s, prompt_s = _fit(
-        [[p.num_steps, p.num_tokens, p.num_requests, p.num_prompt_tokens] for p in phases], busy
+    step_s, token_s, request_s, prompt_s, stage_s = _fit(
+        [[p.num_steps, p.num_tokens, p.num_requests, p.num_prompt_tokens, p.num_later_stages] for p in phases], busy
     )
-    worker_step_s, worker_row_s = _fit(
-        [[p.num_steps, p.num_rows] for p in phases],
-        [max(0.0, p.worker_s - threads_per_worker * p.steps_s) for p in phases],
+    alone = [p for p in phases if p.computes_in_turn]
+    worker_step_s, worker_row_s, worker_stage_s = _fit(
+        [[p.num_steps + p.num_later_stages, p.num_rows, p.num_stages] for p in alone],
+        [max(0.0, p.worker_s - threads_per_worker * p.steps_s) for p in alone],
     )
-    client_token_s, client_request_s = _fit(
-        [[p.num_tokens, p.num_requests] for p in phases], [p.client_s for p in phases]
+    # Steps of one instance are further apart than a client sleeps.
+    client_token_s, client_request_s, wake_s = _fit(
+        [[p.num_tokens, p.num_requests, p.num_steps] for p in phases], [p.client_s for p in phases]
     )
     gap_s, gap_row_s = _fit_gaps(gaps_s)
     row_s = min(max(0.0, gap_row_s - worker_row_s), token_s)
@@ -81,8 +92,10 @@ def fit_host_costs(
         step_factor=step_factor,
         worker_step_s=worker_step_s,
         worker_row_s=worker_row_s,
+        worker_stage_s=worker_stage_s,
         controller_step_s=step_s,
         controller_row_s=row_s,
+        controller_stage_s=stage_s,
         controller_request_s=request_s,
         controller_prompt_token_s=prompt_s,
         controller_token_s=token_s - row_s,
@@ -90,6 +103,7 @@ def fit_host_costs(
         controller_scrape_s=scrapes.controller_s / scrapes.number,
         client_request_s=client_request_s,
         client_token_s=client_token_s,
+        client_wake_s=wake_s,
         client_scrape_s=scrapes.client_s / scrapes.number,
         hop_s=max(0.0, (gap_s - worker_step_s - step_s) / 2),
     )

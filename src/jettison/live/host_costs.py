@@ -15,6 +15,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -49,6 +50,8 @@ Progress = Callable[[float, str], None]
 PROMPT, OUTPUT = 16, 96
 """Tokens of each request of a batch."""
 BATCHES = (1, 4, 12, 32)
+PIPED = ("decode 1", "decode 4", "decode 12")
+"""Loads that a pipeline of two is given, too."""
 NUM_SHORT, SHORT_GAP_S = 120, 0.02
 """Requests of one output token, and the time between them."""
 NUM_PROMPTS = 10
@@ -80,17 +83,21 @@ def measure_host_costs(
     num_cores = usable_cores()
     progress(0.0, "cores side by side")
     speeds = measure_core_speeds(config, num_cores)
-    tokens = max(max(BATCHES) * (PROMPT + OUTPUT), 2 * NUM_PROMPTS * _prompt_tokens(config))
-    flags = {**serving_flags(config, tokens), "instances": 1}
-    with tempfile.TemporaryDirectory(prefix="jettison-host-") as folder:
-        line = Path(folder) / "timeline.json.gz"
-        log = Path(folder) / "server.log"
-        with ServerProcess(Path(config.model.model), {**flags, "timeline": line}, log) as server:
-            windows, idle, scrapes = _serve_phases(server, config, progress)
-        steps = read_steps(line)
-    phases: dict[str, list[Phase]] = {}
-    for window in windows:
-        phases.setdefault(window.load.name, []).append(_phase(window, steps))
+    with tempfile.TemporaryDirectory(prefix="jettison-host-") as name, ExitStack() as exits:
+        folder = Path(name)
+        lone = exits.enter_context(_Served(config, folder, 1, "recompute"))
+        servers = [lone]
+        if profile.cost.num_layers > 1:
+            servers.append(exits.enter_context(_Served(config, folder, 2, "pipeline")))
+        idle, scrapes = _serve_phases(servers, config, progress)
+        phases: dict[str, list[Phase]] = {}
+        for server in servers:
+            server.close()
+            steps = server.steps()
+            for window in server.windows:
+                load = f"{server.name} {window.load.name}"
+                phases.setdefault(load, []).append(_phase(window, steps))
+        windows, steps = lone.windows, lone.steps()
     gaps = _gaps(windows, steps)
     factors = _factors(windows, steps, profile)
     costs = fit_host_costs(
@@ -142,28 +149,79 @@ def _loads(config: EngineConfig) -> list[Load]:
 # --- serving
 
 
-def _serve_phases(
-    server: ServerProcess, config: EngineConfig, progress: Progress
-) -> tuple[list[Window], Window, Scrapes]:
-    loads = _loads(config)
-    workers = workers_of(server.pid)
-    prompt_seeds = itertools.count(1)
-    for load in loads:  # once to warm up
-        replay(server.url, load, config, next(prompt_seeds))
-    windows = []
+class _Served:
+    """A server under these loads, watched."""
+
+    def __init__(self, config: EngineConfig, folder: Path, num_instances: int, overload: str) -> None:
+        tokens = max(max(BATCHES) * (PROMPT + OUTPUT), 2 * NUM_PROMPTS * _prompt_tokens(config))
+        self.name = overload
+        self.windows: list[Window] = []
+        self._config = config
+        self._line = folder / f"{overload}.json.gz"
+        self._prompt_seeds = itertools.count(1)
+        flags = {**serving_flags(config, tokens), "instances": num_instances, "overload": overload}
+        log = folder / f"{overload}.log"
+        self._server = ServerProcess(Path(config.model.model), {**flags, "timeline": self._line}, log)
+        self._workers: list[int] = []
+
+    def __enter__(self) -> _Served:
+        self._server.start()
+        try:
+            self._workers = workers_of(self._server.pid)
+        except BaseException:
+            self._server.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.close()
+
+    def close(self) -> None:
+        """End the server, which then writes its time line. Idempotent."""
+        self._server.close()
+
+    def steps(self) -> list[Step]:
+        """After ``close``."""
+        return read_steps(self._line)
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    def warm_up(self, load: Load) -> None:
+        replay(self.url, load, self._config, next(self._prompt_seeds))
+
+    def watch(self, load: Load) -> None:
+        act = partial(replay, self.url, load, self._config, next(self._prompt_seeds))
+        self.windows.append(watched(self.pid, self._workers, load, act))
+
+    def watch_idle(self) -> Window:
+        return watched(self.pid, self._workers, Load("idle", ()), lambda: time.sleep(IDLE_S))
+
+
+def _serve_phases(servers: Sequence[_Served], config: EngineConfig, progress: Progress) -> tuple[Window, Scrapes]:
+    """All loads to the first server, some of them to the others, in turn."""
+    loads, lone = _loads(config), servers[0]
+    turns = [(lone, load) for load in loads]
+    turns += [(piped, load) for piped in servers[1:] for load in loads if load.name in PIPED]
+    for server, load in turns:
+        server.warm_up(load)
     for index in range(ROUNDS):
-        for load in loads:
+        for server, load in turns:
             progress(0.2 + 0.5 * index / ROUNDS, f"serving, round {index + 1} of {ROUNDS}: {load.name}")
-            act = partial(replay, server.url, load, config, next(prompt_seeds))
-            windows.append(watched(server.pid, workers, load, act))
+            server.watch(load)
     progress(0.75, "doing nothing, and reading metrics")
-    idle = watched(server.pid, workers, Load("idle", ()), lambda: time.sleep(IDLE_S))
-    before, begin_s = processor_s(server.pid), time.process_time()
+    idle = lone.watch_idle()
+    before, begin_s = processor_s(lone.pid), time.process_time()
     for _ in range(NUM_SCRAPES):
-        with urllib.request.urlopen(f"{server.url}/metrics", timeout=10.0) as response:
+        with urllib.request.urlopen(f"{lone.url}/metrics", timeout=10.0) as response:
             list(text_string_to_metric_families(response.read().decode()))
-    scrapes = Scrapes(NUM_SCRAPES, processor_s(server.pid) - before, time.process_time() - begin_s)
-    return windows, idle, scrapes
+    scrapes = Scrapes(NUM_SCRAPES, processor_s(lone.pid) - before, time.process_time() - begin_s)
+    return idle, scrapes
 
 
 # --- the time line
@@ -171,9 +229,11 @@ def _serve_phases(
 
 def _phase(window: Window, steps: Sequence[Step]) -> Phase:
     ours, rows = steps_of(window, steps), window.load.rows
+    firsts = [step for step in ours if step.is_first_stage]
+    num_later = len(ours) - len(firsts)
     return Phase(
         wall_s=(window.end_ns - window.begin_ns) / 1e9,
-        num_steps=len(ours),
+        num_steps=len(firsts),
         num_rows=sum(step.num_requests for step in ours),
         num_tokens=sum(row.output_tokens for row in rows),
         num_requests=len(rows),
@@ -182,6 +242,8 @@ def _phase(window: Window, steps: Sequence[Step]) -> Phase:
         worker_s=window.worker_s,
         steps_s=sum(step.end_ns - step.begin_ns for step in ours) / 1e9,
         client_s=window.client_s,
+        num_later_stages=num_later,
+        computes_in_turn=not num_later or len(rows) == 1,
     )
 
 

@@ -45,13 +45,14 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the time line."""
+    """One step of the time line, or one stage's part of it."""
 
     begin_ns: int
     end_ns: int
     num_requests: int
     num_tokens: int
     num_prompt_tokens: int
+    is_first_stage: bool
 
 
 def serving_flags(config: EngineConfig, kv_tokens: int) -> dict[str, object]:
@@ -137,6 +138,7 @@ def read_steps(path: Path) -> list[Step]:
         Step(
             first_ns + round(event["ts"] * 1e3), first_ns + round((event["ts"] + event["dur"]) * 1e3),
             event["args"]["requests"], event["args"]["tokens"], event["args"]["prompt_tokens"],
+            event["args"]["layers"][0] == 0,
         )
         for event in document["traceEvents"] if event.get("cat") == "step"
     ]  # fmt: skip

@@ -297,6 +297,8 @@ class SimulatedCluster:
         self.bubbles.issued(step)
         if self._observer is not None:
             self._observer.step_issued(step)
+        if self.host is not None:
+            self.host.issued(step)
         load = StepLoad.of(step.rows)
         if load.num_samples == load.num_tokens and len(step.stages) == 1 and self._compress:
             run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
@@ -418,3 +420,5 @@ class SimulatedCluster:
         """An activation was so long on its way."""
         self.num_activations += 1
         self.activation_ns += delay_ns
+        if self.host is not None:
+            self.host.hear_of_stage()

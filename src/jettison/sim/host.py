@@ -12,8 +12,11 @@ from jettison.core import ports
 from jettison.cost.drift import SpeedLine
 from jettison.cost.hostcosts import HostCosts
 from jettison.sim.loop import EventLoop
-from jettison.sim.processors import Processors, Runner, TeamJob, Thread
+from jettison.sim.processors import HOT_NS, Processors, Runner, TeamJob, Thread
 from jettison.types import NANOSECONDS, WorkerId
+
+SLEEP_NS = HOT_NS
+"""Who has slept for so long comes back to cold caches; the tokens of one step follow each other sooner."""
 
 
 class SharedHost:
@@ -25,6 +28,10 @@ class SharedHost:
         self.controller = Thread(self._processors)
         self.clients = Thread(self._processors)
         self._workers: dict[WorkerId, list[Runner]] = {}
+        self._loop = loop
+        self._clients_ended_ns = -SLEEP_NS
+        self._later_stages: dict[int, int] = {}
+        """Of steps under way in pipelines: how many stages come after the first."""
 
     def compute(self, worker_id: WorkerId, work_ns: int, on_done: Callable[[], None]) -> TeamJob:
         """A worker's work, of all its threads at once. What it takes is known at its end."""
@@ -32,16 +39,30 @@ class SharedHost:
             self._workers[worker_id] = [self._processors.runner() for _ in range(self.costs.threads_per_worker)]
         return TeamJob(self._processors, self._workers[worker_id], work_ns, on_done)
 
-    def worker_ns(self, num_rows: int) -> int:
-        """Of a worker's own thread, for a step with so many requests, beside computing it."""
-        return _ns(self.costs.worker_step_s + num_rows * self.costs.worker_row_s)
+    def worker_ns(self, step: ports.RunStep) -> int:
+        """Of a worker's own thread, for its part of a step, beside computing it."""
+        costs = self.costs
+        stage_s = costs.worker_stage_s if len(step.stages) > 1 else 0.0
+        return _ns(costs.worker_step_s + len(step.rows) * costs.worker_row_s + stage_s)
+
+    def issued(self, step: ports.RunStep) -> None:
+        """The controller has sent a step to its stages."""
+        if len(step.stages) > 1:
+            self._later_stages[step.step_id] = len(step.stages) - 1
+
+    def hear_of_stage(self) -> None:
+        """A stage tells that it has handed on. Half of what the stage takes of the controller: the other half is its
+        command, which is sent with the next step of its microbatch."""
+        self.controller.do(_ns(self.costs.controller_stage_s / 2), lambda: None)
 
     def event_ns(self, event: ports.Event) -> int:
         """Of the controller, until what follows from an event is on its way to the workers."""
         costs = self.costs
         match event:
             case ports.StepCompleted():
-                return _ns(costs.controller_step_s + len(event.tokens) * costs.controller_row_s)
+                later = self._later_stages.pop(event.step_id, 0)
+                rows_s = len(event.tokens) * costs.controller_row_s
+                return _ns(costs.controller_step_s + rows_s + later * costs.controller_stage_s / 2)
             case ports.Arrived():
                 num_tokens = len(event.request.prompt_token_ids)
                 return _ns(costs.controller_request_s + num_tokens * costs.controller_prompt_token_s)
@@ -66,7 +87,14 @@ class SharedHost:
 
     def receive(self, num_tokens: int, act: Callable[[], None]) -> None:
         """A client gets tokens; ``act`` when it has seen them."""
-        self.clients.do(_ns(num_tokens * self.costs.client_token_s), act)
+        slept = not self.clients.is_busy and self._loop.now_ns - self._clients_ended_ns >= SLEEP_NS
+        wake_s = self.costs.client_wake_s if slept else 0.0
+
+        def seen() -> None:
+            self._clients_ended_ns = self._loop.now_ns
+            act()
+
+        self.clients.do(_ns(wake_s + num_tokens * self.costs.client_token_s), seen)
 
 
 def _ns(seconds: float) -> int:

@@ -324,16 +324,17 @@ class Thread:
         self._processors = processors
         self._runner = processors.runner()
         self._queue: deque[tuple[int, Callable[[], None]]] = deque()
-        self._is_busy = False
+        self.is_busy = False
+        """Doing a job, or about to do the next."""
 
     def do(self, work_ns: int, act: Callable[[], None]) -> None:
         """Work so long, when all that was asked before is done; then ``act``."""
         self._queue.append((work_ns, act))
-        if not self._is_busy:
+        if not self.is_busy:
             self._next()
 
     def _next(self) -> None:
-        self._is_busy = bool(self._queue)
+        self.is_busy = bool(self._queue)
         if self._queue:
             work_ns, act = self._queue.popleft()
             self.busy_ns += work_ns

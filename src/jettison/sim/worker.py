@@ -295,7 +295,7 @@ class SimWorker:
 
     def _compute(self, host: SharedHost, task: StageTask, took_ns: int) -> None:
         """On cores that others use as well: how long it takes is known at its end."""
-        loop, around_ns = self._plant.loop, host.worker_ns(len(task.run.step.rows))
+        loop, around_ns = self._plant.loop, host.worker_ns(task.run.step)
         began_ns = loop.now_ns
 
         def done() -> None:
