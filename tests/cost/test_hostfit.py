@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.cost.hostcosts import HostCosts
+from jettison.cost.hostcosts import HostCosts, shape_at
 from jettison.cost.hostfit import Phase, Scrapes, alone_speed, crowded_speeds, fit_host_costs, serving_speed
 
 TRUE = HostCosts(
-    num_cores=2, core_speeds=(1.0, 0.8), threads_per_worker=1, step_factor=1.1, worker_step_s=100e-6, worker_row_s=5e-6,
+    num_cores=2, core_speeds=(1.0, 0.8), threads_per_worker=1, step_factor=1.0, step_shape=((1, 0.8), (8, 1.25)),
+    worker_step_s=100e-6, worker_row_s=5e-6,
     worker_stage_s=70e-6, controller_stage_s=150e-6, client_wake_s=50e-6,
     controller_step_s=300e-6, controller_row_s=10e-6, controller_request_s=1500e-6, controller_prompt_token_s=0.5e-6,
     controller_token_s=90e-6, controller_tick_s=200e-6, controller_scrape_s=4e-3, client_request_s=600e-6,
@@ -63,7 +64,7 @@ def fitted(noise: float) -> HostCosts:
     gaps = {size: [gap_s + size * row_s] * 5 + [9.0] for size in (1, 8, 32)}
     return fit_host_costs(
         phases, idle, Scrapes(30, 30 * 4e-3, 30 * 2e-3), gaps, tick_interval_s=0.1, core_speeds=[1.0, 0.8],
-        threads_per_worker=1, step_factor=1.1,
+        threads_per_worker=1, step_factors={8: 1.25, 1: 0.8},
     )
 
 
@@ -71,6 +72,9 @@ def test_without_noise_every_constant_comes_back() -> None:
     found = fitted(0.0)
     for name in TRUE.__dataclass_fields__:
         expected, got = getattr(TRUE, name), getattr(found, name)
+        if name == "step_shape":
+            assert [tokens for tokens, _ in got] == [tokens for tokens, _ in expected]
+            expected, got = ([factor for _, factor in shape] for shape in (expected, got))
         assert got == pytest.approx(expected, rel=1e-3, abs=2e-8), name
 
 
@@ -83,10 +87,19 @@ def test_with_noise_the_large_ones_do() -> None:
 @pytest.mark.parametrize("bad", [
     {"num_cores": 2}, {"core_speeds": (1.0,)}, {"num_cores": 1, "core_speeds": (0.0,)}, {"hop_s": -1.0},
     {"client_token_s": 2.0}, {"threads_per_worker": 0}, {"step_factor": 9.0},
+    {"step_shape": ((4, 1.0), (2, 1.0))}, {"step_shape": ((4, 9.0),)},
 ])  # fmt: skip
 def test_costs_that_are_none(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         HostCosts(**bad)  # type: ignore[arg-type]
+
+
+def test_what_steps_take_by_their_tokens() -> None:
+    assert TRUE.step_factor_of(1) == 0.8 and TRUE.step_factor_of(8) == 1.25 and TRUE.step_factor_of(500) == 1.25
+    assert TRUE.step_factor_of(2) == pytest.approx(0.95) and TRUE.step_factor_of(4) == pytest.approx(1.1)
+    assert replace(TRUE, step_factor=2.0).step_factor_of(2) == pytest.approx(1.9)
+    assert HostCosts().step_factor_of(7) == 1.0
+    assert shape_at(((4, 1.5),), 1) == shape_at(((4, 1.5),), 9) == 1.5
 
 
 def test_by_default_nobody_shares() -> None:

@@ -68,4 +68,4 @@ def test_gaps_are_those_between_decodes_of_the_whole_batch(line: Path) -> None:
 
 
 def test_steps_while_serving_over_their_prediction(line: Path) -> None:
-    assert _factors([window()], read_steps(line), PROFILE) == {"decode 2": pytest.approx(1.2, rel=0.01)}
+    assert _factors([window()], read_steps(line), PROFILE) == {2: pytest.approx(1.2, rel=0.01)}

@@ -117,19 +117,30 @@ def deployment_from_document(document: object, where: str) -> Deployment:
 
 def costs_to_plain(costs: HostCosts) -> dict[str, Any]:
     """For a document."""
-    return dataclasses.asdict(costs) | {"core_speeds": list(costs.core_speeds)}
+    lists = {"core_speeds": list(costs.core_speeds), "step_shape": [list(point) for point in costs.step_shape]}
+    return dataclasses.asdict(costs) | lists
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def costs_from_plain(plain: object, where: str) -> HostCosts:
     """Back again. Raises ProfileDocumentError naming the key."""
     if isinstance(plain, Mapping):  # earlier documents have less, and more
         kept = {key: value for key, value in plain.items() if key != "probe_s"}
-        plain = dict.fromkeys(("worker_stage_s", "controller_stage_s", "client_wake_s"), 0.0) | kept
-    values = checked(plain, field_kinds(HostCosts) | {"core_speeds": list}, where)
-    speeds = values["core_speeds"]
-    if not all(isinstance(speed, int | float) and not isinstance(speed, bool) for speed in speeds):
+        later = dict.fromkeys(("worker_stage_s", "controller_stage_s", "client_wake_s"), 0.0)
+        plain = later | {"packs_wakes": False, "step_shape": []} | kept
+    values = checked(plain, field_kinds(HostCosts) | {"core_speeds": list, "step_shape": list}, where)
+    speeds, shape = values["core_speeds"], values["step_shape"]
+    if not all(_is_number(speed) for speed in speeds):
         raise ProfileDocumentError(f"{where}.core_speeds needs numbers")
+    if not all(isinstance(point, list | tuple) and len(point) == 2 and all(map(_is_number, point)) for point in shape):
+        raise ProfileDocumentError(f"{where}.step_shape needs pairs of numbers")
     try:
-        return HostCosts(**(values | {"core_speeds": tuple(float(speed) for speed in speeds)}))
+        return HostCosts(**(values | {
+            "core_speeds": tuple(float(speed) for speed in speeds),
+            "step_shape": tuple((int(tokens), float(factor)) for tokens, factor in shape),
+        }))  # fmt: skip
     except ValueError as error:
         raise ProfileDocumentError(f"{where}: {error}") from None

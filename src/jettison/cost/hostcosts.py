@@ -7,10 +7,25 @@ slower a core is while others are busy. Measured by ``live.host_costs``, used by
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 _LONGEST_S = 0.999
 """Anything from a second on is no measurement of what serving takes."""
+
+
+def shape_at(shape: Sequence[tuple[int, float]], num_tokens: int) -> float:
+    """Straight lines over the logarithm of the number of tokens, flat beyond the ends; 1 without any point."""
+    if not shape:
+        return 1.0
+    at = math.log(max(1, num_tokens))
+    above = next((i for i, (tokens, _) in enumerate(shape) if tokens >= num_tokens), len(shape) - 1)
+    (tokens, factor), (before, factor_before) = shape[above], shape[max(0, above - 1)]
+    if before >= tokens or num_tokens >= tokens:
+        return factor
+    share = (at - math.log(before)) / (math.log(tokens) - math.log(before))
+    return factor_before + max(0.0, share) * (factor - factor_before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +37,13 @@ class HostCosts:
     core_speeds: tuple[float, ...] = ()
     """Entry i: the speed of each of i + 1 busy cores, while all serve, over that of one alone."""
     threads_per_worker: int = 1
+    packs_wakes: bool = False
+    """Threads that wake up do so on a busy core although another is idle."""
     step_factor: float = 1.0
     """What a step takes while serving over what it takes among other steps, as profiled: caches are colder."""
+    step_shape: tuple[tuple[int, float], ...] = ()
+    """(tokens of a step, what such a step takes beyond ``step_factor``): where the cost model's lines do not follow the
+    machine. Sorted; see ``step_factor_of``."""
     worker_step_s: float = 0.0
     """A worker, for each step: reading the command, telling the end."""
     worker_row_s: float = 0.0
@@ -68,8 +88,15 @@ class HostCosts:
             raise ValueError("num_cores must be >= 0 and threads_per_worker >= 1")
         if not 0.5 <= self.step_factor <= 3.0:
             raise ValueError(f"a step factor of {self.step_factor:g} is no measurement")
+        sizes = [tokens for tokens, _ in self.step_shape]
+        if sizes != sorted(set(sizes)) or any(t < 1 or not 0.2 <= factor <= 5.0 for t, factor in self.step_shape):
+            raise ValueError("step_shape needs factors from 0.2 to 5 of growing numbers of tokens")
         if len(self.core_speeds) != self.num_cores or any(not 0.0 < speed <= 1.5 for speed in self.core_speeds):
             raise ValueError("core_speeds needs a speed in (0, 1.5] for each number of busy cores")
+
+    def step_factor_of(self, num_tokens: int) -> float:
+        """``step_factor`` of a step with so many tokens."""
+        return self.step_factor * shape_at(self.step_shape, num_tokens)
 
     def with_controller(self, factor: float) -> HostCosts:
         """With all that controller and clients do taking ``factor`` times as long, up to a second each."""

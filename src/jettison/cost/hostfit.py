@@ -5,6 +5,7 @@ Measuring is ``live.host_costs``'s; what each constant means is said in ``cost.h
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -60,10 +61,11 @@ class Scrapes:
 
 def fit_host_costs(
     phases: Sequence[Phase], idle: Phase, scrapes: Scrapes, gaps_s: Mapping[int, Sequence[float]], *,
-    tick_interval_s: float, core_speeds: Sequence[float], threads_per_worker: int, step_factor: float,
+    tick_interval_s: float, core_speeds: Sequence[float], threads_per_worker: int, step_factors: Mapping[int, float],
 ) -> HostCosts:
     """Least squares over the phases. ``gaps_s``: by the number of requests in a step, the times between the end of a
-    decode step and the beginning of the next, with nothing else to do.
+    decode step and the beginning of the next, with nothing else to do; ``step_factors``: by the number of tokens in a
+    step, what it takes over its prediction.
 
     The gap is what a step waits for: the worker's own work, the way to the controller and back, and the controller's
     critical part. What the controller does besides, for each token that a step has made, runs beside the next step.
@@ -83,13 +85,15 @@ def fit_host_costs(
     client_token_s, client_request_s, wake_s = _fit(
         [[p.num_tokens, p.num_requests, p.num_steps] for p in phases], [p.client_s for p in phases]
     )
+    factor = math.exp(statistics.fmean(math.log(factor) for factor in step_factors.values()))
     gap_s, gap_row_s = _fit_gaps(gaps_s)
     row_s = min(max(0.0, gap_row_s - worker_row_s), token_s)
     return HostCosts(
         num_cores=len(core_speeds),
         core_speeds=tuple(core_speeds),
         threads_per_worker=threads_per_worker,
-        step_factor=step_factor,
+        step_factor=factor,
+        step_shape=tuple((tokens, step_factors[tokens] / factor) for tokens in sorted(step_factors)),
         worker_step_s=worker_step_s,
         worker_row_s=worker_row_s,
         worker_stage_s=worker_stage_s,

@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 import tempfile
 import time
@@ -42,6 +41,7 @@ from jettison.live.host_watch import (
     workers_of,
 )
 from jettison.live.server_process import ServerProcess
+from jettison.live.wake_probe import wakes_pack
 from jettison.live.yardstick import Reading, Yardstick
 from jettison.workload.traces import TraceRow
 
@@ -49,8 +49,8 @@ Progress = Callable[[float, str], None]
 
 PROMPT, OUTPUT = 16, 96
 """Tokens of each request of a batch."""
-BATCHES = (1, 4, 12, 32)
-PIPED = ("decode 1", "decode 4", "decode 12")
+BATCHES = (1, 2, 4, 8, 16, 32)
+PIPED = ("decode 1", "decode 4", "decode 16")
 """Loads that a pipeline of two is given, too."""
 NUM_SHORT, SHORT_GAP_S = 120, 0.02
 """Requests of one output token, and the time between them."""
@@ -66,8 +66,8 @@ class HostMeasurement:
 
     costs: HostCosts
     phases: dict[str, list[Phase]]
-    step_factors: dict[str, float]
-    """By load: steps while serving over their prediction."""
+    step_factors: dict[int, float]
+    """By tokens of a step: what it takes while serving over its prediction."""
     gaps_s: dict[int, float]
     """Medians by batch."""
 
@@ -104,13 +104,13 @@ def measure_host_costs(
         [phase for same in phases.values() for phase in same], _phase(idle, steps), scrapes, gaps,
         tick_interval_s=config.overload.check_interval_ms / 1e3, core_speeds=speeds,
         threads_per_worker=config.num_threads,
-        step_factor=math.exp(sum(math.log(factor) for factor in factors.values()) / len(factors)),
+        step_factors=factors,
     )  # fmt: skip
     with Yardstick(config, max(1, num_cores // config.num_threads), costs, profile) as yardstick:
         for index in range(YARDSTICK_ROUNDS):
             progress(0.9, f"one instance and all cores serving, {index + 1} of {YARDSTICK_ROUNDS}")
             yardstick.lay()
-    costs = as_laid(costs, yardstick.readings())
+    costs = replace(as_laid(costs, yardstick.readings()), packs_wakes=wakes_pack())
     medians = {rows: statistics.median(values) for rows, values in gaps.items() if values}
     return HostMeasurement(costs, phases, factors, medians)
 
@@ -261,9 +261,9 @@ def _gaps(windows: Sequence[Window], steps: Sequence[Step]) -> dict[int, list[fl
     return gaps
 
 
-def _factors(windows: Sequence[Window], steps: Sequence[Step], profile: HardwareProfile) -> dict[str, float]:
-    """By load: the median of measured over predicted."""
-    ratios: dict[str, list[float]] = {}
+def _factors(windows: Sequence[Window], steps: Sequence[Step], profile: HardwareProfile) -> dict[int, float]:
+    """By tokens of a step: the median of measured over predicted."""
+    ratios: dict[int, list[float]] = {}
     cost, layers = profile.cost, profile.cost.num_layers
     for window in windows:
         name, size = window.load.name, len(window.load.rows)
@@ -276,5 +276,5 @@ def _factors(windows: Sequence[Window], steps: Sequence[Step], profile: Hardware
                 shape = StepShape((ChunkShape(PROMPT + done, 1),) * size, layers, True, size)
             else:
                 continue
-            ratios.setdefault(name, []).append((step.end_ns - step.begin_ns) / 1e9 / cost.step_cost_s(shape))
-    return {name: statistics.median(values) for name, values in ratios.items()}
+            ratios.setdefault(step.num_tokens, []).append((step.end_ns - step.begin_ns) / 1e9 / cost.step_cost_s(shape))
+    return {tokens: statistics.median(values) for tokens, values in ratios.items()}

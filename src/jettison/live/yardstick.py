@@ -10,11 +10,11 @@ it takes: of a server of one instance, and of one with all of them, in turn.
 from __future__ import annotations
 
 import itertools
+import random
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,11 @@ from jettison.live.host_watch import (
 from jettison.live.server_process import ServerProcess
 from jettison.workload.traces import TraceRow
 
-PROMPT, OUTPUT = 64, 64
-"""Tokens of each request."""
-BATCHES = (4, 12)
-"""Requests of each instance: what bursts come to as well, so that steps of these sizes stand for those."""
+PROMPTS, OUTPUTS = (16, 160), (24, 120)
+"""Tokens of a request, least and most."""
+NUM_REQUESTS, SPREAD_S = 18, 1.5
+"""Of each instance, and over what time they come: anyhow, as in serving, where each step meets caches that others have
+used. Batches that begin together take a twentieth less."""
 ROUNDS = 2
 LEAST_FACTOR, MOST_FACTOR = 0.3, 3.0
 """Of the controller: beyond, it is no measurement."""
@@ -79,6 +80,20 @@ class _Tally:
     spans: tuple[Span, ...]
 
 
+def yardstick_load(num_instances: int) -> Load:
+    """The same each time."""
+    rng = random.Random(0)
+
+    def between(least: int, most: int) -> int:
+        return round(least * (most / least) ** rng.random())
+
+    rows = (
+        TraceRow(rng.uniform(0.0, SPREAD_S), between(*PROMPTS), between(*OUTPUTS))
+        for _ in range(NUM_REQUESTS * num_instances)
+    )
+    return Load("yardstick", tuple(sorted(rows, key=lambda row: row.arrival_s)))
+
+
 class Yardstick:
     """``with Yardstick(...) as yardstick: yardstick.lay(); ...; yardstick.lay()``; then ``readings()``.
 
@@ -103,7 +118,7 @@ class Yardstick:
         self._exits.__exit__(*error)
 
     def lay(self) -> None:
-        """Serve all loads, by one instance and by all in turn; some seconds. Raises JettisonError where a request
+        """Serve the load, by one instance and by all in turn; some seconds. Raises JettisonError where a request
         fails."""
         for crew in self._crews:
             crew.layings.append([])
@@ -136,13 +151,15 @@ class _Crew:
         self._config = config
         self._costs = costs
         self._profile = profile
-        most = min(config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens)
-        sizes = [size for size in BATCHES if size <= most] or [1]
-        self._loads = [
-            Load(f"yardstick {size}", (TraceRow(0.0, PROMPT, OUTPUT),) * (size * num_instances)) for size in sizes
-        ]
+        self._load = yardstick_load(num_instances)
         self._num_instances = num_instances
-        self._kv_tokens = 2 * max(sizes) * (PROMPT + OUTPUT)
+        self._kv_tokens = NUM_REQUESTS * (PROMPTS[1] + OUTPUTS[1])
+        # Of a decode, on average: longer answers count for more of them.
+        rows = self._load.rows
+        self._decode_context = round(
+            sum(row.output_tokens * (row.input_tokens + row.output_tokens / 2) for row in rows)
+            / sum(row.output_tokens for row in rows)
+        )
         self._prompt_seeds = itertools.count(1)
         self._exits = ExitStack()
         self._url = ""
@@ -161,8 +178,7 @@ class _Crew:
             exits.enter_context(server)
             self._url, self._server_pid = server.url, server.pid
             self._workers = workers_of(server.pid)
-            for load in self._loads:  # once to warm up
-                self._replay(load)
+            self._replay()  # once to warm up
             self._exits = exits.pop_all()
         return self
 
@@ -172,14 +188,12 @@ class _Crew:
     def _read_line(self, line: Path) -> None:
         self._steps = read_steps(line)
 
-    def _replay(self, load: Load) -> None:
-        replay(self._url, load, self._config, next(self._prompt_seeds))
+    def _replay(self) -> None:
+        replay(self._url, self._load, self._config, next(self._prompt_seeds))
 
     def serve(self) -> None:
-        """All loads once."""
-        self.layings[-1] += [
-            watched(self._server_pid, self._workers, load, partial(self._replay, load)) for load in self._loads
-        ]
+        """The load once."""
+        self.layings[-1].append(watched(self._server_pid, self._workers, self._load, self._replay))
 
     def tallies(self) -> list[_Tally]:
         """One of each laying."""
@@ -191,7 +205,7 @@ class _Crew:
             raise JettisonError("the time line of a load for calibration has no steps")
         costs, threads = self._costs, self._config.num_threads
         around_s = sum(costs.worker_step_s + step.num_requests * costs.worker_row_s for step in steps)
-        predicted_s = costs.step_factor * sum(self._predicted_s(step) for step in steps)
+        predicted_s = sum(costs.step_factor_of(step.num_tokens) * self._predicted_s(step) for step in steps)
         workers_s = sum(window.worker_s for window in windows)
         others_s = sum(window.server_s + window.client_s for window in windows)
         wall_s = sum(window.end_ns - window.begin_ns for window in windows) / 1e9
@@ -217,12 +231,12 @@ class _Crew:
 
     def _predicted_s(self, step: Step) -> float:
         """Decodes are taken for half grown, prompts for parts of equal size."""
-        prompts = -(-step.num_prompt_tokens // PROMPT)
         decodes = step.num_tokens - step.num_prompt_tokens
+        prompts = min(step.num_prompt_tokens, max(1, step.num_requests - decodes)) if step.num_prompt_tokens else 0
         chunks = tuple(
             ChunkShape(0, step.num_prompt_tokens * (i + 1) // prompts - step.num_prompt_tokens * i // prompts)
             for i in range(prompts)
-        ) + (ChunkShape(PROMPT + OUTPUT // 2, 1),) * decodes  # fmt: skip
+        ) + (ChunkShape(self._decode_context, 1),) * decodes
         return self._profile.cost.step_cost_s(
             StepShape(chunks, self._profile.cost.num_layers, True, step.num_requests)
         )

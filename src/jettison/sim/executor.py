@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jettison.core.ports import StepRow
+from jettison.cost.hostcosts import shape_at
 from jettison.cost.model import CostModel
 from jettison.types import NANOSECONDS, LayerRange, WorkerId
 
@@ -93,6 +94,8 @@ class ModelledExecutor:
     seed: int = 0
     factor: float = 1.0
     """What steps take while serving over what the model says of them."""
+    shape: tuple[tuple[int, float], ...] = ()
+    """The same by the number of tokens, over ``factor`` (``cost.hostcosts.shape_at``)."""
 
     def stage_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape) -> int:
         """See ``Executor``. Noise depends on the seed, the worker and the number alone."""
@@ -103,7 +106,8 @@ class ModelledExecutor:
         )
         if self.noise:
             seconds *= random.Random(f"{self.seed}/{worker_id}/{number}").lognormvariate(0.0, self.noise)
-        return round((self.factor * seconds + self.overhead_s) * NANOSECONDS)
+        factor = self.factor * shape_at(self.shape, load.num_tokens)
+        return round((factor * seconds + self.overhead_s) * NANOSECONDS)
 
     def decode_ns(
         self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int
@@ -118,7 +122,8 @@ class ModelledExecutor:
             load.num_tokens, cast(Any, load.num_pairs + grown), cast(Any, load.num_kv_tokens + grown), stage.num_layers,
             is_first=stage.is_first, num_samples=samples,
         )
-        whole: npt.NDArray[np.int64] = np.rint((self.factor * seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
+        factor = self.factor * shape_at(self.shape, load.num_tokens)
+        whole: npt.NDArray[np.int64] = np.rint((factor * seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
         return whole
 
     def attention_ns(self, num_kv_tokens: int, num_rows: int) -> int:

@@ -15,6 +15,8 @@ from jettison.sim.loop import EventLoop
 from jettison.sim.processors import HOT_NS, Processors, Runner, TeamJob, Thread
 from jettison.types import NANOSECONDS, WorkerId
 
+CLIENTS, CONTROLLER, WORKER = range(3)
+"""By how short their bursts are: tens and hundreds of microseconds, and milliseconds."""
 SLEEP_NS = HOT_NS
 """Who has slept for so long comes back to cold caches; the tokens of one step follow each other sooner."""
 
@@ -24,9 +26,9 @@ class SharedHost:
 
     def __init__(self, loop: EventLoop, costs: HostCosts, drift: SpeedLine = ()) -> None:
         self.costs = costs
-        self._processors = Processors(loop, costs.num_cores, costs.core_speeds, drift)
-        self.controller = Thread(self._processors)
-        self.clients = Thread(self._processors)
+        self._processors = Processors(loop, costs.num_cores, costs.core_speeds, drift, packs=costs.packs_wakes)
+        self.controller = Thread(self._processors, CONTROLLER)
+        self.clients = Thread(self._processors, CLIENTS)
         self._workers: dict[WorkerId, list[Runner]] = {}
         self._loop = loop
         self._clients_ended_ns = -SLEEP_NS
@@ -36,7 +38,8 @@ class SharedHost:
     def compute(self, worker_id: WorkerId, work_ns: int, on_done: Callable[[], None]) -> TeamJob:
         """A worker's work, of all its threads at once. What it takes is known at its end."""
         if worker_id not in self._workers:
-            self._workers[worker_id] = [self._processors.runner() for _ in range(self.costs.threads_per_worker)]
+            number = self.costs.threads_per_worker
+            self._workers[worker_id] = [self._processors.runner(WORKER) for _ in range(number)]
         return TeamJob(self._processors, self._workers[worker_id], work_ns, on_done)
 
     def worker_ns(self, step: ports.RunStep) -> int:
@@ -94,7 +97,7 @@ class SharedHost:
             self._clients_ended_ns = self._loop.now_ns
             act()
 
-        self.clients.do(_ns(wake_s + num_tokens * self.costs.client_token_s), seen)
+        self.clients.do(_ns(wake_s + num_tokens * self.costs.client_token_s), seen, self.controller.runner)
 
 
 def _ns(seconds: float) -> int:

@@ -1,13 +1,16 @@
 """Processor cores that several processes share: workers, controller and clients on one machine.
 
 Work is time of one thread that is alone on the machine. What a thread gets of that, while others run as well, is close
-to what Linux gives it (after EEVDF; the figures are those of its sources since 6.12, for 250 ticks a second; who comes
-next is decided by run time alone, without eligibility and deadlines):
+to what Linux gives it (after EEVDF; the figures are those of its sources since 6.12, for 250 ticks a second; checked
+against its trace of a server under load, docs/validation.md):
 
-- A thread that wakes up runs on an idle core if there is one, the one it was on first. If there is none it waits in
-  the queue of that core: until the running thread has had its slice and a tick, or another waking thread, makes the
-  core look.
-- Of those who wait the one that has run least comes first; who wakes up is taken for average.
+- A thread that wakes up looks to the core it was on. One that always the same thread wakes looks to that one's, where
+  fewer others are.
+- If another core is idle and that one is not, it goes there, except on kernels that *pack*: those of some virtual
+  machines leave cores idle as long as they can.
+- Threads that run for short bursts go first (``rank``): they stop the running one at once, which goes on after them.
+  Among equals, who waits does so until the running thread sleeps, or has had its slice and the core looks, at a tick or
+  when another wakes.
 - A core that becomes idle takes from the longest queue a thread that has cold caches anyway; at its next tick any.
   Now and then queues of different lengths are evened out.
 
@@ -34,6 +37,7 @@ TICK_NS = 4_000_000
 """Between looks of a core at its queue, while somebody waits there."""
 BASE_SLICE_NS = 700_000
 """On one core; times 1 + log2 of the number of cores, of which eight count."""
+LAST_RANK = 1 << 30
 HOT_NS = 500_000
 """Who ran this recently is not taken to another core that has become idle."""
 BALANCE_NS = 16_000_000
@@ -43,11 +47,15 @@ BALANCE_NS = 16_000_000
 class Runner:
     """One thread, as the operating system sees it."""
 
-    __slots__ = ("core", "has_run_ns", "last_ran_ns")
+    __slots__ = ("burst_ns", "core", "has_run_ns", "last_ran_ns", "rank")
 
-    def __init__(self, core: int) -> None:
+    def __init__(self, core: int, rank: int) -> None:
         self.core = core
         """Where it runs, waits, or ran last."""
+        self.rank = rank
+        """Low: runs for short bursts. Linux knows by the time that a thread is owed."""
+        self.burst_ns = 0.0
+        """What it has run since it woke up."""
         self.has_run_ns = 0.0
         """Among those of its core: what the scheduler calls virtual run time."""
         self.last_ran_ns = -HOT_NS
@@ -74,7 +82,7 @@ class Job:
 class _Cpu:
     """What runs on it, since when, and who waits."""
 
-    __slots__ = ("ending", "phase_ns", "running", "since_ns", "waiting")
+    __slots__ = ("ending", "phase_ns", "running", "since_ns", "stopped", "waiting")
 
     def __init__(self, phase_ns: int) -> None:
         self.phase_ns = phase_ns
@@ -83,6 +91,8 @@ class _Cpu:
         self.ending: Runner | None = None
         """Whose work has just ended: it has not gone to sleep yet."""
         self.since_ns = 0
+        self.stopped: Job | None = None
+        """By a shorter burst: it goes on next."""
         self.waiting: list[Job] = []
 
     @property
@@ -97,6 +107,10 @@ class _Cpu:
     @property
     def length(self) -> int:
         return len(self.waiting) + (self.running is not None)
+
+    def length_without(self, runner: Runner) -> int:
+        """``length``, but for one that is about to sleep."""
+        return self.length - (self.running is not None and self.running.runner is runner)
 
     def average_ns(self) -> float:
         """Of what those here have run."""
@@ -115,7 +129,8 @@ class Processors:
     """All cores of one machine."""
 
     def __init__(
-        self, loop: EventLoop, num_cores: int, speeds: Sequence[float], drift: Sequence[tuple[float, float]] = ()
+        self, loop: EventLoop, num_cores: int, speeds: Sequence[float], drift: Sequence[tuple[float, float]] = (),
+        *, packs: bool = False,
     ) -> None:
         """``speeds``: of each of 1, 2, ... ``num_cores`` busy cores, over that of one alone. ``drift``: from which
         second on all of them are how many times as fast, sorted; before its first entry, and without any, once."""
@@ -126,6 +141,7 @@ class Processors:
         self._slice_ns = BASE_SLICE_NS * (1 + int(math.log2(min(8, num_cores))))
         self._balance_ns = BALANCE_NS * num_cores
         self._speeds = tuple(speeds)
+        self._packs = packs
         self._drift = deque((round(from_s * NANOSECONDS), speed) for from_s, speed in drift)
         self._drifted = 1.0
         self._rate = 0.0
@@ -135,14 +151,16 @@ class Processors:
         self._balanced_ns = 0
         self._wake: Scheduled | None = None
 
-    def runner(self) -> Runner:
+    def runner(self, rank: int = 0) -> Runner:
         """A new thread. They begin on the cores in turn."""
         self._num_runners += 1
-        return Runner((self._num_runners - 1) % len(self._cores))
+        return Runner((self._num_runners - 1) % len(self._cores), rank)
 
-    def start(self, runner: Runner, work_ns: int, on_done: Callable[[], None]) -> Job:
+    def start(
+        self, runner: Runner, work_ns: int, on_done: Callable[[], None], waker: Runner | None = None
+    ) -> Job:
         """A thread that does nothing wakes up, or goes on with this if its work has just ended; ``on_done`` is called
-        when its work is done."""
+        when its work is done. ``waker``: the only thread that ever wakes it, if there is one."""
         job = Job(self, runner, work_ns, on_done)
         self._advance()
         cpu = self._cores[runner.core]
@@ -150,13 +168,19 @@ class Processors:
             cpu.running = job
             self._plan()
             return job
-        if cpu.is_taken:
+        if waker is not None:
+            near = self._cores[waker.core]
+            num_others = near.length_without(waker)
+            if num_others == 0 or (not cpu.is_idle and num_others < cpu.length):
+                cpu = near
+        if cpu.is_taken and not self._packs:
             cpu = next((other for other in self._cores if other.is_idle), cpu)
+        runner.burst_ns = 0.0
         self._put(job, cpu)
         if not cpu.is_taken:
             self._choose(cpu)
-        elif self._has_had_slice(cpu):
-            self._give_way(cpu)
+        else:
+            self._heed(cpu, [job])
         self._plan()
         return job
 
@@ -173,6 +197,14 @@ class Processors:
 
     # --- who runs where
 
+    def _heed(self, cpu: _Cpu, woken: Sequence[Job]) -> None:
+        """Threads have woken up on a core where another runs: it may have to stop."""
+        running = cpu.running
+        if running is None:  # it is just about to sleep
+            return
+        if self._has_had_slice(cpu) or any(self._rank(job) < self._rank(running) for job in woken):
+            self._give_way(cpu)
+
     def _put(self, job: Job, cpu: _Cpu) -> None:
         """To the queue of a core, as one of average claims."""
         job.runner.has_run_ns = cpu.average_ns()
@@ -181,16 +213,19 @@ class Processors:
 
     def _run(self, cpu: _Cpu, job: Job) -> None:
         cpu.running, cpu.since_ns = job, self._loop.now_ns
+        if job is cpu.stopped:
+            cpu.stopped = None
 
-    def _choose(self, cpu: _Cpu) -> None:
+    def _choose(self, cpu: _Cpu) -> Job | None:
         """A core without a running thread takes the first of its queue, or a cold one of the longest other."""
         if not cpu.waiting:
             now_ns = self._loop.now_ns
             self._pull(cpu, lambda job: now_ns - job.runner.last_ran_ns >= HOT_NS)
         if cpu.waiting:
-            first = min(cpu.waiting, key=lambda job: job.runner.has_run_ns)
+            first = min(cpu.waiting, key=lambda job: (self._rank(job), job is not cpu.stopped, job.runner.has_run_ns))
             cpu.waiting.remove(first)
             self._run(cpu, first)
+        return cpu.running
 
     def _pull(self, cpu: _Cpu, may: Callable[[Job], bool]) -> None:
         longest = max(self._cores, key=lambda other: len(other.waiting))
@@ -202,10 +237,18 @@ class Processors:
 
     def _give_way(self, cpu: _Cpu) -> None:
         """The running thread, if it has not just ended, waits with the others, and the first of them runs."""
-        if cpu.running is not None:
-            cpu.waiting.append(cpu.running)
-            cpu.running = None
-            self._choose(cpu)
+        if cpu.running is None:
+            return
+        stopped, cpu.running = cpu.running, None
+        cpu.waiting.append(stopped)
+        first = self._choose(cpu)
+        if first is not None and self._rank(first) < self._rank(stopped):  # a short burst, after which it goes on
+            cpu.stopped = stopped
+
+    def _rank(self, job: Job) -> int:
+        """Who has run for a slice since it woke up is like any other."""
+        runner = job.runner
+        return runner.rank if runner.burst_ns < self._slice_ns else LAST_RANK
 
     def _has_had_slice(self, cpu: _Cpu) -> bool:
         return self._loop.now_ns - cpu.since_ns >= self._slice_ns
@@ -244,6 +287,7 @@ class Processors:
             if passed_ns and cpu.running is not None:
                 cpu.running.left_ns = max(0.0, cpu.running.left_ns - self._rate * passed_ns)
                 cpu.running.runner.has_run_ns += passed_ns
+                cpu.running.runner.burst_ns += passed_ns
                 cpu.running.runner.last_ran_ns = now_ns
 
     def _plan(self) -> None:
@@ -284,8 +328,7 @@ class Processors:
             if not job.is_cancelled:  # by one that ended at the same time
                 job.on_done()
             cpu.ending = None
-            if len(cpu.waiting) > num_before and self._has_had_slice(cpu):
-                self._give_way(cpu)  # it woke somebody up and went on
+            self._heed(cpu, cpu.waiting[num_before:])  # whom it woke up, if it goes on
         for cpu in self._cores:
             if cpu.running is None:
                 self._choose(cpu)
@@ -318,27 +361,27 @@ class TeamJob:
 class Thread:
     """One thread that does jobs one after the other: an event loop's."""
 
-    def __init__(self, processors: Processors) -> None:
+    def __init__(self, processors: Processors, rank: int) -> None:
         self.busy_ns = 0
         """Work done or under way."""
         self._processors = processors
-        self._runner = processors.runner()
-        self._queue: deque[tuple[int, Callable[[], None]]] = deque()
+        self.runner = processors.runner(rank)
+        self._queue: deque[tuple[int, Callable[[], None], Runner | None]] = deque()
         self.is_busy = False
         """Doing a job, or about to do the next."""
 
-    def do(self, work_ns: int, act: Callable[[], None]) -> None:
-        """Work so long, when all that was asked before is done; then ``act``."""
-        self._queue.append((work_ns, act))
+    def do(self, work_ns: int, act: Callable[[], None], waker: Runner | None = None) -> None:
+        """Work so long, when all that was asked before is done; then ``act``. ``waker``: as ``start`` has it."""
+        self._queue.append((work_ns, act, waker))
         if not self.is_busy:
             self._next()
 
     def _next(self) -> None:
         self.is_busy = bool(self._queue)
         if self._queue:
-            work_ns, act = self._queue.popleft()
+            work_ns, act, waker = self._queue.popleft()
             self.busy_ns += work_ns
-            self._processors.start(self._runner, work_ns, lambda: self._done(act))
+            self._processors.start(self.runner, work_ns, lambda: self._done(act), waker)
 
     def _done(self, act: Callable[[], None]) -> None:
         act()

@@ -339,7 +339,8 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         memory=MemorySetup(machine.budget_bytes, machine.workspace_bytes, page_bytes),
         profile=machine.profile,
         executor=ModelledExecutor(
-            machine.profile.cost, timing.step_s or 0.0, timing.noise, seed, machine.costs.step_factor
+            machine.profile.cost, timing.step_s or 0.0, timing.noise, seed, machine.costs.step_factor,
+            machine.costs.step_shape,
         ),
         topology=machine.topology,
         hops=_hops(timing, machine),
