@@ -24,7 +24,10 @@ PROFILE = HardwareProfile(COST, 1e9, 1e-5, 1e-3, 0.0, 1e9, 1e9, (BatchPoint(1, 2
 MARK = Fingerprint("a machine", "digest", "0.1.0", "float32", 1, "native")
 DEPLOYMENT = Deployment(
     "tiny", SHAPE, 2, 1000, 10, 4, 512, PROFILE, True, {"block_size": 8},
-    HostCosts(num_cores=2, core_speeds=(1.0, 0.75), hop_s=1e-5), MARK,
+    HostCosts(
+        num_cores=2, core_speeds=(1.0, 0.75), hop_s=1e-5, packs_wakes=True, step_shape=((1, 0.9), (8, 1.1)),
+        worker_stage_s=1e-4,
+    ), MARK,
 )
 
 
@@ -53,6 +56,9 @@ def test_there_and_back_by_way_of_json() -> None:
         (["fingerprint", "num_threads"], "two", "fingerprint.num_threads is 'two'"),
         (["costs", "core_speeds"], [1.0], "costs: core_speeds needs a speed"),
         (["costs", "core_speeds"], ["fast", 1.0], "costs.core_speeds needs numbers"),
+        (["costs", "step_shape"], [[1, 0.9, 3]], "costs.step_shape needs pairs of numbers"),
+        (["costs", "step_shape"], [[8, 0.9], [1, 1.0]], "costs: step_shape needs factors"),
+        (["costs", "packs_wakes"], "yes", "costs.packs_wakes is 'yes'"),
     ],
 )
 def test_what_is_wrong_is_named(place: list[str], value: object, message: str) -> None:
@@ -70,6 +76,14 @@ def test_earlier_documents_have_no_fingerprint() -> None:
     earlier = document()
     del earlier["fingerprint"]
     assert deployment_from_document(earlier, "here") == replace(DEPLOYMENT, fingerprint=None)
+
+
+def test_earlier_documents_know_less_of_the_host() -> None:
+    earlier = document()
+    for key in ("packs_wakes", "step_shape", "worker_stage_s", "controller_stage_s", "client_wake_s"):
+        del earlier["costs"][key]
+    costs = deployment_from_document(earlier, "here").costs
+    assert costs == HostCosts(num_cores=2, core_speeds=(1.0, 0.75), hop_s=1e-5)
 
 
 def test_which_profiles_are_foreign_as_far_as_is_known() -> None:

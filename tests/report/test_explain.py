@@ -149,6 +149,7 @@ def test_the_command_names_what_is_missing(tmp_path, capsys) -> None:
         (["--run", "other"], "no run named 'other' (runs: plain)"),
         (["--profile", "p.json"], "--profile goes with --counterfactual"),
         (["--processes", "1"], "--processes goes with --counterfactual"),
+        (["--kind", "drop", "--kind", "nonsense"], "--kind 'nonsense': no such kind (there are: 'drop', "),
     ):
         assert main(["explain", str(path), "--json", str(tmp_path / "out.json"), *arguments]) == 2
         assert message in capsys.readouterr().err

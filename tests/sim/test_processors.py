@@ -102,7 +102,69 @@ def test_queues_are_evened_out_now_and_then() -> None:
     loop.run(until_ns=2 * BALANCE_NS - 1)
     assert [runner.core for runner in runners] == [0] * 4
     loop.run(until_ns=4 * BALANCE_NS + TICK_NS)
-    assert sorted(runner.core for runner in runners) == [0, 0, 1, 1]
+    assert sorted(runner.core for runner in [*others, *runners]) == [0, 0, 0, 1, 1, 1]
+
+
+# --- who stops whom
+
+
+def started(processors: Processors, loop: EventLoop, ends: dict[str, int], name: str, at: int, work: int,
+            runner: Runner, waker: Runner | None = None) -> None:  # fmt: skip
+    loop.at(at, lambda: processors.start(runner, work, lambda: ends.__setitem__(name, loop.now_ns), waker))
+
+
+def test_a_job_knows_when_it_first_had_a_core() -> None:
+    loop = EventLoop()
+    processors = Processors(loop, 1, [1.0])
+    first, second = (processors.start(processors.runner(), MS, lambda: None) for _ in range(2))
+    assert (first.began_ns, second.began_ns) == (0, None)
+    loop.run()
+    assert (first.began_ns, second.began_ns) == (0, MS)
+    team = TeamJob(processors, [processors.runner(), processors.runner()], MS, lambda: None)
+    assert team.began_ns == 2 * MS, "the other of them waits"
+
+
+def test_a_short_burst_stops_a_long_one_which_goes_on_after_it() -> None:
+    loop, ends = EventLoop(), {}
+    processors = Processors(loop, 1, [1.0])
+    started(processors, loop, ends, "first", 0, MS, processors.runner(2))
+    started(processors, loop, ends, "second", 0, MS, processors.runner(2))
+    started(processors, loop, ends, "burst", MS // 5, MS // 10, processors.runner(0))
+    loop.run()
+    assert ends == {"burst": MS // 5 + MS // 10, "first": MS + MS // 10, "second": 2 * MS + MS // 10}
+
+
+def test_who_has_run_for_a_slice_is_like_any_other() -> None:
+    loop, ends = EventLoop(), {}
+    processors = Processors(loop, 1, [1.0])
+    started(processors, loop, ends, "burst", 0, 10 * MS, processors.runner(0))
+    started(processors, loop, ends, "long", MS // 10, MS, processors.runner(2))
+    loop.run()
+    assert ends == {"long": TICK_NS + MS, "burst": 11 * MS}, "at the first tick it is no short burst any more"
+
+
+@pytest.mark.parametrize("packs", [False, True])
+def test_a_kernel_that_packs_leaves_a_core_idle(packs: bool) -> None:
+    loop, ends = EventLoop(), {}
+    processors = Processors(loop, 2, [1.0, 1.0], packs=packs)
+    long, _, burst = processors.runner(2), processors.runner(2), processors.runner(1)
+    assert long.core == burst.core
+    started(processors, loop, ends, "long", 0, 10 * MS, long)
+    started(processors, loop, ends, "burst", MS, MS // 10, burst)
+    loop.run()
+    assert ends == {"burst": MS + MS // 10, "long": 10 * MS + (MS // 10 if packs else 0)}
+
+
+def test_who_has_one_waker_only_comes_to_its_core() -> None:
+    loop, ends = EventLoop(), {}
+    processors = Processors(loop, 2, [1.0, 1.0], packs=True)
+    waker, long, woken = processors.runner(1), processors.runner(2), processors.runner(0)
+    woken.core = long.core
+    started(processors, loop, ends, "long", 0, 10 * MS, long)
+    started(processors, loop, ends, "waker", MS, MS, waker)
+    started(processors, loop, ends, "woken", MS + MS // 2, MS // 10, woken, waker)
+    loop.run()
+    assert ends == {"woken": MS + 6 * MS // 10, "waker": 2 * MS + MS // 10, "long": 10 * MS}
 
 
 @given(jobs=st.lists(st.tuples(st.integers(0, 50 * MS), st.integers(0, 30 * MS)), min_size=1, max_size=10))

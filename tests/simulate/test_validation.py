@@ -156,9 +156,33 @@ def test_what_steps_take_while_serving_counts() -> None:
     """With cores to spare a calm request's tokens come as much later as its steps take longer."""
     calm = {"workload": {"rows": [[0.0, 20, 60]]}, "variants": ["recompute"]}
     enough = HostCosts(num_cores=16, core_speeds=(1.0,) * 16)
-    usual, slower = (shared(replace(enough, step_factor=factor), **calm)[0] for factor in (1.0, 1.5))
+    usual, slower, shaped = (
+        shared(costs, **calm)[0]
+        for costs in (enough, replace(enough, step_factor=1.5), replace(enough, step_shape=((1, 1.5), (64, 0.9))))
+    )
     assert usual.tpot_s.mean and slower.tpot_s.mean
     assert slower.tpot_s.mean / usual.tpot_s.mean == pytest.approx(1.5, rel=0.02)
+    assert shaped.tpot_s.mean == slower.tpot_s.mean, "steps of one token"
+
+
+@pytest.mark.parametrize(
+    ("cost", "later_s"), [("worker_stage_s", 2e-3), ("controller_stage_s", 0.5e-3)], ids=lambda value: str(value)
+)
+def test_stages_of_a_pipeline_take_more_of_workers_and_controller(cost: str, later_s: float) -> None:
+    """Two stages beside their steps; of the controller only the half that is a later command is waited for."""
+    calm = {"workload": {"rows": [[0.0, 20, 60]]}, "variants": ["pipeline", "recompute"]}
+    enough = HostCosts(num_cores=16, core_speeds=(1.0,) * 16)
+    usual, more = (shared(costs, **calm) for costs in (enough, replace(enough, **{cost: 1e-3})))
+    (piped, alone), (slower, as_before) = ([run.tpot_s.mean or 0.0 for run in runs] for runs in (usual, more))
+    assert slower - piped == pytest.approx(later_s, rel=0.05) and as_before == alone
+
+
+def test_who_hears_something_after_a_rest_hears_it_later() -> None:
+    calm = {"workload": {"rows": [[0.0, 20, 60]]}, "variants": ["recompute"]}
+    enough = HostCosts(num_cores=16, core_speeds=(1.0,) * 16)
+    usual, late = (shared(replace(enough, client_wake_s=wake_s), **calm)[0] for wake_s in (0.0, 3e-4))
+    assert usual.ttft_s.mean and late.ttft_s.mean
+    assert late.ttft_s.mean - usual.ttft_s.mean == pytest.approx(3e-4, rel=0.01)
 
 
 def test_costs_of_nothing_on_cores_enough_change_next_to_nothing() -> None:

@@ -30,7 +30,7 @@ def explain(
     ] = None,
     kinds: Annotated[
         list[str] | None,
-        typer.Option("--kind", metavar="KIND", help="Only such decisions; may be given more than once."),
+        typer.Option("--kind", metavar="KIND", help="Only such decisions (drop, 'no drop', restore, ...); repeatable."),
     ] = None,
     counterfactual: Annotated[
         str | None,
@@ -60,6 +60,7 @@ def explain(
     what would have happened there; --counterfactual simulates other policies, which
     needs a cost profile of the machine (`jettison profile`).
     """
+    from jettison.report.decisions import KINDS
     from jettison.report.output import check_writable, write_whole
     from jettison.report.results import read_results
     from jettison.simulate.counterfactual import parse_policies
@@ -68,6 +69,9 @@ def explain(
     for flag, value in (("--profile", profile), ("--processes", processes)):
         if value is not None and not policies:
             raise UserError(f"{flag} goes with --counterfactual")
+    for kind in kinds or ():
+        if kind not in KINDS:
+            raise UserError(f"--kind {kind!r}: no such kind (there are: {', '.join(map(repr, KINDS))})")
     if json_out is not None:
         check_writable(json_out)
     runs = read_results(run_file)

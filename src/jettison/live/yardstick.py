@@ -68,7 +68,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tally:
+class Tally:
     """What one server did in one laying."""
 
     speed: float
@@ -129,12 +129,13 @@ class Yardstick:
     def readings(self) -> list[Reading]:
         """One of each laying, when the servers have ended: steps are in their time lines. Raises JettisonError if one
         knows of none."""
-        return [_reading(*tallies) for tallies in zip(*(crew.tallies() for crew in self._crews), strict=True)]
+        return [reading_of(*tallies) for tallies in zip(*(crew.tallies() for crew in self._crews), strict=True)]
 
 
-def _reading(one: _Tally, all_: _Tally | None = None) -> Reading:
+def reading_of(one: Tally, all_: Tally | None = None) -> Reading:
+    """Of what a server of one instance did, and one of all of them, if those are more."""
     crowded = one if all_ is None else all_
-    alone = alone_speed(one.speed, crowded.speed, one.beside)
+    alone = one.speed if all_ is None else alone_speed(one.speed, crowded.speed, one.beside)
     tallies = (one,) if all_ is None else (one, all_)
     factor = sum(t.controller_s * t.speed for t in tallies) / sum(t.controller_predicted_s for t in tallies)
     return Reading(
@@ -195,11 +196,11 @@ class _Crew:
         """The load once."""
         self.layings[-1].append(watched(self._server_pid, self._workers, self._load, self._replay))
 
-    def tallies(self) -> list[_Tally]:
+    def tallies(self) -> list[Tally]:
         """One of each laying."""
         return [self._tally(windows) for windows in self.layings]
 
-    def _tally(self, windows: list[Window]) -> _Tally:
+    def _tally(self, windows: list[Window]) -> Tally:
         steps = [step for window in windows for step in steps_of(window, self._steps)]
         if not steps:
             raise JettisonError("the time line of a load for calibration has no steps")
@@ -211,7 +212,7 @@ class _Crew:
         wall_s = sum(window.end_ns - window.begin_ns for window in windows) / 1e9
         # All that was computed, less the time there was to compute one thing at a time.
         beside = (workers_s / threads + others_s - wall_s) / workers_s * threads if workers_s else 0.0
-        return _Tally(
+        return Tally(
             serving_speed(workers_s - around_s, predicted_s, threads), min(1.0, max(0.0, beside)),
             sum(window.server_s for window in windows), self._controller_predicted_s(windows, steps, wall_s),
             tuple((window.begin_ns / 1e9, window.end_ns / 1e9) for window in windows),

@@ -24,14 +24,16 @@ _DEFAULTS = OverloadParams()
 _CONTEXT = ("t", "kind", "group", "workers")
 
 
+KINDS = ("drop", "no drop", "restore", "yield", "rebalance", "migrate", "scale out", "recover")
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One decision. Values are as the event log has them; keys end in their unit."""
 
     at_s: float
     kind: str
-    """``drop``, ``no drop``, ``restore``, ``yield``, ``rebalance``, ``migrate``, ``scale out`` or ``recover``; ``wait``
-    where an incident has no decision to begin with."""
+    """One of ``KINDS``; ``wait`` where an incident has no decision to begin with."""
     group: int | None
     workers: tuple[int, ...]
     inputs: Mapping[str, Any] = field(default_factory=dict)

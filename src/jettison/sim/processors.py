@@ -64,13 +64,15 @@ class Runner:
 class Job:
     """Work of one thread under way."""
 
-    __slots__ = ("_processors", "is_cancelled", "left_ns", "on_done", "runner")
+    __slots__ = ("_processors", "began_ns", "is_cancelled", "left_ns", "on_done", "runner")
 
     def __init__(self, processors: Processors, runner: Runner, work_ns: int, on_done: Callable[[], None]) -> None:
         self._processors = processors
         self.runner = runner
         self.left_ns = float(work_ns)
         self.on_done = on_done
+        self.began_ns: int | None = None
+        """When it first had a core."""
         self.is_cancelled = False
 
     def cancel(self) -> None:
@@ -165,7 +167,7 @@ class Processors:
         self._advance()
         cpu = self._cores[runner.core]
         if cpu.ending is runner and cpu.running is None:
-            cpu.running = job
+            cpu.running, job.began_ns = job, self._loop.now_ns
             self._plan()
             return job
         if waker is not None:
@@ -213,6 +215,8 @@ class Processors:
 
     def _run(self, cpu: _Cpu, job: Job) -> None:
         cpu.running, cpu.since_ns = job, self._loop.now_ns
+        if job.began_ns is None:
+            job.began_ns = cpu.since_ns
         if job is cpu.stopped:
             cpu.stopped = None
 
@@ -347,6 +351,11 @@ class TeamJob:
         self._on_done = on_done
         self._jobs = [processors.start(runner, work_ns, self._one_done) for runner in runners]
 
+    @property
+    def began_ns(self) -> int | None:
+        """When the first of them had a core."""
+        return min((job.began_ns for job in self._jobs if job.began_ns is not None), default=None)
+
     def _one_done(self) -> None:
         self._num_left -= 1
         if not self._num_left:
@@ -361,7 +370,7 @@ class TeamJob:
 class Thread:
     """One thread that does jobs one after the other: an event loop's."""
 
-    def __init__(self, processors: Processors, rank: int) -> None:
+    def __init__(self, processors: Processors, rank: int = 0) -> None:
         self.busy_ns = 0
         """Work done or under way."""
         self._processors = processors

@@ -296,17 +296,18 @@ class SimWorker:
     def _compute(self, host: SharedHost, task: StageTask, took_ns: int) -> None:
         """On cores that others use as well: how long it takes is known at its end."""
         loop, around_ns = self._plant.loop, host.worker_ns(task.run.step)
-        began_ns = loop.now_ns
 
         def done() -> None:
             now_ns = self._free_ns = loop.now_ns
-            # What the worker does around the step is not counted as the step's.
+            began_ns = now_ns if job.began_ns is None else job.began_ns
+            # Neither waiting for a core nor what the worker does around the step is counted as the step's.
             start_ns = began_ns + round((now_ns - began_ns) * around_ns / max(1, took_ns + around_ns))
             self._finish(task, start_ns, now_ns, None)
             self._work()  # at once: a thread whose next step is there does not sleep in between
 
         self._free_ns = NEVER
-        self._running = _Running(task, host.compute(self.worker_id, took_ns + around_ns, done), NEVER)
+        job = host.compute(self.worker_id, took_ns + around_ns, done)
+        self._running = _Running(task, job, NEVER)
 
     def _why_not(self, run: StepRun, layers: LayerRange) -> Failure | None:
         if layers not in self._runnable:

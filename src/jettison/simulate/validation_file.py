@@ -95,12 +95,12 @@ def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: 
             run["controller_factor"],
         )  # fmt: skip
         simulated = run_case(case, then=then)
-        live = _kept_run(run, deployment)
+        live = kept_run(run, deployment)
         pairs.append(Pair(raw.get("name", name), case.label, case.seed, live, simulated, case.factor, then))
     return pairs
 
 
-def _kept_run(run: Mapping[str, Any], deployment: Mapping[str, Any]) -> RunResult:
+def kept_run(run: Mapping[str, Any], deployment: Mapping[str, Any]) -> RunResult:
     """What a document keeps of a live run. ``deployment``: of which its constants are those that it was run with."""
     live = run["live"]
     return RunResult(

@@ -1,0 +1,61 @@
+"""What a yardstick comes to. Laying one takes servers: a little validation does it (simulate/test_validate_live)."""
+
+from __future__ import annotations
+
+import pytest
+
+from jettison.cost.hostcosts import HostCosts
+from jettison.live.host_costs import as_laid
+from jettison.live.wake_probe import wakes_pack
+from jettison.live.yardstick import NUM_REQUESTS, OUTPUTS, PROMPTS, Reading, Tally, reading_of, yardstick_load
+
+ONE = Tally(0.8, 0.5, 2.0, 1.0, ((0.0, 1.0),))
+ALL = Tally(0.6, 1.0, 3.0, 2.0, ((1.0, 2.0),))
+
+
+def test_the_load_is_the_same_each_time_and_grows_with_the_instances() -> None:
+    assert yardstick_load(2) == yardstick_load(2)
+    for number in (1, 4):
+        rows = yardstick_load(number).rows
+        assert len(rows) == number * NUM_REQUESTS and list(rows) == sorted(rows, key=lambda row: row.arrival_s)
+        assert all(PROMPTS[0] <= row.input_tokens <= PROMPTS[1] for row in rows)
+        assert all(OUTPUTS[0] <= row.output_tokens <= OUTPUTS[1] for row in rows)
+
+
+def test_a_reading_tells_how_fast_a_core_is_alone_and_while_all_serve() -> None:
+    reading = reading_of(ONE, ALL)
+    # Half of its time it went at 0.6, so the other half at 1.2: 1 / 0.8 = 0.5 / 1.2 + 0.5 / 0.6.
+    assert reading.alone == pytest.approx(1.2) and reading.crowded == 0.6
+    assert reading.controller_factor == pytest.approx((2.0 * 0.8 + 3.0 * 0.6) / 3.0)
+    assert reading.alone_spans == ONE.spans and reading.crowded_spans == ALL.spans
+
+
+def test_of_a_single_instance_alone_is_all_there_is() -> None:
+    reading = reading_of(ONE)
+    assert reading.alone == reading.crowded == ONE.speed
+    assert reading.crowded_spans == ONE.spans
+
+
+def test_constants_are_those_of_the_time_of_the_yardstick() -> None:
+    costs = HostCosts(
+        num_cores=2, core_speeds=(1.0, 0.95), step_factor=1.1, controller_step_s=2e-4, client_token_s=1e-5,
+        worker_step_s=1e-4,
+    )  # fmt: skip
+    readings = [Reading(alone, 0.8 * alone, 1.2 * alone, (), ()) for alone in (0.9, 1.0, 3.0)]
+    laid = as_laid(costs, readings)
+    assert laid.core_speeds == pytest.approx((1.0, 0.8)) and laid.step_factor == pytest.approx(1.1)
+    assert laid.controller_step_s == pytest.approx(2.4e-4) and laid.client_token_s == pytest.approx(1.2e-5)
+    assert laid.worker_step_s == 1e-4
+    slower = as_laid(costs, [Reading(0.5, 0.4, 0.6, (), ())])
+    assert slower.step_factor == pytest.approx(2.2), "as if steps had been profiled on the machine as it was then"
+    assert slower.controller_step_s == pytest.approx(2.4e-4), "and the controller's work is the same on that core"
+
+
+def test_one_core_never_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jettison.live.wake_probe.usable_cores", lambda: 1)
+    assert wakes_pack() is False
+
+
+@pytest.mark.live
+def test_where_wakes_go_is_found_without_an_error() -> None:
+    assert wakes_pack() in (False, True)
