@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from jettison.config.files import read_yaml_mapping
+from jettison.errors import ConfigError
 from jettison.live.endings import ended_by_sigterm
 from jettison.report.output import write_whole
 from jettison.simulate.cases import Case, cases_of
@@ -42,6 +43,8 @@ def main() -> None:
     parser.add_argument("--twice", action="store_true", help="run live again, beside the live runs that are there")
     parser.add_argument("--page", action="store_true", help="write the page only")
     options = parser.parse_args()
+    if options.calibrate and (options.again or options.twice):
+        parser.error("--calibrate goes with new live runs and their simulation only")
     specs = sorted(path for path in FOLDER.glob("*.yaml") if not options.only or path.stem in options.only)
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.page:
@@ -80,7 +83,10 @@ def twice(raw: dict[str, Any], path: Path, kept: Path, out: Path) -> None:
     first = {run["scenario"]: run for run in document["runs"]}
 
     def before_of(case: Case) -> dict[str, Any]:
-        return first[f"{spec.name}, {case.label}, seed {case.seed}"]
+        scenario = f"{spec.name}, {case.label}, seed {case.seed}"
+        if scenario not in first:
+            raise ConfigError(f"{path.stem}: there is no live run of {scenario}")
+        return first[scenario]
 
     cases = cases_of(raw, path.stem, path.parent, factor=document["runs"][0]["factor"])
     cases = [replace(case, factor=before_of(case)["factor"]) for case in cases]

@@ -119,6 +119,11 @@ def test_speed_alone_comes_back_out_of_a_time_that_was_partly_shared(alone: floa
     assert alone_speed(mixed, crowded, beside) == pytest.approx(alone)
 
 
+def test_beside_one_of_many_cores_is_less_than_beside_all() -> None:
+    assert alone_speed(0.98, 0.6, 0.3, num_busy=8) == pytest.approx(1.01, abs=0.02)
+    assert alone_speed(0.98, 0.6, 0.3) == pytest.approx(1.34, abs=0.03)
+
+
 def test_who_was_never_alone_tells_nothing_of_it() -> None:
     assert alone_speed(0.7, 0.6, 0.95) == 0.7
     assert alone_speed(0.9, 0.3, 0.8) == 1.5, "nonsense stays between bounds"

@@ -6,7 +6,7 @@ import pytest
 
 from jettison.cost.hostcosts import HostCosts
 from jettison.live.host_costs import as_laid
-from jettison.live.wake_probe import wakes_pack
+from jettison.live.wake_probe import NUM_WAKES, _num_on_the_wakers_core, wakes_pack
 from jettison.live.yardstick import NUM_REQUESTS, OUTPUTS, PROMPTS, Reading, Tally, reading_of, yardstick_load
 
 ONE = Tally(0.8, 0.5, 2.0, 1.0, ((0.0, 1.0),))
@@ -14,9 +14,10 @@ ALL = Tally(0.6, 1.0, 3.0, 2.0, ((1.0, 2.0),))
 
 
 def test_the_load_is_the_same_each_time_and_grows_with_the_instances() -> None:
-    assert yardstick_load(2) == yardstick_load(2)
+    assert yardstick_load(2, 1024) == yardstick_load(2, 1024)
+    assert max(row.input_tokens + row.output_tokens for row in yardstick_load(2, 100).rows) <= 100
     for number in (1, 4):
-        rows = yardstick_load(number).rows
+        rows = yardstick_load(number, 1024).rows
         assert len(rows) == number * NUM_REQUESTS and list(rows) == sorted(rows, key=lambda row: row.arrival_s)
         assert all(PROMPTS[0] <= row.input_tokens <= PROMPTS[1] for row in rows)
         assert all(OUTPUTS[0] <= row.output_tokens <= OUTPUTS[1] for row in rows)
@@ -48,6 +49,7 @@ def test_constants_are_those_of_the_time_of_the_yardstick() -> None:
     assert laid.worker_step_s == 1e-4
     slower = as_laid(costs, [Reading(0.5, 0.4, 0.6, (), ())])
     assert slower.step_factor == pytest.approx(2.2), "as if steps had been profiled on the machine as it was then"
+    assert slower.worker_step_s == pytest.approx(2e-4)
     assert slower.controller_step_s == pytest.approx(2.4e-4), "and the controller's work is the same on that core"
 
 
@@ -56,6 +58,20 @@ def test_one_core_never_packs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert wakes_pack() is False
 
 
+@pytest.mark.parametrize(("num_same", "packs"), [(NUM_WAKES, True), (NUM_WAKES // 2, False), (None, False)])
+def test_most_wakes_decide(num_same: int | None, packs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(where: object) -> int:
+        if num_same is None:
+            raise ValueError("the sleeper is gone")
+        return num_same
+
+    monkeypatch.setattr("jettison.live.wake_probe.usable_cores", lambda: 2)
+    monkeypatch.setattr("jettison.live.wake_probe._num_on_the_wakers_core", count)
+    assert wakes_pack() is packs
+
+
 @pytest.mark.live
-def test_where_wakes_go_is_found_without_an_error() -> None:
-    assert wakes_pack() in (False, True)
+def test_a_sleeper_is_woken_and_tells_where() -> None:
+    """Told that the waker is nowhere, nothing is on its core; at most all wakes are."""
+    assert _num_on_the_wakers_core(lambda: -1) == 0
+    assert 0 <= _num_on_the_wakers_core(lambda: 0) <= NUM_WAKES

@@ -134,7 +134,18 @@ def test_a_short_burst_stops_a_long_one_which_goes_on_after_it() -> None:
     assert ends == {"burst": MS // 5 + MS // 10, "first": MS + MS // 10, "second": 2 * MS + MS // 10}
 
 
-def test_who_has_run_for_a_slice_is_like_any_other() -> None:
+def test_who_was_stopped_by_who_was_stopped_goes_on_too() -> None:
+    loop, ends = EventLoop(), {}
+    processors = Processors(loop, 1, [1.0])
+    for name in ("first", "second"):
+        started(processors, loop, ends, name, 0, MS, processors.runner(2))
+    started(processors, loop, ends, "middle", MS // 5, MS // 10, processors.runner(1))
+    started(processors, loop, ends, "short", MS // 4, MS // 10, processors.runner(0))
+    loop.run()
+    assert list(ends) == ["short", "middle", "first", "second"]
+
+
+def test_who_has_run_for_a_slice_goes_last() -> None:
     loop, ends = EventLoop(), {}
     processors = Processors(loop, 1, [1.0])
     started(processors, loop, ends, "burst", 0, 10 * MS, processors.runner(0))

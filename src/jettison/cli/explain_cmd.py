@@ -30,7 +30,7 @@ def explain(
     ] = None,
     kinds: Annotated[
         list[str] | None,
-        typer.Option("--kind", metavar="KIND", help="Only such decisions (drop, 'no drop', restore, ...); repeatable."),
+        typer.Option("--kind", metavar="KIND", help="Only such decisions, for example restore; repeatable."),
     ] = None,
     counterfactual: Annotated[
         str | None,

@@ -15,6 +15,11 @@ _LONGEST_S = 0.999
 """Anything from a second on is no measurement of what serving takes."""
 
 
+def num_busy_cores(costs: HostCosts, num_instances: int) -> int:
+    """While all of so many instances compute."""
+    return min(costs.num_cores, num_instances * costs.threads_per_worker)
+
+
 def shape_at(shape: Sequence[tuple[int, float]], num_tokens: int) -> float:
     """Straight lines over the logarithm of the number of tokens, flat beyond the ends; 1 without any point."""
     if not shape:

@@ -119,9 +119,11 @@ def serving_speed(workers_s: float, predicted_s: float, threads_per_worker: int)
     return min(_FASTEST, max(_SLOWEST, threads_per_worker * predicted_s / max(workers_s, 1e-9)))
 
 
-def alone_speed(mixed: float, crowded: float, beside: float) -> float:
-    """Of a core while nobody else computes: ``mixed`` was seen of a worker that had others computing ``beside`` it for
-    that part (0 to 1) of its time, during which it went at the speed ``crowded``."""
+def alone_speed(mixed: float, crowded: float, beside: float, num_busy: int = 2) -> float:
+    """Of a core while nobody else computes: ``mixed`` was seen of a worker that had one other computing ``beside`` it
+    for that part (0 to 1) of its time. With ``num_busy`` busy cores a core goes at the speed ``crowded``; with two, at
+    one that is as much nearer."""
+    crowded = mixed * (crowded / mixed) ** (1.0 / max(1, num_busy - 1))
     if beside >= 0.9:  # next to nothing was seen of being alone
         return mixed
     alone_part = 1.0 / mixed - beside / crowded

@@ -13,10 +13,7 @@ takes this fit's place where there is one; this one needs none and follows the m
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Iterable, Sequence
 
 from jettison.cost.model import CostModel
 
@@ -103,35 +100,58 @@ class OnlineChunkCost:
             self._fit()
 
     def _fit(self) -> None:
-        normal = np.zeros((5, 5))
-        normal[np.triu_indices(5)] = self._normal
-        normal += np.triu(normal, 1).T
-        found = _non_negative_fit(normal, np.array(self._moment))
+        found = _non_negative_fit(self._normal, self._moment)
         if found is None or found[1] <= 0.0:
             return  # tokens must cost something, or nothing could be divided
         self._fitted_at = self._num_observations
-        fixed, token, pair, decode_kv, row = (found / np.array(_SCALES)).tolist()
+        fixed, token, pair, decode_kv, row = (value / scale for value, scale in zip(found, _SCALES, strict=True))
         self._fixed, self._token, self._pair, self._decode_kv, self._row = fixed, token, pair, decode_kv, row
 
 
-def _non_negative_fit(
-    normal: npt.NDArray[np.float64], moment: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64] | None:
-    """The best solution of ``normal @ x = moment`` with x >= 0 and the token term present: 16 small systems."""
+def _non_negative_fit(triangle: Sequence[float], moment: Sequence[float]) -> list[float] | None:
+    """The best solution of ``normal @ x = moment`` with x >= 0 and the token term present: 16 small systems.
+
+    ``triangle``: the upper one of ``normal``, row by row. In plain floats: what a linear algebra library makes of so
+    ill-conditioned a system depends on the processor, and decisions would with it.
+    """
     size = len(moment)
-    ridge = 1e-9 * float(np.trace(normal)) + 1e-300
-    best: npt.NDArray[np.float64] | None = None
+    normal = [[0.0] * size for _ in range(size)]
+    for (i, j), value in zip(itertools.combinations_with_replacement(range(size), 2), triangle, strict=True):
+        normal[i][j] = normal[j][i] = value
+    ridge = 1e-9 * sum(normal[i][i] for i in range(size)) + 1e-300
+    best: list[float] | None = None
     best_loss = 0.0
     others = [i for i in range(size) if i != 1]
     for count in range(len(others) + 1):
         for subset in itertools.combinations(others, count):
             active = sorted((1, *subset))
-            part = normal[np.ix_(active, active)] + ridge * np.eye(len(active))
-            solved = np.linalg.solve(part, moment[active])
-            if (solved < 0.0).any():
+            part = [[normal[i][j] + (ridge if i == j else 0.0) for j in active] for i in active]
+            solved = _solve(part, [moment[i] for i in active])
+            if min(solved) < 0.0:
                 continue
-            loss = float(solved @ part @ solved - 2.0 * solved @ moment[active])
+            # At its solution the quadratic form is the negative of this product.
+            loss = -sum(x * moment[i] for x, i in zip(solved, active, strict=True))
             if best is None or loss < best_loss:
-                best, best_loss = np.zeros(size), loss
-                best[active] = solved
+                best, best_loss = [0.0] * size, loss
+                for x, i in zip(solved, active, strict=True):
+                    best[i] = x
     return best
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination of a symmetric positive definite system, which needs no pivots. Changes its arguments."""
+    size = len(right)
+    for k in range(size):
+        row = matrix[k]
+        for i in range(k + 1, size):
+            factor = matrix[i][k] / row[k]
+            if factor:
+                other = matrix[i]
+                for j in range(k, size):
+                    other[j] -= factor * row[j]
+                right[i] -= factor * right[k]
+    found = [0.0] * size
+    for k in reversed(range(size)):
+        rest = sum(matrix[k][j] * found[j] for j in range(k + 1, size))
+        found[k] = (right[k] - rest) / matrix[k][k]
+    return found

@@ -1,4 +1,4 @@
-"""What serving takes of this machine's processors: a server of one instance under known loads, watched from outside.
+"""What serving takes of this machine's processors: a server of one instance, and a pipeline, watched from outside.
 
 Processor times of server and worker are the operating system's, of the load generator its own; steps and the gaps
 between them are from the server's time line. What follows from the sums is ``cost.hostfit``'s. The loads are made for
@@ -27,6 +27,7 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
 from jettison.cost.hostfit import Phase, Scrapes, crowded_speeds, fit_host_costs
 from jettison.cost.model import ChunkShape, StepShape
+from jettison.errors import JettisonError
 from jettison.live.core_speeds import measure_core_speeds
 from jettison.live.host_watch import (
     Load,
@@ -75,11 +76,19 @@ class HostMeasurement:
 def measure_host_costs(
     config: EngineConfig, profile: HardwareProfile, *, progress: Progress = lambda share, text: None
 ) -> HostMeasurement:
-    """Two minutes. ``config``: as the cluster is to be served; one instance of it is, alone, then one and as many as
-    there are cores, in turn (``live.yardstick``).
+    """Two minutes. ``config``: as the cluster is to be served; one instance of it is, and a pipeline of two, then one
+    and as many as there are cores for, in turn (``live.yardstick``).
 
-    Raises ModelError, ConfigError, JettisonError (the server does not come up, requests fail).
+    Raises ModelError, ConfigError, JettisonError (a server does not come up, requests fail, what is measured makes no
+    sense).
     """
+    try:
+        return _measure(config, profile, progress)
+    except ValueError as error:  # of HostCosts
+        raise JettisonError(f"this machine was too uneven to be measured: {error}") from None
+
+
+def _measure(config: EngineConfig, profile: HardwareProfile, progress: Progress) -> HostMeasurement:
     num_cores = usable_cores()
     progress(0.0, "cores side by side")
     speeds = measure_core_speeds(config, num_cores)
@@ -121,10 +130,13 @@ def as_laid(costs: HostCosts, readings: Sequence[Reading]) -> HostCosts:
     before."""
     alone = statistics.median(reading.alone for reading in readings)
     crowded = statistics.median(reading.crowded for reading in readings)
-    speeds = costs.core_speeds
+    speeds, threads = costs.core_speeds, costs.threads_per_worker
     return replace(
         costs.with_controller(statistics.median(reading.controller_factor for reading in readings) / alone),
-        step_factor=costs.step_factor / alone, core_speeds=crowded_speeds(speeds, crowded / alone, len(speeds)),
+        step_factor=costs.step_factor / alone,
+        worker_step_s=costs.worker_step_s / alone, worker_row_s=costs.worker_row_s / alone,
+        worker_stage_s=costs.worker_stage_s / alone,
+        core_speeds=crowded_speeds(speeds, crowded / alone, len(speeds) // threads * threads),
     )  # fmt: skip
 
 
@@ -165,8 +177,8 @@ class _Served:
         self._workers: list[int] = []
 
     def __enter__(self) -> _Served:
-        self._server.start()
         try:
+            self._server.start()
             self._workers = workers_of(self._server.pid)
         except BaseException:
             self._server.close()

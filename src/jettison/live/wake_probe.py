@@ -6,6 +6,7 @@ import ctypes
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 from jettison.config import usable_cores
 
@@ -33,6 +34,13 @@ def wakes_pack() -> bool:
         return False
     if usable_cores() < 2:
         return False
+    try:
+        return _num_on_the_wakers_core(where) > NUM_WAKES / 2
+    except (OSError, ValueError):  # the sleeper has ended
+        return False
+
+
+def _num_on_the_wakers_core(where: Callable[[], int]) -> int:
     num_same = 0
     with subprocess.Popen(
         [sys.executable, "-c", _SLEEPER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -48,4 +56,4 @@ def wakes_pack() -> bool:
                 pass
             num_same += int(sleeper.stdout.readline()) == here and index > 0  # the first one starts it
         sleeper.stdin.close()
-    return num_same > NUM_WAKES / 2
+    return num_same

@@ -20,10 +20,11 @@ from typing import Any
 
 from jettison.config import EngineConfig
 from jettison.cost.hardware import HardwareProfile
-from jettison.cost.hostcosts import HostCosts
+from jettison.cost.hostcosts import HostCosts, num_busy_cores
 from jettison.cost.hostfit import alone_speed, serving_speed
 from jettison.cost.model import ChunkShape, StepShape
 from jettison.errors import JettisonError
+from jettison.live.assembly import assemble
 from jettison.live.host_watch import (
     Load,
     Step,
@@ -73,22 +74,22 @@ class Tally:
 
     speed: float
     beside: float
-    """For what part of its workers' time somebody else computed as well."""
+    """For what part of its workers' time somebody else computed as well, at least."""
     controller_s: float
     """Processor time."""
     controller_predicted_s: float
     spans: tuple[Span, ...]
 
 
-def yardstick_load(num_instances: int) -> Load:
-    """The same each time."""
+def yardstick_load(num_instances: int, longest: int) -> Load:
+    """The same each time. ``longest``: tokens that a request may have, of which a prompt takes half at most."""
     rng = random.Random(0)
 
-    def between(least: int, most: int) -> int:
-        return round(least * (most / least) ** rng.random())
+    def between(least: int, most: int, limit: int) -> int:
+        return max(1, min(round(least * (most / least) ** rng.random()), limit))
 
     rows = (
-        TraceRow(rng.uniform(0.0, SPREAD_S), between(*PROMPTS), between(*OUTPUTS))
+        TraceRow(rng.uniform(0.0, SPREAD_S), between(*PROMPTS, longest // 2), between(*OUTPUTS, longest // 2))
         for _ in range(NUM_REQUESTS * num_instances)
     )
     return Load("yardstick", tuple(sorted(rows, key=lambda row: row.arrival_s)))
@@ -104,6 +105,7 @@ class Yardstick:
         """``config``: as the cluster is to be served; ``costs``: what workers take beside steps; ``profile``: by which
         steps are predicted."""
         self._crews = [_Crew(config, number, costs, profile) for number in sorted({1, num_instances})]
+        self._num_busy = num_busy_cores(costs, num_instances)
         self._exits = ExitStack()
 
     def __enter__(self) -> Yardstick:
@@ -129,13 +131,18 @@ class Yardstick:
     def readings(self) -> list[Reading]:
         """One of each laying, when the servers have ended: steps are in their time lines. Raises JettisonError if one
         knows of none."""
-        return [reading_of(*tallies) for tallies in zip(*(crew.tallies() for crew in self._crews), strict=True)]
+        return [self._reading(tallies) for tallies in zip(*(crew.tallies() for crew in self._crews), strict=True)]
+
+    def _reading(self, tallies: Sequence[Tally]) -> Reading:
+        one, *all_ = tallies
+        return reading_of(one, all_[0] if all_ else None, self._num_busy)
 
 
-def reading_of(one: Tally, all_: Tally | None = None) -> Reading:
-    """Of what a server of one instance did, and one of all of them, if those are more."""
+def reading_of(one: Tally, all_: Tally | None = None, num_busy: int = 2) -> Reading:
+    """Of what a server of one instance did, and one of all of them, if those are more: then ``num_busy`` cores were
+    busy."""
     crowded = one if all_ is None else all_
-    alone = one.speed if all_ is None else alone_speed(one.speed, crowded.speed, one.beside)
+    alone = one.speed if all_ is None else alone_speed(one.speed, crowded.speed, one.beside, num_busy)
     tallies = (one,) if all_ is None else (one, all_)
     factor = sum(t.controller_s * t.speed for t in tallies) / sum(t.controller_predicted_s for t in tallies)
     return Reading(
@@ -152,7 +159,8 @@ class _Crew:
         self._config = config
         self._costs = costs
         self._profile = profile
-        self._load = yardstick_load(num_instances)
+        longest = assemble(config).limits.max_model_len
+        self._load = yardstick_load(num_instances, longest)
         self._num_instances = num_instances
         self._kv_tokens = NUM_REQUESTS * (PROMPTS[1] + OUTPUTS[1])
         # Of a decode, on average: longer answers count for more of them.
@@ -213,7 +221,7 @@ class _Crew:
         # All that was computed, less the time there was to compute one thing at a time.
         beside = (workers_s / threads + others_s - wall_s) / workers_s * threads if workers_s else 0.0
         return Tally(
-            serving_speed(workers_s - around_s, predicted_s, threads), min(1.0, max(0.0, beside)),
+            serving_speed(workers_s, predicted_s + around_s / threads, threads), min(1.0, max(0.0, beside)),
             sum(window.server_s for window in windows), self._controller_predicted_s(windows, steps, wall_s),
             tuple((window.begin_ns / 1e9, window.end_ns / 1e9) for window in windows),
         )  # fmt: skip

@@ -31,7 +31,6 @@ class SharedHost:
         self.clients = Thread(self._processors, CLIENTS)
         self._workers: dict[WorkerId, list[Runner]] = {}
         self._loop = loop
-        self._clients_ended_ns = -SLEEP_NS
         self._later_stages: dict[int, int] = {}
         """Of steps under way in pipelines: how many stages come after the first."""
 
@@ -66,6 +65,9 @@ class SharedHost:
                 later = self._later_stages.pop(event.step_id, 0)
                 rows_s = len(event.tokens) * costs.controller_row_s
                 return _ns(costs.controller_step_s + rows_s + later * costs.controller_stage_s / 2)
+            case ports.StepFailed():
+                self._later_stages.pop(event.step_id, None)
+                return _ns(costs.controller_step_s)
             case ports.Arrived():
                 num_tokens = len(event.request.prompt_token_ids)
                 return _ns(costs.controller_request_s + num_tokens * costs.controller_prompt_token_s)
@@ -90,14 +92,10 @@ class SharedHost:
 
     def receive(self, num_tokens: int, act: Callable[[], None]) -> None:
         """A client gets tokens; ``act`` when it has seen them."""
-        slept = not self.clients.is_busy and self._loop.now_ns - self._clients_ended_ns >= SLEEP_NS
-        wake_s = self.costs.client_wake_s if slept else 0.0
-
-        def seen() -> None:
-            self._clients_ended_ns = self._loop.now_ns
-            act()
-
-        self.clients.do(_ns(wake_s + num_tokens * self.costs.client_token_s), seen, self.controller.runner)
+        ended_ns = self.clients.ended_ns
+        rested = ended_ns is None or self._loop.now_ns - ended_ns >= SLEEP_NS
+        wake_s = self.costs.client_wake_s if rested and not self.clients.is_busy else 0.0
+        self.clients.do(_ns(wake_s + num_tokens * self.costs.client_token_s), act, self.controller.runner)
 
 
 def _ns(seconds: float) -> int:

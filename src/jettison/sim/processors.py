@@ -8,9 +8,9 @@ against its trace of a server under load, docs/validation.md):
   fewer others are.
 - If another core is idle and that one is not, it goes there, except on kernels that *pack*: those of some virtual
   machines leave cores idle as long as they can.
-- Threads that run for short bursts go first (``rank``): they stop the running one at once, which goes on after them.
-  Among equals, who waits does so until the running thread sleeps, or has had its slice and the core looks, at a tick or
-  when another wakes.
+- Threads that run for short bursts go first (``rank``), until they have had a slice: they stop the running one at once,
+  which goes on after them, unless it has had its slice. Among equals, who waits does so until the running thread
+  sleeps, or has had its slice and the core looks, at a tick or when another wakes.
 - A core that becomes idle takes from the longest queue a thread that has cold caches anyway; at its next tick any.
   Now and then queues of different lengths are evened out.
 
@@ -64,7 +64,7 @@ class Runner:
 class Job:
     """Work of one thread under way."""
 
-    __slots__ = ("_processors", "began_ns", "is_cancelled", "left_ns", "on_done", "runner")
+    __slots__ = ("_processors", "began_ns", "is_cancelled", "is_stopped", "left_ns", "on_done", "runner")
 
     def __init__(self, processors: Processors, runner: Runner, work_ns: int, on_done: Callable[[], None]) -> None:
         self._processors = processors
@@ -73,6 +73,8 @@ class Job:
         self.on_done = on_done
         self.began_ns: int | None = None
         """When it first had a core."""
+        self.is_stopped = False
+        """By a shorter burst: it goes on before its equals."""
         self.is_cancelled = False
 
     def cancel(self) -> None:
@@ -84,7 +86,7 @@ class Job:
 class _Cpu:
     """What runs on it, since when, and who waits."""
 
-    __slots__ = ("ending", "phase_ns", "running", "since_ns", "stopped", "waiting")
+    __slots__ = ("ending", "phase_ns", "running", "since_ns", "waiting")
 
     def __init__(self, phase_ns: int) -> None:
         self.phase_ns = phase_ns
@@ -93,8 +95,6 @@ class _Cpu:
         self.ending: Runner | None = None
         """Whose work has just ended: it has not gone to sleep yet."""
         self.since_ns = 0
-        self.stopped: Job | None = None
-        """By a shorter burst: it goes on next."""
         self.waiting: list[Job] = []
 
     @property
@@ -153,6 +153,11 @@ class Processors:
         self._balanced_ns = 0
         self._wake: Scheduled | None = None
 
+    @property
+    def now_ns(self) -> int:
+        """Of the loop."""
+        return self._loop.now_ns
+
     def runner(self, rank: int = 0) -> Runner:
         """A new thread. They begin on the cores in turn."""
         self._num_runners += 1
@@ -162,7 +167,7 @@ class Processors:
         self, runner: Runner, work_ns: int, on_done: Callable[[], None], waker: Runner | None = None
     ) -> Job:
         """A thread that does nothing wakes up, or goes on with this if its work has just ended; ``on_done`` is called
-        when its work is done. ``waker``: the only thread that ever wakes it, if there is one."""
+        when its work is done. ``waker``: the thread that wakes it, where that is always the same."""
         job = Job(self, runner, work_ns, on_done)
         self._advance()
         cpu = self._cores[runner.core]
@@ -211,14 +216,14 @@ class Processors:
         """To the queue of a core, as one of average claims."""
         job.runner.has_run_ns = cpu.average_ns()
         job.runner.core = self._cores.index(cpu)
+        job.is_stopped = False
         cpu.waiting.append(job)
 
     def _run(self, cpu: _Cpu, job: Job) -> None:
         cpu.running, cpu.since_ns = job, self._loop.now_ns
         if job.began_ns is None:
             job.began_ns = cpu.since_ns
-        if job is cpu.stopped:
-            cpu.stopped = None
+        job.is_stopped = False
 
     def _choose(self, cpu: _Cpu) -> Job | None:
         """A core without a running thread takes the first of its queue, or a cold one of the longest other."""
@@ -226,7 +231,7 @@ class Processors:
             now_ns = self._loop.now_ns
             self._pull(cpu, lambda job: now_ns - job.runner.last_ran_ns >= HOT_NS)
         if cpu.waiting:
-            first = min(cpu.waiting, key=lambda job: (self._rank(job), job is not cpu.stopped, job.runner.has_run_ns))
+            first = min(cpu.waiting, key=lambda job: (self._rank(job), not job.is_stopped, job.runner.has_run_ns))
             cpu.waiting.remove(first)
             self._run(cpu, first)
         return cpu.running
@@ -243,14 +248,14 @@ class Processors:
         """The running thread, if it has not just ended, waits with the others, and the first of them runs."""
         if cpu.running is None:
             return
+        had_slice = self._has_had_slice(cpu)
         stopped, cpu.running = cpu.running, None
         cpu.waiting.append(stopped)
         first = self._choose(cpu)
-        if first is not None and self._rank(first) < self._rank(stopped):  # a short burst, after which it goes on
-            cpu.stopped = stopped
+        stopped.is_stopped = not had_slice and first is not None and self._rank(first) < self._rank(stopped)
 
     def _rank(self, job: Job) -> int:
-        """Who has run for a slice since it woke up is like any other."""
+        """Who has run for a slice since it woke up goes last."""
         runner = job.runner
         return runner.rank if runner.burst_ns < self._slice_ns else LAST_RANK
 
@@ -378,6 +383,8 @@ class Thread:
         self._queue: deque[tuple[int, Callable[[], None], Runner | None]] = deque()
         self.is_busy = False
         """Doing a job, or about to do the next."""
+        self.ended_ns: int | None = None
+        """When it last did one."""
 
     def do(self, work_ns: int, act: Callable[[], None], waker: Runner | None = None) -> None:
         """Work so long, when all that was asked before is done; then ``act``. ``waker``: as ``start`` has it."""
@@ -393,5 +400,6 @@ class Thread:
             self._processors.start(self.runner, work_ns, lambda: self._done(act), waker)
 
     def _done(self, act: Callable[[], None]) -> None:
+        self.ended_ns = self._processors.now_ns
         act()
         self._next()

@@ -300,7 +300,7 @@ class SimWorker:
         def done() -> None:
             now_ns = self._free_ns = loop.now_ns
             began_ns = now_ns if job.began_ns is None else job.began_ns
-            # Neither waiting for a core nor what the worker does around the step is counted as the step's.
+            # Neither waiting for its first core nor what the worker does around the step is counted as the step's.
             start_ns = began_ns + round((now_ns - began_ns) * around_ns / max(1, took_ns + around_ns))
             self._finish(task, start_ns, now_ns, None)
             self._work()  # at once: a thread whose next step is there does not sleep in between

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from jettison.config import EngineConfig
 from jettison.cost.drift import MachineThen, probes_evened, speed_line
-from jettison.cost.hostcosts import HostCosts
+from jettison.cost.hostcosts import HostCosts, num_busy_cores
 from jettison.cost.hostfit import crowded_speeds
 from jettison.live.experiment import run_config
 from jettison.live.profile_file import AUTO
@@ -92,12 +92,11 @@ def machine_then(
     """
     alone = statistics.mean(reading.alone for reading in around)
     crowded = statistics.mean(reading.crowded for reading in around)
-    beside = _within(probes, [span for reading in around for span in (*reading.alone_spans, *reading.crowded_spans)])
+    beside = _within(probes, [some for reading in around for some in (*reading.alone_spans, *reading.crowded_spans)])
     usual = statistics.median(took for _, took in beside) if beside else 0.0
-    num_busy = min(costs.num_cores, num_instances * costs.threads_per_worker)
     return MachineThen(
         speed_line(_within(probes, [span]), usual, span[0], speed=alone) or ((0.0, alone),),
-        crowded_speeds(costs.core_speeds, crowded / alone, num_busy),
+        crowded_speeds(costs.core_speeds, crowded / alone, num_busy_cores(costs, num_instances)),
         statistics.mean(reading.controller_factor for reading in around),
     )  # fmt: skip
 
