@@ -77,7 +77,7 @@ LATE = pytest.mark.xfail(strict=True, reason="more steps than stages end before 
 
 
 @pytest.mark.parametrize(
-    "seed", [0, 1, 2, pytest.param(3, marks=LATE), 4, 5, 6, 7, pytest.param(18, marks=LATE), pytest.param(20, marks=LATE)]
+    "seed", [*range(3), *range(4, 8), *(pytest.param(seed, marks=LATE) for seed in (3, 18, 20))]
 )
 def test_at_most_one_step_of_a_group_ends_before_the_first_queued_request_runs(seed: int) -> None:
     cluster, counting = overloaded(seed)
