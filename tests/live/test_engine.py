@@ -375,10 +375,12 @@ async def test_the_baselines_serve_over_real_processes(model_dir: Path, policy: 
     """The flag reaches the workers, the event happens, and tokens are those of an engine with ample memory."""
     rng = random.Random(2)
     prompts = [[rng.randrange(256) for _ in range(rng.randint(5, 30))] for _ in range(10)]
+    # A move takes as long as the machine lets it: whoever may migrate has hundreds of steps ahead.
+    num_tokens = 400 if policy == "migrate" else 80
 
     async def serve(engine: Engine) -> list[list[int]]:
-        tasks = [asyncio.create_task(collect(engine, request(f"r{i}", p, 80))) for i, p in enumerate(prompts)]
-        if policy == "migrate" and counter is not None and engine.core.params.overload_policy == "migrate":
+        tasks = [asyncio.create_task(collect(engine, request(f"r{i}", p, num_tokens))) for i, p in enumerate(prompts)]
+        if engine.core.params.overload_policy == "migrate":
             # Clients of one instance leave; the other is then the fuller one.
             leaving = [f"r{i}" for i in range(len(prompts))]
             async with asyncio.timeout(60):
@@ -391,10 +393,12 @@ async def test_the_baselines_serve_over_real_processes(model_dir: Path, policy: 
         async with asyncio.timeout(120):
             return [tokens for tokens, _ in await asyncio.gather(*tasks)]
 
-    async with running(model_dir, 400, overload="recompute", dtype="float64") as engine:
+    async with running(model_dir, 700, overload="recompute", dtype="float64") as engine:
         expected = await serve(engine)
-    blocks = {"swap": 60, "migrate": 150, "pipeline": 40}[policy]
-    async with running(model_dir, blocks, overload=policy, dtype="float64", migrate_threshold=24) as engine:
+    blocks = {"swap": 60, "migrate": 700, "pipeline": 40}[policy]
+    # An instance with five requests gives from 100 of its 700 blocks on, after some 60 tokens of each.
+    flags: dict[str, object] = {"migrate_threshold": 120, "migrate_period_ms": 1} if policy == "migrate" else {}
+    async with running(model_dir, blocks, overload=policy, dtype="float64", **flags) as engine:
         got = await serve(engine)
         await rest(engine)
         engine.core.check()

@@ -8,17 +8,13 @@ them.
 
 from __future__ import annotations
 
-import itertools
 import statistics
-import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -32,16 +28,11 @@ from jettison.live.core_speeds import measure_core_speeds
 from jettison.live.host_watch import (
     Load,
     Step,
+    WatchedServer,
     Window,
     processor_s,
-    read_steps,
-    replay,
-    serving_flags,
     steps_of,
-    watched,
-    workers_of,
 )
-from jettison.live.server_process import ServerProcess
 from jettison.live.wake_probe import wakes_pack
 from jettison.live.yardstick import Reading, Yardstick
 from jettison.workload.traces import TraceRow
@@ -92,21 +83,18 @@ def _measure(config: EngineConfig, profile: HardwareProfile, progress: Progress)
     num_cores = usable_cores()
     progress(0.0, "cores side by side")
     speeds = measure_core_speeds(config, num_cores)
-    with tempfile.TemporaryDirectory(prefix="jettison-host-") as name, ExitStack() as exits:
-        folder = Path(name)
-        lone = exits.enter_context(_Served(config, folder, 1, "recompute"))
-        servers = [lone]
-        if profile.cost.num_layers > 1:
-            servers.append(exits.enter_context(_Served(config, folder, 2, "pipeline")))
-        idle, scrapes = _serve_phases(servers, config, progress)
-        phases: dict[str, list[Phase]] = {}
-        for server in servers:
-            server.close()
-            steps = server.steps()
-            for window in server.windows:
-                load = f"{server.name} {window.load.name}"
-                phases.setdefault(load, []).append(_phase(window, steps))
-        windows, steps = lone.windows, lone.steps()
+    served = [_Served(config, 1, "recompute")]
+    if profile.cost.num_layers > 1:
+        served.append(_Served(config, 2, "pipeline"))
+    with ExitStack() as exits:
+        for each in served:
+            exits.enter_context(each.server)
+        idle, scrapes = _serve_phases(served, config, progress)
+    phases: dict[str, list[Phase]] = {}
+    for each in served:
+        for window in each.windows:
+            phases.setdefault(f"{each.name} {window.load.name}", []).append(_phase(window, each.server.steps))
+    windows, steps = served[0].windows, served[0].server.steps
     gaps = _gaps(windows, steps)
     factors = _factors(windows, steps, profile)
     costs = fit_host_costs(
@@ -162,77 +150,33 @@ def _loads(config: EngineConfig) -> list[Load]:
 
 
 class _Served:
-    """A server under these loads, watched."""
+    """A server under these loads, and what was seen of it."""
 
-    def __init__(self, config: EngineConfig, folder: Path, num_instances: int, overload: str) -> None:
+    def __init__(self, config: EngineConfig, num_instances: int, overload: str) -> None:
         tokens = max(max(BATCHES) * (PROMPT + OUTPUT), 2 * NUM_PROMPTS * _prompt_tokens(config))
         self.name = overload
+        self.server = WatchedServer(config, num_instances, tokens, overload=overload)
         self.windows: list[Window] = []
-        self._config = config
-        self._line = folder / f"{overload}.json.gz"
-        self._prompt_seeds = itertools.count(1)
-        flags = {**serving_flags(config, tokens), "instances": num_instances, "overload": overload}
-        log = folder / f"{overload}.log"
-        self._server = ServerProcess(Path(config.model.model), {**flags, "timeline": self._line}, log)
-        self._workers: list[int] = []
-
-    def __enter__(self) -> _Served:
-        try:
-            self._server.start()
-            self._workers = workers_of(self._server.pid)
-        except BaseException:
-            self._server.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.close()
-
-    def close(self) -> None:
-        """End the server, which then writes its time line. Idempotent."""
-        self._server.close()
-
-    def steps(self) -> list[Step]:
-        """After ``close``."""
-        return read_steps(self._line)
-
-    @property
-    def pid(self) -> int:
-        return self._server.pid
-
-    @property
-    def url(self) -> str:
-        return self._server.url
-
-    def warm_up(self, load: Load) -> None:
-        replay(self.url, load, self._config, next(self._prompt_seeds))
-
-    def watch(self, load: Load) -> None:
-        act = partial(replay, self.url, load, self._config, next(self._prompt_seeds))
-        self.windows.append(watched(self.pid, self._workers, load, act))
-
-    def watch_idle(self) -> Window:
-        return watched(self.pid, self._workers, Load("idle", ()), lambda: time.sleep(IDLE_S))
 
 
-def _serve_phases(servers: Sequence[_Served], config: EngineConfig, progress: Progress) -> tuple[Window, Scrapes]:
+def _serve_phases(served: Sequence[_Served], config: EngineConfig, progress: Progress) -> tuple[Window, Scrapes]:
     """All loads to the first server, some of them to the others, in turn."""
-    loads, lone = _loads(config), servers[0]
+    loads, lone = _loads(config), served[0]
     turns = [(lone, load) for load in loads]
-    turns += [(piped, load) for piped in servers[1:] for load in loads if load.name in PIPED]
-    for server, load in turns:
-        server.warm_up(load)
+    turns += [(piped, load) for piped in served[1:] for load in loads if load.name in PIPED]
+    for each, load in turns:
+        each.server.replay(load)  # to warm up
     for index in range(ROUNDS):
-        for server, load in turns:
+        for each, load in turns:
             progress(0.2 + 0.5 * index / ROUNDS, f"serving, round {index + 1} of {ROUNDS}: {load.name}")
-            server.watch(load)
+            each.windows.append(each.server.watch(load))
     progress(0.75, "doing nothing, and reading metrics")
-    idle = lone.watch_idle()
-    before, begin_s = processor_s(lone.pid), time.process_time()
+    idle, process = lone.server.watch_idle(IDLE_S), lone.server.process
+    before, begin_s = processor_s(process.pid), time.process_time()
     for _ in range(NUM_SCRAPES):
-        with urllib.request.urlopen(f"{lone.url}/metrics", timeout=10.0) as response:
+        with urllib.request.urlopen(f"{process.url}/metrics", timeout=10.0) as response:
             list(text_string_to_metric_families(response.read().decode()))
-    scrapes = Scrapes(NUM_SCRAPES, processor_s(lone.pid) - before, time.process_time() - begin_s)
+    scrapes = Scrapes(NUM_SCRAPES, processor_s(process.pid) - before, time.process_time() - begin_s)
     return idle, scrapes
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 from jettison.config import EngineConfig
 from jettison.errors import JettisonError
 from jettison.live.assembly import assemble
+from jettison.live.server_process import ServerProcess
 from jettison.workload.client import ReplayOptions, replay_sync
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.rows import Workload, as_columns
@@ -53,6 +57,69 @@ class Step:
     num_tokens: int
     num_prompt_tokens: int
     is_first_stage: bool
+
+
+class WatchedServer:
+    """``with WatchedServer(...) as server: window = server.watch(load)``; ``steps`` once it has ended.
+
+    Prompts are others each time, or the server would find them in its cache.
+    """
+
+    def __init__(
+        self, config: EngineConfig, num_instances: int, kv_tokens: int, *, overload: str = "recompute"
+    ) -> None:
+        """``kv_tokens``: what the largest load needs in each instance."""
+        self._config = config
+        self._flags = {**serving_flags(config, kv_tokens), "instances": num_instances, "overload": overload}
+        self._prompt_seeds = itertools.count(1)
+        self._exits = ExitStack()
+        self._server: ServerProcess | None = None
+        self._workers: list[int] = []
+        self.steps: list[Step] = []
+        """What its time line tells; empty until it has ended."""
+
+    def __enter__(self) -> WatchedServer:
+        """Raises JettisonError: it does not come up."""
+        with ExitStack() as exits:
+            folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="jettison-watched-")))
+            line = folder / "timeline.json.gz"
+            server = ServerProcess(
+                Path(self._config.model.model), {**self._flags, "timeline": line}, folder / "server.log"
+            )
+            exits.push(lambda kind, *_: self._read_line(line) if kind is None else None)  # after the server's end
+            self._server = exits.enter_context(server)
+            self._workers = workers_of(server.pid)
+            self._exits = exits.pop_all()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._exits.__exit__(*error)
+
+    def close(self) -> None:
+        """End the server, which then writes its time line. Idempotent. Raises JettisonError if that is not whole."""
+        self._exits.close()
+
+    def _read_line(self, line: Path) -> None:
+        self.steps = read_steps(line)
+
+    @property
+    def process(self) -> ServerProcess:
+        """While it runs. Raises JettisonError."""
+        if self._server is None:
+            raise JettisonError("the server is not running")
+        return self._server
+
+    def replay(self, load: Load) -> None:
+        """Serve a load unwatched. Raises JettisonError where a request fails."""
+        replay(self.process.url, load, self._config, next(self._prompt_seeds))
+
+    def watch(self, load: Load) -> Window:
+        """Serve a load. Raises JettisonError where a request fails."""
+        return watched(self.process.pid, self._workers, load, lambda: self.replay(load))
+
+    def watch_idle(self, seconds: float) -> Window:
+        """Ask nothing of it."""
+        return watched(self.process.pid, self._workers, Load("idle", ()), lambda: time.sleep(seconds))
 
 
 def serving_flags(config: EngineConfig, kv_tokens: int) -> dict[str, object]:

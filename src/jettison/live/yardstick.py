@@ -9,13 +9,10 @@ it takes: of a server of one instance, and of one with all of them, in turn.
 
 from __future__ import annotations
 
-import itertools
 import random
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from jettison.config import EngineConfig
@@ -28,15 +25,10 @@ from jettison.live.assembly import assemble
 from jettison.live.host_watch import (
     Load,
     Step,
+    WatchedServer,
     Window,
-    read_steps,
-    replay,
-    serving_flags,
     steps_of,
-    watched,
-    workers_of,
 )
-from jettison.live.server_process import ServerProcess
 from jettison.workload.traces import TraceRow
 
 PROMPTS, OUTPUTS = (16, 160), (24, 120)
@@ -161,55 +153,35 @@ class _Crew:
         self._profile = profile
         longest = assemble(config).limits.max_model_len
         self._load = yardstick_load(num_instances, longest)
-        self._num_instances = num_instances
-        self._kv_tokens = NUM_REQUESTS * (PROMPTS[1] + OUTPUTS[1])
+        kv_tokens = NUM_REQUESTS * (PROMPTS[1] + OUTPUTS[1])
+        self._server = WatchedServer(config, num_instances, kv_tokens)
         # Of a decode, on average: longer answers count for more of them.
         rows = self._load.rows
         self._decode_context = round(
             sum(row.output_tokens * (row.input_tokens + row.output_tokens / 2) for row in rows)
             / sum(row.output_tokens for row in rows)
         )
-        self._prompt_seeds = itertools.count(1)
         self._exits = ExitStack()
-        self._url = ""
-        self._server_pid = 0
-        self._workers: list[int] = []
-        self._steps: list[Step] = []
 
     def __enter__(self) -> _Crew:
         with ExitStack() as exits:
-            folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="jettison-yardstick-")))
-            line = folder / "timeline.json.gz"
-            flags = serving_flags(self._config, self._kv_tokens)
-            flags |= {"instances": self._num_instances, "timeline": line}
-            server = ServerProcess(Path(self._config.model.model), flags, folder / "server.log")
-            exits.push(lambda kind, *_: self._read_line(line) if kind is None else None)  # after the server's end
-            exits.enter_context(server)
-            self._url, self._server_pid = server.url, server.pid
-            self._workers = workers_of(server.pid)
-            self._replay()  # once to warm up
+            exits.enter_context(self._server).replay(self._load)  # once to warm up
             self._exits = exits.pop_all()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._exits.__exit__(*error)
 
-    def _read_line(self, line: Path) -> None:
-        self._steps = read_steps(line)
-
-    def _replay(self) -> None:
-        replay(self._url, self._load, self._config, next(self._prompt_seeds))
-
     def serve(self) -> None:
         """The load once."""
-        self.layings[-1].append(watched(self._server_pid, self._workers, self._load, self._replay))
+        self.layings[-1].append(self._server.watch(self._load))
 
     def tallies(self) -> list[Tally]:
         """One of each laying."""
         return [self._tally(windows) for windows in self.layings]
 
     def _tally(self, windows: list[Window]) -> Tally:
-        steps = [step for window in windows for step in steps_of(window, self._steps)]
+        steps = [step for window in windows for step in steps_of(window, self._server.steps)]
         if not steps:
             raise JettisonError("the time line of a load for calibration has no steps")
         costs, threads = self._costs, self._config.num_threads
