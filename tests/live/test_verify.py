@@ -98,7 +98,10 @@ def test_tokens_outside_of_the_vocabulary_are_refused(model_dir: Path) -> None:
 
 
 @pytest.mark.skipif(not transformers_available(), reason="transformers makes the model")
-@pytest.mark.parametrize("event", ["restore + split", "drop again during restore", "chunked prefill"])
+@pytest.mark.parametrize(
+    "event",
+    ["restore + split", "drop again during restore", "chunked prefill", "chunked prefill, prompts first"],
+)
 def test_models_with_few_tokens_and_a_short_context(event: str, tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 

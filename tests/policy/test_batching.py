@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +19,7 @@ from jettison.policy.batching import (
     VictimRow,
     WaitingRow,
     plan_batch,
+    plan_prefill_first,
 )
 
 LIMITS = BatchLimits(max_num_tokens=100, max_num_seqs=8, watermark_blocks=0, block_size=4)
@@ -49,6 +50,43 @@ def view(
 
 def limits(**changes: int) -> BatchLimits:
     return LIMITS._replace(**changes)
+
+
+# --- prompts first
+
+
+def test_prompts_first_then_newcomers_then_decodes() -> None:
+    rows = [decode("a"), RunningRow("long", 60, 60, False), decode("b")]
+    plan = plan_prefill_first(view(rows, [waiting("new", 39)]), LIMITS)
+    assert plan.chunks == (Chunk("long", 60, 0), Chunk("a", 1, 0))  # and none is left for b
+    assert plan.admissions == (Admission("new", 39, 0),) and plan.head_blocked_by is None
+
+
+def test_decodes_stand_still_while_prompts_fill_the_budget() -> None:
+    plan = plan_prefill_first(view([decode("a"), decode("b")], [waiting("new", 150)]), LIMITS)
+    assert not plan.chunks and plan.admissions == (Admission("new", 100, 0),)
+
+
+def test_newcomers_leave_the_blocks_that_decodes_grow_by() -> None:
+    rows = [decode("a", 0), decode("b", 0), decode("c", 1)]
+    plan = plan_prefill_first(view(rows, [waiting("new", 8)], free=3), LIMITS)
+    assert [c.request_id for c in plan.chunks] == ["a", "b", "c"] and not plan.admissions and not plan.preemptions
+    assert plan.head_blocked_by is BlockedBy.MEMORY
+    plan = plan_prefill_first(view(rows, [waiting("new", 8)], free=4), LIMITS)
+    assert [c.request_id for c in plan.chunks] == ["a", "b", "c"] and [a.request_id for a in plan.admissions] == ["new"]
+
+
+def test_without_prompts_to_compute_the_youngest_gives_way_as_ever() -> None:
+    rows = [decode("a", 0), decode("b", 0), decode("c", 0), decode("d", 0)]
+    queue = [waiting("new", 8)]
+    plan = plan_prefill_first(view(rows, queue, free=0), LIMITS)
+    assert plan == plan_batch(view(rows, queue, free=0), LIMITS) and plan.preemptions == ("d", "c")
+
+
+def test_microbatches_share_prompts_and_decodes_together() -> None:
+    rows = [decode("a"), decode("b"), decode("c"), RunningRow("long", 9, 9, False)]
+    plan = plan_prefill_first(view(rows), limits(num_microbatches=2))
+    assert [c.request_id for c in plan.chunks] == ["long", "a"]
 
 
 # --- running requests
@@ -221,10 +259,13 @@ def views(draw: st.DrawFn) -> tuple[BatchView, BatchLimits, dict[str, int], list
 
 
 @settings(deadline=None, suppress_health_check=list(HealthCheck))
-@given(views())
-def test_no_plan_breaks_a_bound(drawn: tuple[BatchView, BatchLimits, dict[str, int], list[WaitingRow]]) -> None:
+@given(views(), st.sampled_from([plan_batch, plan_prefill_first]))
+def test_no_plan_breaks_a_bound(
+    drawn: tuple[BatchView, BatchLimits, dict[str, int], list[WaitingRow]],
+    planned: Callable[[BatchView, BatchLimits], BatchPlan],
+) -> None:
     the_view, bounds, reclaim, queue = drawn
-    plan = plan_batch(the_view, bounds)
+    plan = planned(the_view, bounds)
     rows = {row.request_id: row for row in the_view.running}
     num_tokens = sum(c.num_tokens for c in plan.chunks) + sum(a.num_tokens for a in plan.admissions)
     assert num_tokens <= bounds.max_num_tokens
@@ -249,7 +290,8 @@ def test_no_plan_breaks_a_bound(drawn: tuple[BatchView, BatchLimits, dict[str, i
     assert all(not rows[r].in_flight for r in plan.preemptions)
     if plan.preemptions and the_view.num_running > 1:
         assert the_view.running[0].request_id not in plan.preemptions or len(plan.preemptions) == len(rows)
-    if not scheduled and rows and the_view.num_running == len(rows) and not any(r.in_flight for r in rows.values()):
+    lone = the_view.num_running == len(rows) and not any(r.in_flight for r in rows.values())
+    if not scheduled and rows and lone and not plan.admissions:
         # Nothing runs and nothing is in flight: then all had to go, and the queue starts again from the oldest.
         assert len(plan.preemptions) == len(rows)
 

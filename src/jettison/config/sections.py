@@ -26,6 +26,7 @@ DType = Literal["auto", "float64", "float32", "bfloat16"]
 Kernels = Literal["auto", "native", "torch"]
 OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
 Lookahead = Literal["on", "off"]
+StepPriority = Literal["decode", "prefill"]
 Planner = Literal["throughput", "memory"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 Launcher = Literal["local"]
@@ -111,6 +112,9 @@ class SchedulerConfig:
     max_num_batched_tokens: int = config_key(512, int_from(1), "Token budget of one step.", metavar="N")
     admission_watermark: float = config_key(
         0.01, float_from(0.0, 0.9), "Part of the blocks kept free when a request is admitted.", metavar="FRACTION")
+    step_priority: StepPriority = config_key(
+        "decode", Choice(StepPriority), "Who gets a step's token budget first. decode: a long prompt holds up no "
+        "answer; prefill: first tokens come sooner, answers stand still while prompts fill the budget.")
     lookahead: Lookahead = config_key(
         "on", Switch(Lookahead), "In a pipeline, form microbatches of equal predicted time from all queued "
         "tokens. Only with --overload drop: baselines form theirs by token counts, whatever is said here.")

@@ -32,6 +32,7 @@ def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: It
         watermark=config.scheduler.admission_watermark,
         eos_token_ids=frozenset(eos_token_ids),
         enable_prefix_caching=config.memory.enable_prefix_caching,
+        prefill_first=config.scheduler.step_priority == "prefill",
         # Baselines form microbatches as their authors do: by token counts.
         lookahead=LookaheadParams(
             enabled=config.scheduler.lookahead == "on" and config.overload.policy == "drop",

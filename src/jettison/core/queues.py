@@ -31,6 +31,8 @@ class SchedulerLimits:
     eos_token_ids: frozenset[int] = frozenset()
     enable_prefix_caching: bool = True
     lookahead: LookaheadParams = field(default_factory=LookaheadParams)
+    prefill_first: bool = False
+    """Prompts take a step's token budget before decodes do (in pipelines without lookahead, too)."""
 
 
 @dataclass(slots=True)

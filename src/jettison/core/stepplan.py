@@ -19,6 +19,7 @@ from jettison.policy.batching import (
     VictimRow,
     WaitingRow,
     plan_batch,
+    plan_prefill_first,
 )
 from jettison.policy.lookahead import (
     HORIZON_MICROBATCHES,
@@ -56,7 +57,8 @@ class StepPlanner:
             plan = self._balanced_plan()
             if plan is not None:
                 return plan
-        return plan_batch(self.view(), self.limits())
+        planned = plan_prefill_first if group.limits.prefill_first else plan_batch
+        return planned(self.view(), self.limits())
 
     def note_applied(self) -> None:
         """The plan was applied: what is planned beyond it still holds, until something else happens."""

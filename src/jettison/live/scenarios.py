@@ -155,18 +155,24 @@ def blocks_for_all(setting: Setting, prompt: int) -> int:
     return -(-NUM_REQUESTS * (prompt + setting.num_output_tokens) // BLOCK_SIZE) + 16
 
 
-def chunked_prefill(setting: Setting) -> Outcome:
-    """Prompts longer than the token budget, mixed with decodes."""
-    flags = {"max_num_batched_tokens": 13, "max_num_seqs": 13}
-    with make_cluster(setting, num_blocks=blocks_for_all(setting, 60), **flags) as cluster:
-        prompts = make_prompts(setting, cluster, 30, 60)
-        submit(cluster, prompts, setting.num_output_tokens)
-        cluster.run()
-        steps = sum(g.counters.num_steps for g in cluster.core.groups.values())
-        # Each instance's first steps are filled to the budget; without chunks no prompt would have started.
-        happened = steps > 0 and all(len(p) > flags["max_num_batched_tokens"] for p in prompts)
-        evidence = f"prompts of 30 to 60 tokens in chunks of 13, {steps} steps"
-        return Outcome(observed(cluster, prompts), happened, evidence)
+def chunked_prefill(priority: str) -> Scenario:
+    """Prompts longer than the token budget; decodes beside them, or what prompts leave to decodes."""
+
+    def scenario(setting: Setting) -> Outcome:
+        flags = {"max_num_batched_tokens": 13, "max_num_seqs": 13}
+        with make_cluster(
+            setting, num_blocks=blocks_for_all(setting, 60), step_priority=priority, **flags
+        ) as cluster:
+            prompts = make_prompts(setting, cluster, 30, 60)
+            submit(cluster, prompts, setting.num_output_tokens)
+            cluster.run()
+            steps = sum(g.counters.num_steps for g in cluster.core.groups.values())
+            # Each instance's first steps are filled to the budget; without chunks no prompt would have started.
+            happened = steps > 0 and all(len(p) > flags["max_num_batched_tokens"] for p in prompts)
+            evidence = f"prompts of 30 to 60 tokens in chunks of 13, {steps} steps"
+            return Outcome(observed(cluster, prompts), happened, evidence)
+
+    return scenario
 
 
 def prefix_hit(setting: Setting) -> Outcome:
@@ -360,7 +366,8 @@ SENDING_MODES = (ExchangeMode.TRANSFER, ExchangeMode.LIVE)
 """Modes in which KV is on its way."""
 
 SCENARIOS: dict[str, Scenario] = {
-    "chunked prefill": chunked_prefill,
+    "chunked prefill": chunked_prefill("decode"),
+    "chunked prefill, prompts first": chunked_prefill("prefill"),
     "prefix hit": prefix_hit,
     "preempt and recompute": preempt_and_recompute,
     "swap out + in": swap_out_and_in,

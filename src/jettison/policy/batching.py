@@ -8,6 +8,8 @@ than the whole group has steps aside, and is first again as soon as the group ca
 block preempts the youngest running request that is not in flight, if it is younger than itself; if there is none it
 waits for what is in flight, and only where nothing is does it give itself up. So the oldest of several is never
 preempted, and the batch always progresses.
+
+Where prompts come first (``plan_prefill_first``) the same rules hold for what a step of them leaves to decodes.
 """
 
 from __future__ import annotations
@@ -199,6 +201,43 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
     else:
         blocked = BlockedBy.MEMORY
     return BatchPlan(view.version, tuple(preempted), tuple(chunks), tuple(admissions), blocked)
+
+
+def plan_prefill_first(view: BatchView, limits: BatchLimits) -> BatchPlan:
+    """The same with prompts before decodes, as schedulers have it that favour the time to the first token.
+
+    What is left of running prompts and what memory admits takes the token budget first, decodes get the rest: none, as
+    long as prompts fill it. The blocks that decodes grow by in this step are kept for them, so that nobody is admitted
+    at the price of a preemption; where there is no prompt to compute the step is ``plan_batch``'s.
+    """
+    decodes = [row for row in view.running if row.num_ready_tokens == 1]
+    prompts = [row for row in view.running if row.num_ready_tokens > 1]
+    growth = sum(row.num_free_slots < 1 for row in decodes)
+    first = plan_batch(
+        view._replace(
+            running=prompts, num_reserved_blocks=view.num_reserved_blocks + growth, victims=_nobody
+        ), limits,
+    )  # fmt: skip
+    if first.is_empty:
+        plan = plan_batch(view._replace(waiting=()), limits)
+        return plan if plan.preemptions else plan._replace(head_blocked_by=first.head_blocked_by)
+    budget = limits.max_num_tokens - sum(c.num_tokens for c in first.chunks)
+    budget -= sum(a.num_tokens for a in first.admissions)
+    if limits.num_microbatches > 1:
+        decodes = decodes[: max(0, -(-view.num_running // limits.num_microbatches) - len(first.chunks))]
+    if budget <= 0 or not decodes:
+        return first
+    free_blocks = growth if first.admissions else view.num_free_blocks - sum(c.num_new_blocks for c in first.chunks)
+    rest = plan_batch(
+        view._replace(
+            running=decodes, waiting=(), victims=_nobody, num_free_blocks=free_blocks, num_reserved_blocks=0
+        ), limits._replace(max_num_tokens=budget),
+    )  # fmt: skip
+    return first._replace(chunks=first.chunks + rest.chunks)
+
+
+def _nobody() -> Sequence[VictimRow]:
+    return ()
 
 
 def _reason_to_wait(row: WaitingRow, free_blocks: int, num_running: int, limits: BatchLimits) -> BlockedBy | None:

@@ -155,6 +155,7 @@ def _config(
             "block_size": setup.limits.block_size,
             "max_num_batched_tokens": setup.limits.max_num_batched_tokens,
             "max_num_seqs": setup.limits.max_num_seqs,
+            "step_priority": "prefill" if setup.limits.prefill_first else "decode",
             "link": str(link.link_class),
             "link_bytes_per_s": link.bytes_per_s,
             "link_latency_s": link.latency_s,
