@@ -20,7 +20,7 @@ POLICIES = ("drop", "recompute", "swap", "migrate", "pipeline")
 
 GOLDEN: dict[tuple[str, int], str] = {
     ("drop", 1047): "b3df0330dc7bb3a4",
-    ("drop", 1006): "f5266ca4f603bbbe",
+    ("drop", 1006): "1b10be533c8f6ba0",
     ("drop", 1030): "d015491858d6b729",
     ("drop", 1049): "3f61f5592ba047ae",
     ("drop", 1038): "dc9a6a1c8eb49057",

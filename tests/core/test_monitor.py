@@ -88,3 +88,25 @@ def test_a_surge_is_what_arrives_lately_over_what_usually_does() -> None:
     assert arriving(GroupMonitor(), group, [1] * 100) == pytest.approx(1.0)
     assert arriving(GroupMonitor(), group, [1] * 100 + [7] * 5) == pytest.approx(4.0 / 1.3, rel=0.05)
     assert arriving(GroupMonitor(), group, [0] * 30) is None
+
+
+def test_what_a_queue_got_is_known_once_memory_has_kept_it_out_for_a_while() -> None:
+    cluster = FakeCluster(
+        num_workers=1, full_blocks=24, seed=1, max_tokens=256, policy="recompute", prefix_caching=False
+    )
+    for i in range(2000):
+        cluster.submit(f"r{i}", [3] * 32, 12, at_ms=0.001 * i, ignore_eos=True)
+    (group,) = cluster.core.groups.values()
+    monitor = cluster.core.loads.monitor(group)
+
+    def admitted_per_s() -> float | None:
+        return monitor.load(group, StepTimeModel(), cluster.now).admitted_blocks_per_s
+
+    cluster.run(until_ms=1_500)
+    assert monitor.blocked_s(cluster.now) is not None and admitted_per_s() is None
+    cluster.run(until_ms=3_000)
+    before, began_ns, needs = len(group.waiting), cluster.now, group.blocks_for(32)
+    cluster.run(until_ms=5_000)
+    let_in = (before - len(group.waiting)) * needs / ((cluster.now - began_ns) / 1e9)
+    seen = admitted_per_s()
+    assert group.waiting and seen == pytest.approx(let_in, rel=0.1)

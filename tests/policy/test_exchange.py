@@ -33,9 +33,11 @@ def costs(rate: float | None = 1000.0, per_token: float | None = 0.1, step: floa
 
 
 def choose(
-    asked: StalledRequest, known: ExchangeCosts, ahead: int = 0, tokens_ahead: int = 0, waited_s: float = 0.0
+    asked: StalledRequest, known: ExchangeCosts, ahead: int = 0, tokens_ahead: int = 0, waited_s: float = 0.0,
+    num_others: int = 0,
 ) -> ExchangeMode | None:
-    return choose_exchange(asked, ExchangeQueue({LINK: ahead}, tokens_ahead, waited_s), known, ExchangeMode.AUTO)
+    queue = ExchangeQueue({LINK: ahead}, tokens_ahead, waited_s, num_others)
+    return choose_exchange(asked, queue, known, ExchangeMode.AUTO)
 
 
 @given(st.sampled_from(FIXED), st.integers(0, 10**9), st.sampled_from([None, 1.0, 1e9]))
@@ -64,6 +66,12 @@ def test_a_fast_link_transfers_and_a_slow_one_does_not() -> None:
     assert choose(request(), costs(rate=100.0)) is ExchangeMode.RECOMPUTE
     assert choose(request(), costs(rate=100.0, per_token=10.0)) is ExchangeMode.LIVE
     assert choose(request(can_run_live=False), costs(rate=100.0, per_token=10.0)) is ExchangeMode.TRANSFER
+
+
+def test_what_is_computed_again_holds_everybody_up() -> None:
+    slow = costs(rate=100.0)  # 10 s to send, 1 s to compute
+    assert choose(request(can_run_live=False), slow, num_others=8) is ExchangeMode.RECOMPUTE
+    assert choose(request(can_run_live=False), slow, num_others=9) is ExchangeMode.TRANSFER
 
 
 @given(

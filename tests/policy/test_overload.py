@@ -49,6 +49,8 @@ def test_memory_binds() -> None:
         ({"merged_compute_load": 1.5, "separate_compute_load": 1.4}, "a pipeline could not keep up"),
         ({"merged_compute_load": 1.01, "separate_compute_load": 0.9, "surge": 9.0}, "a pipeline could not keep up"),
         ({"prefill_fill": 0.6}, "compute binds"),
+        ({"freed_blocks_per_s": 400.0, "admitted_blocks_per_s": 70.0}, "predicted gain too small"),
+        ({"freed_blocks_per_s": 400.0, "admitted_blocks_per_s": 62.0}, "compute binds"),
     ],
 )
 def test_each_reason_not_to_drop(changes: dict[str, float], reason: str) -> None:
@@ -69,6 +71,8 @@ def test_each_reason_not_to_drop(changes: dict[str, float], reason: str) -> None
         {"merged_compute_load": 1.5, "separate_compute_load": 1.5},  # small batches cost as much as bubbles
         {"head_need_blocks": 101, "prefill_tokens_per_s": 1.0},  # only a merged group could ever take it
         {"prefill_tokens_per_s": 1000 / 1.3},
+        {"freed_blocks_per_s": 400.0, "admitted_blocks_per_s": 59.0},  # seen: 0.76 s for 45 blocks
+        {"freed_blocks_per_s": 400.0, "admitted_blocks_per_s": 0.0},
         {"freed_blocks_per_s": None},
         {"freed_blocks_per_s": 0.0},
         {"freed_blocks_per_s": -30.0},

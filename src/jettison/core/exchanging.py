@@ -316,7 +316,10 @@ class Exchange:
         )
         before = sum(s.num_tokens for s in group.waiting if s.order < state.order)
         waited_s = (now_ns - self._started_ns) / NANOSECONDS
-        queue = ExchangeQueue(self._queued_bytes, before + sum(s.num_computed for s in given_up), waited_s)
+        num_others = len(group.running) + len(group.moving) + len(group.waiting) - 1
+        queue = ExchangeQueue(
+            self._queued_bytes, before + sum(s.num_computed for s in given_up), waited_s, max(0, num_others)
+        )
         return choose_exchange(request, queue, cluster.exchange_costs(group), cluster.exchange_mode)
 
     def _start(

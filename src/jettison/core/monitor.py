@@ -314,7 +314,15 @@ class GroupMonitor:
             prefill_fill=self.prefill_fill,
             unfinished_prefill_tokens=unfinished,
             surge=self._surge(),
+            admitted_blocks_per_s=self._admitted_per_s(group, rates, blocked_s),
         )
+
+    def _admitted_per_s(self, group: GroupCore, rates: BlockRates | None, blocked_s: float | None) -> float | None:
+        """What a queue that memory has kept out over the whole window got; where nobody was let in, as if its head were
+        now."""
+        if rates is None or blocked_s is None or blocked_s * NANOSECONDS < WINDOW_NS:
+            return None
+        return max(rates.used + rates.freed, self.head_need_blocks(group) / blocked_s)
 
     def _surge(self) -> float | None:
         lately, usually = self._arrived_per_s(SURGE_WINDOW_NS), self._arrived_per_s(TRAFFIC_WINDOW_NS)

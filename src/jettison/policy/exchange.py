@@ -2,7 +2,8 @@
 
 Pure. KunServe v3 sends (section 4.2), v1 attends remotely meanwhile; choosing for each request by predicted cost is
 our own: a short request on a slow link is cheaper to prefill again, and on a fast one it is not worth the round trips
-of remote attention. Costs are in seconds of progress that the request loses.
+of remote attention. Costs are in seconds of progress that requests lose: the request itself, and where it is computed
+again, all others of the group, whose steps its prefill takes.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class ExchangeQueue(NamedTuple):
     num_recompute_tokens: int
     waited_s: float = 0.0
     """Since the exchange began."""
+    num_others: int = 0
+    """Requests of the group that run, wait or are stalled, besides the one in question."""
 
 
 def choose_exchange(
@@ -87,8 +90,9 @@ def choose_exchange(
         return ExchangeMode.LIVE if is_slow and request.can_run_live else None
     lost = {ExchangeMode.TRANSFER: transfer_s}
     recompute_s = costs.recompute_s(queue.num_recompute_tokens + request.num_tokens)
-    if recompute_s is not None:
-        lost[ExchangeMode.RECOMPUTE] = recompute_s
+    alone_s = costs.recompute_s(request.num_tokens)
+    if recompute_s is not None and alone_s is not None:
+        lost[ExchangeMode.RECOMPUTE] = recompute_s + queue.num_others * alone_s
     if request.can_run_live and costs.step_s is not None and transfer_s > LIVE_FROM_STEPS * costs.step_s:
         live_step_s = costs.step_s + request.num_remote_layers * costs.round_trip_s
         # Urgent: tails wait for no other KV, but for each other, which is little.

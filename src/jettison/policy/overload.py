@@ -10,6 +10,7 @@ endless queue.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,6 +64,8 @@ class GroupLoad(NamedTuple):
     admitted_share: float = 1.0
     """Of the blocks that a request gives back, those that it was admitted with; the others it took as it grew.
     In a burst memory stays full, and what runs takes as much again of all that comes free before the queue gets any."""
+    admitted_blocks_per_s: float | None = None
+    """What the queue was given lately; None = not known, or memory has not kept it out all the while."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +145,10 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         memory_wait_s = max(0, missing) / load.freed_blocks_per_s
         if is_burst(load, params, if_unknown=False):
             memory_wait_s /= max(load.admitted_share, LEAST_ADMITTED_SHARE)
+    if load.admitted_blocks_per_s is not None:
+        # Seen, and not predicted: what runs grows by as much as comes free, for as long as memory is full.
+        seen_s = load.queue_need_blocks / load.admitted_blocks_per_s if load.admitted_blocks_per_s > 0.0 else math.inf
+        memory_wait_s = max(memory_wait_s, seen_s)
     if load.prefill_tokens_per_s is None or load.prefill_tokens_per_s <= 0.0:
         compute_wait_s = 0.0
     else:
