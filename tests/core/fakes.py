@@ -169,6 +169,7 @@ class FakeCluster:
         prefix_caching: bool = True, shard_bytes: int = SHARD_BYTES, max_model_len: int = 10_000,
         faults: Faults | None = None, eager: bool = False, host_slots: int = 64, swap_budget: int | None = 4,
         migrate_threshold: float = 3.0, exchange: str = "auto", horizon_s: float = 0.0,
+        prefill_first: bool = False,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -176,7 +177,8 @@ class FakeCluster:
         self.faults = faults or Faults()
         self.fault_rng = random.Random(seed + 1)
         limits = SchedulerLimits(
-            BLOCK_SIZE, max_tokens, max_seqs, max_model_len, 0.01, frozenset({EOS}), prefix_caching
+            BLOCK_SIZE, max_tokens, max_seqs, max_model_len, 0.01, frozenset({EOS}), prefix_caching,
+            prefill_first=prefill_first,
         )
         params = ClusterParams(
             overload_policy=policy, auto_restore=auto_restore,  # type: ignore[arg-type]

@@ -52,6 +52,7 @@ class Cluster:
     prefix_caching: bool
     exchange: str
     horizon_s: float
+    prefill_first: bool
 
 
 ASKED = st.builds(
@@ -82,6 +83,7 @@ CLUSTER = st.builds(
     prefix_caching=st.sampled_from([True, True, False]),
     exchange=st.sampled_from(["live", "live", "auto", "transfer", "recompute"]),
     horizon_s=st.sampled_from([0.0, 0.0, 1.0]),
+    prefill_first=st.sampled_from([False, False, True]),
 )
 RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
 FAULTS = st.one_of(
@@ -99,7 +101,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
         max_tokens=cluster.max_tokens, prefix_caching=cluster.prefix_caching, shard_bytes=cluster.shard_bytes,
         faults=faults, eager=cluster.eager, host_slots=(0, 8, 64, 500)[cluster.seed % 4],
         swap_budget=(1, 4, None)[cluster.seed % 3], migrate_threshold=(1.0, 3.0, 8.0)[cluster.seed % 3],
-        exchange=cluster.exchange, horizon_s=cluster.horizon_s,
+        exchange=cluster.exchange, horizon_s=cluster.horizon_s, prefill_first=cluster.prefill_first,
     )
     rng = random.Random(cluster.seed)
     shared = [rng.randrange(1, 60) for _ in range(16)]

@@ -6,7 +6,7 @@ import pytest
 from fakes import FakeCluster
 
 from jettison.core.group import GroupCore
-from jettison.core.monitor import GroupMonitor, TrafficMonitor
+from jettison.core.monitor import BlockRates, GroupMonitor, TrafficMonitor
 from jettison.cost.steptime import StepTimeModel
 
 
@@ -90,23 +90,43 @@ def test_a_surge_is_what_arrives_lately_over_what_usually_does() -> None:
     assert arriving(GroupMonitor(), group, [0] * 30) is None
 
 
-def test_what_a_queue_got_is_known_once_memory_has_kept_it_out_for_a_while() -> None:
+def queue_behind_full_memory(num_output: int, prompt: int = 32) -> FakeCluster:
+    """One instance, and far more requests than it can hold."""
     cluster = FakeCluster(
         num_workers=1, full_blocks=24, seed=1, max_tokens=256, policy="recompute", prefix_caching=False
     )
     for i in range(2000):
-        cluster.submit(f"r{i}", [3] * 32, 12, at_ms=0.001 * i, ignore_eos=True)
+        cluster.submit(f"r{i}", [3] * prompt, num_output, at_ms=0.001 * i, ignore_eos=True)
+    return cluster
+
+
+def let_in_per_s(cluster: FakeCluster) -> float | None:
     (group,) = cluster.core.groups.values()
-    monitor = cluster.core.loads.monitor(group)
+    return cluster.core.loads.monitor(group).load(group, StepTimeModel(), cluster.now).admitted_blocks_per_s
 
-    def admitted_per_s() -> float | None:
-        return monitor.load(group, StepTimeModel(), cluster.now).admitted_blocks_per_s
 
-    cluster.run(until_ms=1_500)
-    assert monitor.blocked_s(cluster.now) is not None and admitted_per_s() is None
+def test_what_a_queue_got_is_known_once_memory_has_kept_it_out_for_a_while() -> None:
+    cluster = queue_behind_full_memory(12)
+    (group,) = cluster.core.groups.values()
+    cluster.run(until_ms=2_000)
+    assert cluster.core.loads.monitor(group).blocked_s(cluster.now) is not None and let_in_per_s(cluster) is None
     cluster.run(until_ms=3_000)
-    before, began_ns, needs = len(group.waiting), cluster.now, group.blocks_for(32)
+    before, began_ns = len(group.waiting), cluster.now
     cluster.run(until_ms=5_000)
-    let_in = (before - len(group.waiting)) * needs / ((cluster.now - began_ns) / 1e9)
-    seen = admitted_per_s()
-    assert group.waiting and seen == pytest.approx(let_in, rel=0.1)
+    let_in = (before - len(group.waiting)) * group.blocks_for(32) / ((cluster.now - began_ns) / 1e9)
+    assert group.waiting and let_in_per_s(cluster) == pytest.approx(let_in, rel=0.1)
+
+
+def test_a_queue_that_got_nothing_counts_as_if_its_head_were_let_in_now() -> None:
+    cluster = queue_behind_full_memory(9_000, prompt=60)  # the first one takes what there is, and goes on for long
+    (group,) = cluster.core.groups.values()
+    cluster.run(until_ms=20)
+    for state in list(group.running.values())[1:]:
+        cluster.core.groups[group.group_id].preempt(state)
+    need = cluster.core.loads.monitor(group).head_need_blocks(group)
+    assert need > 0
+    rates = BlockRates(0.0, 0.0, 0.0, 0.0, 0.0, let_in=-5.0)
+    monitor = cluster.core.loads.monitor(group)
+    assert monitor._admitted_per_s(group, rates, 60.0) == need / 2.0
+    assert monitor._admitted_per_s(group, rates._replace(let_in=100.0), 60.0) == 100.0
+    assert monitor._admitted_per_s(group, rates, 2.4) is None and monitor._admitted_per_s(group, None, 60.0) is None

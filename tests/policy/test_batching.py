@@ -83,6 +83,18 @@ def test_without_prompts_to_compute_the_youngest_gives_way_as_ever() -> None:
     assert plan == plan_batch(view(rows, queue, free=0), LIMITS) and plan.preemptions == ("d", "c")
 
 
+def test_the_last_token_of_a_prompt_comes_first_and_a_decode_does_not() -> None:
+    rows = [decode("a"), RunningRow("last", 1, 1, False, awaits_first=True)]
+    plan = plan_prefill_first(view(rows, [waiting("new", 99)]), LIMITS)
+    assert plan.chunks == (Chunk("last", 1, 0),) and plan.admissions == (Admission("new", 99, 0),)
+
+
+def test_prompts_and_decodes_have_the_places_of_one_step() -> None:
+    rows = [decode(name) for name in "abcdefghij"] + [RunningRow("long", 9, 9, False)]
+    plan = plan_prefill_first(view(rows), LIMITS)
+    assert [c.request_id for c in plan.chunks] == ["long", *"abcdefg"]
+
+
 def test_microbatches_share_prompts_and_decodes_together() -> None:
     rows = [decode("a"), decode("b"), decode("c"), RunningRow("long", 9, 9, False)]
     plan = plan_prefill_first(view(rows), limits(num_microbatches=2))
@@ -239,7 +251,7 @@ def test_as_many_microbatches_as_stages_hold_every_running_request() -> None:
 def views(draw: st.DrawFn) -> tuple[BatchView, BatchLimits, dict[str, int], list[WaitingRow]]:
     num = draw(st.integers(0, 12))
     running = [
-        RunningRow(f"r{i}", ready, draw(st.integers(0, 8)), draw(st.booleans()))
+        RunningRow(f"r{i}", ready, draw(st.integers(0, 8)), draw(st.booleans()), draw(st.booleans()))
         for i, ready in enumerate(draw(st.lists(st.one_of(st.just(1), st.integers(1, 60)), min_size=num, max_size=num)))
     ]
     queue = [
@@ -285,13 +297,27 @@ def test_no_plan_breaks_a_bound(
         assert the_view.num_running + len(plan.admissions) <= bounds.max_num_seqs
     assert [a.request_id for a in plan.admissions] == [w.request_id for w in queue[: len(plan.admissions)]]
 
+    assert len(plan.chunks) + len(plan.admissions) <= max(bounds.max_num_seqs, the_view.num_running)
+    share = -(-the_view.num_running // bounds.num_microbatches)
+    assert len(plan.chunks) <= (bounds.max_num_seqs if bounds.num_microbatches == 1 else max(1, share))
+    if planned is plan_prefill_first and not plan.preemptions:
+        waiting_first = [row for row in the_view.running if row.num_ready_tokens > 1 or row.awaits_first]
+        left_out = [row for row in waiting_first if row.num_free_slots >= row.num_ready_tokens]
+        left_out = [row for row in left_out if row.request_id not in {c.request_id for c in plan.chunks}]
+        decoding = {r.request_id for r in the_view.running} - {r.request_id for r in waiting_first}
+        if left_out and decoding & {c.request_id for c in plan.chunks}:
+            cap = bounds.max_num_seqs
+            if bounds.num_microbatches > 1:
+                cap = max(1, -(-the_view.num_running // bounds.num_microbatches))
+            assert len(plan.chunks) - len(decoding & {c.request_id for c in plan.chunks}) >= cap, "prompts come first"
+
     scheduled = {c.request_id for c in plan.chunks}
     assert len(scheduled) == len(plan.chunks) and not scheduled & set(plan.preemptions)
     assert all(not rows[r].in_flight for r in plan.preemptions)
     if plan.preemptions and the_view.num_running > 1:
         assert the_view.running[0].request_id not in plan.preemptions or len(plan.preemptions) == len(rows)
     lone = the_view.num_running == len(rows) and not any(r.in_flight for r in rows.values())
-    if not scheduled and rows and lone and not plan.admissions:
+    if not scheduled and rows and lone and (planned is plan_batch or not plan.admissions):
         # Nothing runs and nothing is in flight: then all had to go, and the queue starts again from the oldest.
         assert len(plan.preemptions) == len(rows)
 

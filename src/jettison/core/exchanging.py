@@ -316,7 +316,8 @@ class Exchange:
         )
         before = sum(s.num_tokens for s in group.waiting if s.order < state.order)
         waited_s = (now_ns - self._started_ns) / NANOSECONDS
-        num_others = len(group.running) + len(group.moving) + len(group.waiting) - 1
+        behind = sum(s.order > state.order for s in group.waiting)
+        num_others = len(group.running) + len(group.moving) + behind - 1
         queue = ExchangeQueue(
             self._queued_bytes, before + sum(s.num_computed for s in given_up), waited_s, max(0, num_others)
         )

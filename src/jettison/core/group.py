@@ -174,6 +174,7 @@ class GroupCore(GroupQueues):
     def _admit(self, state: RequestState, num_cached_tokens: int, now_ns: int) -> None:
         assert not self.ledgers[0].has(state.request_id), f"{state} has blocks already"
         total = self.blocks_for(state.num_tokens)
+        self.counters.num_queue_blocks += total
         num_cached_blocks = 0
         if num_cached_tokens:
             hashes = state.hashes[: num_cached_tokens // self.limits.block_size]

@@ -14,8 +14,12 @@ from jettison.policy.computeload import Traffic
 from jettison.policy.overload import GroupLoad
 from jettison.types import NANOSECONDS
 
-WINDOW_NS = 2 * NANOSECONDS
+WINDOW_S = 2
+WINDOW_NS = WINDOW_S * NANOSECONDS
 """Rates are means over about this long: several ending requests, and short against a burst."""
+
+WINDOW_SPAN = 1.25
+"""The window may begin a tick earlier than that, and end a tick ago: as far back as this many times its length."""
 
 MAX_DOUBLINGS = 7
 """Of the dwell time of a group whose moves fail."""
@@ -134,6 +138,8 @@ class BlockRates(NamedTuple):
     """Of those, and taken by running requests beyond their admission."""
     used: float
     """Change of what is held."""
+    let_in: float
+    """Of the queue's need, what was let in, less what was preempted and waits again."""
 
 
 @dataclass(slots=True)
@@ -160,7 +166,7 @@ class GroupMonitor:
     """Number of the tick that comes after the last plan that could not relieve it."""
     _last_news_ns: int | None = None
     _totals: Totals | None = None
-    """Blocks freed, grown, arrived and held, since they were first noted."""
+    """Blocks freed, grown, arrived, held and let in, since they were first noted."""
 
     def note_drowning(self, drowns: bool, now_ns: int) -> float:
         """Follow for how long compute has bound a pipeline; in seconds."""
@@ -196,7 +202,10 @@ class GroupMonitor:
     def note_totals(self, group: GroupCore) -> None:
         """Follow the group's totals (after every event that touched it): the next tick sees them."""
         counters = group.counters
-        totals = (counters.num_freed_blocks, counters.num_grown_blocks, self.num_arrived_blocks, group.used_blocks)
+        totals = (
+            counters.num_freed_blocks, counters.num_grown_blocks, self.num_arrived_blocks, group.used_blocks,
+            counters.num_queue_blocks,
+        )  # fmt: skip
         if self._totals is None:
             self._totals = Totals(self.ticks, *totals)
         else:
@@ -211,7 +220,7 @@ class GroupMonitor:
             missing = late - index
             self._totals.note_since(
                 self.ticks.number_at(time_ns), counters.num_freed_blocks, counters.num_grown_blocks - missing,
-                self.num_arrived_blocks, group.used_blocks - missing,
+                self.num_arrived_blocks, group.used_blocks - missing, counters.num_queue_blocks,
             )
 
     def rates(self) -> BlockRates | None:
@@ -219,8 +228,8 @@ class GroupMonitor:
         changes = None if self._totals is None else self._totals.changes(WINDOW_NS)
         if changes is None:
             return None
-        (freed, grown, arrived, used), duration_ns = changes
-        blocks = (freed - grown, freed, arrived, arrived + grown, used)
+        (freed, grown, arrived, used, let_in), duration_ns = changes
+        blocks = (freed - grown, freed, arrived, arrived + grown, used, let_in)
         return BlockRates(*(per_s(change, duration_ns) for change in blocks))
 
     def note_verdict(self, overloaded: bool, declines: bool, now_ns: int) -> float:
@@ -292,7 +301,10 @@ class GroupMonitor:
     ) -> GroupLoad:
         """The group as the overload policy sees it."""
         unfinished = group.unfinished_tokens()
-        kv_tokens = group.used_blocks * group.limits.block_size
+        # Beside a step's prompts; where those come first it has room for nothing else.
+        num_decodes, kv_tokens = len(group.running), group.used_blocks * group.limits.block_size
+        if group.limits.prefill_first and len(group.stages) == 1:
+            num_decodes = kv_tokens = 0
         rates, blocked_s = self.rates(), self.blocked_s(now_ns)
         return GroupLoad(
             group.group_id,
@@ -306,7 +318,7 @@ class GroupMonitor:
             self._freed_per_s(group, rates, mean_stay_s, now_ns),
             group.queued_tokens() + unfinished,
             steptime.prefill_tokens_per_s(
-                group.limits.max_num_batched_tokens, len(group.running), kv_tokens, len(group.stages)
+                group.limits.max_num_batched_tokens, num_decodes, kv_tokens, len(group.stages)
             ),
             None if rates is None else rates.demanded,
             None if rates is None else rates.released,
@@ -318,11 +330,11 @@ class GroupMonitor:
         )
 
     def _admitted_per_s(self, group: GroupCore, rates: BlockRates | None, blocked_s: float | None) -> float | None:
-        """What a queue that memory has kept out over the whole window got; where nobody was let in, as if its head were
+        """What a queue got that memory has kept out over the whole window; where nobody was let in, as if its head were
         now."""
-        if rates is None or blocked_s is None or blocked_s * NANOSECONDS < WINDOW_NS:
+        if rates is None or blocked_s is None or blocked_s < WINDOW_SPAN * WINDOW_S:
             return None
-        return max(rates.used + rates.freed, self.head_need_blocks(group) / blocked_s)
+        return max(rates.let_in, self.head_need_blocks(group) / WINDOW_S)
 
     def _surge(self) -> float | None:
         lately, usually = self._arrived_per_s(SURGE_WINDOW_NS), self._arrived_per_s(TRAFFIC_WINDOW_NS)
@@ -332,5 +344,5 @@ class GroupMonitor:
         changes = None if self._totals is None else self._totals.changes(window_ns)
         if changes is None:
             return None
-        (_, _, num_blocks, _), duration_ns = changes
+        (_, _, num_blocks, *_), duration_ns = changes
         return per_s(num_blocks, duration_ns)

@@ -49,6 +49,8 @@ class GroupCounters:
     """Blocks given back by ended requests, each counted once (one stage)."""
     num_grown_blocks: int = 0
     """Blocks that running requests took beyond their admission."""
+    num_queue_blocks: int = 0
+    """Blocks of requests that were let in, cached ones included, less those of preempted ones that wait again."""
 
 
 @dataclass(slots=True)
@@ -350,6 +352,7 @@ class GroupQueues:
             if ledger.has(state.request_id):
                 ledger.release(state.request_id)
         self.counters.num_preemptions += 1
+        self.counters.num_queue_blocks -= self.blocks_for(state.num_tokens)
         self.counters.num_recomputed_tokens += state.num_computed
         state.num_preemptions += 1
         state.num_computed = 0

@@ -139,7 +139,7 @@ class StepPlanner:
             if ready <= 0 or state.paused or state.recompute or state.ending is not None:
                 continue
             room = len(tables[request_id].ids) * block_size - scheduled
-            rows.append(RunningRow(request_id, ready, room, state.num_pending > 0))
+            rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, not state.num_output))
         num_allocatable = group.num_allocatable_blocks
         return BatchView(
             group.version, rows, len(group.running), self._waiting_rows(), self._victims, num_allocatable,

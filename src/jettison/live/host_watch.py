@@ -96,7 +96,8 @@ class WatchedServer:
         self._exits.__exit__(*error)
 
     def close(self) -> None:
-        """End the server, which then writes its time line. Idempotent. Raises JettisonError if that is not whole."""
+        """End the server, which then writes its time line. Idempotent. Raises JettisonError if that is not whole,
+        OSError if there is none."""
         self._exits.close()
 
     def _read_line(self, line: Path) -> None:
@@ -104,9 +105,9 @@ class WatchedServer:
 
     @property
     def process(self) -> ServerProcess:
-        """While it runs. Raises JettisonError."""
+        """What runs, or has run. Raises JettisonError before."""
         if self._server is None:
-            raise JettisonError("the server is not running")
+            raise JettisonError("the server has not been started")
         return self._server
 
     def replay(self, load: Load) -> None:
@@ -132,6 +133,7 @@ def serving_flags(config: EngineConfig, kv_tokens: int) -> dict[str, object]:
         "kernels": config.model.kernels, "block_size": config.memory.block_size, "page_size": config.memory.page_bytes,
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
         "max_num_seqs": config.scheduler.max_num_seqs, "max_num_queued_reqs": "none",
+        "step_priority": config.scheduler.step_priority,
         "memory": assembly.memory_for_blocks(blocks), "overload": "recompute", "profile": config.profile,
     }  # fmt: skip
 

@@ -63,11 +63,17 @@ class ServerProcess:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
             )
+        try:
+            self._await(self._process, timeout_s)
+        except BaseException:  # it is in a session of its own, and would stay
+            self.close()
+            raise
+
+    def _await(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while not self.is_ready():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                code = self._process.poll()
-                self.close()
+            if process.poll() is not None or time.monotonic() > deadline:
+                code = process.poll()
                 tail = self._log_path.read_text(errors="replace")[-2000:]
                 raise JettisonError(f"the server did not come up (exit code {code}):\n{tail}")
             time.sleep(0.1)

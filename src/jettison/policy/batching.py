@@ -40,6 +40,8 @@ class RunningRow(NamedTuple):
     """Tokens that fit into blocks already held."""
     in_flight: bool
     """Part of it is in an unfinished step: it may be given more prefill, but not be preempted."""
+    awaits_first: bool = False
+    """It has not produced a token yet."""
 
 
 class WaitingRow(NamedTuple):
@@ -155,7 +157,7 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
     for row in rows:
         if budget <= 0 or len(chunks) >= max_rows:
             break
-        request_id, num_ready, num_free_slots, _ = row
+        request_id, num_ready, num_free_slots = row[:3]
         if request_id in gone:
             continue
         num_tokens = num_ready if num_ready <= budget else budget
@@ -210,8 +212,8 @@ def plan_prefill_first(view: BatchView, limits: BatchLimits) -> BatchPlan:
     long as prompts fill it. The blocks that decodes grow by in this step are kept for them, so that nobody is admitted
     at the price of a preemption; where there is no prompt to compute the step is ``plan_batch``'s.
     """
-    decodes = [row for row in view.running if row.num_ready_tokens == 1]
-    prompts = [row for row in view.running if row.num_ready_tokens > 1]
+    prompts = [row for row in view.running if row.awaits_first or row.num_ready_tokens > 1]
+    decodes = [row for row in view.running if not row.awaits_first and row.num_ready_tokens == 1]
     growth = sum(row.num_free_slots < 1 for row in decodes)
     first = plan_batch(
         view._replace(
@@ -223,15 +225,17 @@ def plan_prefill_first(view: BatchView, limits: BatchLimits) -> BatchPlan:
         return plan if plan.preemptions else plan._replace(head_blocked_by=first.head_blocked_by)
     budget = limits.max_num_tokens - sum(c.num_tokens for c in first.chunks)
     budget -= sum(a.num_tokens for a in first.admissions)
+    max_rows = limits.max_num_seqs
     if limits.num_microbatches > 1:
-        decodes = decodes[: max(0, -(-view.num_running // limits.num_microbatches) - len(first.chunks))]
-    if budget <= 0 or not decodes:
+        max_rows = -(-view.num_running // limits.num_microbatches)
+    places = max_rows - len(first.chunks) - len(first.admissions)
+    if budget <= 0 or places <= 0 or not decodes:
         return first
     free_blocks = growth if first.admissions else view.num_free_blocks - sum(c.num_new_blocks for c in first.chunks)
     rest = plan_batch(
         view._replace(
             running=decodes, waiting=(), victims=_nobody, num_free_blocks=free_blocks, num_reserved_blocks=0
-        ), limits._replace(max_num_tokens=budget),
+        ), limits._replace(max_num_tokens=budget, max_num_seqs=places, num_microbatches=1),
     )  # fmt: skip
     return first._replace(chunks=first.chunks + rest.chunks)
 

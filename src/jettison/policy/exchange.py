@@ -3,7 +3,8 @@
 Pure. KunServe v3 sends (section 4.2), v1 attends remotely meanwhile; choosing for each request by predicted cost is
 our own: a short request on a slow link is cheaper to prefill again, and on a fast one it is not worth the round trips
 of remote attention. Costs are in seconds of progress that requests lose: the request itself, and where it is computed
-again, all others of the group, whose steps its prefill takes.
+again, all others of the group, whose steps its prefill takes. (What a transfer costs those behind it on the link, and
+remote attention the rows beside it, is counted with them: each has its own wait.)
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class ExchangeQueue(NamedTuple):
     waited_s: float = 0.0
     """Since the exchange began."""
     num_others: int = 0
-    """Requests of the group that run, wait or are stalled, besides the one in question."""
+    """Requests of the group that run, are stalled or wait behind the one in question."""
 
 
 def choose_exchange(

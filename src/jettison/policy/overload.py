@@ -164,15 +164,16 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
     if missing_soon > 0 and load.foreseen_s >= params.min_foreseen_s:
         # Long before the queue is there: what would have to wait for memory a second from now, and how long.
         release = expected_release_per_s(load)
-        memory_wait_s = missing_soon / release if release else float("inf")
+        missing_s = missing_soon / release if release else float("inf")
         # What arrives until then has to be computed, too: a burst of long prompts binds both.
         compute_soon_s = max(0.0, compute_wait_s + arriving_compute_s(load, params) - params.horizon_s)
         if (
-            memory_wait_s - compute_soon_s >= params.surge_gain_s
-            and memory_wait_s >= params.min_gain_ratio * compute_soon_s
+            missing_s - compute_soon_s >= params.surge_gain_s
+            and missing_s >= params.min_gain_ratio * compute_soon_s
             and load.prefill_fill <= params.max_prefill_fill
             and not cannot_keep_up(load, params)
         ):
+            memory_wait_s = missing_s
             return verdict(True, "memory will bind")
     blocked_s = load.head_blocked_s if load.head_blocked_by_memory else None
     reason = why_queue_is_no_reason(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jettison.report.results import METRIC_DEFINITIONS
+from jettison.report.results import METRIC_DEFINITIONS, RunResult
 from jettison.report.summary import fairness_rows
 from jettison.simulate.reproduce.specs import Results
 
@@ -18,9 +18,17 @@ def conditions(results: Results, run_name: str) -> list[tuple[str, str]]:
     spec = results.spec
     run = results.one(run_name)
     rows = [("cluster", spec.machine.name), *fairness_rows(run), ("load rule", load_rule(results))]
+    rows.append(("steps", step_rule(run)))
     rows += [("seeds", ", ".join(str(seed) for seed in spec.parsed.seeds)), ("step times", CALIBRATION)]
     rows += [(name, METRIC_DEFINITIONS[name]) for name in SHOWN_METRICS]
     return rows
+
+
+def step_rule(run: RunResult) -> str:
+    """Who comes first in a step, and how many tokens it has."""
+    cluster = run.config["cluster"]
+    first = "prompts" if cluster["step_priority"] == "prefill" else "decodes"
+    return f"{first} first, {cluster['max_num_batched_tokens']:,} tokens a step"
 
 
 def load_rule(results: Results) -> str:

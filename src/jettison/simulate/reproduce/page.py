@@ -32,7 +32,16 @@ the data sets' published statistics (docs/workloads.md). The load rule is one fo
 KV demand, with memory to spare, is 0.56 of the undropped capacity (v1: 0.5, or as its sweep says). Where fewer
 instances than the papers' serve, so that all of it takes minutes, the conditions say so.
 
-`drop` is the policy as it is shipped. It does not drop where its cost model finds that compute binds. `drop without
+What a step takes first decides whether a burst meets the limit of compute or of memory first. In v3's bursts prompts
+come before decodes, within 4,096 tokens a step (`step_priority: prefill`), for every system alike. So it is in the
+engine that v3's authors have published (SJTU-IPADS/kunserve: "prefill-first" in `kunserve/colocated_scheduler.py`, the
+default of `--chunked-prefill-budget` in `kunserve/kunserve_config.py`), and so vLLM 0.6.3 does unless told to chunk
+prompts. A burst then slows decodes down and requests stay longer; with decodes first it makes first tokens late.
+kunserve-fig13 says what either comes to. Merged groups that look ahead (`drop`) mix prompts and decodes by cost, and
+do not put prompts first. v1's figures, and those without a burst, have decodes first, within 2,048 tokens.
+
+`drop` is the policy as it is shipped. It does not drop where its cost model finds that compute binds, and not before it
+predicts a wait for memory, or has seen one for two seconds. `drop without
 compute guard` is KunServe's own trigger: load above capacity with requests waiting. `memory to spare` is recompute
 with eight times the KV memory: what memory alone could give.
 

@@ -11,9 +11,6 @@ from jettison.report.results import RunResult, percentile
 from jettison.simulate.reproduce.measures import mean_load, mean_of, ttft, values
 from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Results
 
-CHUNK = 2048
-"""Tokens of the prefill steps by which memory is filled here."""
-
 ENDLESS_BATCH = 4096
 """Requests in a decode step of which each costs what its own KV and rows cost, the weights next to nothing."""
 
@@ -61,7 +58,8 @@ def balance(found: Mapping[str, Results], system: str = "recompute") -> str:
         machine = results.spec.machine
         stay_s = mean_of(results.runs[system], mean_stay_s)
         load = mean_of(results.runs[system], mean_load)
-        fill_s = machine.kv_tokens * machine.profile.cost.batch_cost_s([ChunkShape(0, CHUNK)]) / CHUNK
+        budget = token_budget(results)
+        fill_s = machine.kv_tokens * machine.profile.cost.batch_cost_s([ChunkShape(0, budget)]) / budget
         if stay_s and load:
             parts.append(
                 f"{workload}: {fill_s:.0f} s to fill an instance's KV by prefill alone, {stay_s:.0f} s from first to "
@@ -70,11 +68,16 @@ def balance(found: Mapping[str, Results], system: str = "recompute") -> str:
             )
     return (
         "Why it is no more. By Little's law the memory load is the compute load of prefill times (stay / time to fill "
-        "the memory by prefill). " + "; ".join(parts) + ". Twice the rate takes twice that, and decodes come on top: "
-        "memory and compute run out together, and what then waits for memory would wait for compute a little later. "
-        "The papers' systems must have had more compute to spare in their bursts. The step times are not the reason: "
+        "the memory by prefill). " + "; ".join(parts) + ". Twice the rate takes twice that, and decodes come on top. "
+        "Where that is near all of compute, what waits for memory would wait for compute a little later, and no memory "
+        "makes a first token come sooner than the prompts ahead of it are computed. The step times are not the reason: "
         "they agree with those that v3 states (kunserve-fig14)."
     )
+
+
+def token_budget(results: Results) -> int:
+    """Of a step, and so of the prefill steps by which memory is filled."""
+    return int(results.spec.raw["settings"]["max_num_batched_tokens"])
 
 
 def why(found: Mapping[str, Results]) -> list[str]:
@@ -114,11 +117,20 @@ def sustained_rate(results: Results, kv_tokens: float, system: str = "recompute"
     output = sum(row["output_tokens"] for row in rows) / len(rows)
     cost = results.spec.machine.profile.cost
     context = round(prompt + output / 2)
-    starts = range(0, round(prompt), CHUNK)
-    prefill_s = sum(cost.batch_cost_s([ChunkShape(start, min(CHUNK, round(prompt) - start))]) for start in starts)
+    prefill_s = mean_prefill_s(results, system)
     batch = ENDLESS_BATCH if math.isinf(kv_tokens) else max(1, int(kv_tokens / context))
     decode_s = output * cost.batch_cost_s([ChunkShape(context, 1)] * batch) / batch
     return float(1.0 / (prefill_s + decode_s))
+
+
+def mean_prefill_s(results: Results, system: str = "recompute") -> float:
+    """What the prompt of mean length takes alone, in steps of the token budget."""
+    rows = results.one(system).requests_detail or []
+    prompt = round(sum(row["input_tokens"] for row in rows) / len(rows))
+    cost, chunk = results.spec.machine.profile.cost, token_budget(results)
+    return float(sum(
+        cost.batch_cost_s([ChunkShape(start, min(chunk, prompt - start))]) for start in range(0, prompt, chunk)
+    ))  # fmt: skip
 
 
 def rate_in_bursts(results: Results, system: str = "recompute") -> float | None:

@@ -97,10 +97,14 @@ def reproduce_fig2(runs: Runs) -> Outcome:
 def _stay_remark(results: Results) -> str:
     """Why stays differ from the paper's."""
     stay_s = mean_of(results.runs["recompute"], remarks.mean_stay_s) or 0.0
+    rows = results.one("recompute").requests_detail or []
+    span_s = max((row["scheduled_s"] for row in rows), default=0.0)
+    rate = len(rows) / span_s / results.spec.machine.num_instances if span_s else 0.0
+    prefilled = 1.0 / remarks.mean_prefill_s(results)
     return (
-        f"Stays of {stay_s:.0f} s, and not the paper's 11 s, are what this memory load asks for: at 11 s it would take "
-        f"{stay_s / 11.0:.1f} times as many requests a second, more than the preset's GPUs can prefill (BurstGPT's "
-        "lengths fill compute before memory). What less memory would give is told at kunserve-fig13."
+        f"Stays are {stay_s:.0f} s at this memory load, and not the paper's 11 s: at 11 s the same load would take "
+        f"{rate * stay_s / 11.0:.1f} requests a second and instance ({rate:.1f} here), and the preset's GPUs can "
+        f"prefill {prefilled:.1f}. What less memory would give is told at kunserve-fig13."
     )
 
 
@@ -157,10 +161,8 @@ def reproduce_fig16(runs: Runs) -> Outcome:
     )
     outcome.remarks += [
         remarks.pressure({WORKLOAD: results}),
-        "What restoring is worth is what a pipeline costs between the waves, and what the second wave finds. With "
-        "restoring the system has to drop anew, behind a backlog of prompts (kunserve-fig13); without, it has the "
-        "memory already. Compute binds in that wave, so which of the two has the shorter tail is decided by that, "
-        "and not by memory.",
+        "What restoring is worth is what a pipeline costs between the waves, and what the second wave finds: with "
+        "restoring the system has to drop anew, and move the KV of all that run; without, it has the memory already.",
     ]
     return outcome
 
