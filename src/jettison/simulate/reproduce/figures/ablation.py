@@ -67,11 +67,11 @@ def reproduce_fig14(runs: Runs) -> Outcome:
     )
     outcome.remarks += [
         remarks.bound({WORKLOAD: results}, (DROP, LOOKAHEAD)),
-        "Why later parts add less than in the paper. Throughput: arrivals are an open loop, and what arrives is "
-        "served; only where a backlog lasts to the end of the run can a shorter bubble show in it. Bubbles: without "
-        "lookahead a step's token budget already cuts long prompts into equal chunks for both stages, so fewer are "
-        "left for lookahead to remove. Exchange: it is bulk of a burst's running requests over one link a direction "
-        f"at {_link_gbps(results):.0f} Gbps, and an activation that has to wait for it waits once a microbatch.",
+        "What later parts can add. Throughput: arrivals are an open loop, and what arrives is served; only where a "
+        "backlog lasts to the end of the run can a shorter bubble show in it. Lookahead mixes prompts and decodes by "
+        "cost, and merged groups without it put prompts first: its rows tell of both. Exchange: it is bulk of a "
+        f"burst's running requests over one link a direction at {_link_gbps(results):.0f} Gbps, and an activation "
+        "that has to wait for it waits once a microbatch.",
     ]
     return outcome
 
