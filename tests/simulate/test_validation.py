@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -15,7 +16,7 @@ from specs import deployment, spec
 
 from jettison.config.files import read_yaml_mapping
 from jettison.cost.deployment import deployment_to_document
-from jettison.cost.drift import AS_MEASURED
+from jettison.cost.drift import AS_MEASURED, MachineThen
 from jettison.cost.hostcosts import HostCosts
 from jettison.errors import ConfigError
 from jettison.live.yardstick import Reading
@@ -23,7 +24,7 @@ from jettison.report.results import RunResult, Summary
 from jettison.simulate.cases import cases_of, run_case
 from jettison.simulate.spec import parse_spec
 from jettison.simulate.sweeps import expand_sweep, set_at
-from jettison.simulate.validate_command import check_both_sides, validate_command
+from jettison.simulate.validate_command import check_both_sides, print_comparison, validate_command
 from jettison.simulate.validate_live import machine_then
 from jettison.simulate.validation import Pair, compare, compare_means, worst
 from jettison.simulate.validation_file import read_document
@@ -62,6 +63,14 @@ def test_counts_of_several_seeds_are_apart_by_the_seed_that_is_most() -> None:
     rows = {row.metric: row for row in compare_means(pairs)}
     assert rows["drops"].real == rows["drops"].simulated == 3.0, "their means are equal"
     assert abs(rows["drops"].difference) == 2.0 and not rows["drops"].is_within
+
+
+@pytest.mark.parametrize(("speed", "warns"), [(1.0, False), (0.85, False), (1.19, False), (1.4, True), (0.7, True)])
+def test_a_machine_that_has_changed_since_its_calibration_is_named(speed: float, warns: bool) -> None:
+    then = MachineThen(((0.0, speed), (3.0, speed)), (1.0, 0.9), 1.0)
+    console = Console(record=True, width=200)
+    print_comparison([Pair("s", "drop", 0, run(100.0, 1.0), run(100.0, 1.0), then=then)], console)
+    assert ("times as fast as when they were calibrated" in console.export_text()) is warns
 
 
 def test_means_are_over_seeds_of_the_same_scenario() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -37,6 +39,9 @@ from jettison.simulate.sweeps import expand_sweep
 from jettison.simulate.validate_live import serve_all
 from jettison.simulate.validation import Comparison, Pair, compare, compare_means, worst
 from jettison.simulate.validation_file import write_document
+
+STEADY = 1.2
+"""By how much cores may have become faster or slower since they were calibrated without a word about it."""
 
 
 def validate_command(
@@ -143,6 +148,10 @@ def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
     if foreign > 0.05:
         console.print(f"others kept up to {foreign:.2f} cores busy meanwhile: the live side is not what it could be, "
                       "and nothing is simulated of that")
+    speeds = [statistics.median(speed for _, speed in pair.then.speed) for pair in pairs]
+    if max(abs(math.log(speed)) for speed in speeds) > math.log(STEADY):
+        console.print(f"cores were {min(speeds):.2f} to {max(speeds):.2f} times as fast as when they were calibrated: "
+                      "the constants may be those of a bad minute, and a new calibration (--calibrate) is worth its time")
     console.print(
         f"furthest beyond what is demanded of it, of all runs: {single.scenario}: {' '.join(_cells(single))}",
         highlight=False,
