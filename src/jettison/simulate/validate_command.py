@@ -151,7 +151,7 @@ def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
     speeds = [statistics.median(speed for _, speed in pair.then.speed) for pair in pairs]
     if max(abs(math.log(speed)) for speed in speeds) > math.log(STEADY):
         console.print(f"cores were {min(speeds):.2f} to {max(speeds):.2f} times as fast as when they were calibrated: "
-                      "the constants may be those of a bad minute, and a new calibration (--calibrate) is worth its time")
+                      "the constants may be of a bad minute, and calibrating anew (--calibrate) is worth its time")
     console.print(
         f"furthest beyond what is demanded of it, of all runs: {single.scenario}: {' '.join(_cells(single))}",
         highlight=False,
