@@ -114,8 +114,8 @@ class SchedulerConfig:
         0.01, float_from(0.0, 0.9), "Part of the blocks kept free when a request is admitted.", metavar="FRACTION")
     step_priority: StepPriority = config_key(
         "decode", Choice(StepPriority), "Who gets a step's token budget first. decode: a long prompt holds up no "
-        "answer; prefill: first tokens come sooner, answers stand still while prompts fill the budget. (A pipeline "
-        "that looks ahead mixes both by cost, whatever is said here.)")
+        "answer; prefill: first tokens come sooner, answers stand still while prompts fill the budget. Pipelines that "
+        "look ahead mix both by cost, whatever is said here.")
     lookahead: Lookahead = config_key(
         "on", Switch(Lookahead), "In a pipeline, form microbatches of equal predicted time from all queued "
         "tokens. Only with --overload drop: baselines form theirs by token counts, whatever is said here.")
