@@ -95,11 +95,6 @@ class WatchedServer:
     def __exit__(self, *error: Any) -> None:
         self._exits.__exit__(*error)
 
-    def close(self) -> None:
-        """End the server, which then writes its time line. Idempotent. Raises JettisonError if that is not whole,
-        OSError if there is none."""
-        self._exits.close()
-
     def _read_line(self, line: Path) -> None:
         self.steps = read_steps(line)
 

@@ -104,7 +104,7 @@ class Yardstick:
         """Raises JettisonError: a server does not come up."""
         with ExitStack() as exits:
             for crew in self._crews:
-                exits.enter_context(crew)
+                exits.enter_context(crew.server).replay(crew.load)  # once to warm up
             self._exits = exits.pop_all()
         return self
 
@@ -152,36 +152,26 @@ class _Crew:
         self._costs = costs
         self._profile = profile
         longest = assemble(config).limits.max_model_len
-        self._load = yardstick_load(num_instances, longest)
+        self.load = yardstick_load(num_instances, longest)
         kv_tokens = NUM_REQUESTS * (PROMPTS[1] + OUTPUTS[1])
-        self._server = WatchedServer(config, num_instances, kv_tokens)
+        self.server = WatchedServer(config, num_instances, kv_tokens)
         # Of a decode, on average: longer answers count for more of them.
-        rows = self._load.rows
+        rows = self.load.rows
         self._decode_context = round(
             sum(row.output_tokens * (row.input_tokens + row.output_tokens / 2) for row in rows)
             / sum(row.output_tokens for row in rows)
         )
-        self._exits = ExitStack()
-
-    def __enter__(self) -> _Crew:
-        with ExitStack() as exits:
-            exits.enter_context(self._server).replay(self._load)  # once to warm up
-            self._exits = exits.pop_all()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._exits.__exit__(*error)
 
     def serve(self) -> None:
         """The load once."""
-        self.layings[-1].append(self._server.watch(self._load))
+        self.layings[-1].append(self.server.watch(self.load))
 
     def tallies(self) -> list[Tally]:
         """One of each laying."""
         return [self._tally(windows) for windows in self.layings]
 
     def _tally(self, windows: list[Window]) -> Tally:
-        steps = [step for window in windows for step in steps_of(window, self._server.steps)]
+        steps = [step for window in windows for step in steps_of(window, self.server.steps)]
         if not steps:
             raise JettisonError("the time line of a load for calibration has no steps")
         costs, threads = self._costs, self._config.num_threads
