@@ -1,9 +1,9 @@
 """What the core decided when it looked at every group on every event: schedules whose actions were written down then.
 
 Work that makes the core cheaper must not change a decision, so each schedule's actions are compared, as a digest, with
-those of the core of commit 07f2fdc, the last one before that work (13 of them since then, as the fit of step times is
-done in plain floats: with a linear algebra library they depended on the processor). A change that is meant to decide
-otherwise records anew what it changes, and says why: ``python tests/core/test_golden_schedules.py`` prints the table.
+those that were recorded after such work had been found to change nothing (the last time when dispatch began to look at
+the prompts ahead, and the overload policy at how long requests stay). A change that is meant to decide otherwise
+records anew what it changes, and says why: ``python tests/core/test_golden_schedules.py`` prints the table.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from fakes import BLOCK_SIZE, FakeCluster, Faults
 POLICIES = ("drop", "recompute", "swap", "migrate", "pipeline")
 
 GOLDEN: dict[tuple[str, int], str] = {
-    ("drop", 1047): "b3df0330dc7bb3a4",
-    ("drop", 1006): "1b10be533c8f6ba0",
-    ("drop", 1030): "d015491858d6b729",
-    ("drop", 1049): "3f61f5592ba047ae",
-    ("drop", 1038): "dc9a6a1c8eb49057",
-    ("drop", 1007): "57aecd4c3dcf3aab",
-    ("recompute", 1054): "c7066090019fa37b",
-    ("recompute", 1040): "39df844be4cd0036",
-    ("recompute", 1016): "941076b2a23d5ce0",
-    ("swap", 1000): "930cc5c8d1ed7ded",
-    ("swap", 1050): "053707d1ef31010e",
-    ("swap", 1009): "731e1164e33b2680",
-    ("swap", 1055): "7e5e7e974ee54062",
-    ("migrate", 1045): "11256cead128d0a3",
-    ("migrate", 1040): "b35c528c5d95bd1d",
-    ("migrate", 1007): "5976db70f2c4b9dc",
-    ("migrate", 1049): "db80309626704fea",
-    ("pipeline", 1019): "3e421905cfd47607",
-    ("pipeline", 1051): "38cfee035353f121",
-    ("pipeline", 1009): "1026050ada4d4fef",
+    ("drop", 1047): "6937865c6128ce3e",
+    ("drop", 1006): "d9890f03b759657f",
+    ("drop", 1030): "6cde108c1c528afc",
+    ("drop", 1049): "871b699951c01a7c",
+    ("drop", 1038): "4723b14b58f3b742",
+    ("drop", 1007): "1b73749a8665e5a6",
+    ("recompute", 1054): "b2b8ae46dab5cc29",
+    ("recompute", 1040): "2f3d92666ac7d3e1",
+    ("recompute", 1016): "af7fc52d5cfb41b7",
+    ("swap", 1000): "09cbbdc782eb68de",
+    ("swap", 1050): "c0de5a18fff73e76",
+    ("swap", 1009): "df39efe070227f64",
+    ("swap", 1055): "61e5f5316e40fb61",
+    ("migrate", 1045): "f546a86494ccb425",
+    ("migrate", 1040): "250b135c2bd7762d",
+    ("migrate", 1007): "f44b1e47ae9ace0d",
+    ("migrate", 1049): "9e5af4f56d06c53e",
+    ("pipeline", 1019): "cdfbc869bfcda420",
+    ("pipeline", 1051): "f23cfc3d696a1b0a",
+    ("pipeline", 1009): "3d446f8be706ccf0",
 }
 
 

@@ -90,6 +90,25 @@ def test_a_surge_is_what_arrives_lately_over_what_usually_does() -> None:
     assert arriving(GroupMonitor(), group, [0] * 30) is None
 
 
+def freeing(blocks_per_tick: list[int], used: int, mean_stay_s: float) -> float | None:
+    """What is foreseen to come free, after ten ticks a second in each of which so many blocks were given back."""
+    (group, *_), monitor = FakeCluster(num_workers=1, full_blocks=400).core.groups.values(), GroupMonitor()
+    group.ledgers[0].allocate("r0", used)
+    for tick, blocks in enumerate(blocks_per_tick):
+        group.counters.num_freed_blocks += blocks
+        monitor.note_totals(group)
+        monitor.ticks.add(tick * 100_000_000)
+    return monitor.load(group, StepTimeModel(), len(blocks_per_tick) * 100_000_000, mean_stay_s).freed_blocks_per_s
+
+
+def test_what_stays_for_long_comes_free_as_it_did_over_the_last_seconds() -> None:
+    calm_then_none = [1] * 60 + [0] * 40
+    assert freeing(calm_then_none, used=300, mean_stay_s=30.0) == pytest.approx(6.0, rel=0.02), "and not 10 a second"
+    assert freeing([3] * 100, used=300, mean_stay_s=30.0) == pytest.approx(10.0), "no more than Little's law"
+    assert freeing([1] * 10, used=300, mean_stay_s=30.0) == pytest.approx(10.0), "too little was seen"
+    assert freeing(calm_then_none, used=300, mean_stay_s=9.0) == pytest.approx(300 / 9.0), "as in a burst of short ones"
+
+
 def queue_behind_full_memory(num_output: int, prompt: int = 32) -> FakeCluster:
     """One instance, and far more requests than it can hold."""
     cluster = FakeCluster(

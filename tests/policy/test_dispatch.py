@@ -1,4 +1,4 @@
-"""Dispatch: the freest group gets the request."""
+"""Dispatch: of the groups with the fewest prompts ahead the freest gets the request."""
 
 from __future__ import annotations
 
@@ -40,6 +40,41 @@ def test_the_freest_group_wins() -> None:
 
 def test_the_larger_batch_does_not_make_a_shortage_look_smaller() -> None:
     assert choose_group([group(0, used=90, queued=40, batch=30), group(1, used=90, queued=20, batch=5)], 10) == 1
+
+
+def ahead(group_id: int, tokens: int, used: int = 0, instances: int = 1) -> GroupFreeness:
+    return group(group_id, 100 * instances, used, batch=1, instances=instances)._replace(
+        prefill_tokens=tokens, step_tokens=400
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        ([ahead(0, 100), ahead(1, 99, used=90)], 1),  # a quarter of a step less to wait for
+        ([ahead(0, 99), ahead(1, 0, used=90)], 0),  # less than that makes no difference
+        ([ahead(0, 399, used=10), ahead(1, 300, used=11)], 0),
+        ([ahead(0, 400), ahead(1, 700, instances=2)], 1),  # two share them
+        ([ahead(0, 400), ahead(1, 800, instances=2)], 1),  # a tie, and freer
+        ([ahead(0, 4000), ahead(1, 0, used=101)], 0),  # a queue for memory is longer than any for compute
+        ([ahead(0, 0, used=120), ahead(1, 4000, used=110)], 1),  # both are such: the freer
+    ],
+)
+def test_prompts_ahead_count_before_freeness(groups: list[GroupFreeness], expected: int) -> None:
+    assert choose_group(groups, 1) == choose_group(groups[::-1], 1) == expected
+
+
+@given(st.lists(st.integers(50, 1600), min_size=1, max_size=40), st.integers(1, 6))
+def test_a_burst_of_prompts_spreads_by_what_they_take(prompts: list[int], num_groups: int) -> None:
+    """With memory to spare no group is ahead of another by more than the longest prompt and a quarter of a step."""
+    groups = [ahead(i, 0) for i in range(num_groups)]
+    for tokens in prompts:
+        chosen = choose_group(groups, 1)
+        assert chosen is not None
+        g = groups[chosen]
+        groups[chosen] = g._replace(prefill_tokens=g.prefill_tokens + tokens, batch_size=g.batch_size + 1)
+    loads = [g.prefill_tokens for g in groups]
+    assert max(loads) - min(loads) <= max(prompts) + 100
 
 
 def test_what_waits_counts_as_used_so_a_burst_spreads() -> None:

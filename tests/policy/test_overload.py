@@ -44,13 +44,23 @@ def test_memory_binds() -> None:
         ({"prefill_tokens_per_s": 1000 / 1.81}, "predicted gain too small"),
         ({"freed_blocks_per_s": 400.0}, "predicted gain too small"),
         ({"prefill_tokens_per_s": 1000 / 1.4}, "compute binds"),
-        ({"merged_compute_load": 0.81, "separate_compute_load": 0.7}, "a pipeline could not keep up"),
+        # 2 s are less than what it would fall behind: a tenth of 20 s that it stays at least, or of its requests' stay.
+        ({"merged_compute_load": 0.81, "separate_compute_load": 0.72}, "a pipeline could not keep up"),
+        ({"merged_compute_load": 1.0, "separate_compute_load": 0.95, "mean_stay_s": 41.0},
+         "a pipeline could not keep up"),
         ({"merged_compute_load": 0.81, "separate_compute_load": None}, "a pipeline could not keep up"),
-        ({"merged_compute_load": 1.5, "separate_compute_load": 1.4}, "a pipeline could not keep up"),
+        ({"merged_compute_load": 1.5, "separate_compute_load": 1.34}, "a pipeline could not keep up"),
         ({"merged_compute_load": 1.01, "separate_compute_load": 0.9, "surge": 9.0}, "a pipeline could not keep up"),
+        # However long the wait: a quarter of the throughput is too much.
+        ({"merged_compute_load": 2.0, "separate_compute_load": 1.4, "freed_blocks_per_s": None},
+         "a pipeline could not keep up"),
         ({"prefill_fill": 0.6}, "compute binds"),
         ({"freed_blocks_per_s": 400.0, "admitted_blocks_per_s": 70.0}, "predicted gain too small"),
         ({"freed_blocks_per_s": 400.0, "admitted_blocks_per_s": 62.0}, "compute binds"),
+        # Kept out for a second, the last of five waits behind four fifths of 0.5 s.
+        ({"freed_blocks_per_s": 400.0, "admitted_blocks_per_s": 76.0, "head_blocked_s": 1.0},
+         "predicted gain too small"),
+        ({"prefill_fill": 0.6, "head_blocked_s": 1.0}, "compute binds"),
     ],
 )
 def test_each_reason_not_to_drop(changes: dict[str, float], reason: str) -> None:
@@ -66,6 +76,10 @@ def test_each_reason_not_to_drop(changes: dict[str, float], reason: str) -> None
         {"head_blocked_s": 0.1, "surge": 1.7},
         {"head_blocked_s": 0.2, "surge": 1.69},
         {"merged_compute_load": 0.8, "separate_compute_load": 0.7},
+        {"merged_compute_load": 0.81, "separate_compute_load": 0.74},  # 1.7 s behind, for a wait of 2 s
+        {"merged_compute_load": 2.0, "separate_compute_load": 1.5, "freed_blocks_per_s": None},
+        {"prefill_tokens_per_s": 1000 / 1.4, "head_blocked_s": 1.0},  # seen, and so believed
+        {"freed_blocks_per_s": 400.0, "admitted_blocks_per_s": 74.0, "head_blocked_s": 1.0},
         {"merged_compute_load": 0.99, "separate_compute_load": 0.9, "surge": 2.0},  # the burst is in it, and passes
         {"prefill_tokens_per_s": 1000 / 1.4, "unfinished_prefill_tokens": 300},  # theirs whatever the queue waits for
         {"merged_compute_load": 1.5, "separate_compute_load": 1.5},  # small batches cost as much as bubbles

@@ -74,6 +74,8 @@ DROWNING = CALM._replace(num_waiting=5, merged_compute_load=1.2, separate_comput
 
 def test_a_pipeline_that_compute_binds_yields() -> None:
     assert should_yield(DROWNING, PARAMS)
+    assert should_yield(DROWNING._replace(mean_stay_s=1.6), PARAMS)
+    assert should_yield(DROWNING._replace(mean_stay_s=16.0, drowning_s=100.0), PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,7 @@ def test_a_pipeline_that_compute_binds_yields() -> None:
         {"settled_s": 1.9},
         {"drowning_s": 9.0},  # a burst
         {"separate_compute_load": 1.19},  # no better
+        {"mean_stay_s": 1.7},  # it has fallen behind by 1.67 s, and emptying it takes longer
         {"merged_compute_load": None},
         {"separate_compute_load": None},
         {"merged_compute_load": 0.99},

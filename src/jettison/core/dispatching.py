@@ -62,6 +62,8 @@ class Dispatcher:
             group.queued_blocks() + self._moves.relief.owed_blocks(group),
             len(group.running) + len(group.moving) + len(group.waiting),
             len(group.stages),
+            group.queued_tokens() + group.unfinished_tokens(),
+            group.limits.max_num_batched_tokens,
         )
 
     # --- rebalancing ------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ class FreestGroups:
         heap = self._heap
         while heap:
             key = heap[0]
-            group_id = key[2]
+            group_id = key[-1]
             if self._key_of.get(group_id) != key:
                 heapq.heappop(heap)
                 continue

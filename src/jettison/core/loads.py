@@ -239,10 +239,15 @@ class Loads:
         missing = foreseen_missing_blocks(load, self._params.overload)
         load = load._replace(
             admitted_share=self.traffic.admitted_share,
+            mean_stay_s=self._stay_s(group, now_ns),
             foreseen_s=self.monitor(group).note_foreseen(missing, now_ns),
             merged_compute_load=self.compute_load(merged), separate_compute_load=self.compute_load(separate)
         )
         return assess_overload(load, self._params.overload)
+
+    def _stay_s(self, group: GroupCore, now_ns: int) -> float:
+        """How long its requests stay: as those before them, or as they have already; 0 while nothing is known."""
+        return max(self.traffic.mean_stay_s or 0.0, group.mean_age_s(now_ns) or 0.0)
 
     def _least_partner(self, group: GroupCore) -> int:
         """Stages of the smallest other group; 1 without any."""
@@ -265,6 +270,7 @@ class Loads:
             self.compute_load(1),
             separate_pace=self._separate_pace(group),
             recompute_block_s=self._recompute_block_s(group),
+            mean_stay_s=self._stay_s(group, now_ns),
         )
         drowns = is_drowning(load, self._params.restore)
         return load._replace(drowning_s=monitor.note_drowning(drowns, now_ns))

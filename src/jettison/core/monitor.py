@@ -286,7 +286,20 @@ class GroupMonitor:
         if mean_age_s is not None:
             mean_stay_s = max(mean_stay_s, mean_age_s)
         expected = group.used_blocks / mean_stay_s
+        if mean_stay_s > TRAFFIC_WINDOW_NS / NANOSECONDS:
+            # What has come since the window began has its stay before it. What came a stay ago leaves now, as fast as
+            # its like did during the window: slower, where a burst has begun since or slows its answers down.
+            released_per_s = self._released_per_s()
+            return expected if released_per_s is None else min(released_per_s, expected)
         return expected if rates is None else max(rates.freed, expected)
+
+    def _released_per_s(self) -> float | None:
+        """Blocks given back by ended requests, a mean over the window of the traffic; None if little was seen."""
+        changes = None if self._totals is None else self._totals.changes(TRAFFIC_WINDOW_NS)
+        if changes is None:
+            return None
+        (freed, *_), duration_ns = changes
+        return per_s(freed, duration_ns)
 
     def head_need_blocks(self, group: GroupCore) -> int:
         """What the head of the queue needs to be admitted, watermark included; 0 when nothing waits."""

@@ -1,17 +1,23 @@
-"""Which group gets a new request: the freest one (Llumnix's metric, design 5.1).
+"""Which group gets a new request: of those with the fewest prompts ahead the freest (Llumnix's metric, design 5.1).
 
 Pure. Freeness = (capacity - virtual usage) / batch size, in blocks; what queued requests will need counts as
-usage, so a burst spreads over the groups before anything of it has been admitted.
+usage, so a burst spreads over the groups before anything of it has been admitted. Freeness knows nothing of compute:
+of two instances with the same memory one may have a prompt of 16,000 tokens to compute first. So groups are compared by
+the prompt tokens ahead of a newcomer before that, in quarters of a full step: less makes no difference to it. Where the
+queue has outgrown the memory, it waits for memory anyhow, and freeness alone counts.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from jettison.types import GroupId
 
-DispatchKey = tuple[float, int, GroupId]
+DispatchKey = tuple[float, float, int, GroupId]
+
+TURNS_A_STEP = 4
 
 
 class GroupFreeness(NamedTuple):
@@ -25,6 +31,10 @@ class GroupFreeness(NamedTuple):
     batch_size: int
     num_instances: int
     """Batch sizes are compared per instance."""
+    prefill_tokens: int = 0
+    """Prompt tokens that its running and waiting requests still have to compute."""
+    step_tokens: int = 1
+    """Token budget of a step."""
 
 
 def freeness(group: GroupFreeness) -> float:
@@ -40,8 +50,16 @@ def freeness(group: GroupFreeness) -> float:
 
 
 def dispatch_key(group: GroupFreeness) -> DispatchKey:
-    """The order of groups: the freest first, then the smaller batch, then the smaller id (which is the key's last)."""
-    return -freeness(group), group.batch_size, group.group_id
+    """The order of groups: the fewest prompts ahead first, then the freest, then the smaller batch, then the smaller id
+    (which is the key's last)."""
+    free = freeness(group)
+    turns = math.inf if free < 0 else turns_ahead(group)
+    return turns, -free, group.batch_size, group.group_id
+
+
+def turns_ahead(group: GroupFreeness) -> int:
+    """How many quarters of a full step each of its instances needs for the prompts ahead of a newcomer."""
+    return TURNS_A_STEP * group.prefill_tokens // (group.step_tokens * group.num_instances)
 
 
 def choose_group(groups: Sequence[GroupFreeness], needed_blocks: int) -> GroupId | None:

@@ -66,6 +66,8 @@ class GroupLoad(NamedTuple):
     In a burst memory stays full, and what runs takes as much again of all that comes free before the queue gets any."""
     admitted_blocks_per_s: float | None = None
     """What the queue was given lately; None = not known, or memory has not kept it out all the while."""
+    mean_stay_s: float = 0.0
+    """How long requests stay; 0 while none has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +98,17 @@ class OverloadParams:
     """How long nothing may speak against a drop before it is made: near a threshold verdicts change at every step."""
     max_prefill_fill: float = 0.3
     """A queue that waits for memory alone leaves steps to the decodes: where prompts fill them, compute binds."""
+    min_seen_s: float = 1.0
+    """How long memory has to have kept the head out before that counts for more than predictions of compute."""
     max_compute_load: float = 0.8
     """A merged group has to catch up after the burst: no drop where the traffic would need more of its compute, and
     more than separate instances need."""
     max_surge_compute_load: float = 1.0
     """The same in a burst, which is part of the traffic that is looked at, and passes."""
+    least_merged_s: float = 20.0
+    """How long a merged group is expected to stay at least; else as long as its requests do."""
+    max_loss: float = 0.25
+    """Of the throughput of separate instances that a pipeline may cost which cannot keep up, whatever the wait."""
     pipeline_efficiency: float = 0.85
     """Throughput of a pipeline against as many separate instances, until one is measured (``cost.pipeline``)."""
 
@@ -183,18 +191,31 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         return verdict(False, reason)
     if load.head_need_blocks > load.capacity_blocks:
         return verdict(True, "the head of the queue fits into no group as it is")
-    if memory_wait_s - compute_wait_s < least_gain_s(load, params):
+    is_seen = load.head_blocked_s >= params.min_seen_s
+    ahead_s = compute_wait_s * share_ahead_of_last(load) if is_seen else compute_wait_s
+    if memory_wait_s - ahead_s < least_gain_s(load, params):
         return verdict(False, "predicted gain too small")
     if load.head_blocked_s < params.min_chance_blocked_s and not is_burst(load, params, if_unknown=True):
         return verdict(False, "a queue of chance, blocked for too short a time")
     # What running requests have yet to prefill is computed whatever the queue waits for.
     waiting_share = 1.0 - load.unfinished_prefill_tokens / max(1, load.queued_prefill_tokens)
     compute_outweighs = memory_wait_s < params.min_gain_ratio * compute_wait_s * waiting_share
-    if compute_outweighs or load.prefill_fill > params.max_prefill_fill:
+    if (compute_outweighs and not is_seen) or load.prefill_fill > params.max_prefill_fill:
         return verdict(False, COMPUTE_BINDS)
-    if cannot_keep_up(load, params):
+    if cannot_keep_up(load, params) and memory_wait_s <= merging_costs_s(load, params):
         return verdict(False, CANNOT_KEEP_UP)
     return verdict(True, "memory binds")
+
+
+def share_ahead_of_last(load: GroupLoad) -> float:
+    """Of the prefill that waits, the share that comes before the last waiting request's own.
+
+    Its own it computes after it has got its memory, whatever it waits for; with the share of a mean prompt.
+    """
+    if not load.queued_prefill_tokens or not load.num_waiting:
+        return 1.0
+    of_waiting = load.queued_prefill_tokens - load.unfinished_prefill_tokens
+    return 1.0 - of_waiting / load.num_waiting / load.queued_prefill_tokens
 
 
 def is_burst(load: GroupLoad, params: OverloadParams, *, if_unknown: bool) -> bool:
@@ -267,3 +288,15 @@ def cannot_keep_up(load: GroupLoad, params: OverloadParams) -> bool:
     merged, separate = load.merged_compute_load, load.separate_compute_load
     most = params.max_surge_compute_load if is_burst(load, params, if_unknown=False) else params.max_compute_load
     return merged is not None and merged > most and (separate is None or merged > separate)
+
+
+def merging_costs_s(load: GroupLoad, params: OverloadParams) -> float:
+    """What a pipeline that cannot keep up falls behind separate instances while it lasts: until its requests have left.
+
+    Infinite where that is too much, or not known.
+    """
+    merged, separate = load.merged_compute_load, load.separate_compute_load
+    if not merged or separate is None:
+        return math.inf
+    loss = 1.0 - separate / merged
+    return loss * max(params.least_merged_s, load.mean_stay_s) if loss <= params.max_loss else math.inf

@@ -38,6 +38,8 @@ class MergedLoad(NamedTuple):
     """Time that a token takes on the members as instances, over what it takes in the group; None = not known."""
     recompute_block_s: float | None = None
     """Prefilling the tokens of one block, all members working; None = not known."""
+    mean_stay_s: float = 0.0
+    """How long requests stay; 0 = not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class RestoreParams:
     max_compute_load: float = 1.0
     """Above, requests arrive faster than the pipeline can serve them."""
     yield_after_s: float = 10.0
-    """How long that has to last: a burst also brings more than can be served, but it ends."""
+    """How long that has to last at least: a burst also brings more than can be served, but it ends."""
     early_usage: float = 0.6
     """Part of the undropped capacity that the present requests may be foreseen to hold on the members as instances."""
     least_pace_gain: float = 1.1
@@ -105,10 +107,15 @@ def is_drowning(load: MergedLoad, params: RestoreParams) -> bool:
 def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
     """Stop filling the memory, and restore when it fits: the opposite test to ``policy.overload``.
 
-    Emptying the memory costs those that wait, so it has to be worth it: not for a burst, and not for a tie.
+    Emptying the memory costs those that wait, so it has to be worth it: not for a burst, and not for a tie. It takes
+    about one mean stay, in which next to nobody is let in; so it begins when the group has fallen behind its members by
+    as much as that (who rents before buying).
     """
-    is_patient = load.settled_s >= params.min_settled_s and load.drowning_s >= params.yield_after_s
-    return is_patient and is_drowning(load, params)
+    if load.settled_s < params.min_settled_s or not is_drowning(load, params):
+        return False
+    assert load.merged_compute_load is not None and load.separate_compute_load is not None
+    lost_s = load.drowning_s * (1.0 - load.separate_compute_load / load.merged_compute_load)
+    return load.drowning_s >= params.yield_after_s and lost_s >= load.mean_stay_s
 
 
 @dataclass(frozen=True, slots=True)
