@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.core.freest import FreestGroups
-from jettison.policy.dispatch import GroupFreeness, choose_group, freeness, turns_ahead
+from jettison.policy.dispatch import GroupFreeness, choose_group, freeness, steps_ahead
 
 VIEWS = st.builds(
     GroupFreeness, st.just(0), st.sampled_from([10, 20, 40]), st.integers(0, 40), st.sampled_from([0, 0, 5, 30]),
@@ -18,7 +18,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), VIEWS), st.in
 def got_freer(before: GroupFreeness, view: GroupFreeness) -> bool:
     return (
         freeness(view) > freeness(before) or view.batch_size < before.batch_size
-        or turns_ahead(view) < turns_ahead(before)
+        or steps_ahead(view) < steps_ahead(before)
     )  # fmt: skip
 
 

@@ -44,14 +44,14 @@ def test_the_larger_batch_does_not_make_a_shortage_look_smaller() -> None:
 
 def ahead(group_id: int, tokens: int, used: int = 0, instances: int = 1) -> GroupFreeness:
     return group(group_id, 100 * instances, used, batch=1, instances=instances)._replace(
-        prefill_tokens=tokens, step_tokens=400
+        prefill_tokens=tokens, step_tokens=100
     )
 
 
 @pytest.mark.parametrize(
     ("groups", "expected"),
     [
-        ([ahead(0, 100), ahead(1, 99, used=90)], 1),  # a quarter of a step less to wait for
+        ([ahead(0, 100), ahead(1, 99, used=90)], 1),  # a step less to wait for
         ([ahead(0, 99), ahead(1, 0, used=90)], 0),  # less than that makes no difference
         ([ahead(0, 399, used=10), ahead(1, 300, used=11)], 0),
         ([ahead(0, 400), ahead(1, 700, instances=2)], 1),  # two share them
@@ -66,7 +66,7 @@ def test_prompts_ahead_count_before_freeness(groups: list[GroupFreeness], expect
 
 @given(st.lists(st.integers(50, 1600), min_size=1, max_size=40), st.integers(1, 6))
 def test_a_burst_of_prompts_spreads_by_what_they_take(prompts: list[int], num_groups: int) -> None:
-    """With memory to spare no group is ahead of another by more than the longest prompt and a quarter of a step."""
+    """With memory to spare no group is ahead of another by more than the longest prompt and a step."""
     groups = [ahead(i, 0) for i in range(num_groups)]
     for tokens in prompts:
         chosen = choose_group(groups, 1)

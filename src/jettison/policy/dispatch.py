@@ -3,7 +3,7 @@
 Pure. Freeness = (capacity - virtual usage) / batch size, in blocks; what queued requests will need counts as
 usage, so a burst spreads over the groups before anything of it has been admitted. Freeness knows nothing of compute:
 of two instances with the same memory one may have a prompt of 16,000 tokens to compute first. So groups are compared by
-the prompt tokens ahead of a newcomer before that, in quarters of a full step: less makes no difference to it. Where the
+the prompt tokens ahead of a newcomer before that, in full steps: less makes little difference to it. Where the
 queue has outgrown the memory, it waits for memory anyhow, and freeness alone counts.
 """
 
@@ -16,8 +16,6 @@ from typing import NamedTuple
 from jettison.types import GroupId
 
 DispatchKey = tuple[float, float, int, GroupId]
-
-TURNS_A_STEP = 4
 
 
 class GroupFreeness(NamedTuple):
@@ -53,13 +51,13 @@ def dispatch_key(group: GroupFreeness) -> DispatchKey:
     """The order of groups: the fewest prompts ahead first, then the freest, then the smaller batch, then the smaller id
     (which is the key's last)."""
     free = freeness(group)
-    turns = math.inf if free < 0 else turns_ahead(group)
-    return turns, -free, group.batch_size, group.group_id
+    steps = math.inf if free < 0 else steps_ahead(group)
+    return steps, -free, group.batch_size, group.group_id
 
 
-def turns_ahead(group: GroupFreeness) -> int:
-    """How many quarters of a full step each of its instances needs for the prompts ahead of a newcomer."""
-    return TURNS_A_STEP * group.prefill_tokens // (group.step_tokens * group.num_instances)
+def steps_ahead(group: GroupFreeness) -> int:
+    """How many full steps each of its instances needs for the prompts ahead of a newcomer."""
+    return group.prefill_tokens // (group.step_tokens * group.num_instances)
 
 
 def choose_group(groups: Sequence[GroupFreeness], needed_blocks: int) -> GroupId | None:
