@@ -90,10 +90,11 @@ def test_a_surge_is_what_arrives_lately_over_what_usually_does() -> None:
     assert arriving(GroupMonitor(), group, [0] * 30) is None
 
 
-def freeing(blocks_per_tick: list[int], used: int, mean_stay_s: float) -> float | None:
+def freeing(blocks_per_tick: list[int], used: int, mean_stay_s: float, num_running: int = 100) -> float | None:
     """What is foreseen to come free, after ten ticks a second in each of which so many blocks were given back."""
     (group, *_), monitor = FakeCluster(num_workers=1, full_blocks=400).core.groups.values(), GroupMonitor()
     group.ledgers[0].allocate("r0", used)
+    group.running = dict.fromkeys(map(str, range(num_running)))  # type: ignore[arg-type]
     for tick, blocks in enumerate(blocks_per_tick):
         group.counters.num_freed_blocks += blocks
         monitor.note_totals(group)
@@ -106,7 +107,10 @@ def test_what_stays_for_long_comes_free_as_it_did_over_the_last_seconds() -> Non
     assert freeing(calm_then_none, used=300, mean_stay_s=30.0) == pytest.approx(6.0, rel=0.02), "and not 10 a second"
     assert freeing([3] * 100, used=300, mean_stay_s=30.0) == pytest.approx(10.0), "no more than Little's law"
     assert freeing([1] * 10, used=300, mean_stay_s=30.0) == pytest.approx(10.0), "too little was seen"
-    assert freeing(calm_then_none, used=300, mean_stay_s=9.0) == pytest.approx(300 / 9.0), "as in a burst of short ones"
+    assert freeing([0] * 51, used=300, mean_stay_s=30.0) == pytest.approx(5.0), "half of the window was"
+    assert freeing([0] * 101, used=300, mean_stay_s=30.0) == pytest.approx(0.3), "one of a hundred requests"
+    assert freeing([0] * 101, used=300, mean_stay_s=30.0, num_running=2) == pytest.approx(10.0), "two tell nothing"
+    assert freeing(calm_then_none, 300, 9.0, num_running=0) == pytest.approx(300 / 9.0), "as in a burst of short ones"
 
 
 def queue_behind_full_memory(num_output: int, prompt: int = 32) -> FakeCluster:

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.policy.overload import GroupLoad, OverloadParams, assess_overload, foreseen_missing_blocks
+from jettison.policy.overload import (
+    GroupLoad,
+    OverloadParams,
+    assess_overload,
+    cannot_keep_up,
+    foreseen_missing_blocks,
+    merging_costs_s,
+    share_ahead_of_last,
+)
 
 PARAMS = OverloadParams(min_blocked_s=0.1, min_gain_s=0.2, min_gain_ratio=1.5, horizon_s=1.0)
 
@@ -61,6 +69,8 @@ def test_memory_binds() -> None:
         ({"freed_blocks_per_s": 400.0, "admitted_blocks_per_s": 76.0, "head_blocked_s": 1.0},
          "predicted gain too small"),
         ({"prefill_fill": 0.6, "head_blocked_s": 1.0}, "compute binds"),
+        ({"merged_compute_load": 0.81, "separate_compute_load": 0.8, "is_yielding": True},
+         "a pipeline could not keep up"),
     ],
 )
 def test_each_reason_not_to_drop(changes: dict[str, float], reason: str) -> None:
@@ -164,6 +174,7 @@ RATES = st.one_of(st.none(), st.floats(-10, 1000))
         GroupLoad, st.just(0), st.integers(0, 100), st.integers(0, 100), st.integers(0, 50), st.integers(0, 500),
         st.integers(0, 50), st.booleans(), st.floats(0, 10), RATES, st.integers(0, 10_000), RATES, RATES, RATES,
         RATES, st.floats(0, 1), st.floats(0, 1), RATES, RATES, RATES, st.integers(0, 10_000), st.floats(0, 1),
+        RATES, st.floats(0, 100), st.booleans(),
     ).filter(lambda load: load.unfinished_prefill_tokens <= load.queued_prefill_tokens)
 )
 def test_any_load_has_a_verdict_and_only_memory_that_binds_is_overload(load: GroupLoad) -> None:
@@ -181,9 +192,13 @@ def test_any_load_has_a_verdict_and_only_memory_that_binds_is_overload(load: Gro
         if verdict.reason == "the head of the queue fits into no group as it is":
             return
         height = 1.0 if load.surge is None else max(1.0, load.surge / PARAMS.min_surge)
-        assert verdict.memory_wait_s - verdict.compute_wait_s >= PARAMS.min_gain_s / height * 0.999
+        is_seen = load.head_blocked_s >= PARAMS.min_seen_s
+        ahead_s = verdict.compute_wait_s * (share_ahead_of_last(load) if is_seen else 1.0)
+        assert verdict.memory_wait_s - ahead_s >= PARAMS.min_gain_s / height * 0.999
+        assert verdict.gain_s == verdict.memory_wait_s - ahead_s
         of_queue = 1.0 - load.unfinished_prefill_tokens / max(1, load.queued_prefill_tokens)
-        assert verdict.memory_wait_s >= PARAMS.min_gain_ratio * verdict.compute_wait_s * of_queue
+        assert is_seen or verdict.memory_wait_s >= PARAMS.min_gain_ratio * verdict.compute_wait_s * of_queue
+        assert not cannot_keep_up(load, PARAMS) or verdict.memory_wait_s > merging_costs_s(load, PARAMS)
         assert load.prefill_fill <= PARAMS.max_prefill_fill
 
 

@@ -36,7 +36,7 @@ class Dispatcher:
         )
 
     def place(self, state: RequestState) -> bool:
-        """Queue a request in the freest group; False if there is none and it has to wait for one."""
+        """Queue a request in the group that dispatch chooses; False if there is none and it has to wait for one."""
         cluster = self._state
         cluster.resolve_ledgers()
         for group_id in cluster.changes.freer:

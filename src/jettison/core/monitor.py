@@ -289,17 +289,20 @@ class GroupMonitor:
         if mean_stay_s > TRAFFIC_WINDOW_NS / NANOSECONDS:
             # What has come since the window began has its stay before it. What came a stay ago leaves now, as fast as
             # its like did during the window: slower, where a burst has begun since or slows its answers down.
-            released_per_s = self._released_per_s()
-            return expected if released_per_s is None else min(released_per_s, expected)
+            # One request at least is foreseen to end in such a window.
+            least = group.used_blocks / max(1, len(group.running)) * NANOSECONDS / TRAFFIC_WINDOW_NS
+            return min(max(self._released_per_s(expected), least), expected)
         return expected if rates is None else max(rates.freed, expected)
 
-    def _released_per_s(self) -> float | None:
-        """Blocks given back by ended requests, a mean over the window of the traffic; None if little was seen."""
+    def _released_per_s(self, expected_per_s: float) -> float:
+        """Blocks given back by ended requests, a mean over the window of the traffic; what of it was not seen (a group
+        that is new) counts as expected."""
         changes = None if self._totals is None else self._totals.changes(TRAFFIC_WINDOW_NS)
         if changes is None:
-            return None
+            return expected_per_s
         (freed, *_), duration_ns = changes
-        return per_s(freed, duration_ns)
+        unseen_ns = max(0, TRAFFIC_WINDOW_NS - duration_ns)
+        return (freed * NANOSECONDS + expected_per_s * unseen_ns) / (duration_ns + unseen_ns)
 
     def head_need_blocks(self, group: GroupCore) -> int:
         """What the head of the queue needs to be admitted, watermark included; 0 when nothing waits."""

@@ -127,7 +127,7 @@ class Watching:
         ]
         overloaded = [g for g in free if g is group or self._is_overloaded(g, now_ns)]
         required = required_bytes(self._state, overloaded, self._loads.params.growth_factor)
-        max_pull_s = assessment.memory_wait_s - assessment.compute_wait_s
+        max_pull_s = assessment.gain_s
         choice = self._choose(free, required, group, overloaded, max_pull_s, now_ns)
         plan = choice.plan
         actions: list[Action] = []

@@ -30,7 +30,8 @@ class GroupFreeness(NamedTuple):
     num_instances: int
     """Batch sizes are compared per instance."""
     prefill_tokens: int = 0
-    """Prompt tokens that its running and waiting requests still have to compute."""
+    """Prompt tokens that its running and waiting requests still have to compute; of those that wait all of them, as
+    nobody knows yet what of it is cached."""
     step_tokens: int = 1
     """Token budget of a step."""
 
@@ -61,7 +62,7 @@ def steps_ahead(group: GroupFreeness) -> int:
 
 
 def choose_group(groups: Sequence[GroupFreeness], needed_blocks: int) -> GroupId | None:
-    """The freest group that could hold ``needed_blocks`` at all; if none could, the largest. None without groups.
+    """The first that could hold ``needed_blocks`` at all; if none could, the largest. None without groups.
 
     Ties go to the smaller batch, then to the smaller id, so that the choice does not depend on order.
     """

@@ -4,8 +4,8 @@ Pure. Overload means: requests wait, the head of the queue waits *for memory*, a
 come free is longer than the time the compute backlog would take anyway. The last clause keeps the system from
 paying for a pipeline where the queue waits for compute (code completion: 2,000 tokens in, 28 out); so do steps that are
 full of prompts although the head is kept out: a queue that waits for memory alone leaves the steps to the decodes. And
-a pipeline must be able to keep up with the traffic: near the compute limit its bubbles turn a short wait into an
-endless queue.
+a pipeline must be able to keep up with the traffic, or fall behind by less than the wait: near the compute limit its
+bubbles turn a short wait into an endless queue.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class GroupLoad(NamedTuple):
     admitted_blocks_per_s: float | None = None
     """What the queue was given lately; None = not known, or memory has not kept it out all the while."""
     mean_stay_s: float = 0.0
-    """How long requests stay; 0 while none has ended."""
+    """How long requests stay, as far as has been seen; 0 while nothing is known."""
+    is_yielding: bool = False
+    """It empties its memory for others' sake: what it keeps out says nothing of how much there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +103,8 @@ class OverloadParams:
     min_seen_s: float = 1.0
     """How long memory has to have kept the head out before that counts for more than predictions of compute."""
     max_compute_load: float = 0.8
-    """A merged group has to catch up after the burst: no drop where the traffic would need more of its compute, and
-    more than separate instances need."""
+    """A merged group has to catch up after the burst: where the traffic would need more of its compute, and more than
+    separate instances need, a drop has to be worth what it falls behind (``merging_costs_s``)."""
     max_surge_compute_load: float = 1.0
     """The same in a burst, which is part of the traffic that is looked at, and passes."""
     least_merged_s: float = 20.0
@@ -125,6 +127,10 @@ class Assessment:
     reason: str
     merged_compute_load: float | None = None
     separate_compute_load: float | None = None
+    gain_s: float = 0.0
+    """What the last waiting request would be spared."""
+    prefill_fill: float = 0.0
+    """Share of the steps that prompts took."""
 
     @property
     def declines(self) -> bool:
@@ -140,6 +146,7 @@ class Assessment:
             "compute_wait_s": self.compute_wait_s,
             "merged_compute_load": self.merged_compute_load,
             "separate_compute_load": self.separate_compute_load,
+            "prefill_fill": self.prefill_fill,
         }
 
 
@@ -161,11 +168,13 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         compute_wait_s = 0.0
     else:
         compute_wait_s = load.queued_prefill_tokens / load.prefill_tokens_per_s
+    is_seen = load.head_blocked_s >= params.min_seen_s
+    ahead_s = compute_wait_s * share_ahead_of_last(load) if is_seen else compute_wait_s
 
     def verdict(overloaded: bool, reason: str) -> Assessment:
         return Assessment(
             overloaded, pressure, memory_wait_s, compute_wait_s, reason,
-            load.merged_compute_load, load.separate_compute_load,
+            load.merged_compute_load, load.separate_compute_load, memory_wait_s - ahead_s, load.prefill_fill,
         )
 
     missing_soon = foreseen_missing_blocks(load, params)
@@ -179,7 +188,7 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
             missing_s - compute_soon_s >= params.surge_gain_s
             and missing_s >= params.min_gain_ratio * compute_soon_s
             and load.prefill_fill <= params.max_prefill_fill
-            and not cannot_keep_up(load, params)
+            and not (cannot_keep_up(load, params) and missing_s <= merging_costs_s(load, params))
         ):
             memory_wait_s = missing_s
             return verdict(True, "memory will bind")
@@ -191,8 +200,6 @@ def assess_overload(load: GroupLoad, params: OverloadParams) -> Assessment:
         return verdict(False, reason)
     if load.head_need_blocks > load.capacity_blocks:
         return verdict(True, "the head of the queue fits into no group as it is")
-    is_seen = load.head_blocked_s >= params.min_seen_s
-    ahead_s = compute_wait_s * share_ahead_of_last(load) if is_seen else compute_wait_s
     if memory_wait_s - ahead_s < least_gain_s(load, params):
         return verdict(False, "predicted gain too small")
     if load.head_blocked_s < params.min_chance_blocked_s and not is_burst(load, params, if_unknown=True):
@@ -265,8 +272,8 @@ def foreseen_missing_blocks(load: GroupLoad, params: OverloadParams) -> float:
 
 
 def expected_release_per_s(load: GroupLoad) -> float | None:
-    """Blocks a second that ending requests give back; where none has ended of late, what is held over its mean stay, as
-    far as one is known (else 0). None while no rate is known.
+    """Blocks a second that ending requests give back; where none has ended of late, what is foreseen of what is held,
+    as far as a stay is known (else 0). None while no rate is known.
     """
     if load.released_blocks_per_s is None or load.released_blocks_per_s > 0.0:
         return load.released_blocks_per_s
@@ -293,10 +300,11 @@ def cannot_keep_up(load: GroupLoad, params: OverloadParams) -> bool:
 def merging_costs_s(load: GroupLoad, params: OverloadParams) -> float:
     """What a pipeline that cannot keep up falls behind separate instances while it lasts: until its requests have left.
 
-    Infinite where that is too much, or not known.
+    A burst is what it is meant for, which passes while they do; where it does not, ``policy.restore`` yields. Infinite
+    where the loss is too much, or not known, and for a group that has yielded.
     """
     merged, separate = load.merged_compute_load, load.separate_compute_load
-    if not merged or separate is None:
+    if not merged or separate is None or load.is_yielding:
         return math.inf
     loss = 1.0 - separate / merged
     return loss * max(params.least_merged_s, load.mean_stay_s) if loss <= params.max_loss else math.inf

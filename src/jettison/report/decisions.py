@@ -138,12 +138,15 @@ def _no_drop(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
 def _why_compute_binds(event: Event) -> str | None:
     """Which of the two comparisons spoke against a drop (``policy.overload``), in words; None for other reasons.
 
-    A log has no share of prompts in the steps: where the waits do not explain the verdict, it was that share.
+    Logs of earlier versions have no share of prompts in the steps: there, where the waits do not explain the verdict,
+    it was that share.
     """
     memory_wait_s, compute_wait_s = (event.get(name) for name in _WAITS)
     if event.get("reason") != COMPUTE_BINDS or memory_wait_s is None or compute_wait_s is None:
         return None
-    if float(memory_wait_s) < _DEFAULTS.min_gain_ratio * float(compute_wait_s):
+    fill = event.get("prefill_fill")
+    by_waits = float(memory_wait_s) < _DEFAULTS.min_gain_ratio * float(compute_wait_s)
+    if by_waits and (fill is None or float(fill) <= _DEFAULTS.max_prefill_fill):
         return f"the memory wait is under {_DEFAULTS.min_gain_ratio:g} times the compute wait"
     return f"prompts fill over {_DEFAULTS.max_prefill_fill:.0%} of the steps"
 

@@ -40,8 +40,9 @@ prompts. A burst then slows decodes down and requests stay longer; with decodes 
 kunserve-fig13 says what either comes to. Merged groups that look ahead (`drop`) mix prompts and decodes by cost, and
 do not put prompts first. v1's figures, and those without a burst, have decodes first, within 2,048 tokens.
 
-`drop` is the policy as it is shipped. It does not drop where its cost model finds that compute binds, and not before it
-predicts a wait for memory, or has seen one for two seconds. `drop without
+`drop` is the policy as it is shipped. It does not drop where its cost model finds that compute binds or that a
+pipeline would fall behind by more than the wait for memory, and not before it predicts such a wait or has seen it for a
+second or two. `drop without
 compute guard` is KunServe's own trigger: load above capacity with requests waiting. `memory to spare` is recompute
 with eight times the KV memory: what memory alone could give.
 

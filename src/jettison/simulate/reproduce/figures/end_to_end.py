@@ -264,6 +264,6 @@ def _guard_remark(found: dict[str, Results]) -> str:
             )
     return (
         "`drop` is the policy as it is shipped: it declines where it finds that compute binds, or that a pipeline "
-        "could not keep up, and waits for a wait that it predicts or has seen for two seconds. `drop without compute "
-        "guard` is KunServe's own trigger. " + "; ".join(parts) + "."
+        "would fall behind by more than the wait, and waits for a wait that it predicts or has seen for a second or "
+        "two. `drop without compute guard` is KunServe's own trigger. " + "; ".join(parts) + "."
     )
