@@ -212,7 +212,7 @@ def compute_binds_pipelines(cluster: FakeCluster) -> None:
 
 
 def test_a_pipeline_that_compute_binds_yields_and_takes_its_queue_along() -> None:
-    cluster = FakeCluster(max_seqs=4, max_tokens=64)
+    cluster = FakeCluster(max_seqs=2, max_tokens=64)
     compute_binds_pipelines(cluster)
     cluster.order_at("drop", 1)
     drown(cluster, 150, at_ms=5)
@@ -226,8 +226,24 @@ def test_a_pipeline_that_compute_binds_yields_and_takes_its_queue_along() -> Non
     assert all(g.admission_cap_blocks is None for g in cluster.core.groups.values())
 
 
+def test_a_merged_group_runs_as_many_requests_as_its_members_did() -> None:
+    cluster = FakeCluster(full_blocks=200, max_seqs=4, max_tokens=64, auto_restore=False, policy="recompute")
+    cluster.order_at("drop", 1)
+    burst(cluster, 60, at_ms=2, prompt=4, output=40)
+    most_running = 0
+
+    def look() -> bool:
+        nonlocal most_running
+        most_running = max(most_running, *(len(g.running) for g in cluster.core.groups.values()))
+        return False
+
+    cluster.run(stop=look)
+    cluster.expect_outputs()
+    assert [len(g.stages) for g in cluster.core.groups.values()] == [2] and most_running == 8
+
+
 def test_a_request_that_needs_all_members_ends_a_yield() -> None:
-    cluster = FakeCluster(max_seqs=4, max_tokens=64)
+    cluster = FakeCluster(max_seqs=2, max_tokens=64)
     compute_binds_pipelines(cluster)
     cluster.order_at("drop", 1)
     drown(cluster, 150, at_ms=5)
@@ -240,7 +256,7 @@ def test_a_request_that_needs_all_members_ends_a_yield() -> None:
 
 
 def test_a_restore_that_a_compute_bound_flood_overtakes_still_ends() -> None:
-    cluster = FakeCluster(max_seqs=4, max_tokens=64)
+    cluster = FakeCluster(max_seqs=2, max_tokens=64)
     cluster.order_at("drop", 1)
     for name in ("long", "long2"):
         cluster.submit(name, [2] * 4, 160, 3)

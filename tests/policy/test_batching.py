@@ -239,9 +239,18 @@ def test_as_many_microbatches_as_stages_hold_every_running_request() -> None:
     seen: list[str] = []
     for _ in range(3):
         left = [r for r in running if r.request_id not in seen]
-        plan = plan_batch(view(left, num_running=11), limits(num_microbatches=3))
+        plan = plan_batch(view(left, num_running=11), limits(num_microbatches=3, max_num_seqs=24))
         seen += [c.request_id for c in plan.chunks]
     assert sorted(seen) == sorted(r.request_id for r in running)
+
+
+def test_no_microbatch_has_more_rows_than_an_instance_runs_by_itself() -> None:
+    queue = [waiting(str(i), 2) for i in range(10)]
+    plan = plan_batch(view(queue=queue, free=50), limits(num_microbatches=2, max_num_seqs=8))
+    assert len(plan.admissions) == 4 and plan.head_blocked_by is BlockedBy.TOKEN_BUDGET
+    shares = {str(i): 1 for i in range(10)}
+    plan = plan_batch(view([decode(r) for r in shares], free=50), limits(num_microbatches=2, max_num_seqs=12), shares)
+    assert len(plan.chunks) == 6
 
 
 # --- any view
@@ -297,18 +306,19 @@ def test_no_plan_breaks_a_bound(
         assert the_view.num_running + len(plan.admissions) <= bounds.max_num_seqs
     assert [a.request_id for a in plan.admissions] == [w.request_id for w in queue[: len(plan.admissions)]]
 
-    assert len(plan.chunks) + len(plan.admissions) <= max(bounds.max_num_seqs, the_view.num_running)
+    most = max(1, bounds.max_num_seqs // bounds.num_microbatches)
+    assert len(plan.chunks) + len(plan.admissions) <= most, "no more rows than an instance runs by itself"
     share = -(-the_view.num_running // bounds.num_microbatches)
-    assert len(plan.chunks) <= (bounds.max_num_seqs if bounds.num_microbatches == 1 else max(1, share))
+    assert len(plan.chunks) <= (most if bounds.num_microbatches == 1 else max(1, share))
     if planned is plan_prefill_first and not plan.preemptions:
         waiting_first = [row for row in the_view.running if row.num_ready_tokens > 1 or row.awaits_first]
         left_out = [row for row in waiting_first if row.num_free_slots >= row.num_ready_tokens]
         left_out = [row for row in left_out if row.request_id not in {c.request_id for c in plan.chunks}]
         decoding = {r.request_id for r in the_view.running} - {r.request_id for r in waiting_first}
         if left_out and decoding & {c.request_id for c in plan.chunks}:
-            cap = bounds.max_num_seqs
+            cap = most
             if bounds.num_microbatches > 1:
-                cap = max(1, -(-the_view.num_running // bounds.num_microbatches))
+                cap = min(most, max(1, -(-the_view.num_running // bounds.num_microbatches)))
             assert len(plan.chunks) - len(decoding & {c.request_id for c in plan.chunks}) >= cap, "prompts come first"
 
     scheduled = {c.request_id for c in plan.chunks}

@@ -107,7 +107,8 @@ class SchedulerConfig:
 
     max_num_seqs: int = config_key(
         None, int_from(1),
-        f"Most requests running in one group (auto: {DEFAULT_MAX_NUM_SEQS}, or the token budget where that is less).",
+        f"Most requests running on one instance; a merged group runs as many for each of its instances (auto: "
+        f"{DEFAULT_MAX_NUM_SEQS}, or the token budget where that is less).",
         metavar="N", unset="auto", bare=DEFAULT_MAX_NUM_SEQS)
     max_num_batched_tokens: int = config_key(512, int_from(1), "Token budget of one step.", metavar="N")
     admission_watermark: float = config_key(

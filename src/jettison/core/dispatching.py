@@ -138,7 +138,7 @@ class Dispatcher:
         profile = params.profile
         limit = params.batch_limit or (profile.batch_limit(num_stages) if profile is not None else None)
         # A pipeline has as many microbatches in flight as stages, each of them a batch.
-        return most if limit is None else min(limit * num_stages, most)
+        return num_stages * (most if limit is None else min(limit, most))
 
     def _group_queue(self, group: GroupCore, batch_limit: int, *, takes_new: bool) -> GroupQueue:
         self._state.catch_up(group.group_id)

@@ -205,7 +205,7 @@ class Loads:
         arrangement = Arrangement(
             num_alive,
             full_tokens + spare_copies * shape.parameter_bytes / token_bytes,
-            limits.max_num_seqs / num_stages,
+            limits.max_num_seqs,
             1.0 if num_stages == 1 else self.efficiency(num_stages).value,
         )
         return compute_load(traffic, arrangement, self.steptime(1).predict_s)

@@ -25,6 +25,7 @@ class SchedulerLimits:
     block_size: int
     max_num_batched_tokens: int
     max_num_seqs: int
+    """Requests running, for each instance; no microbatch has more rows."""
     max_model_len: int
     watermark: float = 0.01
     """Share of the blocks that admission leaves free."""

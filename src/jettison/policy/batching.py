@@ -71,12 +71,17 @@ class BatchLimits(NamedTuple):
 
     max_num_tokens: int
     max_num_seqs: int
-    """Running requests of a group, all microbatches together."""
+    """Running requests of a group, all microbatches together: as many for each stage."""
     watermark_blocks: int
     """Blocks that stay free at admission so that running requests can grow."""
     block_size: int
     num_microbatches: int = 1
     """Microbatches that the running requests are divided among (= pipeline stages)."""
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of one microbatch: what an instance may run by itself."""
+        return max(1, self.max_num_seqs // self.num_microbatches)
 
 
 class BatchView(NamedTuple):
@@ -141,9 +146,9 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
     """
     free_blocks = view.num_free_blocks
     budget = limits.max_num_tokens
-    max_rows = limits.max_num_seqs
+    most_rows = max_rows = limits.max_rows
     if shares is None and limits.num_microbatches > 1:
-        max_rows = max(1, -(-view.num_running // limits.num_microbatches))
+        max_rows = min(most_rows, max(1, -(-view.num_running // limits.num_microbatches)))
     chunks: list[Chunk] = []
     preempted: list[RequestId] = []
     gone: set[RequestId] = set()
@@ -190,7 +195,7 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
                 continue
             reason = _reason_to_wait(waiting, free_blocks, num_running, limits)
             share = budget if shares is None else min(budget, shares.get(waiting.request_id, 0))
-            if reason is None and share <= 0:
+            if reason is None and (share <= 0 or len(chunks) + len(admissions) >= most_rows):
                 reason = BlockedBy.TOKEN_BUDGET
             if reason is not None:
                 blocked = blocked or reason  # the head's, if that has stepped aside
@@ -225,9 +230,9 @@ def plan_prefill_first(view: BatchView, limits: BatchLimits) -> BatchPlan:
         return plan if plan.preemptions else plan._replace(head_blocked_by=first.head_blocked_by)
     budget = limits.max_num_tokens - sum(c.num_tokens for c in first.chunks)
     budget -= sum(a.num_tokens for a in first.admissions)
-    max_rows = limits.max_num_seqs
+    max_rows = limits.max_rows
     if limits.num_microbatches > 1:
-        max_rows = -(-view.num_running // limits.num_microbatches)
+        max_rows = min(max_rows, -(-view.num_running // limits.num_microbatches))
     places = max_rows - len(first.chunks) - len(first.admissions)
     if budget <= 0 or places <= 0 or not decodes:
         return first
