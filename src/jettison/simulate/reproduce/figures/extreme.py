@@ -18,6 +18,9 @@ COUNTED_FROM_S = 60.0
 FULL = 0.98
 """Of the KV there is, used, with requests waiting: out of memory."""
 
+FULL_FOR_S = 5.0
+"""Without a break: what a drop ends a moment later is not out of memory."""
+
 BURST_BEGINS_S = 45.0
 
 
@@ -92,11 +95,16 @@ def reproduce_fig17(runs: Runs) -> Outcome:
 
 
 def full_at_s(run: RunResult) -> float | None:
-    """When memory is first full with requests waiting, after the burst has begun; None: never."""
+    """When memory becomes full with requests waiting, and stays so, after the burst has begun; None: never."""
     used, total, queue = (dict(run.series[name]) for name in ("kv_blocks_used", "kv_blocks_total", "queue"))
+    since_s: float | None = None
     for t in sorted(used):
-        if t >= BURST_BEGINS_S and queue.get(t, 0.0) > 0 and used[t] >= FULL * total[t]:
-            return t
+        if t < BURST_BEGINS_S or queue.get(t, 0.0) <= 0 or used[t] < FULL * total[t]:
+            since_s = None
+            continue
+        since_s = t if since_s is None else since_s
+        if t - since_s >= FULL_FOR_S:
+            return since_s
     return None
 
 
