@@ -101,7 +101,6 @@ def digest(cluster: FakeCluster) -> str:
     text = re.sub(r"\('merges', \[.*?\]\), ", "", text)
     # How much of the steps prompts took, which a verdict was formed with, got into its record later.
     text = re.sub(r"\('prefill_fill', [^)]*\), |, \('prefill_fill', [^)]*\)", "", text)
-    text = re.sub(r", 'prefill_fill': [^,}]*", "", text)
     # How a set prints is not how it counts.
     text = re.sub(r"frozenset\(\{(.*?)\}\)", lambda found: str(sorted(found[1].split(", "))), text)
     text = re.sub(r"\d+\.\d+(e[+-]?\d+)?", lambda found: f"{float(found[0]):.6g}", text)

@@ -129,7 +129,7 @@ class Balancing(Relief):
         actions: list[Action] = []
         for pair in plan_pairs([loads[i] for i in idle], self._params):
             source, destination = idle[pair.source], idle[pair.destination]
-            if len(destination.running) >= self._cluster.limits.max_num_seqs * len(destination.stages):
+            if len(destination.running) >= destination.max_running:
                 continue
             chosen = choose_request(_rows(source), loads[pair.source], loads[pair.destination], self._params)
             if chosen is None:

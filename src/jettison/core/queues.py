@@ -185,6 +185,11 @@ class GroupQueues:
         return self._version + sum(ledger.version for ledger in self.ledgers)
 
     @property
+    def max_running(self) -> int:
+        """Requests that it may run at once: as many as its instances by themselves."""
+        return self.limits.max_num_seqs * len(self.stages)
+
+    @property
     def capacity_blocks(self) -> int:
         """Blocks of the tightest stage."""
         if self._only_ledger is not None:

@@ -120,7 +120,7 @@ class StepPlanner:
             self._limits_capacity = capacity
             self._limits = BatchLimits(
                 group.limits.max_num_batched_tokens,
-                group.limits.max_num_seqs * len(group.stages),
+                group.max_running,
                 group.watermark_blocks(),
                 group.limits.block_size,
                 len(group.stages),

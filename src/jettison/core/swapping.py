@@ -265,7 +265,7 @@ class Swapping(Relief):
             num_free_blocks=_num_free(group),
             watermark_blocks=group.watermark_blocks(),
             num_running=len(group.running) + len(self._of(group, SwapPhase.IN)),
-            max_num_seqs=self._cluster.limits.max_num_seqs * len(group.stages),
+            max_num_seqs=group.max_running,
         ):
             swap = self._swaps[request_id]
             swap.phase = SwapPhase.IN

@@ -34,6 +34,12 @@ class Arrangement(NamedTuple):
     """Throughput against as many separate instances with as much memory: 1.0 for separate ones, less for a pipeline."""
 
 
+def pipeline_loss(merged: float, separate: float) -> float:
+    """Share of the throughput of separate instances that a pipeline lacks, by the compute loads of both; ``merged`` is
+    above 0."""
+    return 1.0 - separate / merged
+
+
 def compute_load(traffic: Traffic, arrangement: Arrangement, predict_s: PredictStep) -> float | None:
     """Arriving requests over the requests that could be served, both a second; None while step times are unknown.
 

@@ -14,6 +14,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jettison.policy.computeload import pipeline_loss
 from jettison.types import GroupId
 
 COMPUTE_BINDS = "compute binds"
@@ -69,7 +70,7 @@ class GroupLoad(NamedTuple):
     mean_stay_s: float = 0.0
     """How long requests stay, as far as has been seen; 0 while nothing is known."""
     is_yielding: bool = False
-    """It empties its memory for others' sake: what it keeps out says nothing of how much there is."""
+    """It empties its memory, to be split: a longer pipeline is no answer to what it keeps out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,5 +307,5 @@ def merging_costs_s(load: GroupLoad, params: OverloadParams) -> float:
     merged, separate = load.merged_compute_load, load.separate_compute_load
     if not merged or separate is None or load.is_yielding:
         return math.inf
-    loss = 1.0 - separate / merged
+    loss = pipeline_loss(merged, separate)
     return loss * max(params.least_merged_s, load.mean_stay_s) if loss <= params.max_loss else math.inf

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from jettison.policy.computeload import pipeline_loss
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange, RequestId
 
@@ -114,7 +115,7 @@ def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
     if load.settled_s < params.min_settled_s or not is_drowning(load, params):
         return False
     assert load.merged_compute_load is not None and load.separate_compute_load is not None
-    lost_s = load.drowning_s * (1.0 - load.separate_compute_load / load.merged_compute_load)
+    lost_s = load.drowning_s * pipeline_loss(load.merged_compute_load, load.separate_compute_load)
     return load.drowning_s >= params.yield_after_s and lost_s >= load.mean_stay_s
 
 
