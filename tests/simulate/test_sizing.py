@@ -94,6 +94,9 @@ def test_the_command_says_what_it_found_and_what_it_costs(tmp_path: Path) -> Non
     for row in document["rows"]:
         assert row["cost_per_day"] == pytest.approx(row["instances"] * 48.0)
         assert {trial["instances"]: trial["holds"] for trial in row["trials"]}[row["instances"]]
+        conditions = dict(row["conditions"])
+        assert {"mean load (mean KV demand / capacity)", "peak demand / undropped capacity"} <= set(conditions)
+        assert not any(value in ("", "not stated") for label, value in conditions.items() if "demand" in label)
 
 
 def test_the_page_has_what_was_found_what_was_tried_and_the_runs_of_the_smallest(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ Every accepted request ends with exactly one ``Emit`` that has a finish reason.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Mapping, Sequence
 
 from jettison.core.balancing import Balancing
@@ -25,7 +24,6 @@ from jettison.core.ports import (
     Arrived,
     CallFailed,
     CancelRequested,
-    Emit,
     Event,
     FinishRequested,
     LayoutApplied,
@@ -47,6 +45,7 @@ from jettison.core.relief import Relief
 from jettison.core.request import Phase, RequestState
 from jettison.core.restoring import Restoring
 from jettison.core.state import ClusterState, WorkerState
+from jettison.core.stepping import Stepping
 from jettison.core.strides import Strides
 from jettison.core.swapping import Swapping
 from jettison.core.watching import Watching
@@ -56,7 +55,7 @@ from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.merge import StagePlan
 from jettison.policy.pipeline import plan_static_groups
-from jettison.types import NANOSECONDS, FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
+from jettison.types import FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
 
 __all__ = ["ClusterCore", "ClusterParams", "OverloadPolicy", "initial_groups"]
 
@@ -100,8 +99,7 @@ class ClusterCore:
         self.dispatcher = Dispatcher(self.state, self.loads, self.moves)
         self.rehousing = Rehousing(self.state, params.faults, self.dispatcher.place)
         self.strides = Strides(self.state, self.loads, self.moves, self.recoveries)
-        self._group_of_step: dict[int, GroupCore] = {}
-        """Of steps that have not ended; those of groups that died meanwhile may be named, too."""
+        self.stepping = Stepping(self.state, self.loads, self.moves)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -183,7 +181,7 @@ class ClusterCore:
         actions += self.dispatcher.rebalance_merged(now_ns)
         relief = self.moves.relief
         actions += relief.before_steps(self.moves.moving_workers(), now_ns)
-        actions += self._plan_steps(now_ns)
+        actions += self.stepping.plan(now_ns)
         actions += relief.after_steps(now_ns)
         self._follow_up(now_ns)
         return actions
@@ -193,9 +191,9 @@ class ClusterCore:
             case Arrived():
                 return self._dispatch(event.request, now_ns)
             case StepCompleted():
-                return self._on_step(event, now_ns) + self.watching.look(now_ns, after_step=True)
+                return self.stepping.on_completed(event, now_ns) + self.watching.look(now_ns, after_step=True)
             case StepFailed():
-                return self._on_step_failed(event, now_ns)
+                return self.stepping.on_failed(event, now_ns)
             case CancelRequested():
                 return self._end_early(event.request_id, FinishReason.CANCELLED, now_ns)
             case FinishRequested():
@@ -285,85 +283,6 @@ class ClusterCore:
             self.loads.note_arrival(self.groups[state.group_id], state)
         return []
 
-    def _on_step(self, event: StepCompleted, now_ns: int) -> list[Action]:
-        group = self._take_step(event.step_id)
-        if group is None:
-            return []
-        flight = group.in_flight[event.step_id]
-        self.moves.first_served.step_ended(group, event.step_id, now_ns)
-        seconds = (now_ns - flight.issued_ns) / NANOSECONDS
-        self.loads.note_step(
-            group, flight.num_tokens, len(flight.step.rows), flight.num_kv_tokens, seconds, now_ns
-        )
-        self.relief.note_step(group, seconds)
-        if len(group.stages) > 1:  # only pipelines plan by it
-            chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
-            group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
-        actions: list[Action] = []
-        for state in group.overtaking(event.step_id):
-            self.state.distrust(state)
-            overtaken = {"group": group.group_id, "step": event.step_id, "request": state.request_id}
-            actions.append(Record("chunk_overtaken", now_ns, overtaken))
-        for result in group.commit(event, now_ns):
-            self.loads.note_token(result.state)
-            tokens = () if result.token is None else (result.token,)
-            if result.finish_reason is None:
-                actions.append(Emit(result.state.request_id, tokens, state=result.state))
-            elif result.finish_reason is FinishReason.ERROR:
-                actions += self.state.end(result.state, FinishReason.ERROR, now_ns, error="no token could be sampled")
-                actions += self._stop_moves_of(result.state)
-            else:
-                self.loads.note_end(group, result.state, now_ns)
-                actions += self.state.end(
-                    result.state, result.finish_reason, now_ns,
-                    tokens=tokens, stop_token_id=result.stop_token_id,
-                )
-                actions += self._stop_moves_of(result.state)
-        for row in flight.step.rows:
-            if row.remote:
-                self.state.counters.num_live_rows += 1
-            if row.state.ending is not None:
-                self.state.reap(row.state)
-        return actions
-
-    def _on_step_failed(self, event: StepFailed, now_ns: int) -> list[Action]:
-        group = self._take_step(event.step_id)
-        if group is None:
-            return []
-        actions: list[Action] = [Record("step_failed", now_ns, {"step": event.step_id, "message": event.message})]
-        if event.recompute and event.lost_worker is None:
-            return actions + self._compute_again(group, event.step_id)
-        for state in group.fail(event.step_id):
-            if event.lost_worker is not None:
-                # The step is not to blame, and the group cannot go on: whoever is lost will be declared dead.
-                group.paused = True
-                group.stranded[state.request_id] = state
-                if state.ending is None and state.num_pending:
-                    self.state.distrust(state)  # a later chunk may still arrive there, and run on KV that is not there
-                self.state.reap(state)
-                continue
-            actions += self.state.end(state, FinishReason.ERROR, now_ns, error="the model step failed")
-            actions += self._stop_moves_of(state)
-            self.state.reap(state)
-        return actions
-
-    def _compute_again(self, group: GroupCore, step_id: int) -> list[Action]:
-        """A peer did not compute attention: rows that need none run again; others start again from their tokens."""
-        remote = {r.state.request_id for r in group.in_flight[step_id].step.rows if r.remote}
-        actions: list[Action] = []
-        for state in group.fail(step_id):
-            # Chunks that were planned to follow this one have run on KV that is not there.
-            if state.ending is None and (state.request_id in remote or state.num_pending):
-                actions += self._stop_moves_of(state)
-                self.state.distrust(state)
-            self.state.reap(state)
-        return actions
-
-    def _take_step(self, step_id: int) -> GroupCore | None:
-        """The group that waits for a step; None for a step that nobody waits for any more."""
-        group = self._group_of_step.pop(step_id, None)
-        return group if group is not None and step_id in group.in_flight else None
-
     def _end_early(
         self, request_id: RequestId, reason: FinishReason, now_ns: int, error: str | None = None
     ) -> list[Action]:
@@ -371,11 +290,8 @@ class ClusterCore:
         if state is None or state.is_finished:
             return []
         self.loads.note_cut_short(state)
-        stop = self._stop_moves_of(state)
+        stop = self.moves.cancel(state) + self.relief.cancel(state)
         return stop + self.state.end(state, reason, now_ns, error=error)
-
-    def _stop_moves_of(self, state: RequestState) -> list[Action]:
-        return self.moves.cancel(state) + self.relief.cancel(state)
 
     # --- dead workers -----------------------------------------------------------------------------------------
 
@@ -387,7 +303,7 @@ class ClusterCore:
         for ended in self.recoveries.ended_with(event.worker_id):
             actions += self._on(ended, now_ns)
         self.loads.note_settled(tuple(w for m in involved for w in m.worker_ids), now_ns)
-        self._group_of_step = {i: g for i, g in self._group_of_step.items() if i in g.in_flight}
+        self.stepping.forget_ended()
         return actions
 
     def _on_worker_joined(self, event: WorkerJoined, now_ns: int) -> list[Action]:
@@ -408,42 +324,7 @@ class ClusterCore:
                 actions += self._end_early(state.request_id, FinishReason.ERROR, now_ns, why_not)
         return actions
 
-    # --- steps ------------------------------------------------------------------------------------------------
-
-    def _plan_steps(self, now_ns: int) -> list[Action]:
-        """Plan what every touched group can run, in order of formation.
-
-        Groups that share a worker change each other's room: those after a group that was planned are planned after it
-        in the same event, those before it in the next.
-        """
-        state = self.state
-        state.resolve_ledgers()
-        changes, touched = state.changes, state.changes.touched
-        changes.unnoted |= touched
-        actions: list[Action] = []
-        todo = sorted(touched)  # a sorted list is a heap
-        while todo:
-            group_id = heapq.heappop(todo)
-            touched.discard(group_id)
-            group = self.groups.get(group_id)
-            if group is None:
-                continue
-            num_before = len(actions)
-            while (step := group.next_step(state.next_step_id, now_ns)) is not None:
-                # Its own steps are no reason to ask it again. What it changes without one (a preemption) is.
-                touched.discard(group_id)
-                self._group_of_step[step.step_id] = group
-                state.next_step_id += 1
-                actions.append(step)
-                actions += self.moves.first_served.step_issued(step, now_ns)
-            if state.shared_workers and (len(actions) > num_before or group_id in touched):
-                for other in state.sharers(group):
-                    touched.add(other)
-                    if other > group_id and other not in todo:
-                        changes.unnoted.add(other)
-                        heapq.heappush(todo, other)
-        changes.ledgers.clear()  # of the groups just planned, and of their sharers
-        return actions
+    # --- the end of an event ----------------------------------------------------------------------------------
 
     def _follow_up(self, now_ns: int) -> None:
         """At the end of an event: remember what it has touched, and how those groups are now."""
@@ -474,11 +355,11 @@ class ClusterCore:
 
         Static pipelines stay as they are.
         """
-        return self.watching.request_drop(now_ns) + self._plan_steps(now_ns)
+        return self.watching.request_drop(now_ns) + self.stepping.plan(now_ns)
 
     def request_restore(self, now_ns: int) -> list[Action]:
         """Restore every merged group that no move is touching (administration, verification), static ones excepted."""
-        return self.watching.request_restore(now_ns) + self._plan_steps(now_ns)
+        return self.watching.request_restore(now_ns) + self.stepping.plan(now_ns)
 
     # --- checks -----------------------------------------------------------------------------------------------
 

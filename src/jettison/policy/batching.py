@@ -144,26 +144,44 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
     With ``shares`` (``policy.lookahead``) nobody gets more tokens than its share, and who has none is left out; all
     other rules hold as they do without.
     """
+    rows = _in_order(view.running, shares)
+    max_rows = limits.max_rows
+    if shares is None and limits.num_microbatches > 1:
+        max_rows = min(max_rows, max(1, -(-view.num_running // limits.num_microbatches)))
+    chunks, preempted, free_blocks, budget = _plan_running(view, rows, limits, max_rows)
+    if preempted:
+        return BatchPlan(view.version, tuple(preempted), tuple(chunks), (), BlockedBy.MEMORY)
+    places = limits.max_rows - len(chunks)
+    admissions, blocked = _plan_admissions(
+        view, limits, shares, free_blocks=free_blocks - view.num_reserved_blocks, budget=budget, places=places
+    )
+    return BatchPlan(view.version, (), tuple(chunks), tuple(admissions), blocked)
+
+
+def _in_order(running: Sequence[RunningRow], shares: Mapping[RequestId, int] | None) -> Sequence[RunningRow]:
+    """Decodes before prefill remainders, nobody with more ready tokens than its share."""
+    decodes = [row for row in running if row[1] == 1]
+    rows = decodes if len(decodes) == len(running) else decodes + [r for r in running if r[1] > 1]
+    if shares is None:
+        return rows
+    return [r._replace(num_ready_tokens=min(r[1], shares[r[0]])) for r in rows if shares.get(r[0])]
+
+
+def _plan_running(
+    view: BatchView, rows: Sequence[RunningRow], limits: BatchLimits, max_rows: int
+) -> tuple[list[Chunk], list[RequestId], int, int]:
+    """Chunks of running requests, who is preempted for them, and the blocks and tokens that are left."""
     free_blocks = view.num_free_blocks
     budget = limits.max_num_tokens
-    most_rows = max_rows = limits.max_rows
-    if shares is None and limits.num_microbatches > 1:
-        max_rows = min(most_rows, max(1, -(-view.num_running // limits.num_microbatches)))
+    block_size = limits.block_size
     chunks: list[Chunk] = []
     preempted: list[RequestId] = []
-    gone: set[RequestId] = set()
     victims: _Victims | None = None
-
-    decodes = [row for row in view.running if row[1] == 1]
-    rows = decodes if len(decodes) == len(view.running) else decodes + [r for r in view.running if r[1] > 1]
-    if shares is not None:
-        rows = [r._replace(num_ready_tokens=min(r[1], shares[r[0]])) for r in rows if shares.get(r[0])]
-    block_size = limits.block_size
     for row in rows:
         if budget <= 0 or len(chunks) >= max_rows:
             break
         request_id, num_ready, num_free_slots = row[:3]
-        if request_id in gone:
+        if request_id in preempted:
             continue
         num_tokens = num_ready if num_ready <= budget else budget
         grow = 0 if num_tokens <= num_free_slots else -((num_free_slots - num_tokens) // block_size)
@@ -174,40 +192,47 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
             if victim is None:
                 break
             preempted.append(victim.request_id)
-            gone.add(victim.request_id)
             free_blocks += victim.num_reclaimable_blocks
             if victim.request_id == request_id:
                 break
-        if request_id in gone or grow > free_blocks:
+        if grow > free_blocks or request_id in preempted:
             continue
         free_blocks -= grow
         budget -= num_tokens
         chunks.append(Chunk(request_id, num_tokens, grow))
+    return chunks, preempted, free_blocks, budget
 
+
+def _plan_admissions(
+    view: BatchView,
+    limits: BatchLimits,
+    shares: Mapping[RequestId, int] | None,
+    *,
+    free_blocks: int,
+    budget: int,
+    places: int,
+) -> tuple[list[Admission], BlockedBy | None]:
+    """Waiting requests that start, in their order, and what the first that does not start lacks."""
     admissions: list[Admission] = []
+    num_running = view.num_running
     blocked: BlockedBy | None = None
-    num_running = view.num_running - len(gone)
-    free_blocks -= view.num_reserved_blocks
-    if not preempted:
-        for waiting in view.waiting:
-            if waiting.is_oversized:
-                blocked = blocked or BlockedBy.MEMORY
-                continue
-            reason = _reason_to_wait(waiting, free_blocks, num_running, limits)
-            share = budget if shares is None else min(budget, shares.get(waiting.request_id, 0))
-            if reason is None and (share <= 0 or len(chunks) + len(admissions) >= most_rows):
-                reason = BlockedBy.TOKEN_BUDGET
-            if reason is not None:
-                blocked = blocked or reason  # the head's, if that has stepped aside
-                break
-            num_tokens = min(waiting.num_tokens - waiting.num_cached_tokens, share)
-            admissions.append(Admission(waiting.request_id, num_tokens, waiting.num_cached_tokens))
-            free_blocks -= waiting.num_blocks_needed
-            budget -= num_tokens
-            num_running += 1
-    else:
-        blocked = BlockedBy.MEMORY
-    return BatchPlan(view.version, tuple(preempted), tuple(chunks), tuple(admissions), blocked)
+    for waiting in view.waiting:
+        if waiting.is_oversized:
+            blocked = blocked or BlockedBy.MEMORY
+            continue
+        reason = _reason_to_wait(waiting, free_blocks, num_running, limits)
+        share = budget if shares is None else min(budget, shares.get(waiting.request_id, 0))
+        if reason is None and (share <= 0 or len(admissions) >= places):
+            reason = BlockedBy.TOKEN_BUDGET
+        if reason is not None:
+            blocked = blocked or reason  # the head's, if that has stepped aside
+            break
+        num_tokens = min(waiting.num_tokens - waiting.num_cached_tokens, share)
+        admissions.append(Admission(waiting.request_id, num_tokens, waiting.num_cached_tokens))
+        free_blocks -= waiting.num_blocks_needed
+        budget -= num_tokens
+        num_running += 1
+    return admissions, blocked
 
 
 def plan_prefill_first(view: BatchView, limits: BatchLimits) -> BatchPlan:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from jettison.report.html import PageTable, write_html
 from jettison.report.results import RunResult
-from jettison.report.summary import format_value
+from jettison.report.summary import fairness_rows, format_value
 from jettison.report.terminal import print_whole
 from jettison.simulate.sizing import Objective, Sizing, Trial
 
@@ -148,7 +148,8 @@ def _row(sizing: Sizing, first: Sizing) -> list[str]:
 
 
 def sizing_document(sizings: Sequence[Sizing]) -> dict[str, Any]:
-    """The same as JSON, with every trial. At the top is what all points ask for; null where they differ."""
+    """The same as JSON, with every trial. At the top is what all points ask for; null where they differ. Conditions are
+    (label, value) rows: the fairness header of the cluster that was found, first seed."""
     objective = _common(sizing.wanted.objective for sizing in sizings)
     return {
         "objective": None if objective is None else _objective(objective),
@@ -164,6 +165,7 @@ def sizing_document(sizings: Sequence[Sizing]) -> dict[str, Any]:
                     cost_per_day(sizing.best, sizing.wanted.price_per_gpu_hour) if sizing.found.smallest else None
                 ),
                 "is_monotone": not sizing.found.exceptions,
+                "conditions": fairness_rows(sizing.runs[0]) if sizing.runs else None,
                 "trials": [
                     {
                         "instances": trial.num_instances, "holds": trial.holds, "ttft_p99_s": trial.ttft_p99_s,

@@ -106,7 +106,10 @@ def table(rows: Sequence[Row]) -> list[str]:
     """A Markdown table."""
     lines = ["| workload | metric | system | against | paper | ours | in band |", "|---|---|---|---|---|---|---|"]
     for row in rows:
-        lines.append("| " + " | ".join(row_cells(row)) + " |")
+        *cells, verdict = row_cells(row)
+        if row.in_band is False:
+            verdict = verdict.replace("no", "**no**", 1)
+        lines.append("| " + " | ".join([*cells, verdict]) + " |")
     return lines
 
 
@@ -116,7 +119,7 @@ def row_cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
     ours = "-" if row.ours is None else _with_unit(f"{row.ours:.3g}", row.unit)
     if row.spread is not None and row.spread[0] != row.spread[1]:
         ours += f" ({row.spread[0]:.3g} to {row.spread[1]:.3g})"
-    verdict = {None: "", True: f"yes ({row.band})", False: f"**no** ({row.band})"}[row.in_band]
+    verdict = {None: "", True: f"yes ({row.band})", False: f"no ({row.band})"}[row.in_band]
     return row.workload, row.metric, row.system, row.baseline or "-", paper, ours, verdict
 
 
