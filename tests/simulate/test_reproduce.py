@@ -240,7 +240,7 @@ def test_users_are_added_on_the_instants_that_are_there() -> None:
     assert set(many.columns.arrival_s.tolist()) == stamps
     assert len(many.rows) == pytest.approx(45 * len(one.rows), rel=0.01)
     assert len(set(many.columns.input_tokens.tolist())) > len(one.rows)  # lengths are drawn for each of them
-    assert many.duration_s == pytest.approx(85.0 + 4 * 40.0)
+    assert many.duration_s == pytest.approx(120.0 + 3 * 75.0)
 
 
 def test_a_load_is_found_from_either_side() -> None:

@@ -16,7 +16,10 @@ def reproduce(
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write rows, conditions and remarks.")
     ] = None,
-    plots: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the plots as PNG.")] = None,
+    plots: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw the plots there, as PNG (default: reproduction; a page has its own)."),
+    ] = None,
     page: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a page with its plots (with `all`: docs/reproduction.md)."),
@@ -27,7 +30,8 @@ def reproduce(
     keep: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Keep finished runs there and take those that are there: goes on after a stop."
+            metavar="DIR",
+            help="Keep finished runs there and take those that this version has left there: goes on after a stop.",
         ),
     ] = None,
 ) -> None:

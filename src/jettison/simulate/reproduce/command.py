@@ -20,6 +20,8 @@ from jettison.simulate.reproduce.registry import EXPERIMENTS, Experiment, experi
 from jettison.simulate.reproduce.rows import Outcome
 
 PAGE = Path("docs/reproduction.md")
+PLOTS = Path("reproduction")
+"""Where plots go that no page shows and nobody wants elsewhere."""
 
 
 def list_experiments(console: Console) -> None:
@@ -46,8 +48,12 @@ def reproduce(
     chosen = list(EXPERIMENTS.values()) if list(names) == ["all"] else [experiment(name) for name in names]
     if page is None and list(names) == ["all"]:
         page = PAGE
+    if plots is None and page is None:
+        plots = PLOTS
     if json_out is not None:
         check_writable(json_out)
+    if plots is not None:
+        check_writable(plots / "plot.png")
     started_s = time.monotonic()
     runs = Runs(processes or usable_cores(), _progress(console, started_s), keep)
     outcomes: dict[str, Outcome] = {}
@@ -57,7 +63,8 @@ def reproduce(
         if json_out is not None:
             _write_json(json_out, outcomes)
         if plots is not None:
-            save_pictures(plots, found.name, outcomes[found.name])
+            files = save_pictures(plots, found.name, outcomes[found.name])
+            console.print(f"plots: {', '.join(str(plots / file) for file in files)}", soft_wrap=True, highlight=False)
         if page is not None:
             write_page(page, outcomes, told_of_effort(runs, time.monotonic() - started_s))
     console.print(told_of_effort(runs, time.monotonic() - started_s), style="dim")

@@ -126,7 +126,8 @@ def changed(setup: ClusterSetup, machine: Machine, changes: Changes) -> ClusterS
 
 
 def without_guard(params: ClusterParams) -> ClusterParams:
-    """KunServe's own trigger (v3 section 4.1): load above capacity with requests waiting, whatever compute says."""
+    """KunServe's own trigger (v3 section 4.1): load above capacity with requests waiting, whatever compute says. The
+    policy's grace for heads that the next ending request may serve stays."""
     overload = replace(
         params.overload, min_gain_s=-math.inf, min_gain_ratio=0.0, max_prefill_fill=math.inf, max_compute_load=math.inf,
         max_surge_compute_load=math.inf,

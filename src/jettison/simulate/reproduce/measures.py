@@ -98,8 +98,14 @@ def compared(
         found = [None if value is None else 100.0 * (value - 1.0) for value in found]
     middle, spread = median_and_spread(found)
     return Row(
-        figure, workload, metric, system, baseline, paper, middle, "%" if percent else unit, spread, band, band_source
-    )
+        figure, workload, metric, system, baseline, paper, middle, "%" if percent else unit, spread, band, band_source,
+        is_idle=never_dropped(results.runs[system]),
+    )  # fmt: skip
+
+
+def never_dropped(runs: Sequence[RunResult]) -> bool:
+    """Whether these are runs of a policy that drops, and none did."""
+    return all(run.config["policy"] == "drop" and not run.events.get("drops") for run in runs)
 
 
 def alone(

@@ -7,11 +7,24 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from pathlib import Path
 
+import jettison
 from jettison.report.results import RunResult, read_results, write_results
 from jettison.simulate.batch import killed
 from jettison.simulate.reproduce.jobs import job_name, run_job
+
+
+@cache
+def program_mark() -> str:
+    """Changes with any source file of this package."""
+    digest = hashlib.sha256()
+    root = Path(jettison.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
 
 OnDone = Callable[[int, int, str], None]
 """(jobs done, jobs in all, what the last one was)."""
@@ -23,7 +36,7 @@ _FACTOR = "factor"
 
 class Runs:
     """Results by job. With a folder, what is done is kept there, and what is there is not done again: an interrupted
-    reproduction goes on. Whoever changes the program between two runs takes another folder."""
+    reproduction goes on. What another version of the program has left there is not taken."""
 
     def __init__(self, processes: int = 1, on_done: OnDone | None = None, folder: Path | None = None) -> None:
         self.num_done = 0
@@ -69,7 +82,9 @@ class Runs:
                 raise killed({future: job_name(job) for future, job in under_way.items()}, number) from None
 
     def _file(self, job: str) -> Path | None:
-        return None if self._folder is None else self._folder / f"{hashlib.sha256(job.encode()).hexdigest()[:24]}.json"
+        if self._folder is None:
+            return None
+        return self._folder / f"{hashlib.sha256((program_mark() + job).encode()).hexdigest()[:24]}.json"
 
     def _take_kept(self, jobs: Sequence[str]) -> None:
         for job in jobs:

@@ -56,13 +56,16 @@ class Row:
     """What counts as a reproduction; None: stated beside the paper's, not judged."""
     band_source: str = ""
     """Whose band it is."""
+    is_idle: bool = False
+    """The system was to drop and never did: that it is no worse than others shows nothing."""
 
     @property
     def in_band(self) -> bool | None:
-        """None where there is no band, or nothing was found."""
+        """None where there is no band, nothing was found, or it would hold because nothing happened."""
         if self.band is None or self.ours is None or not math.isfinite(self.ours):
             return None
-        return self.band.holds(self.ours)
+        holds = self.band.holds(self.ours)
+        return None if holds and self.is_idle else holds
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""

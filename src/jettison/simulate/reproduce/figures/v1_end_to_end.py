@@ -5,14 +5,25 @@ from __future__ import annotations
 from jettison.report.overload import slo_base, slo_violations
 from jettison.simulate.reproduce import remarks
 from jettison.simulate.reproduce.conditions import conditions
-from jettison.simulate.reproduce.measures import compared, mean_of, over_median, throughput, tpot, ttft
+from jettison.simulate.reproduce.measures import (
+    compared,
+    mean_of,
+    never_dropped,
+    over_median,
+    throughput,
+    tpot,
+    ttft,
+)
 from jettison.simulate.reproduce.pictures import lines, time_lines
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.rows import Band, Outcome, Row, median_and_spread, ratio
 from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Results, Spec, read_spec, run_spec, run_specs
 
-LOADS = (0.4, 0.5)
+LOADS = (0.5, 0.65, 0.8)
 """v1 sweeps the rate upwards from the average memory demand; its motivating run has 49.8 %."""
+
+OVERFLOWS = LOADS[1]
+"""The least of these at which its spike overflows what is not dropped: figures of one load have this one."""
 
 SYSTEMS = ("drop", WITHOUT_GUARD.name)
 LENGTHS = {"BurstGPT": "burstgpt", "AzureConv": "azure-conv", "AGIEval-CoT": "agieval"}
@@ -35,7 +46,7 @@ def reproduce_v1_fig10(runs: Runs) -> Outcome:
     outcome, base = Outcome(), read_spec("v1-burst")
     highest: dict[str, Results] = {}
     for workload, lengths in LENGTHS.items():
-        loads = LOADS if workload == "BurstGPT" else LOADS[1:]
+        loads = LOADS if workload == "BurstGPT" else (OVERFLOWS,)
         sweep = _sweep(runs, base.changed(lengths=lengths), loads)
         highest[workload] = sweep[-1]
         _latency_rows(outcome, "kunserve-v1-fig10", workload, sweep, PAPER_P99)
@@ -59,7 +70,7 @@ def reproduce_v1_fig10(runs: Runs) -> Outcome:
 def reproduce_v1_fig11(runs: Runs) -> Outcome:
     """The time line on BurstGPT lengths."""
     outcome, base = Outcome(), read_spec("v1-burst")
-    results = _sweep(runs, base, LOADS[1:])[0]
+    results = _sweep(runs, base, (OVERFLOWS,))[0]
     figure, workload = "kunserve-v1-fig11", "BurstGPT 14B"
     for system, paper in (("recompute", Band(38.9, 38.9)), ("drop", None), (WITHOUT_GUARD.name, None)):
         found = [over_median(100)(run) for run in results.runs[system]]
@@ -157,7 +168,7 @@ def _latency_rows(outcome: Outcome, figure: str, workload: str, sweep: list[Resu
                 Row(
                     figure,
                     workload,
-                    "P99 TTFT, times lower, best of the sweep",
+                    "P99 TTFT, times lower" + (", best of the sweep" if len(sweep) > 1 else ""),
                     system,
                     baseline,
                     None if system == SPARE.name else band,
@@ -166,6 +177,7 @@ def _latency_rows(outcome: Outcome, figure: str, workload: str, sweep: list[Resu
                     (min(known), max(known)) if known else None,
                     judged,
                     "the paper's own range",
+                    is_idle=all(never_dropped(results.runs[system]) for results in sweep),
                 )
             )
     best = max(

@@ -8,6 +8,7 @@ from itertools import pairwise
 from jettison.core import ports
 from jettison.sim.cluster import SimulatedCluster
 from jettison.simulate.machines import cluster_setup
+from jettison.simulate.reproduce.conditions import CALIBRATION
 from jettison.simulate.reproduce.pictures import bars
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.rows import Band, Outcome, Row
@@ -91,6 +92,10 @@ def reproduce_v1_fig14(runs: Runs) -> Outcome:
     )
     outcome.conditions[WORKLOAD] = [
         ("cluster", spec.machine.name),
+        ("parameters' share of memory", f"{spec.machine.parameter_share:.4g}"),
+        ("undropped KV capacity, tokens", f"{spec.machine.kv_tokens * spec.machine.num_instances:,}"),
+        ("arrivals", "; ".join(build_workload(spec.parsed.workload, 0).notes)),
+        ("step times", CALIBRATION),
         ("moved", ", ".join(f"{g} Gbps: {found[g, 'blocking'].moved_bytes / 1e9:.1f} GB" for g in GBPS)),
         (
             "exchange",
