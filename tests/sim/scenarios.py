@@ -77,6 +77,8 @@ class Watched:
 
     def __init__(self, setup: ClusterSetup, *, checks: bool = True, check_every: int = 7) -> None:
         self.ends: dict[str, list[FinishReason]] = {}
+        self.errors: dict[str, str | None] = {}
+        """What clients of requests that ended with an error are told."""
         self.times: dict[str, list[int]] = {}
         """Of each token."""
         self.records: list[ports.Record] = []
@@ -97,6 +99,8 @@ class Watched:
         self.times.setdefault(emit.request_id, []).extend(now_ns for _ in emit.tokens)
         if emit.finish_reason is not None:
             self.ends.setdefault(emit.request_id, []).append(emit.finish_reason)
+        if emit.finish_reason is FinishReason.ERROR:
+            self.errors[emit.request_id] = emit.error
 
     def _on_tokens(self, request_ids: Sequence[str], ends_ns: Times) -> None:
         for name in request_ids:
@@ -132,14 +136,31 @@ class Watched:
         self.expect_nothing_left()
 
     def expect_one_end_each(self) -> None:
-        """As much as holds whatever dies: one end, never too many tokens."""
+        """What holds whatever dies: one end each, all tokens or an error that the deaths explain, never too many."""
+        reasons = self._reasons_to_fail()
         for name, request in self.requests.items():
-            ends = self.ends.get(name, [])
-            assert len(ends) == 1, (name, ends)
-            num = len(self.times.get(name, []))
-            assert num <= request.params.max_tokens
-            assert ends[0] is not FinishReason.LENGTH or num == request.params.max_tokens, name
+            ends, num_tokens = self.ends.get(name, []), len(self.times.get(name, []))
+            assert ends in ([FinishReason.LENGTH], [FinishReason.ERROR]), (name, ends)
+            assert num_tokens <= request.params.max_tokens
+            if ends == [FinishReason.LENGTH]:
+                assert num_tokens == request.params.max_tokens, name
+            else:
+                assert (self.errors[name] or "").startswith(reasons), (name, self.errors[name])
         self.expect_nothing_left()
+
+    def _reasons_to_fail(self) -> tuple[str, ...]:
+        """Beginnings of the errors that clients may get after these deaths.
+
+        Never among them: "the model step failed", which is what follows when the core has a worker run layers that are
+        not there or a step of a past epoch.
+        """
+        kinds, max_deaths = self.kinds(), self.cluster.core.params.faults.max_deaths_per_request
+        reasons: tuple[str, ...] = ()
+        if kinds.count("worker_lost") >= max_deaths:
+            reasons += (f"{max_deaths} workers died while they computed this request",)
+        if "worker_gone" in kinds:
+            reasons += ("a worker is gone for good, and what is left holds ", "no worker could take the request again")
+        return reasons
 
     def expect_nothing_left(self) -> None:
         core = self.cluster.core

@@ -7,12 +7,14 @@ new life; a stage that loses a peer by it makes that peer suspect, and it is dec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from jettison.core import ports
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
+from jettison.sim.links import host_of
 from jettison.sim.loop import FAULT
 from jettison.sim.worker import SimWorker
 from jettison.types import NANOSECONDS, WorkerId
@@ -33,9 +35,10 @@ class Breaking:
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.num_ahead = 0
         """Faults that are planned, and their consequences that are still to come."""
-        self.duplicated: dict[WorkerId, int] = {}
-        """Worker -> delay of the second copy of what it tells, in ns."""
         self._cluster = cluster
+        self._lasting: dict[WorkerId, list[Slow | Delay | Duplicate]] = {}
+        """Faults under way by worker, the first to begin first. Each does its part, whichever else there are."""
+        self._copies_after_ns: dict[WorkerId, tuple[int, ...]] = {}
         self._cut: set[tuple[WorkerId, WorkerId]] = set()
         """Pairs, smaller id first, whose link is broken though both live."""
         self._told_dead: dict[WorkerId, int] = {}
@@ -50,6 +53,10 @@ class Breaking:
     def is_cut(self, a: WorkerId, b: WorkerId) -> bool:
         """Whether the link between two that live is broken."""
         return bool(self._cut) and (min(a, b), max(a, b)) in self._cut
+
+    def copies_after_ns(self, worker_id: WorkerId) -> tuple[int, ...]:
+        """Delays of further copies of what this worker tells now: one for each fault that makes it repeat itself."""
+        return self._copies_after_ns.get(worker_id, ())
 
     def is_told_dead(self, worker_id: WorkerId, life: int) -> bool:
         """The core knows that this life is over."""
@@ -81,17 +88,22 @@ class Breaking:
                 self._kill(fault.worker_id, fault.detect_s, fault.restart_after_s)
             case Cut():
                 self._cut_link(fault.a, fault.b)
-            case Slow():
-                worker = cluster.worker(fault.worker_id)
-                worker.slowness = fault.factor
-                self._later(fault.for_s, lambda: setattr(worker, "slowness", 1.0))
-            case Delay():
-                worker = cluster.worker(fault.worker_id)
-                worker.extra_hop_ns = round(fault.delay_s * NANOSECONDS)
-                self._later(fault.for_s, lambda: setattr(worker, "extra_hop_ns", 0))
-            case Duplicate():
-                self.duplicated[fault.worker_id] = round(fault.delay_s * NANOSECONDS)
-                self._later(fault.for_s, lambda: self.duplicated.pop(fault.worker_id, None))
+            case Slow() | Delay() | Duplicate():
+                self._lasting.setdefault(fault.worker_id, []).append(fault)
+                self._note_lasting(fault.worker_id)
+                self._later(fault.for_s, lambda: self._end(fault))
+
+    def _end(self, fault: Slow | Delay | Duplicate) -> None:
+        self._lasting[fault.worker_id].remove(fault)
+        self._note_lasting(fault.worker_id)
+
+    def _note_lasting(self, worker_id: WorkerId) -> None:
+        """Factors multiply and delays add up: each fault does what it does to a worker that is healthy."""
+        worker, lasting = self._cluster.worker(worker_id), self._lasting[worker_id]
+        worker.slowness = math.prod((f.factor for f in lasting if isinstance(f, Slow)), start=1.0)
+        worker.extra_hop_ns = sum(round(f.delay_s * NANOSECONDS) for f in lasting if isinstance(f, Delay))
+        repeating = [f for f in lasting if isinstance(f, Duplicate)]
+        self._copies_after_ns[worker_id] = tuple(round(f.delay_s * NANOSECONDS) for f in repeating)
 
     def _later(self, delay_s: float, act: Callable[[], object]) -> None:
         def run() -> None:
@@ -110,6 +122,7 @@ class Breaking:
         for peer in cluster.workers:
             if peer != worker_id and cluster.is_linked(worker_id, peer):
                 self._break_link(worker_id, peer, dead=worker_id)
+        self._drop_swaps(worker_id)
         worker.die()
         self.num_ahead += 1
         self._later(detect_s, lambda: self._lost(worker_id, restart_after_s))
@@ -155,3 +168,9 @@ class Breaking:
             life = survivor.life
             latency_ns = cluster.network.latency_ns(a, b)
             cluster.loop.after(latency_ns, lambda: survivor.lose_link(dead) if survivor.life == life else None)
+
+    def _drop_swaps(self, worker_id: WorkerId) -> None:
+        """The host memory of a dead worker is gone as well: its copies stop, and nobody is left to tell of them."""
+        host = host_of(worker_id)
+        for src, dst in ((worker_id, host), (host, worker_id)):
+            self._cluster.transfers.drop(src, dst)

@@ -302,7 +302,8 @@ class SimulatedCluster:
         load = StepLoad.of(step.rows)
         if load.num_samples == load.num_tokens and len(step.stages) == 1 and self._compress:
             run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
-            if lone.worker_id not in self.breaking.duplicated and self.striding.begin(run, lone, arrives_ns):
+            repeats = bool(self.breaking.copies_after_ns(lone.worker_id))
+            if not repeats and self.striding.begin(run, lone, arrives_ns):
                 return
         run = StepRun(step, load, self._far_rows(step), self._high_blocks(step))
         for index, stage in enumerate(step.stages):
@@ -366,10 +367,17 @@ class SimulatedCluster:
         at_ns = max(at_ns + self.setup.hops.report_ns + worker.extra_hop_ns, worker.last_report_ns)
         worker.last_report_ns = at_ns
         life, worker_id = worker.life, worker.worker_id
-        if worker_id in self.breaking.duplicated:
-            again_ns = at_ns + self.breaking.duplicated[worker_id]
-            self.loop.at(again_ns, lambda: self._receive(worker_id, life, event))
-        return self.loop.at(at_ns, lambda: self._receive(worker_id, life, event))
+        copies_after_ns = self.breaking.copies_after_ns(worker_id)
+        if not copies_after_ns:
+            return self.loop.at(at_ns, lambda: self._receive(worker_id, life, event))
+
+        def arrive() -> None:
+            # Copies follow from the first: what a death or a lost link cancels before its end is not told of at all.
+            for delay_ns in copies_after_ns:
+                self.loop.after(delay_ns, lambda: self._receive(worker_id, life, event))
+            self._receive(worker_id, life, event)
+
+        return self.loop.at(at_ns, arrive)
 
     def _receive(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
         if self.host is None:

@@ -1,6 +1,7 @@
 """What goes wrong, and when: values, and a generator of schedules from a seed.
 
-A schedule is plain data, so a failing one is a test case. Carried out by ``sim.cluster``.
+A schedule is plain data, so a failing one is a test case. Carried out by ``sim.breaking``. Faults of one worker may
+overlap: each begins and ends by itself, slow ones multiply, delays add up, and each that repeats makes a copy.
 """
 
 from __future__ import annotations
