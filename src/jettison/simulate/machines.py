@@ -330,6 +330,9 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         config, num_host_slots=num_host_slots(host_bytes, machine.shape, limits.block_size),
         profile=machine.profile if machine.core_knows_profile and config.profile != "none" else None,
     )
+    if machine.topology.host is not None:
+        # Copy engines work beside the steps: a whole step's time is theirs, as InferCept has it.
+        params = replace(params, swap=replace(params.swap, time_share=1.0))
     timing = spec.timing
     return ClusterSetup(
         shape=machine.shape,
