@@ -120,3 +120,13 @@ def test_copies_beside_the_steps_may_take_a_whole_step_and_copies_between_them_a
         setup = cluster_setup(found, parsed, parsed.variants[0], 0)
         assert (setup.topology.host is not None) == (share == 1.0)
         assert setup.params.swap.time_share == share
+
+
+@pytest.mark.parametrize(("place", "change"), [
+    ("cluster: the memory", {"cluster": {**spec()["cluster"], "memory": 10**30}}),
+    ("cluster: the memory", {"cluster": {**spec()["cluster"], "kv_tokens": 10**12}}),
+    ("settings.host_memory", {"settings": {"host_memory": 10**14}, "variants": ["swap"]}),
+])  # fmt: skip
+def test_more_blocks_than_books_have_room_for_are_one_line(place: str, change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"^{place} .*KV blocks, and 10,000,000 can be simulated at most$"):
+        cases_of(spec(**change), "file")

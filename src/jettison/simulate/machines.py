@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jettison.config import EngineConfig
+from jettison.config.values import shown
 from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.group import SchedulerLimits
 from jettison.cost.deployment import Deployment, deployment_from_document
@@ -36,6 +37,9 @@ DEFAULT_CONTEXT = 131_072
 
 PIECE_BYTES = 4 << 20
 """Of bulk transfers between accelerators, where nobody says otherwise."""
+
+MOST_BLOCKS = 10_000_000
+"""Of KV in an instance, and in its host pool: each has an entry in a book."""
 
 DEFAULT_GBPS = 100.0
 """Of each GPU's card, where a spec names a model and a GPU and no link."""
@@ -326,8 +330,10 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
     if "page_size" in {**spec.settings, **variant.settings}:
         page_bytes = config.memory.page_bytes
     host_bytes = config.memory.host_memory_bytes if variant.policy == "swap" else 0
+    num_slots = num_host_slots(host_bytes, machine.shape, limits.block_size)
+    _check_books(machine, limits.block_size, num_slots)
     params = cluster_params(
-        config, num_host_slots=num_host_slots(host_bytes, machine.shape, limits.block_size),
+        config, num_host_slots=num_slots,
         profile=machine.profile if machine.core_knows_profile and config.profile != "none" else None,
     )
     if machine.topology.host is not None:
@@ -353,6 +359,16 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         tick_s=config.overload.check_interval_ms / 1e3,
         host=machine.costs,
     )
+
+
+def _check_books(machine: Machine, block_size: int, num_slots: int) -> None:
+    """Raises ConfigError for more memory than its blocks can be accounted for."""
+    for what, number in (
+        ("cluster: the memory of an instance (memory, kv_tokens) is", machine.kv_tokens // block_size),
+        ("settings.host_memory is", num_slots),
+    ):
+        if number > MOST_BLOCKS:
+            raise ConfigError(f"{what} {shown(number)} KV blocks, and {MOST_BLOCKS:,} can be simulated at most")
 
 
 def _limits(machine: Machine, config: EngineConfig) -> SchedulerLimits:
