@@ -99,7 +99,7 @@ def changed(place: str, value: object) -> dict[str, Any]:
         ("cluster.instances", 2.5, "cluster.instances needs a whole number"),
         ("cluster.gpu", "h200", "cluster.gpu does not go with cluster.preset"),
         ("cluster.model", "x", "cluster.model does not go with cluster.preset"),
-        ("cluster.profile", "f.json", "cluster.profile goes with a model folder or a description only"),
+        ("cluster.profile", 5, "cluster.profile needs a text that is not empty, not 5"),
         ("cluster.gpus_per_instance", 2, "cluster.gpus_per_instance goes with cluster.gpu only"),
         ("cluster.memory", "1GiB", "cluster.memory_utilisation does not go with cluster.memory"),
         ("cluster.memory_utilisation", 1.5, "cluster.memory_utilisation needs a part from 0 to 1, not 1.5"),

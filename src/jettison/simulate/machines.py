@@ -20,15 +20,16 @@ from jettison.cost.gpus import LINE_RATE_REACHED, LinkPreset
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
 from jettison.cost.presets import ClusterPreset, InstancePreset, cluster_preset, instance_preset
+from jettison.cost.profile_document import ProfileDocumentError, StoredProfile, from_document
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.pieces import MAX_PIECE_BYTES
-from jettison.live.profile_file import AUTO
+from jettison.live.profile_file import AUTO, read_profile
 from jettison.memory.hostpool import num_host_slots
 from jettison.sim.executor import ModelledExecutor
 from jettison.sim.links import LATENCY_S, LinkClass, LinkSpec, Topology
 from jettison.sim.setup import CUDA_PAGE_BYTES, ClusterSetup, Hops, MemorySetup
 from jettison.simulate.clients import Edge
-from jettison.simulate.profiling import profiling_command, with_profile
+from jettison.simulate.profiling import profile_of_preset, profiling_command, with_profile
 from jettison.simulate.spec import ClusterSpec, ExperimentSpec, LinkChange, Settings, Timing, VariantSpec
 from jettison.types import ModelShape
 
@@ -93,7 +94,7 @@ def resolve_machine(cluster: ClusterSpec, settings: Settings, base_dir: Path = P
     Raises ConfigError, ModelError and BudgetError, each in one line.
     """
     if cluster.preset is not None or cluster.gpu is not None:
-        machine = _of_presets(cluster)
+        machine = _of_presets(cluster, base_dir)
     elif cluster.is_local:
         from jettison.simulate.local import local_deployment  # torch, and only here
 
@@ -112,9 +113,12 @@ def resolve_machine(cluster: ClusterSpec, settings: Settings, base_dir: Path = P
 # --- presets
 
 
-def _of_presets(cluster: ClusterSpec) -> Machine:
+def _of_presets(cluster: ClusterSpec, base_dir: Path) -> Machine:
     preset = _cluster_preset(cluster)
-    instance = preset.instance
+    instance, name = preset.instance, f"{preset.name} ({preset.num_instances} x {preset.instance.name})"
+    if (stored := _measured_steps(cluster, base_dir)) is not None:
+        preset = replace(preset, measured=profile_of_preset(stored, instance, "cluster.profile"))
+        name += f", steps as measured on {stored.fingerprint.hardware}"
     is_inside, unchanged = _changes_inside(cluster, preset), LinkChange()
     inside = preset.scale_up
     topology = Topology(
@@ -128,7 +132,7 @@ def _of_presets(cluster: ClusterSpec) -> Machine:
     slowest = min((topology.link(0, other) for other in others), key=lambda link: link.bytes_per_s)
     profile = replace(preset.profile(), link_bytes_per_s=slowest.bytes_per_s, link_latency_s=slowest.latency_s)
     return Machine(
-        name=f"{preset.name} ({preset.num_instances} x {instance.name})",
+        name=name,
         shape=instance.shape,
         num_instances=preset.num_instances,
         gpus_per_instance=instance.num_gpus,
@@ -139,6 +143,18 @@ def _of_presets(cluster: ClusterSpec) -> Machine:
             instance.parameter_share if cluster.memory_bytes is None and cluster.kv_tokens is None else None
         ),
     )
+
+
+def _measured_steps(cluster: ClusterSpec, base_dir: Path) -> StoredProfile | None:
+    """The profile that takes the roofline's place; None where the spec names none. Raises ConfigError."""
+    if cluster.measured is not None:
+        try:
+            return from_document(cluster.measured)
+        except ProfileDocumentError as error:
+            raise ConfigError(f"cluster.profile: {error}") from None
+    if cluster.profile == AUTO:
+        return None
+    return read_profile(found_file(cluster.profile, base_dir, "cluster.profile"))
 
 
 def changes_inside(cluster: ClusterSpec) -> bool | None:

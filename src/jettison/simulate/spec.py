@@ -83,7 +83,9 @@ class ClusterSpec:
     """With ``gpu`` a preset's name, else a folder."""
     gpus_per_instance: int | None = None
     profile: str = "auto"
-    """A file; ``auto``: what lies beside the model folder, or is in the description."""
+    """A file; ``auto``: what lies beside the model folder, or is in the description; with presets the roofline."""
+    measured: Mapping[str, Any] | None = None
+    """With a preset or a GPU: the content of a profile's file, in place of its name."""
     description: str | Mapping[str, Any] | None = None
     """What a live server tells of itself (``/jettison/deployment``): a file, or its content."""
     instances: int | None = None
@@ -228,12 +230,15 @@ def _cluster(raw: object) -> tuple[ClusterSpec, object]:
     description = section.raw("description")
     if description is not None and not isinstance(description, str | Mapping):
         raise ConfigError(f"cluster.description needs a file, not {shown(description)}")
+    profile = section.raw("profile")
+    measured = profile if isinstance(profile, Mapping) and form in ("preset", "gpu") else None
     cluster = ClusterSpec(
         preset=section.take("preset", text, None),
         gpu=section.take("gpu", text, None),
         model=section.take("model", text) if form in ("gpu", "model") else section.take("model", text, None),
         gpus_per_instance=section.take("gpus_per_instance", whole(1, 4096), None),
-        profile=section.take("profile", text, "auto"),
+        profile="auto" if measured is not None else section.take("profile", text, "auto"),
+        measured=measured,
         description=description,
         instances=section.take("instances", whole(1, 1024), None),
         memory_utilisation=section.take("memory_utilisation", _share, None),
@@ -256,8 +261,6 @@ def _check_form(section: Section, form: str) -> None:
         section.refuse("gpus_per_instance", "goes with cluster.gpu only")
     if form not in ("gpu", "preset"):
         section.refuse("memory_utilisation", "is for presets and GPUs: say memory, or kv_tokens")
-    if form not in ("model", "description"):
-        section.refuse("profile", "goes with a model folder or a description only")
     if form != "model":
         section.refuse("create", "goes with a model folder only")
     sizes = [key for key in ("memory", "kv_tokens", "memory_utilisation") if section.has(key)]
