@@ -65,6 +65,30 @@ def test_explain_simulates_what_other_policies_would_have_done(
     assert set(incident["saved"]) == {"recompute", "swap (simulated)"}
 
 
+def test_explain_simulates_by_itself_what_the_file_has_no_run_of(
+    spec_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, explained = tmp_path / "runs.json", tmp_path / "explained.json"
+    assert main(["simulate", str(spec_file), "--json", str(results), "--processes", "1"]) == 0
+    capsys.readouterr()
+    command = ["explain", str(results), "--run", "drop", "--slo-ttft", "0.1", "--processes", "1"]
+    assert main([*command, "--json", str(explained)]) == 0
+    text = capsys.readouterr().out
+    (document,) = json.loads(explained.read_text())["runs"]
+    names = {"recompute", "swap (simulated)", "migrate (simulated)", "pipeline (simulated)"}
+    for incident in document["incidents"]:
+        assert {c["policy"] for c in incident["counterfactuals"]} == names
+        assert all(c["p99_ttft_s"] is not None for c in incident["counterfactuals"])
+    # Ratios stand beside their conditions, here and in the JSON.
+    assert "mean load (drop, recompute, swap (simulated), migrate (simulated), pipeline (simulated)):" in text
+    assert set(document["conditions"]) == names | {"drop"}
+    assert "client lag" not in text and dict(document["conditions"]["drop"])
+    monkeypatch.setattr("jettison.simulate.counterfactual.MOST_UNASKED", 10)
+    assert main(command) == 0
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not simulated")]
+    assert told.endswith("requests to simulate take a while: ask for them with --counterfactual swap,migrate,pipeline")
+
+
 def test_explain_compares_inside_a_point_of_a_sweep_and_by_variant(tmp_path: Path) -> None:
     variants = ["recompute", "drop", {"name": "patient", "policy": "drop", "settings": {"drop_dwell_ms": 60}}]
     raw = spec(variants=variants, sweep={"cluster.instances": [2, 3]})
@@ -76,7 +100,8 @@ def test_explain_compares_inside_a_point_of_a_sweep_and_by_variant(tmp_path: Pat
         if not runs[name].events["drops"]:
             assert instances > 2
             continue
-        assert main(["explain", str(results), "--run", name, "--slo-ttft", "0.1", "--json", str(explained)]) == 0
+        flags = ["--slo-ttft", "0.1", "--json", str(explained), "--no-counterfactual"]
+        assert main(["explain", str(results), "--run", name, *flags]) == 0
         theirs = {v: runs[f"{v} instances={instances}"] for v in ("recompute", "patient")}
         (document,) = json.loads(explained.read_text())["runs"]
         expected = incidents_of(runs[name], 0.1, theirs)

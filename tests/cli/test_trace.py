@@ -45,6 +45,14 @@ def test_slice_cuts_by_time_and_rows(azure: Path, tmp_path: Path, capsys) -> Non
     assert "5 requests" in capsys.readouterr().out
 
 
+def test_slice_thins_before_it_limits_as_bench_does(azure: Path, tmp_path: Path) -> None:
+    out = tmp_path / "cut.csv"
+    assert run("slice", azure, "--out", out, "--num-requests", 6, "--thin", 0.5, "--seed", 3) == 0
+    expected = load_workload(trace=azure, num_requests=6, thin=0.5, seed=3).columns
+    assert read_trace(out).columns.input_tokens.tolist() == expected.input_tokens.tolist()
+    assert len(expected) == 6
+
+
 def test_upscale_by_factor_and_to_a_rate(azure: Path, tmp_path: Path) -> None:
     out = tmp_path / "more.csv"
     assert run("upscale", azure, "--out", out, "--factor", 2, "--keep", "span") == 0

@@ -13,6 +13,7 @@ from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import COEFFICIENTS, CostModel
 from jettison.cost.profile_document import (
     Fingerprint,
+    ModelSizes,
     ProfileDocumentError,
     StoredProfile,
     from_document,
@@ -129,3 +130,11 @@ def test_the_batch_limit_is_where_throughput_stops_growing() -> None:
 def test_impossible_speeds_are_refused(change) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         a_profile(**change)
+
+
+def test_sizes_of_the_model_survive_and_may_be_missing() -> None:
+    stored = dataclasses.replace(STORED, sizes=ModelSizes(6, 256, 4))
+    assert from_document(json.loads(json.dumps(to_document(stored)))) == stored
+    assert "sizes" not in to_document(STORED)
+    with pytest.raises(ProfileDocumentError, match="sizes has no key 'hidden_size'"):
+        from_document(to_document(STORED) | {"sizes": {"num_layers": 6, "dtype_bytes": 4}})

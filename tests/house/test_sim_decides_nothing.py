@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 
@@ -44,6 +45,16 @@ ASKED_OF_CORE = {
 decide something), actions out, and questions that change nothing."""
 
 DECIDING_NAMES = ("plan_", "choose_", "should_", "decide_", "assess_", "dispatch_key")
+"""Beginnings of names, after underscores."""
+
+DECIDES_NOTHING = {"_plan_cost"}
+"""Named so all the same: what strategies that nobody runs would cost, for one of v1's figures."""
+
+CHANGING = {
+    "append", "appendleft", "extend", "insert", "pop", "popleft", "popitem", "remove", "discard", "clear", "add",
+    "update", "setdefault", "sort", "reverse", "allocate", "release", "place", "admit", "preempt", "evict",
+}  # fmt: skip
+"""Methods that change what they are called of, wherever it lies inside of the core."""
 
 ACTIONS = {
     "RunStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "SwapOut", "SwapIn", "LoadShard", "CancelMove",
@@ -66,38 +77,138 @@ def of_core(name: str) -> bool:
     return "core" in name.split(".")
 
 
+class Scope(NamedTuple):
+    """Names of one module that stand for something of the core."""
+
+    actions: set[str]
+    """Imported action types, by what they are called here."""
+    ports: set[str]
+    """``jettison.core.ports`` as a whole."""
+
+
+def scope_of(tree: ast.Module) -> Scope:
+    scope = Scope(set(), {"ports"})
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                local = alias.asname or alias.name
+                if node.module == "jettison.core.ports" and alias.name in ACTIONS:
+                    scope.actions.add(local)
+                if node.module == "jettison.core" and alias.name == "ports":
+                    scope.ports.add(local)
+    return scope
+
+
+def part_of_core(node: ast.AST, aliases: set[str]) -> bool:
+    """Whether an expression is something inside of a core: a chain of names and items, or what a question answers with
+    (``core.state.requests.get(...)``), not what an event does."""
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
+        if isinstance(node, ast.Call):
+            if not (isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "values", "items")):
+                return False
+            node = node.func
+        if isinstance(node, ast.Attribute) and node.attr == "core":
+            return True
+        node = node.value
+    return isinstance(node, ast.Name) and (node.id == "core" or node.id in aliases)
+
+
+def named_in(target: ast.AST) -> Iterator[str]:
+    for node in ast.walk(target):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def bound_in(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Targets with what they are bound to; a tuple's parts one by one where both sides are tuples."""
+    match node:
+        case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Tuple(elts=values)) if len(names) == len(values):
+            yield from zip(names, values, strict=True)
+        case ast.Assign():
+            yield from ((target, node.value) for target in node.targets)
+        case ast.AnnAssign(value=ast.AST()) | ast.NamedExpr():
+            yield node.target, node.value  # type: ignore[misc]
+        case ast.For() | ast.AsyncFor() | ast.comprehension():
+            yield node.target, node.iter
+
+
+def aliases_in(function: ast.AST) -> set[str]:
+    """Local names for parts of the core, and names for parts of those."""
+    aliases: set[str] = set()
+    while True:
+        found = {
+            name
+            for node in ast.walk(function) for target, value in bound_in(node) if part_of_core(value, aliases)
+            for name in named_in(target)
+        }  # fmt: skip
+        if found <= aliases:
+            return aliases
+        aliases |= found
+
+
+def imports_of(node: ast.ImportFrom | ast.Import) -> Iterator[str]:
+    """What is wrong with an import."""
+    if isinstance(node, ast.Import):
+        yield from (f"imports {a.name}" for a in node.names if a.name.startswith(("jettison.core", "jettison.policy")))
+        return
+    module, names = node.module or "", {alias.name for alias in node.names}
+    if module.startswith("jettison.policy"):
+        yield f"imports {module}: a decision, or on the way to one"
+    elif module == "jettison.core" or (module.startswith("jettison.core.") and module not in FROM_CORE):
+        if not (module == "jettison.core" and names <= {"ports"}):
+            yield f"imports {module}"
+    elif (allowed := FROM_CORE.get(module)) is not None and not names <= allowed:
+        yield f"imports {sorted(names - allowed)} of {module}"
+
+
+def calls_of(node: ast.Call, scope: Scope) -> Iterator[str]:
+    """What is wrong with a call."""
+    name = dotted(node.func)
+    head, _, rest = name.partition(".")
+    if name in scope.actions or (head in scope.ports and rest.split(".")[0] in ACTIONS):
+        yield f"makes an action: {name}()"
+    if of_core(name) and name.split(".")[-1] not in ASKED_OF_CORE and not name.endswith(".core"):
+        yield f"calls {name}()"
+    if name in ("setattr", "object.__setattr__") and of_core(dotted(node.args[0])):
+        yield "sets an attribute of the core"
+
+
+def changes_by_alias(function: ast.AST) -> Iterator[tuple[int, str]]:
+    """What a function does to parts of the core by other names for them."""
+    aliases = aliases_in(function)
+
+    def is_part(node: ast.AST) -> bool:
+        return isinstance(node, ast.Attribute | ast.Subscript) and part_of_core(node.value, aliases)
+
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
+            for target in node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]:
+                if is_part(target) and not (isinstance(target, ast.Attribute) and target.attr == "core"):
+                    yield node.lineno, f"changes {dotted(target)}, which is the core's"
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_part(node.func):
+            if node.func.attr in CHANGING:
+                yield node.lineno, f"calls {dotted(node.func)}() of the core's"
+        elif isinstance(node, ast.Call) and dotted(node.func) in ("setattr", "object.__setattr__"):
+            if part_of_core(node.args[0], aliases):
+                yield node.lineno, f"sets an attribute of {dotted(node.args[0])}, which is the core's"
+
+
 def complaints(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    imported: set[str] = set()
+    scope = scope_of(tree)
     for node in ast.walk(tree):
         match node:
-            case ast.ImportFrom(module=str() as module):
-                names = {alias.name for alias in node.names}
-                imported |= names
-                if module.startswith("jettison.policy"):
-                    yield node.lineno, f"imports {module}: a decision, or on the way to one"
-                elif module == "jettison.core" or (module.startswith("jettison.core.") and module not in FROM_CORE):
-                    if not (module == "jettison.core" and names <= {"ports"}):
-                        yield node.lineno, f"imports {module}"
-                elif (allowed := FROM_CORE.get(module)) is not None and not names <= allowed:
-                    yield node.lineno, f"imports {sorted(names - allowed)} of {module}"
-            case ast.Import():
-                for alias in node.names:
-                    if alias.name.startswith(("jettison.core", "jettison.policy")):
-                        yield node.lineno, f"imports {alias.name}"
-            case ast.FunctionDef() if node.name.startswith(DECIDING_NAMES):
-                yield node.lineno, f"defines {node.name}()"
+            case ast.ImportFrom() | ast.Import():
+                yield from ((node.lineno, what) for what in imports_of(node))
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                if node.name.lstrip("_").startswith(DECIDING_NAMES) and node.name not in DECIDES_NOTHING:
+                    yield node.lineno, f"defines {node.name}()"
+                yield from changes_by_alias(node)
             case ast.ClassDef():
                 for base in node.bases:
                     if dotted(base).split(".")[-1] in {"ClusterCore", "GroupCore", "Relief", "StepPlanner"}:
                         yield node.lineno, f"{node.name} is a {dotted(base)}"
             case ast.Call():
-                name = dotted(node.func)
-                if name.startswith("ports.") and name.split(".")[1] in ACTIONS:
-                    yield node.lineno, f"makes an action: {name}()"
-                if of_core(name) and name.split(".")[-1] not in ASKED_OF_CORE and not name.endswith(".core"):
-                    yield node.lineno, f"calls {name}()"
-                if name in ("setattr", "object.__setattr__") and of_core(dotted(node.args[0])):
-                    yield node.lineno, "sets an attribute of the core"
+                yield from ((node.lineno, what) for what in calls_of(node, scope))
             case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.Delete():
                 targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
                 for target in targets:
@@ -124,7 +235,21 @@ def test_the_simulator_holds_no_decision(sources):  # type: ignore[no-untyped-de
     "from jettison.core.group import GroupCore",
     "from jettison.core import state",
     "from jettison.core import ports\nports.RunStep(1, 2, 3, (), ())",
+    "from jettison.core import ports as p\np.RunStep(1, 2, 3, (), ())",
+    "from jettison.core.ports import RunStep\nRunStep(1, 2, 3, (), ())",
+    "from jettison.core.ports import SendKV as Send\nSend(1)",
     "def choose_worker(loads): return min(loads)",
+    "def _choose_worker(loads): return min(loads)",
+    "class A:\n    def __plan_drop(self): pass",
+    "async def plan_drop(): pass",
+    "class A:\n    def f(self):\n        state = self.core.state\n        state.next_step_id += 1",
+    "class A:\n    def f(self):\n        core = self.core\n        core.params = 1",
+    "def f(cluster):\n    state = cluster.core.state\n    groups = state.groups\n    groups[0].waiting.popleft()",
+    "def f(cluster):\n    groups, n = cluster.core.groups, 1\n    del groups[n]",
+    "def f(cluster):\n    for g in cluster.core.groups.values():\n        g.paused = True",
+    "def f(cluster):\n    if r := cluster.core.state.requests.get(1):\n        r.phase = 2",
+    "def f(cluster):\n    waiting = cluster.core.groups[0].waiting\n    waiting.clear()",
+    "def f(cluster):\n    g = cluster.core.groups[0]\n    setattr(g, 'paused', True)",
     "class Better(ClusterCore): pass",
     "class A:\n    def f(self):\n        self.core.state.next_step_id += 1",
     "class A:\n    def f(self):\n        self.core.groups[0].waiting.popleft()",
@@ -140,6 +265,11 @@ def test_the_rule_bites(snippet: str) -> None:
     "from jettison.core import ports\nports.StepCompleted(1, [], {}, 2)",
     "class A:\n    def f(self):\n        self.core = ClusterCore()\n        self.core.handle(1, 2)",
     "x = sum(g.used_blocks for g in core.groups.values())",
+    "from jettison.core.ports import StepRow\nStepRow(1, 2)",
+    "def f(cluster):\n    g = cluster.core.groups[0]\n    self.seen[g.name] = g.used",
+    "def f(cluster):\n    own = list(cluster.core.groups[0].running)\n    own.pop()",
+    "def f(cluster):\n    actions = cluster.core.handle(1, 2)\n    actions.pop()",
+    "def planned(x): return x",
 ])  # fmt: skip
 def test_the_rule_does_not_bite_the_innocent(snippet: str) -> None:
     assert not list(complaints(ast.parse(snippet)))

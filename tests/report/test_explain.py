@@ -131,6 +131,20 @@ def test_the_command(tmp_path, capsys) -> None:
     assert explained["run"] == "drop" and list(explained["incidents"][1]["saved"].values()) == [1]
 
 
+def test_a_run_that_cannot_be_simulated_says_why_in_one_line(tmp_path, capsys) -> None:
+    path, profile = tmp_path / "runs.json", tmp_path / "none.json"
+    write_results(path, [run(late={4}), run("calm", [])])
+    assert main(["explain", str(path), "--run", "drop"]) == 0
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not simulated")]
+    assert "does not say on which cluster it ran" in told
+    assert main(["explain", str(path), "--run", "drop", "--no-counterfactual"]) == 0
+    assert main(["explain", str(path), "--run", "calm"]) == 0, "no card, nothing to compare"
+    assert "not simulated" not in capsys.readouterr().out
+    for flags in (["--counterfactual", "swap"], ["--profile", str(profile)]):
+        assert main(["explain", str(path), "--run", "drop", *flags]) == 2, "who asks is told"
+        assert "does not say on which cluster it ran" in capsys.readouterr().err
+
+
 def test_a_calm_run_is_no_mistake(tmp_path, capsys) -> None:
     path = tmp_path / "runs.json"
     write_results(path, [run("calm", [])])
@@ -147,8 +161,9 @@ def test_the_command_names_what_is_missing(tmp_path, capsys) -> None:
     for arguments, message in (
         ([], "no run with an event log"), (["--run", "plain"], "run 'plain' has no event log"),
         (["--run", "other"], "no run named 'other' (runs: plain)"),
-        (["--profile", "p.json"], "--profile goes with --counterfactual"),
-        (["--processes", "1"], "--processes goes with --counterfactual"),
+        (["--no-counterfactual", "--profile", "p.json"], "--profile does not go with --no-counterfactual"),
+        (["--no-counterfactual", "--processes", "1"], "--processes does not go with --no-counterfactual"),
+        (["--no-counterfactual", "--counterfactual", "swap"], "--counterfactual does not go with --no-counterfac"),
         (["--kind", "drop", "--kind", "nonsense"], "--kind 'nonsense': no such kind (there are: 'drop', "),
     ):
         assert main(["explain", str(path), "--json", str(tmp_path / "out.json"), *arguments]) == 2

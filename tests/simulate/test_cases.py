@@ -11,19 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from specs import deployment, spec
+from specs import PROFILE, deployment, spec
 
 from jettison.cost.deployment import deployment_to_document
-from jettison.cost.profile_document import Fingerprint, StoredProfile
+from jettison.cost.model import CostModel
+from jettison.cost.presets import instance_preset
+from jettison.cost.profile_document import Fingerprint, ModelSizes, StoredProfile, to_document
 from jettison.errors import BudgetError, ConfigError, JettisonError, TraceError
 from jettison.live.profile_file import save_profile
 from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import Case, cases_of, run_case
 from jettison.simulate.command import with_timelines
 from jettison.simulate.counterfactual import counterfactual_runs
+from jettison.simulate.machines import resolve_machine
+from jettison.simulate.sizing_command import size_command
 from jettison.simulate.spec import parse_spec
 from jettison.simulate.table import table_rows
 
@@ -235,3 +240,53 @@ def test_a_case_carries_the_content_of_its_description_and_profile(
         assert again.config["event_log_hash"] == run.config["event_log_hash"]
         (other,) = counterfactual_runs(run, ["recompute"], num_processes=1).values()
         assert other.config["cluster"]["instances"] == 3
+
+
+def test_a_profile_takes_the_place_of_a_preset_s_roofline(tmp_path: Path) -> None:
+    instance = instance_preset("qwen2.5-14b", "a800-80g")
+    slow = CostModel(48, 0.0, 0.0, 0.0, 1e-3, 0.0, 0.0, 0.0, 0.0, 0.0)
+    measured = replace(PROFILE, cost=slow, link_bytes_per_s=1.0, device_copy_bytes_per_s=None)
+    mark = Fingerprint("a machine", "c", "v", "bfloat16", 1, "native")
+    save_profile(tmp_path / "p.json", StoredProfile(mark, measured, ModelSizes.of(instance.shape)))
+    cluster = {"instances": 2, "profile": "p.json", "link": {"gbps": 10, "efficiency": 1.0}}
+    forms: list[dict[str, object]] = [{"preset": "kunserve-a"}, {"model": "qwen2.5-14b", "gpu": "a800-80g"}]
+    for form in forms:
+        raw = spec(
+            cluster={**cluster, **form}, workload={"rows": [[0, 50, 3]]}, variants=["recompute"], settings={},
+        )
+        (case,) = cases_of(raw, "file", tmp_path)
+        machine = resolve_machine(parse_spec(case.raw).cluster, {})
+        assert machine.profile.cost == slow and machine.profile.remap_fixed_s == PROFILE.remap_fixed_s
+        assert machine.topology.host is not None
+        assert machine.profile.host_copy_bytes_per_s == machine.topology.host.bytes_per_s
+        assert machine.profile.device_copy_bytes_per_s == instance.device_copy_bytes_per_s
+        assert machine.profile.link_bytes_per_s == machine.topology.between.bytes_per_s == 10e9 / 8
+        # Three steps of 48 ms: what the profile says and the roofline does not. The case needs the file no more.
+        run = run_case(replace(case, base_dir=str(tmp_path / "elsewhere")))
+        assert run.e2e_s.p50 is not None and 0.144 <= run.e2e_s.p50 < 0.15
+        assert run.config["cluster"]["name"].endswith("steps as measured on a machine")
+        found = size_command(raw, "file", tmp_path, slo_ttft_p99_s=0.05, max_instances=1, console=Console(quiet=True))
+        assert found[0].best.ttft_p99_s == pytest.approx(0.048, abs=1e-3)
+
+
+@pytest.mark.parametrize(("sizes", "told"), [
+    (None, "48 layers, and not 80 layers, hidden 8192, 2 bytes a number"),
+    (ModelSizes(48, 5120, 2), "48 layers, hidden 5120, 2 bytes a number, and not 80 layers, hidden 8192, 2 by"),
+    (ModelSizes(80, 8192, 4), "80 layers, hidden 8192, 4 bytes a number, and not 80 layers, hidden 8192, 2 bytes"),
+])  # fmt: skip
+def test_a_profile_of_another_model_is_refused(sizes: ModelSizes | None, told: str) -> None:
+    num_layers = 48 if sizes is None else sizes.num_layers
+    measured = replace(PROFILE, cost=replace(PROFILE.cost, num_layers=num_layers))
+    mark = Fingerprint("a machine", "c", "v", "bfloat16", 1, "native")
+    cluster = {"preset": "kunserve-b", "profile": to_document(StoredProfile(mark, measured, sizes))}
+    with pytest.raises(ConfigError, match=f"^cluster.profile was measured for another model than qwen2.5-72b: {told}"):
+        cases_of(spec(cluster=cluster, settings={}), "file")
+
+
+@pytest.mark.parametrize(("profile", "told"), [
+    ("none.json", "there is no file none.json"), ({"format": "other"}, "format is 'other', not"),
+    ({}, "format is None"),
+])  # fmt: skip
+def test_what_is_no_profile_is_told_by_its_place(profile: object, told: str) -> None:
+    with pytest.raises(ConfigError, match=f"^cluster.profile: {told}"):
+        cases_of(spec(cluster={"preset": "kunserve-a", "profile": profile}, settings={}), "file")

@@ -16,7 +16,7 @@ from jettison.cost.presets import instance_preset
 from jettison.errors import BudgetError, ConfigError
 from jettison.sim.links import LinkClass, LinkSpec, PortId, Topology, host_of
 from jettison.simulate.cases import cases_of, run_case
-from jettison.simulate.machines import Machine, resolve_machine
+from jettison.simulate.machines import Machine, cluster_setup, resolve_machine
 from jettison.simulate.sizing import with_instances
 from jettison.simulate.spec import parse_spec
 
@@ -111,3 +111,22 @@ def test_kv_tokens_cannot_need_more_than_the_gpus_have() -> None:
     told = rf"^cluster.kv_tokens: {most + 1} tokens beside the parameters are \d+ bytes, more than the 85899345920 of 1"
     with pytest.raises(BudgetError, match=told):
         machine(preset="kunserve-a", kv_tokens=most + 1)
+
+
+def test_copies_beside_the_steps_may_take_a_whole_step_and_copies_between_them_a_quarter() -> None:
+    for cluster, share in (({"preset": "kunserve-a"}, 1.0), (spec()["cluster"], 0.25)):
+        parsed = parse_spec(spec(cluster=cluster, settings={}, variants=["swap"]))
+        found = resolve_machine(parsed.cluster, {})
+        setup = cluster_setup(found, parsed, parsed.variants[0], 0)
+        assert (setup.topology.host is not None) == (share == 1.0)
+        assert setup.params.swap.time_share == share
+
+
+@pytest.mark.parametrize(("place", "change"), [
+    ("cluster: the memory", {"cluster": {**spec()["cluster"], "memory": 10**30}}),
+    ("cluster: the memory", {"cluster": {**spec()["cluster"], "kv_tokens": 10**12}}),
+    ("settings.host_memory", {"settings": {"host_memory": 10**14}, "variants": ["swap"]}),
+])  # fmt: skip
+def test_more_blocks_than_books_have_room_for_are_one_line(place: str, change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=rf"^{place} .*KV blocks, and 10,000,000 can be simulated at most$"):
+        cases_of(spec(**change), "file")

@@ -23,7 +23,7 @@ from jettison.simulate.batch import run_cases
 from jettison.simulate.cases import cases_of
 from jettison.simulate.sizing import Found, Objective, Sizing, Wanted, point_key, search, size_all, with_instances
 from jettison.simulate.sizing_command import size_command
-from jettison.simulate.sizing_report import OTHER_SIZES, smallest_runs, trials_table
+from jettison.simulate.sizing_report import OTHER_SIZES, pictured_runs, trials_table
 
 
 def found_by(holds: list[bool]) -> Found:
@@ -89,6 +89,8 @@ def test_the_command_says_what_it_found_and_what_it_costs(tmp_path: Path) -> Non
     )
     text = console.export_text()
     assert "smallest cluster with P99 TTFT 0.5 s" in text and "cost a day" in text
+    assert re.search(r"mean load \(recompute instances=\d, drop instances=\d\): \d\.\d+, \d\.\d+; capacity", text)
+    assert "TTFT: from the scheduled arrival" in text and "client lag" not in text
     document = json.loads(out.read_text())
     assert [row["variant"] for row in document["rows"]] == ["recompute", "drop"]
     for row in document["rows"]:
@@ -123,14 +125,25 @@ def test_runs_are_by_seed_first_so_that_a_cut_keeps_every_variant() -> None:
         runs = [RunResult(f"{variant} {seed}") for seed in range(num_seeds)]
         return Sizing(variant, "drop", {}, Wanted(Objective(1.0), 4), Found(smallest, {}), {}, runs)
 
-    found = smallest_runs([sizing("a", 2, 3), sizing("b", None, 0), sizing("c", 1, 3)])
+    found = pictured_runs([sizing("a", 2, 3), sizing("b", None, 0), sizing("c", 1, 3)])
     assert [run.name for run in found] == ["a 0", "c 0", "a 1", "c 1", "a 2", "c 2"]
-    assert smallest_runs([]) == []
+    assert pictured_runs([]) == []
 
 
-def test_what_no_cluster_holds_is_one_line() -> None:
+def test_what_no_cluster_holds_is_one_line_after_everything_that_was_tried(tmp_path: Path) -> None:
+    console, out, page = Console(record=True, width=160), tmp_path / "plan.json", tmp_path / "plan.html"
     with pytest.raises(ConfigError, match=r"^P99 TTFT 1e-06 s is not reached with 2 instances: \w+ comes to P99 TTFT"):
-        size_command(spec(), "little", Path(), slo_ttft_p99_s=1e-6, max_instances=2, num_processes=1)
+        size_command(
+            spec(), "little", Path(), slo_ttft_p99_s=1e-6, max_instances=2, num_processes=1, json_out=out,
+            html_out=page, console=console,
+        )
+    text = console.export_text()
+    assert text.count("more than 2") == 2 and "parameters" in text
+    for row in json.loads(out.read_text())["rows"]:
+        assert row["instances"] is None and [trial["instances"] for trial in row["trials"]] == [1, 2]
+        assert not any(trial["holds"] for trial in row["trials"])
+    assert "clusters tried" in page.read_text()
+    assert set(re.findall(r"\w+ instances=\d+", page.read_text())) == {"recompute instances=2", "drop instances=2"}
 
 
 def test_an_objective_is_needed() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -97,13 +99,13 @@ def changed(place: str, value: object) -> dict[str, Any]:
         ("cluster.instances", 2.5, "cluster.instances needs a whole number"),
         ("cluster.gpu", "h200", "cluster.gpu does not go with cluster.preset"),
         ("cluster.model", "x", "cluster.model does not go with cluster.preset"),
-        ("cluster.profile", "f.json", "cluster.profile goes with a model folder or a description only"),
+        ("cluster.profile", 5, "cluster.profile needs a text that is not empty, not 5"),
         ("cluster.gpus_per_instance", 2, "cluster.gpus_per_instance goes with cluster.gpu only"),
         ("cluster.memory", "1GiB", "cluster.memory_utilisation does not go with cluster.memory"),
         ("cluster.memory_utilisation", 1.5, "cluster.memory_utilisation needs a part from 0 to 1, not 1.5"),
         ("cluster.block_size", 0, "cluster.block_size needs a whole number from 1 to 1024"),
         ("cluster.link.class", "rmda", "cluster.link.class must be nvlink, rdma, pcie or ethernet, not 'rmda'"),
-        ("cluster.link.gbps", -1, "cluster.link.gbps needs a number above 0, not -1"),
+        ("cluster.link.gbps", -1, "cluster.link.gbps needs a number from 1e-06 to 1e+09, not -1"),
         ("cluster.link.duplex_efficiency", 0.2, "cluster.link.duplex_efficiency needs a number from 0.5 to 1"),
         ("workload", None, "workload is missing"),
         ("workload.trace", "f.csv", "workload needs exactly one of trace, builtin, arrivals, servegen, rows"),
@@ -147,8 +149,21 @@ def changed(place: str, value: object) -> dict[str, Any]:
         ("faults.0.kind", "crush", "faults[0].kind must be crash, cut, slow, delay or duplicate"),
         ("faults.2.factor", None, "faults[2].factor is missing"),
         ("timing.noise", -1, "timing.noise needs a number from 0 to 2"),
-        ("run.observe_interval_s", 1e-10, "run.observe_interval_s needs a number >= 0.001, not 1e-10"),
+        ("run.observe_interval_s", 1e-10, "run.observe_interval_s needs a number from 0.001 to 1e+11, not 1e-10"),
         ("run.until_s", 0, "run.until_s needs a number above 0"),
+        ("run.until_s", 1e300, "run.until_s needs a number above 0 and at most 1e+11, not 1e+300"),
+        ("run.observe_interval_s", 1e300, "run.observe_interval_s needs a number from 0.001 to 1e+11, not 1e+300"),
+        ("cluster.link.gbps", 1e300, "cluster.link.gbps needs a number from 1e-06 to 1e+09, not 1e+300"),
+        ("cluster.link.gbps", 1e-300, "cluster.link.gbps needs a number from 1e-06 to 1e+09, not 1e-300"),
+        ("cluster.link.efficiency", 1e-300, "cluster.link.efficiency needs a part of 1e-06 at least, not 1e-300"),
+        ("faults.0.at_s", 1e300, "faults[0].at_s needs a number from 0 to 1e+11, not 1e+300"),
+        ("faults.0.detect_s", 1e300, "faults[0].detect_s needs a number from 0 to 1e+11, not 1e+300"),
+        ("faults.1.b", 0, "faults[1].b 0 is faults[1].a, too: a link joins two workers"),
+        ("faults.2.for_s", 1e300, "faults[2].for_s needs a number above 0 and at most 1e+11, not 1e+300"),
+        ("faults.2.factor", 1e300, "faults[2].factor needs a number from 1e-06 to 1e+06, not 1e+300"),
+        ("faults", {"number": 3, "span_s": 1e300}, "faults.span_s needs a number above 0 and at most 1e+11, not 1e+3"),
+        ("plan.price_per_gpu_hour", 1e300, "plan.price_per_gpu_hour needs a number from 0 to 1e+09, not 1e+300"),
+        ("cluster.instances", 10**400, "cluster.instances needs a whole number from 1 to 1024, not 1000"),
         ("plan.max_instances", 0, "plan.max_instances needs a whole number from 1"),
     ],
 )
@@ -158,6 +173,32 @@ def test_what_is_wrong_is_one_line_that_names_the_place(place: str, value: objec
     text = str(raised.value)
     assert text.startswith(message), text
     assert "\n" not in text and len(text) < 300
+
+
+def numbers(node: object, place: str = "") -> Iterator[str]:
+    """Places of all numbers of a spec."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in items:
+        inner = f"{place}.{key}".lstrip(".")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield inner
+        yield from numbers(value, inner)
+
+
+@pytest.mark.parametrize("place", [*numbers(parse_yaml(SPEC, "test")), "timing.noise", "cluster.link.latency_us"])
+def test_whatever_is_written_for_a_number_is_a_number_or_one_line(place: str) -> None:
+    """And what is accepted can be run: the schedule of faults and the run's end are on a clock of whole nanoseconds."""
+    last = place.rpartition(".")[2]
+    for value in (0, -1, 1e300, 1e-300, 10**400, math.nan, math.inf, "many", [1], {}, True, None):
+        try:
+            parsed = parse_spec(changed(place, value))
+        except ConfigError as error:
+            text = str(error)
+            assert (last if not last.isdigit() else place.split(".")[0]) in text and "\n" not in text
+            assert len(text) < 200
+            continue
+        times = [getattr(fault, name) for fault in parsed.faults for name in ("at_s", "for_s") if hasattr(fault, name)]
+        assert all(round(s * 1e9) >= 0 for s in (*times, parsed.run.until_s or 0.0, parsed.run.observe_interval_s))
 
 
 @pytest.mark.parametrize("raw", [None, 3, "kunserve-a", [1], {1: 2}])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from jettison.errors import UserError
+from jettison.errors import JettisonError, UserError
 
 if TYPE_CHECKING:
     from jettison.report.results import RunResult
@@ -36,19 +37,23 @@ def explain(
         str | None,
         typer.Option(
             "--counterfactual", metavar="POLICIES",
-            help="Also simulate the recorded arrivals under these: recompute,swap,migrate,pipeline,drop.",
+            help="Simulate the recorded arrivals under these: recompute,swap,migrate,pipeline,drop (default: for runs "
+            "with a card those that the file has no run of).",
         ),
     ] = None,
+    no_counterfactual: Annotated[
+        bool, typer.Option("--no-counterfactual", help="Simulate nothing.")
+    ] = False,
     profile: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="With --counterfactual: what `jettison profile --out` wrote, where the run's server had no profile.",
+            help="For the simulation: what `jettison profile --out` wrote, where the run's server had no profile.",
         ),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="With --counterfactual: runs at one time (default: as many as cores)."),
+        typer.Option(min=1, metavar="N", help="Simulations at one time (default: as many as cores)."),
     ] = None,
     json_out: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write all of it as JSON.")
@@ -56,19 +61,17 @@ def explain(
 ) -> None:
     """Show each decision with its inputs, its prediction and its outcome, and a card for each overload.
 
-    Runs of the same file that met the same arrivals at the same point of a sweep say
-    what would have happened there; --counterfactual simulates other policies, which
-    needs a cost profile of the machine (`jettison profile`).
+    Cards say what would have happened elsewhere: in the runs of the same file that met
+    the same arrivals at the same point of a sweep, and under the other policies,
+    simulated; a live run needs a cost profile of its machine for that (`jettison profile`).
     """
     from jettison.report.decisions import KINDS
     from jettison.report.output import check_writable, write_whole
     from jettison.report.results import read_results
     from jettison.simulate.counterfactual import parse_policies
 
-    policies = parse_policies(counterfactual) if counterfactual is not None else ()
-    for flag, value in (("--profile", profile), ("--processes", processes)):
-        if value is not None and not policies:
-            raise UserError(f"{flag} goes with --counterfactual")
+    asked = Asked(parse_policies(counterfactual) if counterfactual is not None else None, profile, processes)
+    _check_flags(asked, no_counterfactual)
     for kind in kinds or ():
         if kind not in KINDS:
             raise UserError(f"--kind {kind!r}: no such kind (there are: {', '.join(map(repr, KINDS))})")
@@ -79,53 +82,115 @@ def explain(
     console = Console()
     documents = []
     for run in chosen:
+        others = _others(run, runs)
         simulated: dict[str, RunResult] = {}
-        if policies:
-            simulated = _simulated(run, policies, profile, run_file, processes, console)
-        documents.append(_explain(run, _others(run, runs), simulated, slo_ttft_s, kinds or (), console))
+        why_not = None
+        if not no_counterfactual:
+            simulated, why_not = _simulated(run, others, asked, slo_ttft_s, run_file, console)
+        documents.append(_explain(run, others, simulated, slo_ttft_s, kinds or (), why_not, console))
     if json_out is not None:
         write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says of simulations."""
+
+    policies: tuple[str, ...] | None
+    """None: nothing; runs with a card are simulated under the policies that the file has no run of."""
+    profile: Path | None
+    processes: int | None
+
+
+def _check_flags(asked: Asked, no_counterfactual: bool) -> None:
+    """Raises UserError for what contradicts itself."""
+    for flag, value in (
+        ("--counterfactual", asked.policies), ("--profile", asked.profile), ("--processes", asked.processes),
+    ):  # fmt: skip
+        if no_counterfactual and value is not None:
+            raise UserError(f"{flag} does not go with --no-counterfactual")
+
+
 def _simulated(
-    run: RunResult, policies: Sequence[str], profile: Path | None, run_file: Path, processes: int | None,
+    run: RunResult, others: dict[str, RunResult], asked: Asked, asked_slo_s: float | None, run_file: Path,
     console: Console,
+) -> tuple[dict[str, RunResult], str | None]:
+    """What was simulated of a run, and one line that says why nothing was, where something could be expected.
+
+    What nobody asked for is simulated where there is a card for it and that takes seconds. Raises UserError where
+    somebody asked, by policies or by a profile, for what cannot be done.
+    """
+    from jettison.report.incidents import incidents_of, slo_ttft_of
+    from jettison.simulate.counterfactual import other_policies, told_if_long
+
+    policies = asked.policies
+    if policies is None:
+        policies = other_policies(run, others)
+        if not policies or not incidents_of(run, slo_ttft_of(run, asked_slo_s), others):
+            return {}, None
+        if (told := told_if_long(run, len(policies))) is not None:
+            return {}, f"{told}: ask for them with --counterfactual {','.join(policies)}"
+    try:
+        return _simulate(run, policies, asked, run_file, console), None
+    except JettisonError as error:
+        if asked.policies is not None or asked.profile is not None:
+            raise
+        return {}, str(error)
+
+
+def _simulate(
+    run: RunResult, policies: Sequence[str], asked: Asked, run_file: Path, console: Console
 ) -> dict[str, RunResult]:
-    from jettison.report.terminal import spinner
+    from jettison.report.terminal import phase
     from jettison.simulate.counterfactual import counterfactual_runs
 
-    _warn_of_profile(run, profile)
-    with spinner(f"simulating what {run.name} met", console):
-        return counterfactual_runs(run, policies, profile=profile, run_file=run_file, num_processes=processes)
+    _warn_of_profile(run, asked.profile)
+    with phase(f"simulating what {run.name} met under {', '.join(policies)}", console):
+        return counterfactual_runs(
+            run, policies, profile=asked.profile, run_file=run_file, num_processes=asked.processes
+        )
 
 
 def _explain(
     run: RunResult, others: dict[str, RunResult], simulated: dict[str, RunResult], asked_slo_s: float | None,
-    kinds: Sequence[str], console: Console,
+    kinds: Sequence[str], why_not: str | None, console: Console,
 ) -> dict[str, Any]:
     """Print what is to be told of one run; the same as a document. Whatever was simulated is shown: on the cards, or
-    where there are none, for the whole run."""
+    where there are none, for the whole run. ``why_not``: it was not simulated."""
     from jettison.report.decisions import decisions_of
-    from jettison.report.explain import explain_document, print_decisions, print_incident, print_whole_run
+    from jettison.report.explain import (
+        explain_document,
+        print_conditions,
+        print_decisions,
+        print_incident,
+        print_whole_run,
+    )
     from jettison.report.incidents import incidents_of, slo_ttft_of, whole_run
+    from jettison.report.terminal import print_line
     from jettison.simulate.counterfactual import told_if_far, untold_of
 
     slo_ttft_s = slo_ttft_of(run, asked_slo_s)
     warning = told_if_far(run, simulated)
     untold = untold_of(run, simulated, warning)
-    incidents = incidents_of(run, slo_ttft_s, others | simulated, untold=untold)
+    elsewhere = others | simulated
+    incidents = incidents_of(run, slo_ttft_s, elsewhere, untold=untold)
     console.rule(run.name, align="left")
     for number, incident in enumerate(incidents, 1):
         print_incident(incident, number, slo_ttft_s, console, warning)
     whole = None
     if simulated and not incidents:
-        whole = whole_run(run, slo_ttft_s, others | simulated, untold=untold)
+        whole = whole_run(run, slo_ttft_s, elsewhere, untold=untold)
         print_whole_run(whole, slo_ttft_s, console, warning)
+    compared = list(elsewhere.values()) if incidents or whole is not None else []
+    if compared:
+        print_conditions(run, compared, console)
+    if why_not is not None:
+        print_line(f"not simulated under other policies: {why_not}", console, "dim")
     if decisions := [d for d in decisions_of(run) if not kinds or d.kind in kinds]:
         print_decisions(decisions, console, folds=not kinds)
     else:
         console.print("nothing was decided" if not kinds else "no such decision")
-    return explain_document(run, incidents, slo_ttft_s, warning, whole)
+    return explain_document(run, incidents, slo_ttft_s, warning, whole, compared)
 
 
 def _others(run: RunResult, runs: Sequence[RunResult]) -> dict[str, RunResult]:

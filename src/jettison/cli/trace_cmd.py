@@ -60,14 +60,14 @@ def slice_(
         float | None, typer.Option("--end", min=0.0, metavar="SECONDS", help="Up to here (default: the end).")
     ] = None,
     skip: Annotated[int, typer.Option(min=0, metavar="N", help="Leave out the first N requests of that.")] = 0,
+    thin: Annotated[float | None, typer.Option(metavar="FRACTION", help="Then keep this part, drawn.")] = None,
     num_requests: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Keep the first N of what is left.")
     ] = None,
-    thin: Annotated[float | None, typer.Option(metavar="FRACTION", help="Then keep this part, drawn.")] = None,
     jitter: Jitter = None,
     seed: Seed = 0,
 ) -> None:
-    """Cut a trace by time and by rows, and thin it."""
+    """Cut a trace by time, thin it, and keep its first rows."""
     from rich.console import Console
 
     from jettison.workload.trace_tools import slice_trace

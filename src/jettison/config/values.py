@@ -67,7 +67,7 @@ def int_from(minimum: int, maximum: int | None = None) -> Parser:
         elif isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
             number = int(value)
         if number is None or number < minimum or (maximum is not None and number > maximum):
-            raise ValueError(f"needs {wanted}, not {value!r}")
+            raise ValueError(f"needs {wanted}, not {shown(value)}")
         return number
 
     return parse
@@ -83,10 +83,16 @@ def float_from(minimum: float, maximum: float | None = None) -> Parser:
         except (ValueError, OverflowError):  # a whole number that no float holds is the latter
             number = math.nan
         if not math.isfinite(number) or number < minimum or (maximum is not None and number > maximum):
-            raise ValueError(f"needs {wanted}, not {value!r}")
+            raise ValueError(f"needs {wanted}, not {shown(value)}")
         return number
 
     return parse
+
+
+def shown(value: object) -> str:
+    """A value in an error message: on one line, and not too long."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def nonempty(value: object) -> str:

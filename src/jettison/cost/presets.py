@@ -142,6 +142,11 @@ class InstancePreset:
         return self.num_gpus * self.gpu.host_copy_bytes_per_s
 
     @property
+    def device_copy_bytes_per_s(self) -> float:
+        """From one place in the processors' memory to another, all of them together."""
+        return self.num_gpus * self.gpu.copy_bytes_per_s
+
+    @property
     def collective(self) -> Collective:
         """What all-reduces run over: the network where the instance does not fit into one node."""
         reached = self.gpu.efficiency
@@ -165,7 +170,7 @@ class InstancePreset:
             host_copy_bytes_per_s=self.host_link_bytes_per_s,
             disk_bytes_per_s=self.disk_bytes_per_s,
             batch_points=batch_points(cost),
-            device_copy_bytes_per_s=self.num_gpus * self.gpu.copy_bytes_per_s,
+            device_copy_bytes_per_s=self.device_copy_bytes_per_s,
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import CostModel
+from jettison.types import ModelShape
 
 FORMAT = "jettison-profile-1"
 
@@ -52,11 +53,30 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Of the model that was measured: enough to tell it from another one whose files nobody has."""
+
+    num_layers: int
+    hidden_size: int
+    dtype_bytes: int
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> ModelSizes:
+        """As the model's sizes say."""
+        return cls(shape.num_layers, shape.hidden_size, shape.dtype_bytes)
+
+    def __str__(self) -> str:
+        return f"{self.num_layers} layers, hidden {self.hidden_size}, {self.dtype_bytes} bytes a number"
+
+
+@dataclass(frozen=True, slots=True)
 class StoredProfile:
     """A profile with what it is valid for."""
 
     fingerprint: Fingerprint
     profile: HardwareProfile
+    sizes: ModelSizes | None = None
+    """None: in documents of earlier versions."""
 
 
 _OPTIONAL = ("device_copy_bytes_per_s",)
@@ -65,9 +85,10 @@ _OPTIONAL = ("device_copy_bytes_per_s",)
 
 def to_document(stored: StoredProfile) -> dict[str, Any]:
     """Plain dictionaries, lists, texts and numbers; ``from_document`` gives an equal value back."""
+    sizes = {} if stored.sizes is None else {"sizes": dataclasses.asdict(stored.sizes)}
     return {
         "format": FORMAT, "fingerprint": dataclasses.asdict(stored.fingerprint),
-        "profile": profile_to_plain(stored.profile),
+        "profile": profile_to_plain(stored.profile), **sizes,
     }
 
 
@@ -75,9 +96,13 @@ def from_document(document: object) -> StoredProfile:
     """The profile in a document. Raises ProfileDocumentError naming what is missing, unknown or of a wrong kind."""
     if isinstance(document, Mapping) and document.get("format") != FORMAT:
         raise ProfileDocumentError(f"format is {document.get('format')!r}, not {FORMAT!r}")
-    top = checked(document, {"format": str, "fingerprint": dict, "profile": dict}, "the document")
+    kinds: dict[str, Any] = {"format": str, "fingerprint": dict, "profile": dict}
+    if isinstance(document, Mapping) and "sizes" in document:
+        kinds["sizes"] = dict
+    top = checked(document, kinds, "the document")
     fingerprint = Fingerprint(**checked(top["fingerprint"], field_kinds(Fingerprint), "fingerprint"))
-    return StoredProfile(fingerprint, profile_from_plain(top["profile"], "profile"))
+    sizes = ModelSizes(**checked(top["sizes"], field_kinds(ModelSizes), "sizes")) if "sizes" in top else None
+    return StoredProfile(fingerprint, profile_from_plain(top["profile"], "profile"), sizes)
 
 
 def profile_to_plain(profile: HardwareProfile) -> dict[str, Any]:

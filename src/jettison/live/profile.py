@@ -18,7 +18,7 @@ from jettison.config import EngineConfig
 from jettison.cost.fit import FitErrors, Sample, evaluate, fit_attention_free, fit_cost_model, fit_no_prefix
 from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import StepPredictor, StepShape
-from jettison.cost.profile_document import StoredProfile
+from jettison.cost.profile_document import ModelSizes, StoredProfile
 from jettison.cost.shapes import BatchShape, ProfileShape, ShapeKind, ShapeLimits, ShapePlan, plan_shapes
 from jettison.device.worker import DeviceWorker
 from jettison.live.assembly import Assembly, assemble
@@ -129,7 +129,8 @@ def run_profile(
         NO_PREFIX: fit_no_prefix(fitted, limits.num_layers),
     }
     rounds = min(len(m.seconds) for m in measured)
-    return ProfileResult(StoredProfile(mark, profile), measured, models, rounds, time.monotonic() - started)
+    stored = StoredProfile(mark, profile, ModelSizes.of(assembly.shape))
+    return ProfileResult(stored, measured, models, rounds, time.monotonic() - started)
 
 
 def shape_limits(assembly: Assembly) -> ShapeLimits:

@@ -24,7 +24,8 @@ class SwapParams:
     """Blocks a step may carry, both directions together; None = what fits into ``time_share`` of a step."""
     time_share: float = 0.25
     """Part of a step's time that its copies may take. A host device copies on the thread that computes, so a whole
-    step's time (InferCept's bound, with a DMA engine beside the compute) would double every step here."""
+    step's time (InferCept's bound, with a DMA engine beside the compute) would double every step here. Simulated
+    GPUs have such engines, and 1.0 (``simulate.machines``)."""
     ahead_steps: int = 2
     """Victims leave when blocks will be short within so many decode steps: the copy is over in time."""
 

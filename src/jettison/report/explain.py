@@ -11,11 +11,12 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from jettison.report.brief import brief_conditions
 from jettison.report.decisions import Decision, decisions_of
 from jettison.report.incidents import Comparison, Incident
 from jettison.report.results import RunResult
-from jettison.report.summary import format_number, format_value
-from jettison.report.terminal import print_whole
+from jettison.report.summary import fairness_rows, format_number, format_value
+from jettison.report.terminal import print_fitted, print_whole
 
 MAX_ROWS = 200
 """Rows shown in a terminal; the JSON has every decision."""
@@ -53,10 +54,11 @@ def _fields(fields: Mapping[str, Any]) -> str:
 
 def explain_document(
     run: RunResult, incidents: Sequence[Incident], slo_ttft_s: float, warning: str | None = None,
-    whole: Comparison | None = None,
+    whole: Comparison | None = None, compared: Sequence[RunResult] = (),
 ) -> dict[str, Any]:
     """The same as JSON: ``decisions``, ``incidents``, the objective, ``whole_run`` (null where there are incidents or
-    nothing was simulated) and ``simulation_warning`` (null where there is none)."""
+    nothing was simulated), ``simulation_warning`` (null where there is none), and ``conditions``: the fairness header
+    of the run and of each of ``compared`` as (label, value) rows."""
     return {
         "run": run.name,
         "slo_ttft_s": slo_ttft_s,
@@ -64,6 +66,7 @@ def explain_document(
         "incidents": [_with_saved(incident) for incident in incidents],
         "whole_run": None if whole is None else _with_saved(whole),
         "simulation_warning": warning,
+        "conditions": {other.name: fairness_rows(other) for other in (run, *compared)} if compared else {},
     }
 
 
@@ -233,6 +236,13 @@ def print_whole_run(
     print_whole(table, console)
     if warning is not None:
         console.print(f"warning: {escape(warning)}", soft_wrap=True)
+
+
+def print_conditions(run: RunResult, compared: Sequence[RunResult], console: Console) -> None:
+    """What a comparison on the cards means nothing without: the run's conditions, and what the others met."""
+    for line in brief_conditions([(other, other) for other in (run, *compared)]):
+        if not (run.config.get("simulated") and line.startswith("client lag")):
+            print_fitted(line, console, "dim")
 
 
 def _saved(found: Comparison, policy: str) -> str:

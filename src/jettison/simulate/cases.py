@@ -14,13 +14,22 @@ from typing import Any
 
 from jettison.cost.deployment import deployment_to_document
 from jettison.cost.drift import AS_MEASURED, MachineThen
+from jettison.cost.profile_document import to_document
 from jettison.errors import ConfigError
-from jettison.live.profile_file import AUTO
+from jettison.live.profile_file import AUTO, read_profile
 from jettison.report.results import RunResult
 from jettison.report.timeline import Timeline
 from jettison.sim.faults import Fault, draw_faults
 from jettison.simulate.loads import OnPilot, find_factor
-from jettison.simulate.machines import Machine, cluster_setup, described, edge_of, resolve_config, resolve_machine
+from jettison.simulate.machines import (
+    Machine,
+    cluster_setup,
+    described,
+    edge_of,
+    found_file,
+    resolve_config,
+    resolve_machine,
+)
 from jettison.simulate.run import SimulationOptions, simulate_workload
 from jettison.simulate.spec import DEFAULT_POLICY, ExperimentSpec, RandomFaults, parse_spec
 from jettison.simulate.sweeps import SweepPoint, expand_sweep
@@ -109,6 +118,9 @@ def _portable(raw: Mapping[str, Any], spec: ExperimentSpec, base_dir: Path) -> d
         deployment = local_deployment(cluster, spec.settings, base_dir)
         kept = {key: plain["cluster"][key] for key in ("link", "block_size") if key in plain["cluster"]}
         plain["cluster"] = {"description": deployment_to_document(deployment), **kept}
+    elif cluster.description is None and cluster.profile != AUTO:
+        path = found_file(cluster.profile, base_dir, "cluster.profile")
+        plain["cluster"]["profile"] = to_document(read_profile(path))
     elif isinstance(cluster.description, str) or cluster.profile != AUTO:
         kept = {key: value for key, value in plain["cluster"].items() if key not in ("description", "profile")}
         plain["cluster"] = {"description": deployment_to_document(described(cluster, base_dir)), **kept}

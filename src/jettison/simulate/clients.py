@@ -100,7 +100,7 @@ class Clients:
         """Send every request at its time. One event ahead at a time, so that a long workload needs no heap of it."""
         self._host = cluster.host
         self._now_ns = lambda: cluster.loop.now_ns
-        self._plan_next(cluster)
+        self._await_next(cluster)
 
     @property
     def all_ended(self) -> bool:
@@ -173,7 +173,7 @@ class Clients:
         if self._on_end is not None:
             self._on_end(self.num_ended)
 
-    def _plan_next(self, cluster: SimulatedCluster) -> None:
+    def _await_next(self, cluster: SimulatedCluster) -> None:
         if self._next < len(self.records):
             at_s = self.records[self._next].scheduled_s + self._edge.request_s
             cluster.expect_arrival(round(at_s * NANOSECONDS), lambda: self._send(cluster))
@@ -182,7 +182,7 @@ class Clients:
         record = self.records[self._next]
         self._next += 1
         record.sent_s = record.scheduled_s
-        self._plan_next(cluster)
+        self._await_next(cluster)
         wanted = record.input_tokens + record.wanted_tokens
         if wanted > self._max_request_tokens:
             record.error = f"{wanted} tokens exceed what one request may hold ({self._max_request_tokens} tokens)"

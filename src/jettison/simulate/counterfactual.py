@@ -27,6 +27,9 @@ FOREIGN = " with another's profile"
 OWN = " (this run, simulated"
 """In the name of what simulates a run under its own policy."""
 
+MOST_UNASKED = 20_000
+"""Requests, all policies together, that are simulated without anybody's asking for it."""
+
 FAR_RATIO = 1.5
 """Simulated over measured, or the other way round, from which a simulation stands for nothing that was measured."""
 
@@ -38,6 +41,18 @@ def parse_policies(text: str) -> tuple[str, ...]:
         if name not in POLICIES:
             raise ConfigError(f"--counterfactual: {name!r} is no policy; known: {', '.join(POLICIES)}")
     return tuple(dict.fromkeys(names))
+
+
+def other_policies(run: RunResult, others: Mapping[str, RunResult]) -> tuple[str, ...]:
+    """Those under which nobody has met the run's arrivals: neither it nor ``others``."""
+    known = {found.config.get("policy") for found in (run, *others.values())}
+    return tuple(policy for policy in POLICIES if policy not in known)
+
+
+def told_if_long(run: RunResult, num_policies: int) -> str | None:
+    """Why a run is not simulated unless somebody asks for it; None where that is a matter of seconds."""
+    number = num_policies * run.requests.submitted
+    return None if number <= MOST_UNASKED else f"{number:,} requests to simulate take a while"
 
 
 def counterfactual_runs(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar, cast, overload
 
-from jettison.config.values import did_you_mean, float_from, int_from, nonempty, size_from, truth
+from jettison.config.values import did_you_mean, float_from, int_from, nonempty, shown, size_from, truth
 from jettison.errors import ConfigError
 
 Value = TypeVar("Value")
@@ -127,12 +127,6 @@ def above(minimum: float, maximum: float | None = None) -> Callable[[object], fl
         return number
 
     return parse
-
-
-def shown(value: object) -> str:
-    """A value in an error message: on one line, and not too long."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def number(minimum: float, maximum: float | None = None) -> Callable[[object], float]:

@@ -50,10 +50,17 @@ def find_factor(
     setup = cluster_setup(machine, spec, VariantSpec("pilot", "recompute"), seed)
     capacity = float(machine.num_instances * machine.kv_tokens)
 
-    def load_at(factor: float) -> float:
-        return mean_demand(build_workload(spec.workload, seed, base_dir, factor=factor), setup, machine) / capacity
-
     first = build_workload(spec.workload, seed, base_dir)
+
+    def load_at(factor: float) -> float:
+        try:
+            load = build_workload(spec.workload, seed, base_dir, factor=factor)
+        except ConfigError as error:  # without a factor it could be made
+            raise ConfigError(
+                f"workload.mean_load {wanted:g}: {factor:.4g} times the users of {first.name}: {error}"
+            ) from None
+        return mean_demand(load, setup, machine) / capacity
+
     factor, found = _search(load_at, _guess(first, machine, wanted * capacity), wanted, on_pilot)
     if abs(found / wanted - 1.0) > ACCEPTED:
         raise ConfigError(

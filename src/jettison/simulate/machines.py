@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jettison.config import EngineConfig
+from jettison.config.values import shown
 from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.group import SchedulerLimits
 from jettison.cost.deployment import Deployment, deployment_from_document
@@ -19,15 +20,16 @@ from jettison.cost.gpus import LINE_RATE_REACHED, LinkPreset
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
 from jettison.cost.presets import ClusterPreset, InstancePreset, cluster_preset, instance_preset
+from jettison.cost.profile_document import ProfileDocumentError, StoredProfile, from_document
 from jettison.errors import BudgetError, ConfigError
 from jettison.live.pieces import MAX_PIECE_BYTES
-from jettison.live.profile_file import AUTO
+from jettison.live.profile_file import AUTO, read_profile
 from jettison.memory.hostpool import num_host_slots
 from jettison.sim.executor import ModelledExecutor
 from jettison.sim.links import LATENCY_S, LinkClass, LinkSpec, Topology
 from jettison.sim.setup import CUDA_PAGE_BYTES, ClusterSetup, Hops, MemorySetup
 from jettison.simulate.clients import Edge
-from jettison.simulate.profiling import profiling_command, with_profile
+from jettison.simulate.profiling import profile_of_preset, profiling_command, with_profile
 from jettison.simulate.spec import ClusterSpec, ExperimentSpec, LinkChange, Settings, Timing, VariantSpec
 from jettison.types import ModelShape
 
@@ -36,6 +38,9 @@ DEFAULT_CONTEXT = 131_072
 
 PIECE_BYTES = 4 << 20
 """Of bulk transfers between accelerators, where nobody says otherwise."""
+
+MOST_BLOCKS = 10_000_000
+"""Of KV in an instance, and in its host pool: each has an entry in a book."""
 
 DEFAULT_GBPS = 100.0
 """Of each GPU's card, where a spec names a model and a GPU and no link."""
@@ -89,7 +94,7 @@ def resolve_machine(cluster: ClusterSpec, settings: Settings, base_dir: Path = P
     Raises ConfigError, ModelError and BudgetError, each in one line.
     """
     if cluster.preset is not None or cluster.gpu is not None:
-        machine = _of_presets(cluster)
+        machine = _of_presets(cluster, base_dir)
     elif cluster.is_local:
         from jettison.simulate.local import local_deployment  # torch, and only here
 
@@ -108,9 +113,12 @@ def resolve_machine(cluster: ClusterSpec, settings: Settings, base_dir: Path = P
 # --- presets
 
 
-def _of_presets(cluster: ClusterSpec) -> Machine:
+def _of_presets(cluster: ClusterSpec, base_dir: Path) -> Machine:
     preset = _cluster_preset(cluster)
-    instance = preset.instance
+    instance, name = preset.instance, f"{preset.name} ({preset.num_instances} x {preset.instance.name})"
+    if (stored := _measured_steps(cluster, base_dir)) is not None:
+        preset = replace(preset, measured=profile_of_preset(stored, instance, "cluster.profile"))
+        name += f", steps as measured on {stored.fingerprint.hardware}"
     is_inside, unchanged = _changes_inside(cluster, preset), LinkChange()
     inside = preset.scale_up
     topology = Topology(
@@ -124,7 +132,7 @@ def _of_presets(cluster: ClusterSpec) -> Machine:
     slowest = min((topology.link(0, other) for other in others), key=lambda link: link.bytes_per_s)
     profile = replace(preset.profile(), link_bytes_per_s=slowest.bytes_per_s, link_latency_s=slowest.latency_s)
     return Machine(
-        name=f"{preset.name} ({preset.num_instances} x {instance.name})",
+        name=name,
         shape=instance.shape,
         num_instances=preset.num_instances,
         gpus_per_instance=instance.num_gpus,
@@ -135,6 +143,18 @@ def _of_presets(cluster: ClusterSpec) -> Machine:
             instance.parameter_share if cluster.memory_bytes is None and cluster.kv_tokens is None else None
         ),
     )
+
+
+def _measured_steps(cluster: ClusterSpec, base_dir: Path) -> StoredProfile | None:
+    """The profile that takes the roofline's place; None where the spec names none. Raises ConfigError."""
+    if cluster.measured is not None:
+        try:
+            return from_document(cluster.measured)
+        except ProfileDocumentError as error:
+            raise ConfigError(f"cluster.profile: {error}") from None
+    if cluster.profile == AUTO:
+        return None
+    return read_profile(found_file(cluster.profile, base_dir, "cluster.profile"))
 
 
 def changes_inside(cluster: ClusterSpec) -> bool | None:
@@ -326,10 +346,15 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
     if "page_size" in {**spec.settings, **variant.settings}:
         page_bytes = config.memory.page_bytes
     host_bytes = config.memory.host_memory_bytes if variant.policy == "swap" else 0
+    num_slots = num_host_slots(host_bytes, machine.shape, limits.block_size)
+    _check_books(machine, limits.block_size, num_slots)
     params = cluster_params(
-        config, num_host_slots=num_host_slots(host_bytes, machine.shape, limits.block_size),
+        config, num_host_slots=num_slots,
         profile=machine.profile if machine.core_knows_profile and config.profile != "none" else None,
     )
+    if machine.topology.host is not None:
+        # Copy engines work beside the steps: a whole step's time is theirs, as InferCept has it.
+        params = replace(params, swap=replace(params.swap, time_share=1.0))
     timing = spec.timing
     return ClusterSetup(
         shape=machine.shape,
@@ -350,6 +375,16 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         tick_s=config.overload.check_interval_ms / 1e3,
         host=machine.costs,
     )
+
+
+def _check_books(machine: Machine, block_size: int, num_slots: int) -> None:
+    """Raises ConfigError for more memory than its blocks can be accounted for."""
+    for what, number in (
+        ("cluster: the memory of an instance (memory, kv_tokens) is", machine.kv_tokens // block_size),
+        ("settings.host_memory is", num_slots),
+    ):
+        if number > MOST_BLOCKS:
+            raise ConfigError(f"{what} {shown(number)} KV blocks, and {MOST_BLOCKS:,} can be simulated at most")
 
 
 def _limits(machine: Machine, config: EngineConfig) -> SchedulerLimits:

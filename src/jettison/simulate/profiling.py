@@ -8,6 +8,10 @@ from pathlib import Path
 
 from jettison.config import KEYS
 from jettison.cost.deployment import Deployment
+from jettison.cost.hardware import HardwareProfile
+from jettison.cost.presets import InstancePreset
+from jettison.cost.profile_document import ModelSizes, StoredProfile
+from jettison.errors import ConfigError
 from jettison.live.profile_file import read_profile
 
 PROFILED_KEYS = (
@@ -35,6 +39,21 @@ def with_profile(deployment: Deployment, path: Path) -> Deployment:
     Raises ConfigError for a file that is no profile.
     """
     return replace(deployment, profile=read_profile(path).profile)
+
+
+def profile_of_preset(stored: StoredProfile, instance: InstancePreset, where: str) -> HardwareProfile:
+    """What was measured, but over the preset's own host link: links are the preset's. Raises ConfigError where it was
+    measured for another model."""
+    wanted, found = ModelSizes.of(instance.model.shape()), stored.sizes
+    num_layers = stored.profile.cost.num_layers
+    if num_layers != wanted.num_layers or found not in (None, wanted):
+        told = f"{num_layers} layers" if found is None else str(found)
+        model = instance.model.name
+        raise ConfigError(f"{where} was measured for another model than {model}: {told}, and not {wanted}")
+    inside = stored.profile.device_copy_bytes_per_s or instance.device_copy_bytes_per_s
+    return replace(
+        stored.profile, host_copy_bytes_per_s=instance.host_link_bytes_per_s, device_copy_bytes_per_s=inside
+    )
 
 
 def foreign_profile(deployment: Deployment, path: Path) -> str | None:

@@ -133,6 +133,13 @@ class Sizing:
     trials: Mapping[int, Trial] = field(default_factory=dict)
     runs: Sequence[RunResult] = field(default=(), repr=False)
     """Of the smallest that holds, by seed; none where none does."""
+    largest_runs: Sequence[RunResult] = field(default=(), repr=False)
+    """Of the largest that was tried, by seed, where none holds."""
+
+    @property
+    def shown_run(self) -> RunResult | None:
+        """The first seed's of ``best``."""
+        return next(iter((*self.runs, *self.largest_runs)), None)
 
     @property
     def best(self) -> Trial:
@@ -153,7 +160,7 @@ def size_all(cases: Sequence[Case], wanted: Mapping[str, Wanted], run: RunCases)
     """Search for every variant and point among ``cases`` at once, so that probes of several searches run side by side.
 
     ``cases``: as of ``cases.cases_of``; their number of instances is replaced. ``wanted``: by ``point_key``.
-    Of all runs only those of the smallest clusters that hold are kept.
+    Of all runs only those of the smallest clusters that hold are kept; of searches that find none those of the largest.
     """
     groups: dict[tuple[str, str], list[Case]] = {}
     for case in cases:
@@ -163,6 +170,7 @@ def size_all(cases: Sequence[Case], wanted: Mapping[str, Wanted], run: RunCases)
     trials: dict[tuple[str, str], dict[int, Trial]] = {key: {} for key in groups}
     done: dict[tuple[str, str], Found] = {}
     kept: dict[tuple[str, str], list[RunResult]] = {}
+    failed: dict[tuple[str, str], list[RunResult]] = {}
     while asked:
         probes = [(key, n, with_instances(case, n)) for key, ns in asked.items() for n in ns for case in groups[key]]
         runs = run([case for _, _, case in probes])
@@ -175,6 +183,9 @@ def size_all(cases: Sequence[Case], wanted: Mapping[str, Wanted], run: RunCases)
             trials[key][number] = _trial(number, same, wanted[key[0]].objective, num_left_out)
             if trials[key][number].holds and number <= smallest:
                 kept[key] = same
+                failed.pop(key, None)
+            elif key not in kept and number == max(trials[key]):
+                failed[key] = same
         again: dict[tuple[str, str], list[int]] = {}
         for key, numbers in asked.items():
             try:
@@ -185,7 +196,7 @@ def size_all(cases: Sequence[Case], wanted: Mapping[str, Wanted], run: RunCases)
     return [
         Sizing(
             same[0].variant, same[0].raw["variants"][0].get("policy") or DEFAULT_POLICY, same[0].point, wanted[key[0]],
-            done[key], trials[key], kept.get(key, ()),
+            done[key], trials[key], kept.get(key, ()), failed.get(key, ()),
         )
         for key, same in groups.items()
     ]

@@ -18,7 +18,7 @@ from jettison.report.terminal import spinner
 from jettison.simulate.cases import Case, cases_of
 from jettison.simulate.command import MAX_PICTURED_RUNS, run_shown
 from jettison.simulate.sizing import Objective, Sizing, Wanted, point_key, size_all
-from jettison.simulate.sizing_report import print_sizings, sizing_document, smallest_runs, write_sizing_page
+from jettison.simulate.sizing_report import pictured_runs, print_sizings, sizing_document, write_sizing_page
 from jettison.simulate.spec import ExperimentSpec, parse_spec
 from jettison.simulate.sweeps import expand_sweep
 
@@ -53,7 +53,8 @@ def size_command(
     console: Console | None = None,
 ) -> list[Sizing]:
     """Find the smallest cluster for each variant at each point of the sweep. What is not given comes from ``plan`` in
-    the spec, the objectives also from ``slo``. Raises ConfigError (one line) where nothing holds, or nothing is asked.
+    the spec, the objectives also from ``slo``. Raises ConfigError (one line) where nothing is asked, and, after all has
+    been written and printed, where nothing holds.
     """
     console = console or Console()
     for path in (json_out, html_out):
@@ -72,19 +73,26 @@ def size_command(
         return run_shown(probes, console, num_processes)
 
     sizings = size_all(cases, wanted, run)
-    if all(sizing.found.smallest is None for sizing in sizings):
+    _write_outputs(sizings, name, json_out, html_out, console)
+    print_sizings(sizings, console)
+    if all(sizing.found.smallest is None for sizing in sizings):  # what was tried is told all the same
         raise ConfigError(_impossible(sizings))
+    return sizings
+
+
+def _write_outputs(
+    sizings: Sequence[Sizing], name: str, json_out: Path | None, html_out: Path | None, console: Console
+) -> None:
+    """Before anything is printed: the trials may have taken hours."""
     if json_out is not None:
         document = {"format": FORMAT, "name": name, **sizing_document(sizings)}
         write_whole(json_out, json.dumps(document, indent=1, sort_keys=True) + "\n")
-    print_sizings(sizings, console)
     if html_out is not None:
-        runs = smallest_runs(sizings)
+        runs = pictured_runs(sizings)
         shown = runs[:MAX_PICTURED_RUNS]
         write_sizing_page(html_out, sizings, shown, title=f"jettison plan: {name}")
         if len(runs) > len(shown):
             console.print(f"{html_out} pictures the first {len(shown)} of {len(runs)} runs", soft_wrap=True)
-    return sizings
 
 
 def _check_sweep(values: Mapping[str, Any], first: ExperimentSpec, flags: PlanFlags) -> None:

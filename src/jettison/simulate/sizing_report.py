@@ -14,10 +14,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from jettison.report.brief import brief_conditions
 from jettison.report.html import PageTable, write_html
 from jettison.report.results import RunResult
 from jettison.report.summary import fairness_rows, format_value
-from jettison.report.terminal import print_whole
+from jettison.report.terminal import print_fitted, print_whole
 from jettison.simulate.sizing import Objective, Sizing, Trial
 
 HOURS_A_DAY = 24.0
@@ -65,7 +66,7 @@ def trials_table(sizings: Sequence[Sizing]) -> PageTable:
 
 
 def print_sizings(sizings: Sequence[Sizing], console: Console) -> None:
-    """The table, and below it what is odd about single rows."""
+    """The table, below it what is odd about single rows, and the conditions of the first point's clusters."""
     found = sizing_table(sizings)
     console.print(found.title, style="bold")
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
@@ -77,6 +78,17 @@ def print_sizings(sizings: Sequence[Sizing], console: Console) -> None:
     print_whole(table, console)
     for line in found.notes:
         console.print(line, style="yellow", highlight=False)
+    _print_conditions(sizings, console)
+
+
+def _print_conditions(sizings: Sequence[Sizing], console: Console) -> None:
+    """Of the clusters of the first point; what is said once is the first one's."""
+    shown = [run for sizing in sizings if sizing.point == sizings[0].point and (run := sizing.shown_run)]
+    lines = [line for line in brief_conditions([(run, run) for run in shown]) if not line.startswith("client lag")]
+    if lines:
+        print_fitted(f"conditions, first seed; memory is that of {shown[0].name}:", console, "dim")
+    for line in lines:
+        print_fitted(line, console, "dim")
 
 
 def write_sizing_page(path: Path, sizings: Sequence[Sizing], runs: Sequence[RunResult], *, title: str) -> None:
@@ -87,9 +99,12 @@ def write_sizing_page(path: Path, sizings: Sequence[Sizing], runs: Sequence[RunR
     write_html(path, runs, title=title, tables=(found, trials_table(sizings)))
 
 
-def smallest_runs(sizings: Sequence[Sizing]) -> list[RunResult]:
-    """The runs of every smallest cluster that holds, the first seed's first, each seed's by point and variant."""
+def pictured_runs(sizings: Sequence[Sizing]) -> list[RunResult]:
+    """The runs of every smallest cluster that holds, or of the largest ones where none does; the first seed's first,
+    each seed's by point and variant."""
     kept = [sizing.runs for sizing in sizings]
+    if not any(kept):
+        kept = [sizing.largest_runs for sizing in sizings]
     return [runs[seed] for seed in range(max(map(len, kept), default=0)) for runs in kept if seed < len(runs)]
 
 

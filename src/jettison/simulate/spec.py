@@ -14,11 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from jettison.config import KEYS
-from jettison.config.values import did_you_mean
+from jettison.config.values import did_you_mean, shown
 from jettison.errors import ConfigError
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
-from jettison.simulate.fields import Section, above, boolean, number, shown, size, text, whole, word
+from jettison.simulate.fields import Section, above, boolean, number, size, text, whole, word
 from jettison.simulate.workload_spec import WorkloadSpec, parse_workload
+from jettison.workload.rows import MAX_ARRIVAL_S
 
 POLICIES = ("drop", "recompute", "swap", "migrate", "pipeline")
 """Of the key ``overload`` (docs/baselines.md)."""
@@ -33,6 +34,21 @@ ELSEWHERE = {
 
 LEAST_OBSERVE_S = 1e-3
 """Between two samples of a run: less is no time at all on a clock of whole nanoseconds, or more samples than events."""
+
+LEAST_GBPS, MOST_GBPS = 1e-6, 1e9
+"""Of a link: what is sent over less, or at less than ``LEAST_SHARE`` of its rate, comes after every time that a clock
+of a simulation holds; more is no finite number of bytes."""
+
+LEAST_SHARE = 1e-6
+
+LEAST_FACTOR, MOST_FACTOR = 1e-6, 1e6
+"""Of a slow worker's steps."""
+
+MOST_KV_TOKENS = 10**12
+"""Of one instance; more than any machine's memory."""
+
+MOST_PRICE = 1e9
+"""An hour, in whatever currency: what it comes to is a number that can be printed."""
 
 Settings = Mapping[str, Any]
 """Flat keys of ``jettison serve``, each as it was written; their values have been tried."""
@@ -67,7 +83,9 @@ class ClusterSpec:
     """With ``gpu`` a preset's name, else a folder."""
     gpus_per_instance: int | None = None
     profile: str = "auto"
-    """A file; ``auto``: what lies beside the model folder, or is in the description."""
+    """A file; ``auto``: what lies beside the model folder, or is in the description; with presets the roofline."""
+    measured: Mapping[str, Any] | None = None
+    """With a preset or a GPU: the content of a profile's file, in place of its name."""
     description: str | Mapping[str, Any] | None = None
     """What a live server tells of itself (``/jettison/deployment``): a file, or its content."""
     instances: int | None = None
@@ -212,17 +230,20 @@ def _cluster(raw: object) -> tuple[ClusterSpec, object]:
     description = section.raw("description")
     if description is not None and not isinstance(description, str | Mapping):
         raise ConfigError(f"cluster.description needs a file, not {shown(description)}")
+    profile = section.raw("profile")
+    measured = profile if isinstance(profile, Mapping) and form in ("preset", "gpu") else None
     cluster = ClusterSpec(
         preset=section.take("preset", text, None),
         gpu=section.take("gpu", text, None),
         model=section.take("model", text) if form in ("gpu", "model") else section.take("model", text, None),
         gpus_per_instance=section.take("gpus_per_instance", whole(1, 4096), None),
-        profile=section.take("profile", text, "auto"),
+        profile="auto" if measured is not None else section.take("profile", text, "auto"),
+        measured=measured,
         description=description,
         instances=section.take("instances", whole(1, 1024), None),
         memory_utilisation=section.take("memory_utilisation", _share, None),
         memory_bytes=section.take("memory", size, None),
-        kv_tokens=section.take("kv_tokens", whole(1), None),
+        kv_tokens=section.take("kv_tokens", whole(1, MOST_KV_TOKENS), None),
         create=_create(section),
         link=_link(section.section("link"), form),
     )
@@ -240,8 +261,6 @@ def _check_form(section: Section, form: str) -> None:
         section.refuse("gpus_per_instance", "goes with cluster.gpu only")
     if form not in ("gpu", "preset"):
         section.refuse("memory_utilisation", "is for presets and GPUs: say memory, or kv_tokens")
-    if form not in ("model", "description"):
-        section.refuse("profile", "goes with a model folder or a description only")
     if form != "model":
         section.refuse("create", "goes with a model folder only")
     sizes = [key for key in ("memory", "kv_tokens", "memory_utilisation") if section.has(key)]
@@ -253,7 +272,14 @@ def _share(value: object) -> float:
     share = above(0.0)(value)
     if share > 1.0:
         raise ValueError(f"needs a part from 0 to 1, not {shown(value)}")
+    if share < LEAST_SHARE:
+        raise ValueError(f"needs a part of {LEAST_SHARE:g} at least, not {shown(value)}")
     return share
+
+
+_TIME = number(0.0, MAX_ARRIVAL_S)
+_SPAN = above(0.0, MAX_ARRIVAL_S)
+"""Seconds that the clock of a simulation holds, as those of arrivals."""
 
 
 def _create(section: Section) -> Mapping[str, Any] | None:
@@ -277,7 +303,7 @@ def _link(section: Section, form: str) -> LinkChange:
         section.refuse("within_node", "goes with a preset only: there is but one kind of link here")
     link = LinkChange(
         section.take("class", word("nvlink", "rdma", "pcie", "ethernet"), None),
-        section.take("gbps", above(0.0), None),
+        section.take("gbps", number(LEAST_GBPS, MOST_GBPS), None),
         section.take("latency_us", number(0.0, 999_999.0), None),
         section.take("efficiency", _share, None),
         section.take("duplex_efficiency", number(0.5, 1.0), None),
@@ -376,8 +402,8 @@ def _timing(section: Section) -> Timing:
 
 def _run(section: Section) -> RunSpec:
     run = RunSpec(
-        section.take("until_s", above(0.0), None), section.take("detail", boolean, None),
-        section.take("observe_interval_s", number(LEAST_OBSERVE_S), 0.5),
+        section.take("until_s", _SPAN, None), section.take("detail", boolean, None),
+        section.take("observe_interval_s", number(LEAST_OBSERVE_S, MAX_ARRIVAL_S), 0.5),
     )
     section.close()
     return run
@@ -386,7 +412,8 @@ def _run(section: Section) -> RunSpec:
 def _plan(section: Section) -> PlanSpec:
     plan = PlanSpec(
         section.take("slo_ttft_p99_s", above(0.0), None), section.take("slo_tpot_p99_s", above(0.0), None),
-        section.take("max_instances", whole(1, 1024), None), section.take("price_per_gpu_hour", number(0.0), None),
+        section.take("max_instances", whole(1, 1024), None),
+        section.take("price_per_gpu_hour", number(0.0, MOST_PRICE), None),
     )
     section.close()
     return plan
@@ -402,7 +429,7 @@ def _faults(top: Section) -> tuple[Fault, ...] | RandomFaults:
         section = Section(raw, "faults")
         drawn = RandomFaults(
             section.take("seed", whole(0), 0), section.take("number", whole(1, 10_000)),
-            section.take("span_s", above(0.0)),
+            section.take("span_s", _SPAN),
         )
         section.close()
         return drawn
@@ -412,22 +439,24 @@ def _faults(top: Section) -> tuple[Fault, ...] | RandomFaults:
 def _fault(raw: object, where: str) -> Fault:
     section = Section(raw, where)
     kind = section.take("kind", word(*_FAULT_KINDS))
-    at_s = section.take("at_s", number(0.0))
+    at_s = section.take("at_s", _TIME)
     worker = whole(0, 1023)
     fault: Fault
     if kind == "cut":
         fault = Cut(at_s, section.take("a", worker), section.take("b", worker))
+        if fault.a == fault.b:
+            raise ConfigError(f"{section.at('b')} {fault.b} is {section.at('a')}, too: a link joins two workers")
     elif kind == "crash":
         restarts = section.take("restarts", boolean, True)
-        after_s = section.take("restart_after_s", number(0.0), 1.0)
+        after_s = section.take("restart_after_s", _TIME, 1.0)
         fault = Crash(at_s, section.take("worker", worker), after_s if restarts else None,
-                      section.take("detect_s", number(0.0), 0.01))
+                      section.take("detect_s", _TIME, 0.01))
     elif kind == "slow":
-        fault = Slow(at_s, section.take("worker", worker), section.take("for_s", above(0.0)),
-                     section.take("factor", above(0.0)))
+        fault = Slow(at_s, section.take("worker", worker), section.take("for_s", _SPAN),
+                     section.take("factor", number(LEAST_FACTOR, MOST_FACTOR)))
     else:
         make = Delay if kind == "delay" else Duplicate
-        fault = make(at_s, section.take("worker", worker), section.take("for_s", above(0.0)),
-                     section.take("delay_s", number(0.0)))
+        fault = make(at_s, section.take("worker", worker), section.take("for_s", _SPAN),
+                     section.take("delay_s", _TIME))
     section.close()
     return fault

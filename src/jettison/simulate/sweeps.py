@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jettison.config.files import parse_yaml
+from jettison.config.values import shown
 from jettison.errors import ConfigError
-from jettison.simulate.fields import shown
 from jettison.simulate.spec import DEFAULT_POLICY
 
 MAX_POINTS = 10_000

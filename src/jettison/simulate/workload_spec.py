@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from jettison.config.values import shown
 from jettison.errors import ConfigError
-from jettison.simulate.fields import Section, above, boolean, number, shown, text, whole, word
+from jettison.simulate.fields import Section, above, boolean, number, text, whole, word
 from jettison.workload.arrivals import LEAST_CV, MOST_CV, Burst
 from jettison.workload.lengths import Lengths
 from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, TraceRow

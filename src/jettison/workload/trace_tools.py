@@ -64,13 +64,14 @@ def slice_trace(
     seed: int,
     console: Console,
 ) -> None:
-    """Cut by time, then by rows, then thin."""
+    """Cut by time, leave rows out, thin, and limit what is left, as ``load_workload`` does."""
     load = read_trace(trace, jitter=jitter, seed=seed)
     if start_s or end_s is not None:
         load = shaping.window(load, start_s, end_s)
-    load = shaping.limit(shaping.skip(load, skip), num_requests=num_requests)
+    load = shaping.skip(load, skip)
     if thin is not None:
         load = shaping.thin_by_probability(load, thin, seed)
+    load = shaping.limit(load, num_requests=num_requests)
     save(load, out, console)
 
 

@@ -109,8 +109,7 @@ def _simulate(spec: ExperimentSpec, machine: Machine, factor: float, changes: Ch
 
 def changed(setup: ClusterSetup, machine: Machine, changes: Changes) -> ClusterSetup:
     """The cluster with what no setting can say."""
-    # Copies run on engines beside the steps, so a whole step's time is theirs, as InferCept has it.
-    params = replace(setup.params, swap=replace(setup.params.swap, time_share=1.0))
+    params = setup.params
     if not changes.compute_guard:
         params = without_guard(params)
     if changes.num_merges:
