@@ -93,10 +93,10 @@ def max_request_blocks(cluster: ClusterState, homes: Iterable[tuple[StagePlan, .
     everyone = [
         MergeCandidate(w.worker_id, (w.worker_id,), (shape.all_layers,), 0.0, 0) for w in workers[: shape.num_layers]
     ]
-    stages = plan_ranges(everyone, shape)
+    budget = cluster.member_budget_bytes(workers)
+    stages = plan_ranges(everyone, shape, budget)
     assert stages is not None, "as many layers as members can be split"
     layer_block_bytes = shape.block_bytes_per_layer(cluster.limits.block_size)
-    budget = least * shape.num_layers * layer_block_bytes + shape.parameter_bytes
     merged = min(
         # Members that were merged in another order may run a layer more, and pages do not divide evenly.
         (budget - stage_bytes(s.layers, shape)) // ((len(s.layers) + 1) * layer_block_bytes)

@@ -5,7 +5,7 @@ Data and lookups only; decisions are in ``policy``, sequences in ``core.merging`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
@@ -251,6 +251,11 @@ class ClusterState:
         return LayoutSpec(self.shape.shards_for(layers), layers)
 
     # --- ids --------------------------------------------------------------------------------------------------
+
+    def member_budget_bytes(self, workers: Iterable[WorkerState]) -> int:
+        """What the poorest of these has for parameters and KV, by what it holds with every layer resident."""
+        block_bytes = self.shape.num_layers * self.shape.block_bytes_per_layer(self.limits.block_size)
+        return min(w.full_blocks for w in workers) * block_bytes + self.shape.parameter_bytes
 
     def new_call(self) -> int:
         """A fresh call id."""

@@ -223,6 +223,9 @@ class Watching:
             strategy=self._loads.params.planner, kv_region_bytes=kv_region_bytes(self._state),
             link_bytes_per_s=rates.slowest(w for g in groups for w in g.worker_ids),
             max_pull_s=max_pull_s, links=known_links(self._state), most_members=most_members,
+            budget_bytes=self._state.member_budget_bytes(
+                self._state.workers[w] for g in groups for w in g.worker_ids
+            ),
         )
         candidates = [merge_candidate(self._state, g) for g in groups]
         plan = plan_drop(candidates, required, self._state.shape, params, asking)

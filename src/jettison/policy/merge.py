@@ -111,6 +111,9 @@ class PlannerParams:
     """None where all are alike."""
     most_members: int | None = None
     """Of a group that is made: longer pipelines could not keep up. None = no bound."""
+    budget_bytes: int | None = None
+    """What a member has for parameters and KV, the least of all: ranges are chosen by what they leave for KV. None =
+    not known, and they are balanced by parameter bytes."""
 
 
 _Room = tuple[int, float, int]
@@ -294,6 +297,7 @@ class _Pool:
         plan = plan_stages(
             _members(candidates), self._shape, may_pull=may_pull,
             distance=None if links is None else links.distance, work=self._work,
+            budget_bytes=self._params.budget_bytes,
         )
         if plan is None or not plan.pulls:
             return plan
@@ -374,9 +378,11 @@ class _Pool:
         return found
 
 
-def plan_ranges(groups: Sequence[MergeCandidate], shape: ModelShape) -> tuple[StagePlan, ...] | None:
+def plan_ranges(
+    groups: Sequence[MergeCandidate], shape: ModelShape, budget_bytes: int | None = None
+) -> tuple[StagePlan, ...] | None:
     """Stages of all members of ``groups`` without a pull, or None: ``policy.ranges.plan_stages``."""
-    plan = plan_stages(_members(groups), shape)
+    plan = plan_stages(_members(groups), shape, budget_bytes=budget_bytes)
     return None if plan is None else plan.stages
 
 

@@ -6,6 +6,7 @@ allows that; where none does, the shards that are missing are named with the mem
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -57,9 +58,13 @@ class PlanningWork:
 
 def plan_stages(
     members: Sequence[Member], shape: ModelShape, *, may_pull: bool = False, distance: LinkDistance | None = None,
-    work: PlanningWork | None = None,
+    work: PlanningWork | None = None, budget_bytes: int | None = None,
 ) -> RangePlan | None:
-    """Contiguous layer ranges for all members, balanced by parameter bytes, embedding and head counted.
+    """Contiguous layer ranges for all members: those that leave the group the most KV.
+
+    ``budget_bytes`` is what each member has for parameters and KV. The group holds as many tokens as its tightest
+    stage, which has what its parameters leave (embedding and head counted) for the KV of its layers. Among equals, and
+    where no budget is given, ranges are balanced by parameter bytes.
 
     Members that hold a part are ordered by the middle of it, those that hold everything go wherever they relieve the
     others most (members holding 0-23, 24-47 and everything: first, third, second). In that order the largest stage is
@@ -75,7 +80,7 @@ def plan_stages(
     is_inside = _has_split(residents, len(wholes), shape.num_layers, work)
     if not is_inside and not may_pull:
         return None
-    split = _best_split(residents, len(wholes), shape, work, may_pull=not is_inside)
+    split = _best_split(residents, len(wholes), shape, work, may_pull=not is_inside, budget_bytes=budget_bytes)
     part_workers, whole_workers = iter(parts), iter(wholes)
     stages: list[StagePlan] = []
     lo = 0
@@ -170,8 +175,30 @@ _State = tuple[int, int]
 """End of the last stage so far, and wholes used."""
 
 
+class _Value(NamedTuple):
+    """Of a way to a state; less is better, the first that differs decides."""
+
+    pulled_bytes: int
+    tightest: float
+    """Of all stages so far (``_tightness``)."""
+    largest_bytes: int
+    """Of a stage's parameters."""
+    squares: int
+    """Sum of squared layer counts."""
+    rank_before: int
+    """Of the state that it comes from."""
+
+
+def _tightness(num_layers: int, parameter_bytes: int, budget_bytes: int | None) -> float:
+    """Layers per byte that a stage has for their KV; 0 where nothing is known of that."""
+    if budget_bytes is None:
+        return 0.0
+    return num_layers / (budget_bytes - parameter_bytes) if budget_bytes > parameter_bytes else math.inf
+
+
 def _best_split(
-    parts: Sequence[LayerRange], num_wholes: int, shape: ModelShape, work: PlanningWork, *, may_pull: bool
+    parts: Sequence[LayerRange], num_wholes: int, shape: ModelShape, work: PlanningWork, *, may_pull: bool,
+    budget_bytes: int | None,
 ) -> _Split:
     """Where to cut, for parts in this order and wholes anywhere; there must be a way to.
 
@@ -180,15 +207,14 @@ def _best_split(
     """
     num_stages, num_layers = len(parts) + num_wholes, shape.num_layers
     bytes_before = _bytes_before(shape)
-    # State -> (bytes to pull, bytes of the largest stage, sum of squared layer counts, rank of the state before).
-    best: dict[_State, tuple[int, int, int, int]] = {(0, 0): (0, 0, 0, 0)}
-    rounds: list[tuple[list[_State], dict[_State, tuple[int, int, int, int]]]] = []
+    best: dict[_State, _Value] = {(0, 0): _Value(0, 0.0, 0, 0, 0)}
+    rounds: list[tuple[list[_State], dict[_State, _Value]]] = []
     for index in range(num_stages):
         # By the cuts that lead to them, earliest first: between equal values the earlier cuts decide.
-        states = [state for _, state in sorted((value[3], state) for state, value in best.items())]
-        following: dict[_State, tuple[int, int, int, int]] = {}
+        states = [state for _, state in sorted((value.rank_before, state) for state, value in best.items())]
+        following: dict[_State, _Value] = {}
         for rank, (lo, used) in enumerate(states):
-            pulled, largest, squares, _ = best[lo, used]
+            pulled, tightest, largest, squares, _ = best[lo, used]
             choices = [(shape.all_layers, True)] if used < num_wholes else []
             if index - used < len(parts) and (may_pull or parts[index - used].lo <= lo):
                 choices.append((parts[index - used], False))
@@ -200,7 +226,10 @@ def _best_split(
                 for hi in ends:
                     size = bytes_before[hi] - bytes_before[lo]
                     have = bytes_before[min(hi, resident.hi)] - bytes_before[max(lo, resident.lo)]
-                    value = (pulled + size - max(0, have), max(largest, size), squares + (hi - lo) ** 2, rank)
+                    value = _Value(
+                        pulled + size - max(0, have), max(tightest, _tightness(hi - lo, size, budget_bytes)),
+                        max(largest, size), squares + (hi - lo) ** 2, rank,
+                    )
                     state = (hi, used + is_whole)
                     if state not in following or value < following[state]:
                         following[state] = value
@@ -208,7 +237,7 @@ def _best_split(
         best = following
     state, cuts = (num_layers, num_wholes), []
     for states, following in reversed(rounds):
-        before = states[following[state][3]]
+        before = states[following[state].rank_before]
         cuts.append((state[0], state[1] > before[1]))
         state = before
     return tuple(reversed(cuts))
