@@ -252,3 +252,33 @@ def test_a_plan_tells_its_merges_as_plain_data() -> None:
     told = DropPlan((merge,), 900, 800).merges_as_fields()
     assert told == [{"groups": [3, 1], "stages": [{"worker": 7, "layers": [0, 5]}, {"worker": 4, "layers": [5, 12]}]}]
     assert json.loads(json.dumps(told)) == told
+
+
+def tokens(stage: LayerRange, the_shape: ModelShape, budget: int) -> float:
+    """KV bytes that a stage has for each of its layers."""
+    return (budget - stage_bytes(stage, the_shape)) / len(stage)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_with_a_budget_no_split_leaves_the_group_more_kv(data: st.DataObject) -> None:
+    num_members, num_layers = data.draw(st.integers(2, 5)), data.draw(st.integers(5, 14))
+    embed, head = data.draw(st.sampled_from([(50, 50), (300, 300), (300, 0), (0, 250)]))
+    the_shape = shape(num_layers, embed=embed, head=head, tied=data.draw(st.booleans()))
+    budget = the_shape.parameter_bytes + data.draw(st.integers(100, 3000))
+    stages = plan_ranges([instance(i, num_layers=num_layers) for i in range(num_members)], the_shape, budget)
+    assert stages is not None
+    best = max(
+        min(tokens(LayerRange(lo, hi), the_shape, budget) for lo, hi in itertools.pairwise((0, *cuts, num_layers)))
+        for cuts in itertools.combinations(range(1, num_layers), num_members - 1)
+    )
+    assert min(tokens(s.layers, the_shape, budget) for s in stages) == pytest.approx(best)
+
+
+def test_large_ends_do_not_make_the_stages_between_them_the_tightest() -> None:
+    """As Qwen2.5-14B on eight A800: balanced by bytes, stages in the middle had seven layers, and eight instances in
+    one group no more KV than in four."""
+    the_shape = shape(48, embed=283, head=283)
+    groups = [instance(i, num_layers=48) for i in range(8)]
+    assert max(hi - lo for lo, hi in ranges(plan_ranges(groups, the_shape))) == 7
+    assert ranges(plan_ranges(groups, the_shape, 13500)) == [(6 * i, 6 * i + 6) for i in range(8)]

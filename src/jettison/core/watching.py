@@ -219,13 +219,12 @@ class Watching:
         most_members: int | None = None,
     ) -> DropPlan:
         rates = PullRates(self._state, self._loads.params)
+        members = [self._state.workers[w] for g in groups for w in g.worker_ids]
         params = PlannerParams(
             strategy=self._loads.params.planner, kv_region_bytes=kv_region_bytes(self._state),
-            link_bytes_per_s=rates.slowest(w for g in groups for w in g.worker_ids),
+            link_bytes_per_s=rates.slowest(m.worker_id for m in members),
             max_pull_s=max_pull_s, links=known_links(self._state), most_members=most_members,
-            budget_bytes=self._state.member_budget_bytes(
-                self._state.workers[w] for g in groups for w in g.worker_ids
-            ),
+            budget_bytes=self._state.member_budget_bytes(members) if members else None,
         )
         candidates = [merge_candidate(self._state, g) for g in groups]
         plan = plan_drop(candidates, required, self._state.shape, params, asking)
