@@ -165,6 +165,21 @@ def test_long_answers_drop() -> None:
     assert verdict.overloaded and verdict.memory_wait_s > 20 * verdict.compute_wait_s
 
 
+def test_a_pipeline_may_use_up_what_separate_instances_have_to_spare() -> None:
+    """A queue grows by what is beyond all compute: 0.02 of it for a minute, though separate instances needed 0.87."""
+    surging = BINDING._replace(surge=PARAMS.min_surge, mean_stay_s=60.0)
+    spare = surging._replace(merged_compute_load=1.02, separate_compute_load=0.87)
+    assert merging_costs_s(spare, PARAMS) == pytest.approx(0.02 * 60.0)
+    both = surging._replace(merged_compute_load=1.2, separate_compute_load=1.1)
+    assert merging_costs_s(both, PARAMS) == pytest.approx(0.1 * 60.0)
+    # In no burst a pipeline is to catch up, too.
+    calm = spare._replace(surge=1.0, merged_compute_load=0.9, separate_compute_load=0.75)
+    assert merging_costs_s(calm, PARAMS) == pytest.approx((0.9 - PARAMS.max_compute_load) * 60.0)
+    assert merging_costs_s(calm._replace(mean_stay_s=0.0), PARAMS) == pytest.approx(0.1 * PARAMS.least_merged_s)
+    too_slow = spare._replace(merged_compute_load=1.2)
+    assert merging_costs_s(too_slow, PARAMS) == math.inf == merging_costs_s(spare._replace(is_yielding=True), PARAMS)
+
+
 RATES = st.one_of(st.none(), st.floats(-10, 1000))
 
 

@@ -294,18 +294,27 @@ def cannot_keep_up(load: GroupLoad, params: OverloadParams) -> bool:
     It need not: with little memory, small batches may cost separate instances as much as bubbles cost a pipeline.
     """
     merged, separate = load.merged_compute_load, load.separate_compute_load
-    most = params.max_surge_compute_load if is_burst(load, params, if_unknown=False) else params.max_compute_load
-    return merged is not None and merged > most and (separate is None or merged > separate)
+    return merged is not None and merged > _most_compute(load, params) and (separate is None or merged > separate)
 
 
 def merging_costs_s(load: GroupLoad, params: OverloadParams) -> float:
     """What a pipeline that cannot keep up falls behind separate instances while it lasts: until its requests have left.
 
-    A burst is what it is meant for, which passes while they do; where it does not, ``policy.restore`` yields. Infinite
-    where the loss is too much, or not known, and for a group that has yielded.
+    A queue grows by what a compute load is above what can be served, and not by what it is above another's: where
+    separate instances have compute to spare, a pipeline may use that up. A burst is what it is meant for, which passes
+    while they do; where it does not, ``policy.restore`` yields. Infinite where the loss is too much, or not known, and
+    for a group that has yielded.
     """
     merged, separate = load.merged_compute_load, load.separate_compute_load
     if not merged or separate is None or load.is_yielding:
         return math.inf
-    loss = pipeline_loss(merged, separate)
-    return loss * max(params.least_merged_s, load.mean_stay_s) if loss <= params.max_loss else math.inf
+    if pipeline_loss(merged, separate) > params.max_loss:
+        return math.inf
+    most = _most_compute(load, params)
+    return (merged - max(most, separate)) * max(params.least_merged_s, load.mean_stay_s)
+
+
+def _most_compute(load: GroupLoad, params: OverloadParams) -> float:
+    """Compute load that a merged group may have and still keep up."""
+    is_surge = is_burst(load, params, if_unknown=False)
+    return params.max_surge_compute_load if is_surge else params.max_compute_load
