@@ -15,12 +15,13 @@ from jettison.errors import ConfigError, JettisonError
 from jettison.report.results import RunResult
 from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 from jettison.simulate.machines import cluster_setup
-from jettison.simulate.reproduce import figures
+from jettison.simulate.reproduce import figures, pool
 from jettison.simulate.reproduce.command import told_of_effort
-from jettison.simulate.reproduce.figures import stay
+from jettison.simulate.reproduce.figures import ablation, extreme, long_run, stay
+from jettison.simulate.reproduce.figures.end_to_end import _lowest_row
 from jettison.simulate.reproduce.jobs import Changes, Variant, changed, job_text
 from jettison.simulate.reproduce.load import search
-from jettison.simulate.reproduce.measures import bubble_share, compared, throughput, ttft, values
+from jettison.simulate.reproduce.measures import alone, bubble_share, compared, throughput, ttft, values
 from jettison.simulate.reproduce.page import table, write_page
 from jettison.simulate.reproduce.parameter_swap import StreamedParameters
 from jettison.simulate.reproduce.pictures import time_lines
@@ -29,7 +30,16 @@ from jettison.simulate.reproduce.registry import EXPERIMENTS, experiment
 from jettison.simulate.reproduce.remarks import timing
 from jettison.simulate.reproduce.requests import requests_of
 from jettison.simulate.reproduce.rows import Band, Outcome, Row
-from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Results, Spec, read_spec, run_spec, spec_names
+from jettison.simulate.reproduce.specs import (
+    SPARE,
+    WITHOUT_GUARD,
+    Results,
+    Spec,
+    burst_span_s,
+    read_spec,
+    run_spec,
+    spec_names,
+)
 from jettison.simulate.spec import parse_spec
 
 FIGURES = {
@@ -278,3 +288,50 @@ def test_a_process_that_is_killed_is_one_line_that_names_the_job() -> None:
     with pytest.raises(JettisonError, match=r"while it simulated 'tiny: drop, seed 4'.*, `--processes 1`$") as raised:
         Runs(processes=2).all(jobs)
     assert "\n" not in str(raised.value)
+
+
+def _of(policy: str, drops: int, p99_s: float = 1.0) -> RunResult:
+    rows = [{"ttft_s": p99_s, "tpot_s": 0.1, "scheduled_s": 0.0}]
+    return RunResult("x", {"policy": policy}, events={"drops": drops}, requests_detail=rows)
+
+
+def _found(drops: int) -> Results:
+    names = ("recompute", "pipeline", "swap", "migrate")
+    runs = {"drop": [_of("drop", drops)], **{name: [_of(name, 0)] for name in names}}
+    return Results(read_spec("burst-longbench-14b"), [1.0], runs)
+
+
+def test_no_worse_than_others_shows_nothing_of_a_system_that_never_dropped() -> None:
+    band = Band(1.0, None)
+    for drops, expected in ((0, None), (2, True)):
+        found = _found(drops)
+        rows = [
+            compared(found, "f", "w", "m", "drop", "recompute", ttft(99), paper=None, band=band),
+            alone(found, "f", "w", "m", "drop", ttft(99), paper=None, band=band),
+            _lowest_row("LongBench 14B", found, "drop"),
+        ]
+        assert [row.in_band for row in rows] == [expected] * 3
+        assert ("nothing dropped" in table(rows)[-1]) == (expected is None)
+        missed = compared(found, "f", "w", "m", "drop", "swap", ttft(99), paper=None, band=Band(2.0, None))
+        assert missed.in_band is False
+        assert alone(found, "f", "w", "m", "swap", ttft(99), paper=None, band=band).in_band is True
+
+
+def test_kept_runs_of_another_program_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = tiny().changed(seeds=[0], mean_load=None)
+    recompute = [Variant("recompute", "recompute")]
+    run_spec(spec, Runs(folder=tmp_path), recompute)
+    again, other = Runs(folder=tmp_path), Runs(folder=tmp_path)
+    run_spec(spec, again, recompute)
+    monkeypatch.setattr(pool, "program_mark", lambda: "another")
+    run_spec(spec, other, recompute)
+    assert (again.num_kept, other.num_kept) == (1, 0)
+
+
+def test_windows_of_figures_hold_their_bursts() -> None:
+    for spec, window, number in (("ablation", ablation.BURST_S, 0), ("long-run", long_run.SECOND_WAVE_S, 1)):
+        begin_s, end_s = burst_span_s(spec, number)
+        assert window[0] <= begin_s and end_s + 10.0 <= window[1]
+    replayed = read_spec("extreme-burst").raw["workload"]["replay_burst"]
+    assert (replayed["start_s"], replayed["end_s"]) == burst_span_s("extreme-burst")
+    assert replayed["start_s"] == extreme.BURST_BEGINS_S

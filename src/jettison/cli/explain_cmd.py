@@ -81,12 +81,14 @@ def explain(
     chosen = _chosen(runs, name, run_file)
     console = Console()
     documents = []
+    num_simulated = 0
     for run in chosen:
         others = _others(run, runs)
         simulated: dict[str, RunResult] = {}
         why_not = None
         if not no_counterfactual:
-            simulated, why_not = _simulated(run, others, asked, slo_ttft_s, run_file, console)
+            simulated, why_not = _simulated(run, others, asked, slo_ttft_s, run_file, num_simulated, console)
+            num_simulated += len(simulated) * run.requests.submitted
         documents.append(_explain(run, others, simulated, slo_ttft_s, kinds or (), why_not, console))
     if json_out is not None:
         write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
@@ -113,11 +115,12 @@ def _check_flags(asked: Asked, no_counterfactual: bool) -> None:
 
 def _simulated(
     run: RunResult, others: dict[str, RunResult], asked: Asked, asked_slo_s: float | None, run_file: Path,
-    console: Console,
+    num_before: int, console: Console,
 ) -> tuple[dict[str, RunResult], str | None]:
     """What was simulated of a run, and one line that says why nothing was, where something could be expected.
 
-    What nobody asked for is simulated where there is a card for it and that takes seconds. Raises UserError where
+    What nobody asked for is simulated where there is a card for it and that takes seconds, together with the
+    ``num_before`` requests of runs before it. Raises UserError where
     somebody asked, by policies or by a profile, for what cannot be done.
     """
     from jettison.report.incidents import incidents_of, slo_ttft_of
@@ -128,7 +131,7 @@ def _simulated(
         policies = other_policies(run, others)
         if not policies or not incidents_of(run, slo_ttft_of(run, asked_slo_s), others):
             return {}, None
-        if (told := told_if_long(run, len(policies))) is not None:
+        if (told := told_if_long(run, len(policies), num_before)) is not None:
             return {}, f"{told}: ask for them with --counterfactual {','.join(policies)}"
     try:
         return _simulate(run, policies, asked, run_file, console), None

@@ -112,8 +112,8 @@ class PlannerParams:
     most_members: int | None = None
     """Of a group that is made: longer pipelines could not keep up. None = no bound."""
     budget_bytes: int | None = None
-    """What a member has for parameters and KV, the least of all: ranges are chosen by what they leave for KV. None =
-    not known, and they are balanced by parameter bytes."""
+    """What a member has for parameters and KV: ranges are chosen by what they leave for KV. One number for all, the
+    least: members are taken for equal. None = not known, and ranges are balanced by parameter bytes."""
 
 
 _Room = tuple[int, float, int]

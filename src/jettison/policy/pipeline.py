@@ -18,7 +18,7 @@ STATIC_STAGES = 2
 def plan_static_groups(
     worker_ids: Sequence[WorkerId], shape: ModelShape, num_stages: int = STATIC_STAGES
 ) -> tuple[tuple[StagePlan, ...], ...]:
-    """Groups of ``num_stages`` workers in order, ranges balanced as after a drop; who is left over stays alone.
+    """Groups of ``num_stages`` workers in order, ranges balanced by parameter bytes; who is left over stays alone.
 
     So does everybody when the model has too few layers to divide.
     """

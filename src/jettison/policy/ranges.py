@@ -63,14 +63,13 @@ def plan_stages(
     """Contiguous layer ranges for all members: those that leave the group the most KV.
 
     ``budget_bytes`` is what each member has for parameters and KV. The group holds as many tokens as its tightest
-    stage, which has what its parameters leave (embedding and head counted) for the KV of its layers. Among equals, and
-    where no budget is given, ranges are balanced by parameter bytes.
+    stage, which has what its parameters leave (embedding and head counted) for the KV of its layers. Where no budget is
+    given, the largest stage is as small as can be by parameter bytes; among equals the numbers of layers are even.
 
     Members that hold a part are ordered by the middle of it, those that hold everything go wherever they relieve the
-    others most (members holding 0-23, 24-47 and everything: first, third, second). In that order the largest stage is
-    as small as can be; among equals the numbers of layers are even, since the stage with most layers bounds the
-    group's KV. Where that order allows no split inside what members hold, the one with the fewest bytes to pull is
-    taken (``may_pull``), each shard from the nearest holder that has least to send. None if there is no split.
+    others most (members holding 0-23, 24-47 and everything: first, third, second). Where that order allows no split
+    inside what members hold, the one with the fewest bytes to pull is taken (``may_pull``), each shard from the nearest
+    holder that has least to send. None if there is no split.
     """
     if len(members) > shape.num_layers:
         return None

@@ -28,7 +28,7 @@ OWN = " (this run, simulated"
 """In the name of what simulates a run under its own policy."""
 
 MOST_UNASKED = 20_000
-"""Requests, all policies together, that are simulated without anybody's asking for it."""
+"""Requests, all runs and policies together, that are simulated without anybody's asking for it."""
 
 FAR_RATIO = 1.5
 """Simulated over measured, or the other way round, from which a simulation stands for nothing that was measured."""
@@ -49,9 +49,10 @@ def other_policies(run: RunResult, others: Mapping[str, RunResult]) -> tuple[str
     return tuple(policy for policy in POLICIES if policy not in known)
 
 
-def told_if_long(run: RunResult, num_policies: int) -> str | None:
-    """Why a run is not simulated unless somebody asks for it; None where that is a matter of seconds."""
-    number = num_policies * run.requests.submitted
+def told_if_long(run: RunResult, num_policies: int, num_before: int = 0) -> str | None:
+    """Why a run is not simulated unless somebody asks for it; None where that is a matter of seconds. ``num_before``:
+    requests that have been simulated unasked already."""
+    number = num_before + num_policies * run.requests.submitted
     return None if number <= MOST_UNASKED else f"{number:,} requests to simulate take a while"
 
 

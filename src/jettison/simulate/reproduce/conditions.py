@@ -42,5 +42,6 @@ def load_rule(results: Results) -> str:
     rates = ", ".join(f"{factor * times * base:.3g}" for factor in results.factors)
     return (
         f"each seed's rate is scaled until the mean KV demand with memory to spare is {spec.mean_load:g} of the "
-        f"undropped capacity (KunServe: 56.3 %, and under 60 %): {rates} requests/s outside bursts"
+        f"undropped capacity (KunServe v3: 56.3 %, and under 60 %; v1: 49.8 % and upwards): {rates} requests/s outside "
+        "bursts"
     )

@@ -125,7 +125,10 @@ def alone(
     """One system's own number."""
     found = [None if (value := measure(run)) is None else value * scale for run in results.runs[system]]
     middle, spread = median_and_spread(found)
-    return Row(figure, workload, metric, system, "", paper, middle, unit, spread, band, band_source)
+    return Row(
+        figure, workload, metric, system, "", paper, middle, unit, spread, band, band_source,
+        is_idle=never_dropped(results.runs[system]),
+    )  # fmt: skip
 
 
 def mean_of(runs: Sequence[RunResult], measure: Measure) -> float | None:

@@ -72,6 +72,14 @@ def read_spec(name: str) -> Spec:
     return Spec(name, raw, parse_spec(raw, name))
 
 
+def burst_span_s(name: str, number: int = 0, *, before_s: float = 0.0, after_s: float = 0.0) -> tuple[float, float]:
+    """When a spec's burst begins and ends, and so much before and after it: windows of figures follow their specs."""
+    arrivals = read_spec(name).parsed.workload.arrivals
+    assert arrivals is not None
+    burst = arrivals.bursts[number]
+    return burst.start_s - before_s, burst.start_s + burst.duration_s + after_s
+
+
 def spec_names() -> list[str]:
     """All specs in the tree."""
     folder = resources.files(__package__) / "specs"

@@ -23,10 +23,10 @@ from jettison.simulate.reproduce.measures import (
 from jettison.simulate.reproduce.pictures import bars
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.rows import Band, Outcome, Row
-from jettison.simulate.reproduce.specs import SPARE, Results, read_spec, run_spec
+from jettison.simulate.reproduce.specs import SPARE, Results, burst_span_s, read_spec, run_spec
 
 FIGURE, WORKLOAD = "kunserve-fig14", "LongBench 14B, burst"
-BURST_S = (45.0, 95.0)
+BURST_S = burst_span_s("ablation", after_s=10.0)
 """Arrivals of the burst and of the ten seconds after it."""
 
 DP, DROP, EXCHANGE, LOOKAHEAD = "recompute", "drop", "+ coordinated exchange", "+ lookahead"

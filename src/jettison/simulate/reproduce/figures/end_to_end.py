@@ -15,6 +15,7 @@ from jettison.simulate.reproduce.measures import (
     compared,
     mean_load,
     mean_of,
+    never_dropped,
     throughput,
     tpot,
     ttft,
@@ -214,6 +215,7 @@ def _lowest_row(workload: str, results: Results, system: str) -> Row:
         spread,
         Band(1.0, None),
         "the paper's claim",
+        is_idle=never_dropped(results.runs[system]),
     )
 
 

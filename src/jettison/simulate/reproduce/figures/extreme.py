@@ -9,7 +9,7 @@ from jettison.simulate.reproduce.measures import alone, mean_of, values
 from jettison.simulate.reproduce.pictures import time_lines
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.rows import Band, Outcome, Row, median_and_spread, ratio
-from jettison.simulate.reproduce.specs import WITHOUT_GUARD, Results, read_spec, run_spec
+from jettison.simulate.reproduce.specs import WITHOUT_GUARD, Results, burst_span_s, read_spec, run_spec
 
 FIGURE, WORKLOAD = "kunserve-fig17", "BurstGPT 72B, extreme burst"
 COUNTED_FROM_S = 60.0
@@ -21,7 +21,7 @@ FULL = 0.98
 FULL_FOR_S = 5.0
 """Without a break: what a drop ends a moment later is not out of memory."""
 
-BURST_BEGINS_S = 45.0
+BURST_BEGINS_S, _ = burst_span_s("extreme-burst")
 
 
 def reproduce_fig17(runs: Runs) -> Outcome:

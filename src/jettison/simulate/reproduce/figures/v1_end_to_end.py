@@ -23,7 +23,7 @@ LOADS = (0.5, 0.65, 0.8)
 """v1 sweeps the rate upwards from the average memory demand; its motivating run has 49.8 %."""
 
 OVERFLOWS = LOADS[1]
-"""The least of these at which its spike overflows what is not dropped: figures of one load have this one."""
+"""The least of these at which its spike overflows what is not dropped: 14B's figures of one load have this one."""
 
 SYSTEMS = ("drop", WITHOUT_GUARD.name)
 LENGTHS = {"BurstGPT": "burstgpt", "AzureConv": "azure-conv", "AGIEval-CoT": "agieval"}
@@ -153,14 +153,16 @@ def _large(runs: Runs, figure: str, workload: str, preset: str, paper: dict[str,
 
 
 def _latency_rows(outcome: Outcome, figure: str, workload: str, sweep: list[Results], paper: dict[str, Band]) -> None:
-    """Largest ratio over the sweep, by system and baseline; and what memory alone could give."""
+    """Largest ratio over the sweep, where the system dropped at all, by system and baseline; and what memory alone
+    could give."""
     for system in (*SYSTEMS, SPARE.name):
         for baseline, band in paper.items():
             if baseline not in sweep[0].runs:
                 continue
+            met = [results for results in sweep if not never_dropped(results.runs[system])] or sweep
             ratios = [
                 ratio(mean_of(results.runs[baseline], ttft(99)), mean_of(results.runs[system], ttft(99)))
-                for results in sweep
+                for results in met
             ]
             known = [value for value in ratios if value is not None]
             judged = None if system == SPARE.name else Band(band.low, None)
@@ -177,7 +179,7 @@ def _latency_rows(outcome: Outcome, figure: str, workload: str, sweep: list[Resu
                     (min(known), max(known)) if known else None,
                     judged,
                     "the paper's own range",
-                    is_idle=all(never_dropped(results.runs[system]) for results in sweep),
+                    is_idle=all(never_dropped(results.runs[system]) for results in met),
                 )
             )
     best = max(
