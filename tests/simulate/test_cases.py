@@ -287,7 +287,7 @@ def test_a_profile_of_one_gpu_is_none_of_an_instance_of_four() -> None:
     measured = replace(PROFILE, cost=replace(PROFILE.cost, num_layers=80))
     mark = Fingerprint("a machine", "c", "v", "bfloat16", 1, "native")
     cluster = {"preset": "kunserve-b", "profile": to_document(StoredProfile(mark, measured, ModelSizes(80, 8192, 2)))}
-    with pytest.raises(ConfigError, match="^cluster.profile is of one GPU, and an instance of .* has 4$"):
+    with pytest.raises(ConfigError, match=r"^cluster.profile is of one GPU, and an instance of .* has 4$"):
         cases_of(spec(cluster=cluster, settings={}), "file")
 
 
