@@ -33,7 +33,7 @@ least that the text allows: replayed without end it fills vLLM's memory at 120 s
 (docs/decisions.md says how we came to look). v1 only divides time; its arrivals are drawn at the final rate, with its
 spike of 14 times, of which nobody says how long it is: 3 s here. Lengths are drawn by the data sets' published
 statistics (docs/workloads.md). The load rule is one for all: users are added until the mean KV demand, with memory to
-spare, is 0.56 of the undropped capacity. v1's 14B has 0.65, and 0.5 to 0.8 in its sweep: at the 0.498 of its
+spare, is 0.56 of the undropped capacity. v1's 14B has 0.65, and 0.5 as well in its sweep: at the 0.498 of its
 motivating run our spike overflows nothing, and nobody drops (so it is with its larger models, at 0.5). Where fewer
 instances than the papers' serve, so that all of it takes minutes, the conditions say so.
 
