@@ -157,6 +157,13 @@ def test_requests_whose_way_home_is_cut_for_good_are_computed_again_there(seed: 
     assert "split" in watched.kinds()
 
 
+def test_what_others_hold_of_a_transfer_is_given_back_where_sender_and_receiver_die_in_turn() -> None:
+    """The receiver's recovery waited for the end of it, died with its worker, and a third one's blocks waited on."""
+    watched = faulty(9367, **draw_surroundings(9367))
+    watched.expect_one_end_each()
+    assert watched.kinds().count("worker_lost") >= 2 and "drop" in watched.kinds()
+
+
 def test_a_chunk_whose_end_is_heard_of_before_the_failure_of_the_chunk_before_it_counts_for_nothing() -> None:
     """Two workers tell of the two, and word from one of them is late."""
     watched = faulty(18256)

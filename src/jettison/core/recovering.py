@@ -429,7 +429,7 @@ class Recoveries:
             return None
         receiver = self.by_worker.get(transfer_ends(move)[1])
         actions = receiver.on_fetched(event) if receiver is not None else None
-        if actions is None and not any(event.move_id in r.moves for r in self.by_worker.values()):
+        if actions is None and not self._awaits(event.move_id):
             return None
         del self._cluster.open_moves[event.move_id]
         if actions is not None:
@@ -442,6 +442,13 @@ class Recoveries:
             for moves in worker.ghosts.values():
                 moves.discard(event.move_id)
         return []
+
+    def _awaits(self, move_id: MoveId) -> bool:
+        """Whether a recovery waits for a transfer, or blocks at any worker do: a recovery that waited for it dies with
+        its worker, and what others have left of the same request is still to be given back."""
+        if any(move_id in recovery.moves for recovery in self.by_worker.values()):
+            return True
+        return any(move_id in moves for w in self._cluster.workers.values() for moves in w.ghosts.values())
 
     def advance(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows."""
