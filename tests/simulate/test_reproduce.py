@@ -329,9 +329,9 @@ def test_kept_runs_of_another_program_are_not_taken(tmp_path: Path, monkeypatch:
 
 
 def test_windows_of_figures_hold_their_bursts() -> None:
-    for spec, window, number in (("ablation", ablation.BURST_S, 0), ("long-run", long_run.SECOND_WAVE_S, 1)):
+    for spec, window, number in (("ablation", ablation.burst_s(), 0), ("long-run", long_run.second_wave_s(), 1)):
         begin_s, end_s = burst_span_s(spec, number)
         assert window[0] <= begin_s and end_s + 10.0 <= window[1]
     replayed = read_spec("extreme-burst").raw["workload"]["replay_burst"]
     assert (replayed["start_s"], replayed["end_s"]) == burst_span_s("extreme-burst")
-    assert replayed["start_s"] == extreme.BURST_BEGINS_S
+    assert replayed["start_s"] == extreme.burst_begins_s()

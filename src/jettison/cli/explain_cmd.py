@@ -120,8 +120,8 @@ def _simulated(
     """What was simulated of a run, and one line that says why nothing was, where something could be expected.
 
     What nobody asked for is simulated where there is a card for it and that takes seconds, together with the
-    ``num_before`` requests of runs before it. Raises UserError where
-    somebody asked, by policies or by a profile, for what cannot be done.
+    ``num_before`` requests of runs before it. Raises UserError where somebody asked, by policies or by a profile, for
+    what cannot be done.
     """
     from jettison.report.incidents import incidents_of, slo_ttft_of
     from jettison.simulate.counterfactual import other_policies, told_if_long

@@ -67,7 +67,6 @@ class Runs:
 
     def _in_processes(self, jobs: list[str]) -> None:
         """Raises JettisonError where a process dies."""
-        program_mark()  # before processes load what somebody may edit meanwhile
         context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
         number = min(self._processes, len(jobs))
         under_way: dict[Future[RunResult | float], str] = {}

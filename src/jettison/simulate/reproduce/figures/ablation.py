@@ -26,9 +26,6 @@ from jettison.simulate.reproduce.rows import Band, Outcome, Row
 from jettison.simulate.reproduce.specs import SPARE, Results, burst_span_s, read_spec, run_spec
 
 FIGURE, WORKLOAD = "kunserve-fig14", "LongBench 14B, burst"
-BURST_S = burst_span_s("ablation", after_s=10.0)
-"""Arrivals of the burst and of the ten seconds after it."""
-
 DP, DROP, EXCHANGE, LOOKAHEAD = "recompute", "drop", "+ coordinated exchange", "+ lookahead"
 
 
@@ -102,8 +99,13 @@ def _exchange_s(run: RunResult) -> float | None:
     return sum(took) / len(took) if took else None
 
 
+def burst_s() -> tuple[float, float]:
+    """When arrivals count: in the burst and in the ten seconds after it."""
+    return burst_span_s("ablation", after_s=10.0)
+
+
 def _burst(key: str, q: float) -> Measure:
-    return within(key, q, *BURST_S)
+    return within(key, q, *burst_s())
 
 
 def _drop_rows(outcome: Outcome, results: Results) -> None:

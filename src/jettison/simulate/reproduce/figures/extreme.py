@@ -21,7 +21,10 @@ FULL = 0.98
 FULL_FOR_S = 5.0
 """Without a break: what a drop ends a moment later is not out of memory."""
 
-BURST_BEGINS_S, _ = burst_span_s("extreme-burst")
+
+def burst_begins_s() -> float:
+    """Of the first one, before it is replayed."""
+    return burst_span_s("extreme-burst")[0]
 
 
 def reproduce_fig17(runs: Runs) -> Outcome:
@@ -98,14 +101,15 @@ def reproduce_fig17(runs: Runs) -> Outcome:
 def _times_remark(results: Results) -> str:
     """What the ratio of standing times is made of."""
     base_s, ours_s = (mean_of(results.runs[name], full_at_s) for name in ("recompute", "drop"))
+    begins_s = burst_begins_s()
     if base_s is None or ours_s is None:
         full = [name for name, at_s in (("recompute", base_s), ("drop", ours_s)) if at_s is not None]
         return f"Of the two, only {full[0]} runs out of memory for good." if full else "Memory is never full for good."
     return (
-        f"Memory is full {base_s - BURST_BEGINS_S:.0f} s after the burst has begun with recompute (paper 75) and "
-        f"{ours_s - BURST_BEGINS_S:.0f} s with drop (paper 107): {ours_s - base_s:.0f} s gained (paper 32). Counted "
+        f"Memory is full {base_s - begins_s:.0f} s after the burst has begun with recompute (paper 75) and "
+        f"{ours_s - begins_s:.0f} s with drop (paper 107): {ours_s - base_s:.0f} s gained (paper 32). Counted "
         f"from {COUNTED_FROM_S:.0f} s, as the paper does, the ratio hangs on how soon after that recompute is full; "
-        f"from the burst's beginning it is {(ours_s - BURST_BEGINS_S) / (base_s - BURST_BEGINS_S):.2f} (paper 1.43)."
+        f"from the burst's beginning it is {(ours_s - begins_s) / (base_s - begins_s):.2f} (paper 1.43)."
     )
 
 
@@ -113,8 +117,9 @@ def full_at_s(run: RunResult) -> float | None:
     """When memory becomes full with requests waiting, and stays so, after the burst has begun; None: never."""
     used, total, queue = (dict(run.series[name]) for name in ("kv_blocks_used", "kv_blocks_total", "queue"))
     since_s: float | None = None
+    begins_s = burst_begins_s()
     for t in sorted(used):
-        if t < BURST_BEGINS_S or queue.get(t, 0.0) <= 0 or used[t] < FULL * total[t]:
+        if t < begins_s or queue.get(t, 0.0) <= 0 or used[t] < FULL * total[t]:
             since_s = None
             continue
         since_s = t if since_s is None else since_s
@@ -140,8 +145,8 @@ def _rise_row(results: Results) -> Row:
     found: list[float | None] = []
     for theirs, ours in zip(results.runs["recompute"], results.runs[WITHOUT_GUARD.name], strict=True):
         end_s = full_at_s(ours) or ours.duration_s
-        calm = sorted(values(theirs, "ttft_s", 5.0, BURST_BEGINS_S))
-        rising = values(theirs, "ttft_s", BURST_BEGINS_S, end_s)
+        calm = sorted(values(theirs, "ttft_s", 5.0, burst_begins_s()))
+        rising = values(theirs, "ttft_s", burst_begins_s(), end_s)
         found.append(max(rising) / calm[len(calm) // 2] if calm and rising else None)
     middle, spread = median_and_spread(found)
     return Row(

@@ -23,12 +23,16 @@ from jettison.simulate.reproduce.rows import Band, Outcome
 from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, Results, burst_span_s, read_spec, run_spec
 
 WORKLOAD = "BurstGPT 14B, 640 s"
-SECOND_WAVE_S = burst_span_s("long-run", number=1, before_s=10.0, after_s=40.0)
 WITHOUT_RESTORE = "drop without restore"
 RESTORING = WITHOUT_GUARD.name
 """Both without the test for compute, so that both drop."""
 
 SPIKES = {"recompute": 239.0, "swap": 92.0, "migrate": 148.0}
+
+
+def second_wave_s() -> tuple[float, float]:
+    """The second burst, with what comes before it and after it."""
+    return burst_span_s("long-run", number=1, before_s=10.0, after_s=40.0)
 
 
 def _results(runs: Runs) -> Results:
@@ -132,7 +136,7 @@ def reproduce_fig16(runs: Runs) -> Outcome:
     for metric, measure, paper, band in (
         ("P99 TTFT", ttft(99), 6.4, None),
         ("P99 TPOT", tpot(99), 1.2, None),
-        ("P99 TTFT of the second wave", within("ttft_s", 99, *SECOND_WAVE_S), 6.4, Band(3.0, None)),
+        ("P99 TTFT of the second wave", within("ttft_s", 99, *second_wave_s()), 6.4, Band(3.0, None)),
     ):
         outcome.rows.append(
             compared(
