@@ -58,6 +58,17 @@ def test_nobody_is_in_two_pairs_and_all_givers_are_below_all_takers(loads: list[
     assert [tuple(pair) for pair in pairs] == [(s, d) for (_, s), (_, d) in zip(givers, takers)]
 
 
+@given(LOADS, st.sets(st.builds(Pair, st.integers(0, 6), st.integers(0, 6))))
+def test_avoided_pairs_cost_nobody_more_than_their_end(loads: list[InstanceLoad], avoided: set[Pair]) -> None:
+    pairs = plan_pairs(loads, PARAMS, avoided)
+    assert not avoided & set(pairs)
+    members = [g for pair in pairs for g in pair]
+    assert len(members) == len(set(members))
+    left = {x.group_id for x in loads if instance_freeness(x) > PARAMS.threshold_blocks} - set(members)
+    givers = {x.group_id for x in loads if may_give(x, PARAMS)} - set(members)
+    assert {Pair(s, d) for s in givers for d in left} <= avoided, "two are left that may be a pair"
+
+
 def test_low_priority_goes_first_then_the_shortest() -> None:
     rows = [MigrationRow("a", 0, 2), MigrationRow("b", 1, 9), MigrationRow("c", 1, 4)]
     assert choose_request(rows, load(used=95, batch=9), load(1), PARAMS) == "c"

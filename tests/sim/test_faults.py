@@ -39,6 +39,8 @@ SPAN_S = 0.3
 FEW_BLOCKS = 14
 """So that memory is short, and requests are swapped out or migrate."""
 MOST_WORKERS = 4
+MOST_EVENTS = 300_000
+"""Of one schedule, which has some thousands; beyond, something is tried again and again, and would be until the end."""
 
 
 def draw_surroundings(seed: int) -> dict[str, Any]:
@@ -75,7 +77,9 @@ def faulty(seed: int, faults: tuple[Fault, ...] | None = None, *, num_workers: i
         for order in (cluster.request_drop, cluster.request_restore, cluster.request_drop):
             cluster.loop.at(rng.randrange(int(SPAN_S * 1e9)), order)
     cluster.inject(faults)
-    cluster.run(until_ns=900 * 10**9)
+    first = cluster.loop.num_run
+    cluster.run(until_ns=900 * 10**9, is_over=lambda: cluster.loop.num_run - first > MOST_EVENTS)
+    assert cluster.loop.num_run - first <= MOST_EVENTS, f"no end at {cluster.loop.now_ns / 1e9:.1f} s"
     return watched
 
 
@@ -164,6 +168,13 @@ def test_what_others_hold_of_a_transfer_is_given_back_where_sender_and_receiver_
     assert watched.kinds().count("worker_lost") >= 2 and "drop" in watched.kinds()
 
 
+def test_what_is_ordered_from_a_worker_that_died_unnoticed_reaches_no_later_life() -> None:
+    """Its next life dropped layers that the core had it run."""
+    watched = faulty(14506, **draw_surroundings(14506))
+    watched.expect_one_end_each()
+    assert "step_failed" not in watched.kinds()
+
+
 def test_a_chunk_whose_end_is_heard_of_before_the_failure_of_the_chunk_before_it_counts_for_nothing() -> None:
     """Two workers tell of the two, and word from one of them is late."""
     watched = faulty(18256)
@@ -208,6 +219,18 @@ def test_a_cut_pipeline_declares_a_member_lost_and_goes_on() -> None:
     watched = faulty(1, (Cut(0.1, 0, 1),), policy="pipeline", num_workers=2)
     watched.expect_all_served()
     assert "worker_lost" in watched.kinds()
+
+
+@pytest.mark.parametrize(("num_workers", "seed"), [(2, 5), (3, 4)])
+def test_requests_that_cannot_migrate_over_a_cut_link_decode_where_they_are(num_workers: int, seed: int) -> None:
+    """The same migration was tried at once and for ever, and its request stood still from each try to the next."""
+    watched = faulty(
+        seed, (Cut(0.0, 0, 1),), policy="migrate", num_workers=num_workers, num_blocks=FEW_BLOCKS, exchange="auto"
+    )
+    watched.expect_all_served()
+    counters = watched.cluster.core.state.counters
+    assert 0 < counters.num_failed_migrations < 3
+    assert bool(counters.num_migrations) == (num_workers > 2), "others are migrated to"
 
 
 def test_a_cut_between_separate_instances_is_not_noticed_until_they_need_it() -> None:

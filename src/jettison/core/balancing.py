@@ -15,7 +15,15 @@ from jettison.core.ports import Action, MoveEnded
 from jettison.core.relief import Abandoned, Relief
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
-from jettison.policy.migration import InstanceLoad, MigrationParams, MigrationRow, choose_request, may_give, plan_pairs
+from jettison.policy.migration import (
+    InstanceLoad,
+    MigrationParams,
+    MigrationRow,
+    Pair,
+    choose_request,
+    may_give,
+    plan_pairs,
+)
 from jettison.types import NANOSECONDS, GroupId, MoveId, WorkerId
 
 
@@ -36,6 +44,8 @@ class Balancing(Relief):
         """Groups that would give a request away: while there is none, the others need not be looked at."""
         self._num_dissolved = 0
         """Groups dissolved when ``_loads`` was last rid of them."""
+        self._avoided_until_ns: dict[Pair, int] = {}
+        """Pairs between which a transfer failed, either way round."""
 
     @property
     def dispatches_once(self) -> bool:
@@ -106,15 +116,30 @@ class Balancing(Relief):
                 self._may_have_ended = True
         has_ended = False
         if self._may_have_ended:
-            going_on = [m for m in self.migrations if not m.is_over]
-            has_ended = len(going_on) < len(self.migrations)
-            self.migrations = going_on
+            ended = [m for m in self.migrations if m.is_over]
+            has_ended = bool(ended)
+            if has_ended:
+                self.migrations = [m for m in self.migrations if not m.is_over]
+                self._note_lost(ended, now_ns)
             self._may_have_ended = False
         period_ns = self._params.period_s * NANOSECONDS
         if has_ended or self._looked_ns is None or now_ns - self._looked_ns >= period_ns:
             self._looked_ns = now_ns
             actions += self._look(busy, now_ns)
         return actions
+
+    def _note_lost(self, ended: Sequence[Migration], now_ns: int) -> None:
+        """What failed is not tried again at once, nor the way back."""
+        until_ns = now_ns + round(self._params.retry_s * NANOSECONDS)
+        for migration in ended:
+            if migration.lost_transfer:
+                ends = migration.source.group_id, migration.destination.group_id
+                self._avoided_until_ns |= {Pair(*ends): until_ns, Pair(*ends[::-1]): until_ns}
+
+    def _avoided(self, now_ns: int) -> Set[Pair]:
+        if self._avoided_until_ns:
+            self._avoided_until_ns = {p: end for p, end in self._avoided_until_ns.items() if end > now_ns}
+        return self._avoided_until_ns.keys()
 
     def _look(self, busy: Set[WorkerId], now_ns: int) -> list[Action]:
         self._refresh_loads()
@@ -127,7 +152,7 @@ class Balancing(Relief):
         idle = {i: g for i, g in groups.items() if _is_idle(g, taken)}
         loads = self._loads
         actions: list[Action] = []
-        for pair in plan_pairs([loads[i] for i in idle], self._params):
+        for pair in plan_pairs([loads[i] for i in idle], self._params, self._avoided(now_ns)):
             source, destination = idle[pair.source], idle[pair.destination]
             if len(destination.running) >= destination.max_running:
                 continue

@@ -53,6 +53,8 @@ class Migration:
         self.destination = destination
         self.phase = MigrationPhase.COPY
         self.failure: str | None = None
+        self.lost_transfer = False
+        """A transfer ended before its last byte, and nobody had called it off."""
         self.num_rounds = 0
         self.num_bytes = 0
         self._plan: tuple[KVMovePlan, ...] = ()
@@ -103,6 +105,7 @@ class Migration:
         self.num_bytes += event.num_bytes
         actions: list[Action] = []
         if not event.complete and self.phase is not MigrationPhase.FALLING_BACK:
+            self.lost_transfer = True
             actions = self._fall_back("a transfer did not complete")
         return actions + self.advance(now_ns)
 

@@ -9,7 +9,7 @@ the second highest, and so on, one request at a time a pair. Dispatch (``policy.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,9 @@ class MigrationParams:
     """Freeness (blocks a request) below which an instance gives and above which it takes."""
     period_s: float = 0.05
     """Between two looks at all instances."""
+    retry_s: float = 1.0
+    """From a transfer that failed between two instances to their next one: a request stands still while its last blocks
+    travel, so tries in a row over a broken link would never let it go on."""
 
 
 class InstanceLoad(NamedTuple):
@@ -67,15 +70,29 @@ def may_give(load: InstanceLoad, params: MigrationParams) -> bool:
     return load.batch_size > 0 and instance_freeness(load) < params.threshold_blocks
 
 
-def plan_pairs(loads: Sequence[InstanceLoad], params: MigrationParams) -> tuple[Pair, ...]:
-    """Sources (lowest freeness first) with destinations (highest first). Ties go to the smaller id."""
+def plan_pairs(
+    loads: Sequence[InstanceLoad], params: MigrationParams, avoided: Set[Pair] = frozenset()
+) -> tuple[Pair, ...]:
+    """Sources (lowest freeness first) with destinations (highest first). Ties go to the smaller id.
+
+    A source passes over destinations that it is to avoid; they are left to the next one.
+    """
     rated = [(instance_freeness(load), load.group_id) for load in loads if load.batch_size > 0]
     sources = sorted(entry for entry in rated if entry[0] < params.threshold_blocks)
     if not sources:
         return ()
     takers = ((-instance_freeness(load), load.group_id) for load in loads)
-    destinations = heapq.nsmallest(len(sources), (entry for entry in takers if -entry[0] > params.threshold_blocks))
-    return tuple(Pair(source, destination) for (_, source), (_, destination) in zip(sources, destinations))
+    # Each avoided pair makes its source pass over one destination at most.
+    most = len(sources) + len(avoided)
+    rated_takers = heapq.nsmallest(most, (entry for entry in takers if -entry[0] > params.threshold_blocks))
+    destinations = [destination for _, destination in rated_takers]
+    pairs: list[Pair] = []
+    for _, source in sources:
+        pair = next((p for p in (Pair(source, d) for d in destinations) if p not in avoided), None)
+        if pair is not None:
+            destinations.remove(pair.destination)
+            pairs.append(pair)
+    return tuple(pairs)
 
 
 def choose_request(

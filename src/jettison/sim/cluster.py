@@ -289,8 +289,10 @@ class SimulatedCluster:
             host.controller.do(host.emit_ns(emit), lambda: on_emit(emit, self.loop.now_ns))
 
     def _after_hop(self, worker_id: WorkerId, act: Callable[[SimWorker], None]) -> None:
-        """Do something at a worker that need not wait for its turn there, if it still lives then."""
+        """Do something at a worker that need not wait for its turn there, if it lives and still does then."""
         worker, life = self._workers[worker_id], self._workers[worker_id].life
+        if not worker.alive:
+            return
         self.loop.after(self.setup.hops.command_ns, lambda: act(worker) if worker.life == life else None)
 
     def _issue(self, step: ports.RunStep, arrives_ns: int) -> None:

@@ -183,8 +183,9 @@ class SimWorker:
         self.busy_ns += busy_ns
 
     def deliver(self, command: Command, arrives_ns: int) -> None:
-        """Take a command of the control stream."""
-        self._enqueue(CommandEntry(command, arrives_ns))
+        """Take a command of the control stream; what a controller sends to the dead reaches no later life."""
+        if self.alive:
+            self._enqueue(CommandEntry(command, arrives_ns))
 
     def cancel_move(self, move_id: MoveId) -> None:
         """Rule 4: cancellations go before everything. What has not begun ends at once, as nothing."""
