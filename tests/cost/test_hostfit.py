@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.cost.hostcosts import HostCosts, shape_at
-from jettison.cost.hostfit import Phase, Scrapes, alone_speed, crowded_speeds, fit_host_costs, serving_speed
+from jettison.cost.hostfit import (
+    LEAST_STEPS,
+    Phase,
+    Scrapes,
+    TimedStep,
+    alone_speed,
+    bent_shape,
+    crowded_speeds,
+    fit_host_costs,
+    mean_shape,
+    serving_speed,
+)
 
 TRUE = HostCosts(
     num_cores=2, core_speeds=(1.0, 0.8), threads_per_worker=1, step_factor=1.0, step_shape=((1, 0.8), (8, 1.25)),
@@ -135,3 +146,41 @@ def test_speeds_of_busy_cores_are_bent() -> None:
     assert crowded_speeds([1.0, 0.9, 0.8], 0.4, 3) == pytest.approx((1.0, 0.9 * 0.5**0.5, 0.4))
     assert crowded_speeds([1.0, 0.9, 0.8], 0.45, 2) == pytest.approx((1.0, 0.45, 0.4)), "more are slowed as well"
     assert crowded_speeds([1.0, 0.9], 0.4, 1) == (1.0, 0.9), "nobody was crowded"
+
+
+# --- the shape of step times
+
+TRUE_SHAPE = ((1, 0.8), (8, 1.1), (64, 1.0), (256, 0.9))
+
+
+@given(st.lists(st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128, 256]), min_size=4, unique=True), st.floats(0.5, 2.0))
+def test_a_shape_comes_back_out_of_steps_that_have_it_whatever_the_speed(sizes: list[int], speed: float) -> None:
+    usual = ((1, 1.0), (16, 1.2))
+    steps = [
+        TimedStep(size, 1e-3 * shape_at(usual, size), 1e-3 * speed * shape_at(TRUE_SHAPE, size))
+        for size in sizes for _ in range(LEAST_STEPS)
+    ]  # fmt: skip
+    found = bent_shape(usual, steps)
+    assert [tokens for tokens, _ in found] == sorted(sizes)
+    ratios = [factor / shape_at(TRUE_SHAPE, tokens) for tokens, factor in found]
+    assert ratios == pytest.approx([ratios[0]] * len(ratios))
+    bent = sum(shape_at(found, step.num_tokens) / shape_at(usual, step.num_tokens) * step.predicted_s for step in steps)
+    assert bent == pytest.approx(sum(step.predicted_s for step in steps)), "how long all are is not the shape's"
+
+
+def test_few_steps_bend_nothing() -> None:
+    steps = [TimedStep(size, 1e-3, 2e-3 / size) for size in (1, 8)]
+    assert bent_shape(TRUE_SHAPE, steps * (LEAST_STEPS - 1)) == TRUE_SHAPE
+    assert bent_shape(TRUE_SHAPE, [steps[0]] * 100 + [steps[1]]) == TRUE_SHAPE, "of one size only"
+    assert bent_shape((), []) == ()
+
+
+def test_one_long_step_of_a_size_is_no_shape() -> None:
+    steps = [TimedStep(size, 1e-3, 1e-3) for size in (1, 16) for _ in range(9)]
+    assert dict(bent_shape((), [*steps, TimedStep(16, 1e-3, 1.0)])) == pytest.approx({1: 1.0, 16: 1.0})
+
+
+def test_shapes_are_averaged_where_any_has_a_point() -> None:
+    found = mean_shape([((1, 1.0), (16, 2.0)), ((4, 1.0),)])
+    assert dict(found) == pytest.approx({1: 1.0, 4: 1.25, 16: 1.5}) and list(found) == sorted(found)
+    assert mean_shape([(), ()]) == ()

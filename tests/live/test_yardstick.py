@@ -7,10 +7,20 @@ import pytest
 from jettison.cost.hostcosts import HostCosts
 from jettison.live.host_costs import as_laid
 from jettison.live.wake_probe import NUM_WAKES, _num_on_the_wakers_core, wakes_pack
-from jettison.live.yardstick import NUM_REQUESTS, OUTPUTS, PROMPTS, Reading, Tally, reading_of, yardstick_load
+from jettison.live.yardstick import (
+    LONG_PROMPT,
+    NUM_REQUESTS,
+    OUTPUTS,
+    PROMPTS,
+    Reading,
+    Tally,
+    reading_of,
+    yardstick_load,
+)
 
-ONE = Tally(0.8, 0.5, 2.0, 1.0, ((0.0, 1.0),))
-ALL = Tally(0.6, 1.0, 3.0, 2.0, ((1.0, 2.0),))
+SHAPE = ((1, 0.9), (16, 1.1))
+ONE = Tally(0.8, 0.5, 2.0, 1.0, ((0.0, 1.0),), SHAPE)
+ALL = Tally(0.6, 1.0, 3.0, 2.0, ((1.0, 2.0),), SHAPE)
 
 
 def test_the_load_is_the_same_each_time_and_grows_with_the_instances() -> None:
@@ -19,7 +29,8 @@ def test_the_load_is_the_same_each_time_and_grows_with_the_instances() -> None:
     for number in (1, 4):
         rows = yardstick_load(number, 1024).rows
         assert len(rows) == number * NUM_REQUESTS and list(rows) == sorted(rows, key=lambda row: row.arrival_s)
-        assert all(PROMPTS[0] <= row.input_tokens <= PROMPTS[1] for row in rows)
+        assert all(PROMPTS[0] <= row.input_tokens <= PROMPTS[1] or row.input_tokens == LONG_PROMPT for row in rows)
+        assert sum(row.input_tokens == LONG_PROMPT for row in rows) == number * NUM_REQUESTS // 3
         assert all(OUTPUTS[0] <= row.output_tokens <= OUTPUTS[1] for row in rows)
 
 
@@ -29,6 +40,7 @@ def test_a_reading_tells_how_fast_a_core_is_alone_and_while_all_serve() -> None:
     assert reading.alone == pytest.approx(1.2) and reading.crowded == 0.6
     assert reading.controller_factor == pytest.approx((2.0 * 0.8 + 3.0 * 0.6) / 3.0)
     assert reading.alone_spans == ONE.spans and reading.crowded_spans == ALL.spans
+    assert reading.step_shape == SHAPE
 
 
 def test_of_a_single_instance_alone_is_all_there_is() -> None:
@@ -42,12 +54,12 @@ def test_constants_are_those_of_the_time_of_the_yardstick() -> None:
         num_cores=2, core_speeds=(1.0, 0.95), step_factor=1.1, controller_step_s=2e-4, client_token_s=1e-5,
         worker_step_s=1e-4,
     )  # fmt: skip
-    readings = [Reading(alone, 0.8 * alone, 1.2 * alone, (), ()) for alone in (0.9, 1.0, 3.0)]
+    readings = [Reading(alone, 0.8 * alone, 1.2 * alone, (), (), SHAPE) for alone in (0.9, 1.0, 3.0)]
     laid = as_laid(costs, readings)
     assert laid.core_speeds == pytest.approx((1.0, 0.8)) and laid.step_factor == pytest.approx(1.1)
     assert laid.controller_step_s == pytest.approx(2.4e-4) and laid.client_token_s == pytest.approx(1.2e-5)
-    assert laid.worker_step_s == 1e-4
-    slower = as_laid(costs, [Reading(0.5, 0.4, 0.6, (), ())])
+    assert laid.worker_step_s == 1e-4 and laid.step_shape == SHAPE
+    slower = as_laid(costs, [Reading(0.5, 0.4, 0.6, (), (), SHAPE)])
     assert slower.step_factor == pytest.approx(2.2), "as if steps had been profiled on the machine as it was then"
     assert slower.worker_step_s == pytest.approx(2e-4)
     assert slower.controller_step_s == pytest.approx(2.4e-4), "and the controller's work is the same on that core"

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from jettison.cli.main import main
 from jettison.errors import ConfigError, JettisonError
 from jettison.report.results import RunResult
 from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 from jettison.simulate.machines import cluster_setup
-from jettison.simulate.reproduce import figures, pool
+from jettison.simulate.reproduce import command, figures, pool
 from jettison.simulate.reproduce.command import told_of_effort
 from jettison.simulate.reproduce.figures import ablation, extreme, long_run, stay
 from jettison.simulate.reproduce.figures.end_to_end import _lowest_row
@@ -271,6 +276,46 @@ def test_kept_runs_are_taken_again(tmp_path: Path) -> None:
     assert told_of_effort(second, 600.0) == "2 of 3 runs were kept from before."
     assert after.factors == pytest.approx(before.factors)
     assert after.one("recompute").ttft_s.p99 == pytest.approx(before.one("recompute").ttft_s.p99)
+
+
+def test_figures_side_by_side_share_what_both_need() -> None:
+    spec, told = tiny().changed(seeds=[0], mean_load=None), []
+    recompute, drop = Variant("recompute", "recompute"), Variant("drop", "drop")
+    with Runs(2, lambda done, total, name: told.append((done, total, name))) as runs, ThreadPoolExecutor(2) as threads:
+        figures = [threads.submit(run_spec, spec, runs, [recompute, other]) for other in (drop, SPARE)]
+        one, other = (figure.result() for figure in figures)
+    assert runs.num_done == 3 and [done for done, _, _ in told] == [1, 2, 3] and told[-1][1] == 3
+    assert one.one("recompute") is other.one("recompute")
+
+
+def test_nothing_begins_once_a_reproduction_has_ended() -> None:
+    with Runs(2) as runs:
+        pass
+    with pytest.raises(JettisonError, match="has ended"):
+        run_spec(tiny(), runs)
+    assert runs.num_done == 0
+
+
+def test_a_figure_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    def fails(runs: Runs) -> Outcome:
+        begun.wait(60.0)
+        raise JettisonError("no such luck")
+
+    def goes_on(runs: Runs) -> Outcome:
+        begun.set()
+        for seed in range(10_000):
+            run_spec(tiny().changed(seeds=[seed], mean_load=None), runs, [SPARE])
+        return Outcome()
+
+    some = experiment("kunserve-fig15")
+    made = {"one": replace(some, name="one", reproduce=fails), "two": replace(some, name="two", reproduce=goes_on)}
+    monkeypatch.setattr(command, "experiment", made.__getitem__)
+    with pytest.raises(JettisonError, match="no such luck"):
+        command.reproduce(
+            ["one", "two"], Console(file=io.StringIO()), json_out=None, plots=tmp_path, page=None, processes=2
+        )
 
 
 class Fatal(str):

@@ -91,8 +91,9 @@ def test_what_one_side_does_not_have_is_not_compared() -> None:
 
 COSTS_4 = HostCosts(num_cores=4, core_speeds=(1.0, 0.9, 0.8, 0.7))
 AROUND = (
-    Reading(0.8, 0.6, 1.2, ((0.0, 1.0),), ((1.0, 2.0),)), Reading(1.0, 0.84, 1.0, ((10.0, 11.0),), ((11.0, 12.0),))
-)  # fmt: skip
+    Reading(0.8, 0.6, 1.2, ((0.0, 1.0),), ((1.0, 2.0),), ((1, 0.8), (16, 1.2))),
+    Reading(1.0, 0.84, 1.0, ((10.0, 11.0),), ((11.0, 12.0),), ((1, 1.0), (16, 1.0), (256, 0.8))),
+)
 
 
 def test_a_run_is_as_fast_as_the_yardstick_around_it_and_the_probes_in_it() -> None:
@@ -105,6 +106,7 @@ def test_a_run_is_as_fast_as_the_yardstick_around_it_and_the_probes_in_it() -> N
     assert costs.core_speeds == then.core_speeds
     assert costs.controller_step_s == pytest.approx(1.1 * COSTS.controller_step_s)
     assert costs.worker_step_s == COSTS.worker_step_s
+    assert dict(costs.step_shape) == pytest.approx({1: 0.9, 16: 1.1, 256: 1.0})
 
 
 def test_without_probes_a_run_is_as_fast_as_the_yardstick_around_it() -> None:

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jettison.cost.hostcosts import HostCosts
+from jettison.cost.hostcosts import HostCosts, Shape
 
 BIN_S = 3.0
 """Probes of so long a time are one speed."""
@@ -37,11 +37,15 @@ class MachineThen:
     """Of 1, 2, ... busy cores over that; none: as the constants have it."""
     controller_factor: float = 1.0
     """Work of the controller and the clients."""
+    step_shape: Shape = ()
+    """How a step's time hangs on its tokens (``HostCosts.step_shape``); none: as the constants have it."""
 
     def costs(self, usual: HostCosts) -> HostCosts:
         """The constants as they were then; ``speed`` is not in them."""
         then = usual.with_controller(self.controller_factor)
-        return replace(then, core_speeds=self.core_speeds) if self.core_speeds else then
+        return replace(
+            then, core_speeds=self.core_speeds or then.core_speeds, step_shape=self.step_shape or then.step_shape
+        )
 
 
 AS_MEASURED = MachineThen()

@@ -8,11 +8,14 @@ slower a core is while others are busy. Measured by ``live.host_costs``, used by
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 _LONGEST_S = 0.999
 """Anything from a second on is no measurement of what serving takes."""
+
+
+Shape = tuple[tuple[int, float], ...]
+"""(tokens of a step, a factor) with growing numbers of tokens."""
 
 
 def num_busy_cores(costs: HostCosts, num_instances: int) -> int:
@@ -20,7 +23,7 @@ def num_busy_cores(costs: HostCosts, num_instances: int) -> int:
     return min(costs.num_cores, num_instances * costs.threads_per_worker)
 
 
-def shape_at(shape: Sequence[tuple[int, float]], num_tokens: int) -> float:
+def shape_at(shape: Shape, num_tokens: int) -> float:
     """Straight lines over the logarithm of the number of tokens, flat beyond the ends; 1 without any point."""
     if not shape:
         return 1.0
@@ -46,7 +49,7 @@ class HostCosts:
     """Threads that wake up do so on a busy core although another is idle."""
     step_factor: float = 1.0
     """What a step takes while serving over what it takes among other steps, as profiled: caches are colder."""
-    step_shape: tuple[tuple[int, float], ...] = ()
+    step_shape: Shape = ()
     """(tokens of a step, what such a step takes beyond ``step_factor``): where the cost model's lines do not follow the
     machine. Sorted; see ``step_factor_of``."""
     worker_step_s: float = 0.0

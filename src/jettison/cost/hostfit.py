@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from jettison.cost.fit import non_negative_least_squares
-from jettison.cost.hostcosts import HostCosts
+from jettison.cost.hostcosts import HostCosts, Shape, shape_at
 
 _SLOWEST, _FASTEST = 0.3, 1.5
 """Of a core that others compute beside, over one alone."""
+LEAST_STEPS = 6
+"""Of one size, or the median is a matter of luck."""
+_LEAST_BENT, _MOST_BENT = 0.2, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,40 @@ def fit_host_costs(
         client_scrape_s=scrapes.client_s / scrapes.number,
         hop_s=max(0.0, (gap_s - worker_step_s - step_s) / 2),
     )
+
+
+class TimedStep(NamedTuple):
+    """One step of a load."""
+
+    num_tokens: int
+    predicted_s: float
+    took_s: float
+
+
+def bent_shape(shape: Shape, steps: Iterable[TimedStep]) -> Shape:
+    """What steps of so many tokens took, over what all of them took; ``steps`` were predicted with ``shape``.
+
+    One point for each doubling of the number of tokens of which there are some steps: their median. It says nothing of
+    how long steps are altogether: those steps' predictions come to as much as before. Too few steps: ``shape``.
+    """
+    of_size: dict[int, list[TimedStep]] = {}
+    for step in steps:
+        of_size.setdefault(round(math.log2(step.num_tokens)), []).append(step)
+    bins = [some for _, some in sorted(of_size.items()) if len(some) >= LEAST_STEPS]
+    if len(bins) < 2:
+        return shape
+    ratios = [statistics.median(step.took_s / step.predicted_s for step in some) for some in bins]
+    predicted = [sum(step.predicted_s for step in some) for some in bins]
+    usual = sum(ratio * own for ratio, own in zip(ratios, predicted, strict=True)) / sum(predicted)
+    tokens = [round(statistics.geometric_mean(step.num_tokens for step in some)) for some in bins]
+    factors = (shape_at(shape, size) * ratio / usual for size, ratio in zip(tokens, ratios, strict=True))
+    return tuple((size, min(_MOST_BENT, max(_LEAST_BENT, f))) for size, f in zip(tokens, factors, strict=True))
+
+
+def mean_shape(shapes: Sequence[Shape]) -> Shape:
+    """At each number of tokens that one of them has a point for, the mean of all."""
+    sizes = sorted({tokens for shape in shapes for tokens, _ in shape})
+    return tuple((tokens, statistics.fmean(shape_at(shape, tokens) for shape in shapes)) for tokens in sizes)
 
 
 def serving_speed(workers_s: float, predicted_s: float, threads_per_worker: int) -> float:

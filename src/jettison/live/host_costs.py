@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from jettison.config import EngineConfig, usable_cores
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
-from jettison.cost.hostfit import Phase, Scrapes, crowded_speeds, fit_host_costs
+from jettison.cost.hostfit import Phase, Scrapes, crowded_speeds, fit_host_costs, mean_shape
 from jettison.cost.model import ChunkShape, StepShape
 from jettison.errors import JettisonError
 from jettison.live.core_speeds import measure_core_speeds
@@ -125,6 +125,7 @@ def as_laid(costs: HostCosts, readings: Sequence[Reading]) -> HostCosts:
         worker_step_s=costs.worker_step_s / alone, worker_row_s=costs.worker_row_s / alone,
         worker_stage_s=costs.worker_stage_s / alone,
         core_speeds=crowded_speeds(speeds, crowded / alone, len(speeds) // threads * threads),
+        step_shape=mean_shape([reading.step_shape for reading in readings]),
     )  # fmt: skip
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jettison.config import EngineConfig
 from jettison.cost.hardware import HardwareProfile
-from jettison.cost.hostcosts import HostCosts, num_busy_cores
-from jettison.cost.hostfit import alone_speed, serving_speed
+from jettison.cost.hostcosts import HostCosts, Shape, num_busy_cores
+from jettison.cost.hostfit import TimedStep, alone_speed, bent_shape, serving_speed
 from jettison.cost.model import ChunkShape, StepShape
 from jettison.errors import JettisonError
 from jettison.live.assembly import assemble
@@ -33,6 +33,9 @@ from jettison.workload.traces import TraceRow
 
 PROMPTS, OUTPUTS = (16, 160), (24, 120)
 """Tokens of a request, least and most."""
+LONG_PROMPT, LONG_EVERY = 240, 3
+"""Every so many requests' prompt is so long instead, that there are enough steps full of prompts to tell how long such
+steps are."""
 NUM_REQUESTS, SPREAD_S = 18, 1.5
 """Of each instance, and over what time they come: anyhow, as in serving, where each step meets caches that others have
 used. Batches that begin together take a twentieth less."""
@@ -58,6 +61,8 @@ class Reading:
     """When one instance served."""
     crowded_spans: tuple[Span, ...]
     """When all did."""
+    step_shape: Shape
+    """How a step's time hangs on its tokens (``HostCosts.step_shape``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,8 @@ class Tally:
     """Processor time."""
     controller_predicted_s: float
     spans: tuple[Span, ...]
+    step_shape: Shape
+    """By which its steps were predicted."""
 
 
 def yardstick_load(num_instances: int, longest: int) -> Load:
@@ -81,8 +88,12 @@ def yardstick_load(num_instances: int, longest: int) -> Load:
         return max(1, min(round(least * (most / least) ** rng.random()), limit))
 
     rows = (
-        TraceRow(rng.uniform(0.0, SPREAD_S), between(*PROMPTS, longest // 2), between(*OUTPUTS, longest // 2))
-        for _ in range(NUM_REQUESTS * num_instances)
+        TraceRow(
+            rng.uniform(0.0, SPREAD_S),
+            between(*(PROMPTS if number % LONG_EVERY else (LONG_PROMPT, LONG_PROMPT)), longest // 2),
+            between(*OUTPUTS, longest // 2),
+        )
+        for number in range(NUM_REQUESTS * num_instances)
     )
     return Load("yardstick", tuple(sorted(rows, key=lambda row: row.arrival_s)))
 
@@ -123,10 +134,11 @@ class Yardstick:
     def readings(self) -> list[Reading]:
         """One of each laying, when the servers have ended: steps are in their time lines. Raises JettisonError if one
         knows of none."""
-        return [self._reading(tallies) for tallies in zip(*(crew.tallies() for crew in self._crews), strict=True)]
+        return [self._reading(index) for index in range(len(self._crews[0].layings))]
 
-    def _reading(self, tallies: Sequence[Tally]) -> Reading:
-        one, *all_ = tallies
+    def _reading(self, index: int) -> Reading:
+        shape = self._crews[0].step_shape(index)  # alone, what a step took is what it computed
+        one, *all_ = (crew.tally(index, shape) for crew in self._crews)
         return reading_of(one, all_[0] if all_ else None, self._num_busy)
 
 
@@ -139,7 +151,7 @@ def reading_of(one: Tally, all_: Tally | None = None, num_busy: int = 2) -> Read
     factor = sum(t.controller_s * t.speed for t in tallies) / sum(t.controller_predicted_s for t in tallies)
     return Reading(
         alone, alone if all_ is None else all_.speed, min(MOST_FACTOR, max(LEAST_FACTOR, factor)),
-        one.spans, crowded.spans,
+        one.spans, crowded.spans, one.step_shape,
     )  # fmt: skip
 
 
@@ -153,7 +165,7 @@ class _Crew:
         self._profile = profile
         longest = assemble(config).limits.max_model_len
         self.load = yardstick_load(num_instances, longest)
-        kv_tokens = NUM_REQUESTS * (PROMPTS[1] + OUTPUTS[1])
+        kv_tokens = NUM_REQUESTS * (LONG_PROMPT + OUTPUTS[1])
         self.server = WatchedServer(config, num_instances, kv_tokens)
         # Of a decode, on average: longer answers count for more of them.
         rows = self.load.rows
@@ -166,15 +178,21 @@ class _Crew:
         """The load once."""
         self.layings[-1].append(self.server.watch(self.load))
 
-    def tallies(self) -> list[Tally]:
-        """One of each laying."""
-        return [self._tally(windows) for windows in self.layings]
+    def step_shape(self, index: int) -> Shape:
+        """How the time of its steps hung on their tokens in one laying."""
+        costs = self._costs
+        return bent_shape(costs.step_shape, (
+            TimedStep(
+                step.num_tokens, costs.step_factor_of(step.num_tokens) * self._predicted_s(step),
+                (step.end_ns - step.begin_ns) / 1e9,
+            )
+            for step in self._steps(index)
+        ))  # fmt: skip
 
-    def _tally(self, windows: list[Window]) -> Tally:
-        steps = [step for window in windows for step in steps_of(window, self.server.steps)]
-        if not steps:
-            raise JettisonError("the time line of a load for calibration has no steps")
-        costs, threads = self._costs, self._config.num_threads
+    def tally(self, index: int, shape: Shape) -> Tally:
+        """Of one laying, its steps predicted with ``shape``."""
+        windows, steps = self.layings[index], self._steps(index)
+        costs, threads = replace(self._costs, step_shape=shape), self._config.num_threads
         around_s = sum(costs.worker_step_s + step.num_requests * costs.worker_row_s for step in steps)
         predicted_s = sum(costs.step_factor_of(step.num_tokens) * self._predicted_s(step) for step in steps)
         workers_s = sum(window.worker_s for window in windows)
@@ -185,8 +203,14 @@ class _Crew:
         return Tally(
             serving_speed(workers_s, predicted_s + around_s / threads, threads), min(1.0, max(0.0, beside)),
             sum(window.server_s for window in windows), self._controller_predicted_s(windows, steps, wall_s),
-            tuple((window.begin_ns / 1e9, window.end_ns / 1e9) for window in windows),
+            tuple((window.begin_ns / 1e9, window.end_ns / 1e9) for window in windows), shape,
         )  # fmt: skip
+
+    def _steps(self, index: int) -> list[Step]:
+        steps = [step for window in self.layings[index] for step in steps_of(window, self.server.steps)]
+        if not steps:
+            raise JettisonError("the time line of a load for calibration has no steps")
+        return steps
 
     def _controller_predicted_s(self, windows: Sequence[Window], steps: Sequence[Step], wall_s: float) -> float:
         costs, interval_s = self._costs, self._config.overload.check_interval_ms / 1e3

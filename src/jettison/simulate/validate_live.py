@@ -14,7 +14,7 @@ from rich.console import Console
 from jettison.config import EngineConfig
 from jettison.cost.drift import MachineThen, probes_evened, speed_line
 from jettison.cost.hostcosts import HostCosts, num_busy_cores
-from jettison.cost.hostfit import crowded_speeds
+from jettison.cost.hostfit import crowded_speeds, mean_shape
 from jettison.live.experiment import run_config
 from jettison.live.profile_file import AUTO
 from jettison.live.speed_watch import SpeedWatch, cores_taken
@@ -98,6 +98,7 @@ def machine_then(
         speed_line(_within(probes, [span]), usual, span[0], speed=alone) or ((0.0, alone),),
         crowded_speeds(costs.core_speeds, crowded / alone, num_busy_cores(costs, num_instances)),
         statistics.mean(reading.controller_factor for reading in around),
+        mean_shape([reading.step_shape for reading in around]),
     )  # fmt: skip
 
 

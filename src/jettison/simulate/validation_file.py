@@ -43,6 +43,7 @@ def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
                 "machine_speed": [list(point) for point in pair.then.speed],
                 "core_speeds": list(pair.then.core_speeds),
                 "controller_factor": pair.then.controller_factor,
+                "step_shape": [list(point) for point in pair.then.step_shape],
                 **{
                     side: {
                         "requests": asdict(run.requests), "ttft_s": asdict(run.ttft_s), "tpot_s": asdict(run.tpot_s),
@@ -92,7 +93,7 @@ def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: 
         case = replace(case, factor=run["factor"])
         then = MachineThen(
             tuple((at_s, speed) for at_s, speed in run["machine_speed"]), tuple(run["core_speeds"]),
-            run["controller_factor"],
+            run["controller_factor"], tuple((tokens, factor) for tokens, factor in run.get("step_shape", ())),
         )  # fmt: skip
         simulated = run_case(case, then=then)
         live = kept_run(run, deployment)

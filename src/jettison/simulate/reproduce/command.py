@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,7 @@ def reproduce(
     processes: int | None,
     keep: Path | None = None,
 ) -> None:
-    """Reproduce figures one after the other; runs that several need are simulated once.
+    """Reproduce figures; they are printed one after the other, and runs that several need are simulated once.
 
     ``json_out`` is written after each; ``keep``: a folder for finished runs, as ``pool.Runs`` has it.
     Raises ConfigError for an unknown name.
@@ -55,19 +57,35 @@ def reproduce(
     if plots is not None:
         check_writable(plots / "plot.png")
     started_s = time.monotonic()
-    runs = Runs(processes or usable_cores(), _progress(console, started_s), keep)
+    num_processes = processes or usable_cores()
     outcomes: dict[str, Outcome] = {}
-    for found in chosen:
-        outcomes[found.name] = found.reproduce(runs)
-        print_outcome(found, outcomes[found.name], console)
-        if json_out is not None:
-            _write_json(json_out, outcomes)
-        if plots is not None:
-            files = save_pictures(plots, found.name, outcomes[found.name])
-            console.print(f"plots: {', '.join(str(plots / file) for file in files)}", soft_wrap=True, highlight=False)
-        if page is not None:
-            write_page(page, outcomes, told_of_effort(runs, time.monotonic() - started_s))
+    with (
+        _figures_side_by_side(num_processes) as threads,
+        Runs(num_processes, _progress(console, started_s), keep) as runs,
+    ):
+        for found, figure in [(found, threads.submit(found.reproduce, runs)) for found in chosen]:
+            outcomes[found.name] = figure.result()
+            print_outcome(found, outcomes[found.name], console)
+            if json_out is not None:
+                _write_json(json_out, outcomes)
+            if plots is not None:
+                files = save_pictures(plots, found.name, outcomes[found.name])
+                told = ", ".join(str(plots / file) for file in files)
+                console.print(f"plots: {told}", soft_wrap=True, highlight=False)
+            if page is not None:
+                write_page(page, outcomes, told_of_effort(runs, time.monotonic() - started_s))
     console.print(told_of_effort(runs, time.monotonic() - started_s), style="dim")
+
+
+@contextmanager
+def _figures_side_by_side(processes: int) -> Iterator[ThreadPoolExecutor]:
+    """One figure more than there are processes: while they look for a load or draw a line under their runs, one process
+    of several would have nothing to do."""
+    threads = ThreadPoolExecutor(processes + 1 if processes > 1 else 1)
+    try:
+        yield threads
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def told_of_effort(runs: Runs, took_s: float) -> str:
