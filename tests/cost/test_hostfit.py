@@ -161,11 +161,17 @@ def test_a_shape_comes_back_out_of_steps_that_have_it_whatever_the_speed(sizes: 
         for size in sizes for _ in range(LEAST_STEPS)
     ]  # fmt: skip
     found = bent_shape(usual, steps)
-    assert [tokens for tokens, _ in found] == sorted(sizes)
-    ratios = [factor / shape_at(TRUE_SHAPE, tokens) for tokens, factor in found]
+    assert set(sizes) <= {tokens for tokens, _ in found} <= {*sizes, 1, 16} and list(found) == sorted(found)
+    ratios = [shape_at(found, size) / shape_at(TRUE_SHAPE, size) for size in sizes]
     assert ratios == pytest.approx([ratios[0]] * len(ratios))
     bent = sum(shape_at(found, step.num_tokens) / shape_at(usual, step.num_tokens) * step.predicted_s for step in steps)
     assert bent == pytest.approx(sum(step.predicted_s for step in steps)), "how long all are is not the shape's"
+
+
+def test_points_beyond_what_was_seen_change_as_the_nearest_does() -> None:
+    steps = [TimedStep(size, 1e-3, took_s) for size, took_s in ((8, 1e-3), (64, 2e-3)) for _ in range(LEAST_STEPS)]
+    found = dict(bent_shape(((1, 0.8), (8, 1.0), (64, 1.0), (511, 0.7)), steps))
+    assert found == pytest.approx({1: 0.8 / 1.5, 8: 1 / 1.5, 64: 2 / 1.5, 511: 1.4 / 1.5})
 
 
 def test_few_steps_bend_nothing() -> None:

@@ -288,8 +288,9 @@ def test_figures_side_by_side_share_what_both_need() -> None:
     assert one.one("recompute") is other.one("recompute")
 
 
-def test_nothing_begins_once_a_reproduction_has_ended() -> None:
-    with Runs(2) as runs:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_nothing_begins_once_a_reproduction_has_ended(processes: int) -> None:
+    with Runs(processes) as runs:
         pass
     with pytest.raises(JettisonError, match="has ended"):
         run_spec(tiny(), runs)
@@ -316,6 +317,27 @@ def test_a_figure_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest
         command.reproduce(
             ["one", "two"], Console(file=io.StringIO()), json_out=None, plots=tmp_path, page=None, processes=2
         )
+
+
+def test_an_interrupt_ends_the_figures_that_wait_for_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal's reaches all processes: it comes back as what a run ended with."""
+    monkeypatch.setattr(command, "experiment", lambda name: replace(experiment("kunserve-fig15"), reproduce=waits))
+
+    def waits(runs: Runs) -> Outcome:
+        runs.all([Interrupted("{}")])
+        return Outcome()
+
+    with pytest.raises(KeyboardInterrupt):
+        command.reproduce(["one"], Console(file=io.StringIO()), json_out=None, plots=tmp_path, page=None, processes=2)
+
+
+class Interrupted(str):
+    """A job whose process is interrupted while it runs it."""
+
+    __slots__ = ()
+
+    def startswith(self, *args: Any) -> bool:
+        raise KeyboardInterrupt
 
 
 class Fatal(str):

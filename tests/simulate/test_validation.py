@@ -134,9 +134,12 @@ def test_a_file_of_another_version_is_no_document(tmp_path: Path) -> None:
 # --- simulated on cores that are shared
 
 
-def shared(costs: HostCosts = COSTS, instances: int = 2, **changes: Any) -> list[RunResult]:
+def shared(
+    costs: HostCosts = COSTS, instances: int = 2, then: MachineThen = AS_MEASURED, **changes: Any
+) -> list[RunResult]:
     described = deployment_to_document(deployment(costs=costs, num_instances=instances))
-    return [run_case(case) for case in cases_of(spec(cluster={"description": described}, **changes), "file")]
+    cases = cases_of(spec(cluster={"description": described}, **changes), "file")
+    return [run_case(case, then=then) for case in cases]
 
 
 def test_everyone_is_served_and_the_same_again() -> None:
@@ -145,6 +148,16 @@ def test_everyone_is_served_and_the_same_again() -> None:
         assert one.requests.completed == one.requests.submitted > 0
         assert one.config["event_log_hash"] == other.config["event_log_hash"]
     assert first[1].events["drops"] >= 1
+
+
+@pytest.mark.parametrize("then", [
+    MachineThen(speed=((0.0, 0.8),)), MachineThen(core_speeds=(1.0, 0.5)), MachineThen(controller_factor=1.5),
+    MachineThen(step_shape=((1, 1.3), (256, 1.2))),
+])
+def test_all_that_a_machine_was_then_is_simulated(then: MachineThen) -> None:
+    (usual,), (slower,) = shared(variants=["recompute"]), shared(variants=["recompute"], then=then)
+    assert usual.tpot_s.mean and slower.tpot_s.mean
+    assert slower.tpot_s.mean > 1.01 * usual.tpot_s.mean
 
 
 def test_sharing_costs_time_and_more_cores_give_it_back() -> None:

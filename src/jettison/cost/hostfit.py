@@ -128,8 +128,9 @@ class TimedStep(NamedTuple):
 def bent_shape(shape: Shape, steps: Iterable[TimedStep]) -> Shape:
     """What steps of so many tokens took, over what all of them took; ``steps`` were predicted with ``shape``.
 
-    One point for each doubling of the number of tokens of which there are some steps: their median. It says nothing of
-    how long steps are altogether: those steps' predictions come to as much as before. Too few steps: ``shape``.
+    One point for each doubling of the number of tokens of which there are some steps: their median. Points of ``shape``
+    beyond all of them change as the nearest does. It says nothing of how long steps are altogether: those steps'
+    predictions come to as much as before. Too few steps: ``shape``.
     """
     of_size: dict[int, list[TimedStep]] = {}
     for step in steps:
@@ -141,8 +142,10 @@ def bent_shape(shape: Shape, steps: Iterable[TimedStep]) -> Shape:
     predicted = [sum(step.predicted_s for step in some) for some in bins]
     usual = sum(ratio * own for ratio, own in zip(ratios, predicted, strict=True)) / sum(predicted)
     tokens = [round(statistics.geometric_mean(step.num_tokens for step in some)) for some in bins]
-    factors = (shape_at(shape, size) * ratio / usual for size, ratio in zip(tokens, ratios, strict=True))
-    return tuple((size, min(_MOST_BENT, max(_LEAST_BENT, f))) for size, f in zip(tokens, factors, strict=True))
+    found = {size: shape_at(shape, size) * ratio / usual for size, ratio in zip(tokens, ratios, strict=True)}
+    found |= {size: factor * ratios[0] / usual for size, factor in shape if size < tokens[0]}
+    found |= {size: factor * ratios[-1] / usual for size, factor in shape if size > tokens[-1]}
+    return tuple((size, min(_MOST_BENT, max(_LEAST_BENT, factor))) for size, factor in sorted(found.items()))
 
 
 def mean_shape(shapes: Sequence[Shape]) -> Shape:

@@ -145,6 +145,7 @@ def run_case(
     spec = parse_spec(case.raw, case.name)
     base_dir = Path(case.base_dir)
     machine = resolve_machine(spec.cluster, spec.settings, base_dir)
+    machine = replace(machine, costs=then.costs(machine.costs))
     workload = build_workload(spec.workload, case.seed, base_dir, factor=case.factor)
     variant = spec.variants[0]
     config = resolve_config(machine, spec, variant)
@@ -165,7 +166,7 @@ def run_case(
         observer=timeline,
     )
     setup = cluster_setup(machine, spec, variant, case.seed)
-    setup = replace(setup, drift=then.speed, host=then.costs(setup.host))
+    setup = replace(setup, drift=then.speed)
     run = simulate_workload(workload, setup, options)
     run.config["spec"] = dict(case.raw)
     run.config["point"] = dict(case.point)

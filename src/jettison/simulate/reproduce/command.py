@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +60,11 @@ def reproduce(
     num_processes = processes or usable_cores()
     outcomes: dict[str, Outcome] = {}
     with (
-        _figures_side_by_side(num_processes) as threads,
         Runs(num_processes, _progress(console, started_s), keep) as runs,
+        closing(_in_order(chosen, runs, num_processes)) as done,
     ):
-        for found, figure in [(found, threads.submit(found.reproduce, runs)) for found in chosen]:
-            outcomes[found.name] = figure.result()
+        for found, outcome in done:
+            outcomes[found.name] = outcome
             print_outcome(found, outcomes[found.name], console)
             if json_out is not None:
                 _write_json(json_out, outcomes)
@@ -77,14 +77,21 @@ def reproduce(
     console.print(told_of_effort(runs, time.monotonic() - started_s), style="dim")
 
 
-@contextmanager
-def _figures_side_by_side(processes: int) -> Iterator[ThreadPoolExecutor]:
-    """One figure more than there are processes: while they look for a load or draw a line under their runs, one process
-    of several would have nothing to do."""
-    threads = ThreadPoolExecutor(processes + 1 if processes > 1 else 1)
+def _in_order(
+    chosen: Sequence[Experiment], runs: Runs, processes: int
+) -> Generator[tuple[Experiment, Outcome], None, None]:
+    """Each figure when it and those before it are done. With several processes figures run side by side, one more than
+    there are processes: while a figure looks for its load, another's runs keep the other processes busy."""
+    if processes == 1:
+        for found in chosen:
+            yield found, found.reproduce(runs)
+        return
+    threads = ThreadPoolExecutor(processes + 1)
     try:
-        yield threads
+        for found, figure in [(found, threads.submit(found.reproduce, runs)) for found in chosen]:
+            yield found, figure.result()
     finally:
+        runs.close()  # those that still run get no more simulations
         threads.shutdown(cancel_futures=True)
 
 

@@ -30,7 +30,7 @@ def program_mark() -> str:
 
 
 OnDone = Callable[[int, int, str], None]
-"""(jobs done, jobs that were asked for so far, what the last one was)."""
+"""(jobs done, jobs that were begun or wait for a process, what the last one was)."""
 
 
 _FACTOR = "factor"
@@ -41,8 +41,9 @@ class Runs:
     """Results by job. With a folder, what is done is kept there, and what is there is not done again: an interrupted
     reproduction goes on. What another version of the program has left there is not taken.
 
-    Several threads may ask at the same time, so that the runs of one figure fill the cores which another's leave idle;
-    a job that two of them want is done once. ``with Runs(...)``: its processes end at the end of the block.
+    With more than one process, several threads may ask at the same time, so that the runs of one figure fill the cores
+    which another's leave idle; a job that two of them want is done once. ``with Runs(...)``: its processes end at the
+    end of the block. One process is this one.
     """
 
     def __init__(self, processes: int = 1, on_done: OnDone | None = None, folder: Path | None = None) -> None:
@@ -83,9 +84,9 @@ class Runs:
 
     def _all(self, jobs: Sequence[str]) -> list[RunResult | float]:
         """Raises JettisonError where a process dies."""
-        with self._lock:
-            futures = [self._future(job) for job in jobs]
         try:
+            with self._lock:
+                futures = [self._future(job) for job in jobs]
             return [future.result() for future in futures]
         except BrokenProcessPool:
             with self._lock:
@@ -100,6 +101,8 @@ class Runs:
 
     def _begun(self, job: str) -> Future[RunResult | float]:
         """``noted`` is over when the result has been counted, kept and told of."""
+        if self._is_closed:
+            raise JettisonError("this reproduction has ended")
         self._num_wanted += 1
         noted: Future[RunResult | float] = Future()
         if self._processes == 1:
@@ -111,14 +114,12 @@ class Runs:
         def note(done: Future[RunResult | float]) -> None:
             try:
                 self._note(job, done.result())
-            except Exception as error:  # noqa: BLE001  # whoever waits for it raises it
+            except BaseException as error:  # noqa: BLE001  # whoever waits for it raises it
                 noted.set_exception(error)
             else:
                 noted.set_result(done.result())
 
         if self._pool is None:  # spawned, as a fork would copy threads' locks
-            if self._is_closed:
-                raise JettisonError("this reproduction has ended")
             self._pool = ProcessPoolExecutor(self._processes, multiprocessing.get_context("spawn"))
         self._pool.submit(run_job, job).add_done_callback(note)
         return noted
