@@ -17,6 +17,7 @@ from rich.console import Console
 
 from jettison.cli.main import main
 from jettison.errors import ConfigError, JettisonError
+from jettison.report.plots import to_png
 from jettison.report.results import RunResult
 from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 from jettison.simulate.machines import cluster_setup
@@ -29,7 +30,7 @@ from jettison.simulate.reproduce.load import search
 from jettison.simulate.reproduce.measures import alone, bubble_share, compared, throughput, ttft, values
 from jettison.simulate.reproduce.page import table, write_page
 from jettison.simulate.reproduce.parameter_swap import StreamedParameters
-from jettison.simulate.reproduce.pictures import time_lines
+from jettison.simulate.reproduce.pictures import DRAWING, bars, time_lines
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.registry import EXPERIMENTS, experiment
 from jettison.simulate.reproduce.remarks import timing
@@ -286,6 +287,19 @@ def test_figures_side_by_side_share_what_both_need() -> None:
         one, other = (figure.result() for figure in figures)
     assert runs.num_done == 3 and [done for done, _, _ in told] == [1, 2, 3] and told[-1][1] == 3
     assert one.one("recompute") is other.one("recompute")
+
+
+def test_pictures_that_several_threads_draw_are_what_one_draws() -> None:
+    groups = {f"group {i}": {f"system {j}": float(i + j + 1) for j in range(7)} for i in range(4)}
+
+    def draw(_: int) -> bytes:
+        figure = bars(groups, "seconds", "bars", log=True)
+        with DRAWING:
+            return to_png(figure, dpi=40)
+
+    alone = draw(0)
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(draw, range(24))) == {alone}
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jettison.report.plots import to_png
+from jettison.simulate.reproduce.pictures import DRAWING
 from jettison.simulate.reproduce.registry import EXPERIMENTS, Experiment
 from jettison.simulate.reproduce.rows import Outcome, Row
 
@@ -81,7 +82,9 @@ def save_pictures(folder: Path, name: str, outcome: Outcome) -> list[str]:
     files = []
     for what, picture in outcome.pictures.items():
         file = f"{name}-{what}.png"
-        (folder / file).write_bytes(to_png(picture, dpi=DPI))
+        with DRAWING:
+            png = to_png(picture, dpi=DPI)
+        (folder / file).write_bytes(png)
         files.append(file)
     return files
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import matplotlib as mpl
 import numpy as np
@@ -30,11 +32,20 @@ STYLE = {
 WINDOW_S = 5.0
 """Of means over time."""
 
+DRAWING = threading.RLock()
+"""Held by whoever draws: matplotlib's settings are the process's, and figures are reproduced in several threads."""
+
+
+@contextmanager
+def _styled() -> Iterator[None]:
+    with DRAWING, mpl.rc_context(STYLE):
+        yield
+
 
 def bars(groups: Mapping[str, Mapping[str, float | None]], ylabel: str, title: str, *, log: bool = False) -> Figure:
     """Groups of bars: group -> name -> height."""
     names = list(dict.fromkeys(name for group in groups.values() for name in group))
-    with mpl.rc_context(STYLE):
+    with _styled():
         figure = Figure(figsize=(8.0, 2.6), layout="constrained")
         axis = figure.subplots()
         width = 0.8 / max(1, len(names))
@@ -60,7 +71,7 @@ def lines(
     log: bool = False,
 ) -> Figure:
     """Named lines."""
-    with mpl.rc_context(STYLE):
+    with _styled():
         figure = Figure(figsize=(8.0, 2.6), layout="constrained")
         axis = figure.subplots()
         for index, (name, (xs, ys)) in enumerate(series.items()):
@@ -76,7 +87,7 @@ def lines(
 
 def time_lines(runs: Mapping[str, RunResult], title: str) -> Figure:
     """KV in use against what there is, mean TTFT by arrival, output tokens per second: KunServe's Fig. 12."""
-    with mpl.rc_context(STYLE):
+    with _styled():
         figure = Figure(figsize=(8.0, 5.0), layout="constrained")
         memory, latency, rate = figure.subplots(3, 1, sharex=True)
         for index, (name, run) in enumerate(runs.items()):
