@@ -13,9 +13,11 @@ from dataclasses import dataclass, fields, replace
 _LONGEST_S = 0.999
 """Anything from a second on is no measurement of what serving takes."""
 
-
 Shape = tuple[tuple[int, float], ...]
 """(tokens of a step, a factor) with growing numbers of tokens."""
+
+LEAST_BENT, MOST_BENT = 0.2, 5.0
+"""Of a shape's factors: beyond, they are no measurement."""
 
 
 def num_busy_cores(costs: HostCosts, num_instances: int) -> int:
@@ -97,8 +99,10 @@ class HostCosts:
         if not 0.5 <= self.step_factor <= 3.0:
             raise ValueError(f"a step factor of {self.step_factor:g} is no measurement")
         sizes = [tokens for tokens, _ in self.step_shape]
-        if sizes != sorted(set(sizes)) or any(t < 1 or not 0.2 <= factor <= 5.0 for t, factor in self.step_shape):
-            raise ValueError("step_shape needs factors from 0.2 to 5 of growing numbers of tokens")
+        grows = sizes == sorted(set(sizes)) and all(tokens >= 1 for tokens in sizes)
+        if not grows or any(not LEAST_BENT <= factor <= MOST_BENT for _, factor in self.step_shape):
+            said = f"factors from {LEAST_BENT:g} to {MOST_BENT:g} of growing numbers of tokens"
+            raise ValueError(f"step_shape needs {said}")
         if len(self.core_speeds) != self.num_cores or any(not 0.0 < speed <= 1.5 for speed in self.core_speeds):
             raise ValueError("core_speeds needs a speed in (0, 1.5] for each number of busy cores")
 

@@ -14,13 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from jettison.cost.fit import non_negative_least_squares
-from jettison.cost.hostcosts import HostCosts, Shape, shape_at
+from jettison.cost.hostcosts import LEAST_BENT, MOST_BENT, HostCosts, Shape, shape_at
 
 _SLOWEST, _FASTEST = 0.3, 1.5
 """Of a core that others compute beside, over one alone."""
 LEAST_STEPS = 6
 """Of one size, or the median is a matter of luck."""
-_LEAST_BENT, _MOST_BENT = 0.2, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +144,7 @@ def bent_shape(shape: Shape, steps: Iterable[TimedStep]) -> Shape:
     found = {size: shape_at(shape, size) * ratio / usual for size, ratio in zip(tokens, ratios, strict=True)}
     found |= {size: factor * ratios[0] / usual for size, factor in shape if size < tokens[0]}
     found |= {size: factor * ratios[-1] / usual for size, factor in shape if size > tokens[-1]}
-    return tuple((size, min(_MOST_BENT, max(_LEAST_BENT, factor))) for size, factor in sorted(found.items()))
+    return tuple((size, min(MOST_BENT, max(LEAST_BENT, factor))) for size, factor in sorted(found.items()))
 
 
 def mean_shape(shapes: Sequence[Shape]) -> Shape:

@@ -96,6 +96,7 @@ class Runs:
     def _future(self, job: str) -> Future[RunResult | float]:
         found = self._found.get(job)
         if found is None:
+            # Kept first: the program's mark is taken before processes load what somebody may edit meanwhile.
             found = self._found[job] = self._kept(job) or self._begun(job)
         return found
 
