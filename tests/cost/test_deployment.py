@@ -26,6 +26,7 @@ DEPLOYMENT = Deployment(
     "tiny", SHAPE, 2, 1000, 10, 4, 512, PROFILE, True, {"block_size": 8},
     HostCosts(
         num_cores=2, core_speeds=(1.0, 0.75), hop_s=1e-5, packs_wakes=True, step_shape=((1, 0.9), (8, 1.1)),
+        crowded_shape=((1, 1.1), (64, 0.95)),
         worker_stage_s=1e-4,
     ), MARK,
 )
@@ -58,6 +59,8 @@ def test_there_and_back_by_way_of_json() -> None:
         (["costs", "core_speeds"], ["fast", 1.0], "costs.core_speeds needs numbers"),
         (["costs", "step_shape"], [[1, 0.9, 3]], "costs.step_shape needs pairs of numbers"),
         (["costs", "step_shape"], [[8, 0.9], [1, 1.0]], "costs: step_shape needs factors"),
+        (["costs", "crowded_shape"], [[1]], "costs.crowded_shape needs pairs of numbers"),
+        (["costs", "crowded_shape"], [[1, 6.0]], "costs: crowded_shape needs factors"),
         (["costs", "packs_wakes"], "yes", "costs.packs_wakes is 'yes'"),
     ],
 )
@@ -80,7 +83,7 @@ def test_earlier_documents_have_no_fingerprint() -> None:
 
 def test_earlier_documents_know_less_of_the_host() -> None:
     earlier = document()
-    for key in ("packs_wakes", "step_shape", "worker_stage_s", "controller_stage_s", "client_wake_s"):
+    for key in ("packs_wakes", "step_shape", "crowded_shape", "worker_stage_s", "controller_stage_s", "client_wake_s"):
         del earlier["costs"][key]
     costs = deployment_from_document(earlier, "here").costs
     assert costs == HostCosts(num_cores=2, core_speeds=(1.0, 0.75), hop_s=1e-5)

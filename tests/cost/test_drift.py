@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.cost.drift import BIN_S, FASTEST, SLOWEST, probes_evened, speed_line
+from jettison.cost.drift import BIN_S, FASTEST, SLOWEST, had_share, probes_evened, speed_line
 
 
 def test_speeds_are_over_the_reference_and_a_disturbed_probe_does_not_count() -> None:
@@ -51,3 +51,11 @@ def test_without_a_difference_to_be_seen_all_probes_are_compared_alike() -> None
     assert probes_evened([(5.0, 0.040, 0.0)], [], []) == [(5.0, 0.040)], "nothing is usual: told as it is"
     faster = [(1.0, 0.005, 2.0)]
     assert probes_evened([(5.0, 0.010, 0.0)], alone, faster) == [(5.0, 1.0)], "others make nothing faster"
+
+
+def test_what_a_hypervisor_withholds_makes_cores_slower_by_its_share_of_what_was_wanted() -> None:
+    probes = [(10.5, 0.01), (14.0, 0.01), (17.0, 0.01)]
+    taken = [(9.0, 1.0, 9.0), (10.5, 1.5, 0.0), (12.0, 1.5, 1.0), (14.0, 0.0, 0.0)]
+    line = speed_line(probes, 0.01, 10.0, speed=0.8, taken=taken)
+    assert line == ((0.0, pytest.approx(0.8 * 0.75)), (BIN_S, pytest.approx(0.8)), (2 * BIN_S, pytest.approx(0.8)))
+    assert had_share([]) == had_share([(0.0, 0.0, 0.5)]) == 1.0, "of nothing nothing can be withheld"

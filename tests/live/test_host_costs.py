@@ -62,6 +62,16 @@ def test_a_phase_is_counted_from_the_time_line(line: Path) -> None:
     assert steps_of(Window(window().load, 0, 5_500_000, 0, 0, 0), steps) == []  # it had not begun
 
 
+def test_what_a_step_took_of_a_core_is_in_the_time_line_and_of_several_threads_its_whole_time(line: Path) -> None:
+    document = json.loads(gzip.decompress(line.read_bytes()))
+    document["traceEvents"][0]["args"]["processor_us"] = 700.0
+    line.write_bytes(gzip.compress(json.dumps(document).encode()))
+    first, second, *_ = read_steps(line)
+    assert first.processor_ns == 700_000, "it waited for a core as well"
+    assert second.processor_ns == pytest.approx(second.end_ns - second.begin_ns, abs=1), "nobody told"
+    assert read_steps(line, 2)[0].processor_ns == 900_000
+
+
 def test_gaps_are_those_between_decodes_of_the_whole_batch(line: Path) -> None:
     gaps = _gaps([window()], read_steps(line))
     assert gaps == {2: pytest.approx([4e-4, 4e-4], abs=2e-6)}

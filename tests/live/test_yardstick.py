@@ -19,8 +19,10 @@ from jettison.live.yardstick import (
 )
 
 SHAPE = ((1, 0.9), (16, 1.1))
-ONE = Tally(0.8, 0.5, 2.0, 1.0, ((0.0, 1.0),), SHAPE)
-ALL = Tally(0.6, 1.0, 3.0, 2.0, ((1.0, 2.0),), SHAPE)
+CROWDED = ((1, 1.2), (64, 0.9))
+SHAPES = HostCosts(step_shape=SHAPE, crowded_shape=CROWDED)
+ONE = Tally(0.8, 0.5, 2.0, 1.0, ((0.0, 1.0),))
+ALL = Tally(0.6, 1.0, 3.0, 2.0, ((1.0, 2.0),))
 
 
 def test_the_load_is_the_same_each_time_and_grows_with_the_instances() -> None:
@@ -35,16 +37,16 @@ def test_the_load_is_the_same_each_time_and_grows_with_the_instances() -> None:
 
 
 def test_a_reading_tells_how_fast_a_core_is_alone_and_while_all_serve() -> None:
-    reading = reading_of(ONE, ALL)
+    reading = reading_of(ONE, ALL, SHAPES, 2)
     # Half of its time it went at 0.6, so the other half at 1.2: 1 / 0.8 = 0.5 / 1.2 + 0.5 / 0.6.
     assert reading.alone == pytest.approx(1.2) and reading.crowded == 0.6
     assert reading.controller_factor == pytest.approx((2.0 * 0.8 + 3.0 * 0.6) / 3.0)
     assert reading.alone_spans == ONE.spans and reading.crowded_spans == ALL.spans
-    assert reading.step_shape == SHAPE
+    assert reading.step_shape == SHAPE and reading.crowded_shape == CROWDED
 
 
 def test_of_a_single_instance_alone_is_all_there_is() -> None:
-    reading = reading_of(ONE)
+    reading = reading_of(ONE, None, SHAPES, 1)
     assert reading.alone == reading.crowded == ONE.speed
     assert reading.crowded_spans == ONE.spans
 
@@ -54,12 +56,13 @@ def test_constants_are_those_of_the_time_of_the_yardstick() -> None:
         num_cores=2, core_speeds=(1.0, 0.95), step_factor=1.1, controller_step_s=2e-4, client_token_s=1e-5,
         worker_step_s=1e-4,
     )  # fmt: skip
-    readings = [Reading(alone, 0.8 * alone, 1.2 * alone, (), (), SHAPE) for alone in (0.9, 1.0, 3.0)]
+    readings = [Reading(alone, 0.8 * alone, 1.2 * alone, (), (), SHAPE, CROWDED) for alone in (0.9, 1.0, 3.0)]
     laid = as_laid(costs, readings)
     assert laid.core_speeds == pytest.approx((1.0, 0.8)) and laid.step_factor == pytest.approx(1.1)
     assert laid.controller_step_s == pytest.approx(2.4e-4) and laid.client_token_s == pytest.approx(1.2e-5)
     assert laid.worker_step_s == 1e-4 and laid.step_shape == SHAPE
-    slower = as_laid(costs, [Reading(0.5, 0.4, 0.6, (), (), SHAPE)])
+    assert laid.crowded_shape == CROWDED
+    slower = as_laid(costs, [Reading(0.5, 0.4, 0.6, (), (), SHAPE, CROWDED)])
     assert slower.step_factor == pytest.approx(2.2), "as if steps had been profiled on the machine as it was then"
     assert slower.worker_step_s == pytest.approx(2e-4)
     assert slower.controller_step_s == pytest.approx(2.4e-4), "and the controller's work is the same on that core"

@@ -43,6 +43,19 @@ def test_two_on_two_cores_are_slowed_by_each_other_only_while_both_run() -> None
     assert ends_of([1.0, 0.8], [(0, 100), (0, 200)]) == [125, 225]
 
 
+@pytest.mark.parametrize(("num_cores", "slower"), [(2, 1.25), (3, 1.25**0.5)])
+def test_what_lives_in_caches_loses_more_to_others(num_cores: int, slower: float) -> None:
+    loop = EventLoop()
+    processors = Processors(loop, num_cores, [1.0, 0.8, 0.8][:num_cores])
+    ends = [0, 0]
+    for index, factor in enumerate((1.0, 1.25)):
+        done = lambda index=index: ends.__setitem__(index, loop.now_ns)  # noqa: E731
+        processors.start(processors.runner(), 1000, done, crowded_factor=factor)
+    loop.run()
+    # The first ends after 1250; then 1000 / slower are done of the second, and the rest runs alone.
+    assert ends == [1250, pytest.approx(1250 + 1000 * (1 - 1 / slower), abs=2)]
+
+
 def test_threads_of_one_core_take_turns_at_its_ticks() -> None:
     first, second = ends_of([1.0], [(0, 6 * MS), (0, 6 * MS)])
     # The second waits for the first tick, the first for the next one; what is left of each is done in turn.

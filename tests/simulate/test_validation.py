@@ -25,7 +25,7 @@ from jettison.simulate.cases import cases_of, run_case
 from jettison.simulate.spec import parse_spec
 from jettison.simulate.sweeps import expand_sweep, set_at
 from jettison.simulate.validate_command import check_both_sides, print_comparison, validate_command
-from jettison.simulate.validate_live import machine_then
+from jettison.simulate.validate_live import machine_then, of_one_shape
 from jettison.simulate.validation import Pair, compare, compare_means, worst
 from jettison.simulate.validation_file import read_document
 
@@ -91,8 +91,9 @@ def test_what_one_side_does_not_have_is_not_compared() -> None:
 
 COSTS_4 = HostCosts(num_cores=4, core_speeds=(1.0, 0.9, 0.8, 0.7))
 AROUND = (
-    Reading(0.8, 0.6, 1.2, ((0.0, 1.0),), ((1.0, 2.0),), ((1, 0.8), (16, 1.2))),
-    Reading(1.0, 0.84, 1.0, ((10.0, 11.0),), ((11.0, 12.0),), ((1, 1.0), (16, 1.0), (256, 0.8))),
+    Reading(0.8, 0.6, 1.2, ((0.0, 1.0),), ((1.0, 2.0),), ((1, 0.8), (16, 1.2)), ((1, 1.2),)),
+    Reading(1.0, 0.84, 1.0, ((10.0, 11.0),), ((11.0, 12.0),), ((1, 1.0), (16, 1.0), (256, 0.8)),
+        ((1, 1.4), (64, 1.0))),
 )
 
 
@@ -107,6 +108,22 @@ def test_a_run_is_as_fast_as_the_yardstick_around_it_and_the_probes_in_it() -> N
     assert costs.controller_step_s == pytest.approx(1.1 * COSTS.controller_step_s)
     assert costs.worker_step_s == COSTS.worker_step_s
     assert dict(costs.step_shape) == pytest.approx({1: 0.9, 16: 1.1, 256: 1.0})
+    assert dict(costs.crowded_shape) == pytest.approx({1: 1.3, 64: 1.1})
+
+
+def test_shapes_are_those_of_all_layings_together() -> None:
+    first, second = of_one_shape(AROUND)
+    assert first.step_shape == second.step_shape
+    assert dict(first.step_shape) == pytest.approx({1: 0.9, 16: 1.1, 256: 1.0})
+    assert dict(second.crowded_shape) == pytest.approx({1: 1.3, 64: 1.1})
+    assert (first.alone, second.alone) == (0.8, 1.0), "and speeds are not"
+
+
+def test_what_was_withheld_makes_a_run_slower_than_processor_times_tell() -> None:
+    probes = [(4.0, 1.0), (7.0, 1.0), (11.0, 1.0)]
+    taken = [(4.0, 1.5, 0.5), (7.0, 1.5, 0.0), (11.0, 0.0, 1.5)]
+    then = machine_then((3.0, 9.0), probes, AROUND, COSTS, 2, taken)
+    assert then.speed == ((0.0, pytest.approx(0.9 * 0.75)), (3.0, pytest.approx(0.9)))
 
 
 def test_without_probes_a_run_is_as_fast_as_the_yardstick_around_it() -> None:
@@ -152,7 +169,7 @@ def test_everyone_is_served_and_the_same_again() -> None:
 
 @pytest.mark.parametrize("then", [
     MachineThen(speed=((0.0, 0.8),)), MachineThen(core_speeds=(1.0, 0.5)), MachineThen(controller_factor=1.5),
-    MachineThen(step_shape=((1, 1.3), (256, 1.2))),
+    MachineThen(step_shape=((1, 1.3), (256, 1.2))), MachineThen(crowded_shape=((1, 1.5), (256, 1.4))),
 ])
 def test_all_that_a_machine_was_then_is_simulated(then: MachineThen) -> None:
     (usual,), (slower,) = shared(variants=["recompute"]), shared(variants=["recompute"], then=then)

@@ -115,14 +115,21 @@ def deployment_from_document(document: object, where: str) -> Deployment:
         raise ConfigError(f"{where}: {error}") from None
 
 
+_SHAPES = ("step_shape", "crowded_shape")
+
+
 def costs_to_plain(costs: HostCosts) -> dict[str, Any]:
     """For a document."""
-    lists = {"core_speeds": list(costs.core_speeds), "step_shape": [list(point) for point in costs.step_shape]}
-    return dataclasses.asdict(costs) | lists
+    lists = {name: [list(point) for point in getattr(costs, name)] for name in _SHAPES}
+    return dataclasses.asdict(costs) | lists | {"core_speeds": list(costs.core_speeds)}
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
 
 
 def costs_from_plain(plain: object, where: str) -> HostCosts:
@@ -130,17 +137,18 @@ def costs_from_plain(plain: object, where: str) -> HostCosts:
     if isinstance(plain, Mapping):  # earlier documents have less, and more
         kept = {key: value for key, value in plain.items() if key != "probe_s"}
         later = dict.fromkeys(("worker_stage_s", "controller_stage_s", "client_wake_s"), 0.0)
-        plain = later | {"packs_wakes": False, "step_shape": []} | kept
-    values = checked(plain, field_kinds(HostCosts) | {"core_speeds": list, "step_shape": list}, where)
-    speeds, shape = values["core_speeds"], values["step_shape"]
+        plain = later | {"packs_wakes": False} | {name: [] for name in _SHAPES} | kept
+    values = checked(plain, field_kinds(HostCosts) | dict.fromkeys(("core_speeds", *_SHAPES), list), where)
+    speeds = values["core_speeds"]
     if not all(_is_number(speed) for speed in speeds):
         raise ProfileDocumentError(f"{where}.core_speeds needs numbers")
-    if not all(isinstance(point, list | tuple) and len(point) == 2 and all(map(_is_number, point)) for point in shape):
-        raise ProfileDocumentError(f"{where}.step_shape needs pairs of numbers")
+    for name in _SHAPES:
+        if not all(map(_is_pair, values[name])):
+            raise ProfileDocumentError(f"{where}.{name} needs pairs of numbers")
     try:
         return HostCosts(**(values | {
             "core_speeds": tuple(float(speed) for speed in speeds),
-            "step_shape": tuple((int(tokens), float(factor)) for tokens, factor in shape),
+            **{name: tuple((int(tokens), float(factor)) for tokens, factor in values[name]) for name in _SHAPES},
         }))  # fmt: skip
     except ValueError as error:
         raise ProfileDocumentError(f"{where}: {error}") from None

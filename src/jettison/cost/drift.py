@@ -23,6 +23,8 @@ LEAST_APART = 0.2
 
 Probe = tuple[float, float, float]
 """When, what it took, and how many cores were busy meanwhile."""
+Taken = tuple[float, float, float]
+"""When, how many cores were busy before it, and how many a hypervisor withheld from somebody who wanted them."""
 SpeedLine = tuple[tuple[float, float], ...]
 """From when on, in seconds of the run, and how fast a core is over what it was when it was measured. Sorted."""
 
@@ -39,13 +41,16 @@ class MachineThen:
     """Work of the controller and the clients."""
     step_shape: Shape = ()
     """How a step's time hangs on its tokens (``HostCosts.step_shape``); none: as the constants have it."""
+    crowded_shape: Shape = ()
+    """The same of what it loses to others (``HostCosts.crowded_shape``)."""
 
     def costs(self, usual: HostCosts) -> HostCosts:
         """The constants as they were then; ``speed`` is not in them."""
         then = usual.with_controller(self.controller_factor)
         return replace(
-            then, core_speeds=self.core_speeds or then.core_speeds, step_shape=self.step_shape or then.step_shape
-        )
+            then, core_speeds=self.core_speeds or then.core_speeds, step_shape=self.step_shape or then.step_shape,
+            crowded_shape=self.crowded_shape or then.crowded_shape,
+        )  # fmt: skip
 
 
 AS_MEASURED = MachineThen()
@@ -71,22 +76,36 @@ def probes_evened(
 
 
 def speed_line(
-    probes: Sequence[tuple[float, float]], reference_s: float, begin_s: float, *, speed: float = 1.0
+    probes: Sequence[tuple[float, float]], reference_s: float, begin_s: float, *, speed: float = 1.0,
+    taken: Sequence[Taken] = (),
 ) -> SpeedLine:
     """``probes``: when (any clock) and what they took; ``reference_s``: what they take when cores are ``speed`` times
     as fast as when the constants were measured; ``begin_s``: the run's beginning on that clock. What was before it
     does not count; bins without probes go on as the one before them, and what is before the first is as fast as that.
-    Without a reference (0) nothing is known of the machine: an empty line."""
+    Without a reference (0) nothing is known of the machine: an empty line.
+
+    ``taken``: of the same times. Processor time, which probes are told in, goes on only while a core is had: what
+    was withheld makes cores slower by its share of what was wanted."""
     if reference_s <= 0.0:
         return ()
     bins: dict[int, list[float]] = {}
     for at_s, took_s in probes:
         if at_s >= begin_s:
             bins.setdefault(math.floor((at_s - begin_s) / BIN_S), []).append(took_s)
+    had = {
+        number: had_share([some for some in taken if math.floor((some[0] - begin_s) / BIN_S) == number])
+        for number in bins
+    }
     return tuple(
         (
             number * BIN_S if index else 0.0,
-            min(FASTEST, max(SLOWEST, speed * reference_s / statistics.median(bins[number]))),
+            min(FASTEST, max(SLOWEST, speed * had[number] * reference_s / statistics.median(bins[number]))),
         )
         for index, number in enumerate(sorted(bins))
     )
+
+
+def had_share(taken: Sequence[Taken]) -> float:
+    """What of the cores that were wanted was had; 1 where nobody wanted any."""
+    busy, stolen = (sum(some[index] for some in taken) for index in (1, 2))
+    return busy / (busy + stolen) if busy > 0.0 else 1.0

@@ -38,6 +38,12 @@ def shape_at(shape: Shape, num_tokens: int) -> float:
     return factor_before + max(0.0, share) * (factor - factor_before)
 
 
+def _is_shape(shape: Shape) -> bool:
+    sizes = [tokens for tokens, _ in shape]
+    grows = sizes == sorted(set(sizes)) and all(tokens >= 1 for tokens in sizes)
+    return grows and all(LEAST_BENT <= factor <= MOST_BENT for _, factor in shape)
+
+
 @dataclass(frozen=True, slots=True)
 class HostCosts:
     """Seconds of one core's time, alone on it; the defaults are nothing at all, as on a cluster of accelerators."""
@@ -54,6 +60,9 @@ class HostCosts:
     step_shape: Shape = ()
     """(tokens of a step, what such a step takes beyond ``step_factor``): where the cost model's lines do not follow the
     machine. Sorted; see ``step_factor_of``."""
+    crowded_shape: Shape = ()
+    """(tokens of a step, how many times as long such a step takes while all cores are busy, beyond what
+    ``core_speeds`` says of all steps): those that live in the caches lose more than those that compute."""
     worker_step_s: float = 0.0
     """A worker, for each step: reading the command, telling the end."""
     worker_row_s: float = 0.0
@@ -98,17 +107,20 @@ class HostCosts:
             raise ValueError("num_cores must be >= 0 and threads_per_worker >= 1")
         if not 0.5 <= self.step_factor <= 3.0:
             raise ValueError(f"a step factor of {self.step_factor:g} is no measurement")
-        sizes = [tokens for tokens, _ in self.step_shape]
-        grows = sizes == sorted(set(sizes)) and all(tokens >= 1 for tokens in sizes)
-        if not grows or any(not LEAST_BENT <= factor <= MOST_BENT for _, factor in self.step_shape):
-            said = f"factors from {LEAST_BENT:g} to {MOST_BENT:g} of growing numbers of tokens"
-            raise ValueError(f"step_shape needs {said}")
+        for name in ("step_shape", "crowded_shape"):
+            if not _is_shape(getattr(self, name)):
+                said = f"factors from {LEAST_BENT:g} to {MOST_BENT:g} of growing numbers of tokens"
+                raise ValueError(f"{name} needs {said}")
         if len(self.core_speeds) != self.num_cores or any(not 0.0 < speed <= 1.5 for speed in self.core_speeds):
             raise ValueError("core_speeds needs a speed in (0, 1.5] for each number of busy cores")
 
     def step_factor_of(self, num_tokens: int) -> float:
         """``step_factor`` of a step with so many tokens."""
         return self.step_factor * shape_at(self.step_shape, num_tokens)
+
+    def crowded_factor_of(self, num_tokens: int) -> float:
+        """``crowded_shape`` of a step with so many tokens."""
+        return shape_at(self.crowded_shape, num_tokens)
 
     def with_controller(self, factor: float) -> HostCosts:
         """With all that controller and clients do taking ``factor`` times as long, up to a second each."""

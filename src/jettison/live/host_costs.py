@@ -126,6 +126,7 @@ def as_laid(costs: HostCosts, readings: Sequence[Reading]) -> HostCosts:
         worker_stage_s=costs.worker_stage_s / alone,
         core_speeds=crowded_speeds(speeds, crowded / alone, len(speeds) // threads * threads),
         step_shape=mean_shape([reading.step_shape for reading in readings]),
+        crowded_shape=mean_shape([reading.crowded_shape for reading in readings]),
     )  # fmt: skip
 
 
@@ -197,7 +198,7 @@ def _phase(window: Window, steps: Sequence[Step]) -> Phase:
         num_prompt_tokens=sum(row.input_tokens for row in rows),
         controller_s=window.server_s,
         worker_s=window.worker_s,
-        steps_s=sum(step.end_ns - step.begin_ns for step in ours) / 1e9,
+        steps_s=sum(step.processor_ns for step in ours) / 1e9,
         client_s=window.client_s,
         num_later_stages=num_later,
         computes_in_turn=not num_later or len(rows) == 1,
@@ -233,5 +234,5 @@ def _factors(windows: Sequence[Window], steps: Sequence[Step], profile: Hardware
                 shape = StepShape((ChunkShape(PROMPT + done, 1),) * size, layers, True, size)
             else:
                 continue
-            ratios.setdefault(step.num_tokens, []).append((step.end_ns - step.begin_ns) / 1e9 / cost.step_cost_s(shape))
+            ratios.setdefault(step.num_tokens, []).append(step.processor_ns / 1e9 / cost.step_cost_s(shape))
     return {tokens: statistics.median(values) for tokens, values in ratios.items()}

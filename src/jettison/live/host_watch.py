@@ -57,6 +57,8 @@ class Step:
     num_tokens: int
     num_prompt_tokens: int
     is_first_stage: bool
+    processor_ns: int
+    """Of the thread that computed it; its whole time where several compute and one's tells nothing of the others'."""
 
 
 class WatchedServer:
@@ -96,7 +98,7 @@ class WatchedServer:
         self._exits.__exit__(*error)
 
     def _read_line(self, line: Path) -> None:
-        self.steps = read_steps(line)
+        self.steps = read_steps(line, self._config.num_threads)
 
     @property
     def process(self) -> ServerProcess:
@@ -192,17 +194,21 @@ def workers_of(server: int) -> list[int]:
     return workers
 
 
-def read_steps(path: Path) -> list[Step]:
-    """Of all workers, from a server's time line. Raises JettisonError if it is not whole."""
+def read_steps(path: Path, num_threads: int = 1) -> list[Step]:
+    """Of all workers, of so many threads each, from a server's time line. Raises JettisonError if it is not whole."""
     document: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
     if document["otherData"].get("forgotten_events"):
         raise JettisonError(f"{path.name}: its oldest events are forgotten: so long a session cannot be measured")
     first_ns = document["otherData"]["first_ns"]
+
+    def processor_ns(event: dict[str, Any]) -> int:
+        return round(1e3 * (event["dur"] if num_threads > 1 else event["args"].get("processor_us", event["dur"])))
+
     steps = [
         Step(
             first_ns + round(event["ts"] * 1e3), first_ns + round((event["ts"] + event["dur"]) * 1e3),
             event["args"]["requests"], event["args"]["tokens"], event["args"]["prompt_tokens"],
-            event["args"]["layers"][0] == 0,
+            event["args"]["layers"][0] == 0, processor_ns(event),
         )
         for event in document["traceEvents"] if event.get("cat") == "step"
     ]  # fmt: skip

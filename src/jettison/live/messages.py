@@ -179,6 +179,8 @@ class StepDone(msgspec.Struct, tag="step_done", array_like=True):
     stage."""
     remote_wait_ns: int = 0
     """Time this stage waited for attention at peers."""
+    processor_ns: int = 0
+    """Processor time of the thread that computed the stage: of its span, what it did not wait for a core."""
 
 
 class StepLogprobs(msgspec.Struct, tag="step_logprobs", array_like=True):
@@ -201,7 +203,8 @@ class StageDone(msgspec.Struct, tag="stage_done", array_like=True):
     ended_ns: int = 0
     input_delay_ns: int = 0
     remote_wait_ns: int = 0
-    """Both as in StepDone."""
+    processor_ns: int = 0
+    """All three as in StepDone."""
 
 
 class StepFailed(msgspec.Struct, tag="step_failed", array_like=True):

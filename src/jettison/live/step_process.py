@@ -42,6 +42,8 @@ class Sample(NamedTuple):
     """Processor time."""
     busy_cores: float = 0.0
     """Of this machine, on average since the sample before it."""
+    stolen_cores: float = 0.0
+    """That were wanted meanwhile, and which a hypervisor gave to others: processor time knows nothing of it."""
 
 
 class StepProcess:
@@ -161,21 +163,23 @@ def _run(timer: StepTimer, shapes: dict[str, StepShape], begin_ns: int, end_ns: 
 def _probe(timer: StepTimer, shape: StepShape, interval_s: float) -> list[Sample]:
     """Until the next line comes, which says no more than that."""
     samples = []
-    since_s, busy_since_s = time.monotonic(), _busy_s()
+    since_s, since = time.monotonic(), _cores_s()
     while not select.select([sys.stdin], [], [], interval_s)[0]:
-        at_s, before_s, busy_s = time.monotonic(), time.process_time(), _busy_s()
+        at_s, before_s, now = time.monotonic(), time.process_time(), _cores_s()
         timer.time_s(shape)
         took_s = time.process_time() - before_s
-        samples.append(Sample(at_s, took_s, (busy_s - busy_since_s) / (at_s - since_s)))
-        since_s, busy_since_s = at_s, busy_s
+        busy, stolen = ((late - early) / (at_s - since_s) for early, late in zip(since, now, strict=True))
+        samples.append(Sample(at_s, took_s, busy, stolen))
+        since_s, since = at_s, now
     sys.stdin.readline()
     return samples
 
 
-def _busy_s() -> float:
-    """Of all cores of this machine together, since it was started."""
+def _cores_s() -> tuple[float, float]:
+    """How long all cores of this machine together were busy, and withheld from it (stolen), since it was started."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    return (sum(fields[:3]) + sum(fields[5:7])) / os.sysconf("SC_CLK_TCK")  # not: idle, waiting for disks, stolen
+    per_s = os.sysconf("SC_CLK_TCK")
+    return (sum(fields[:3]) + sum(fields[5:7])) / per_s, fields[7] / per_s  # neither: idle, waiting for disks
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ it takes: of a server of one instance, and of one with all of them, in turn.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -63,6 +63,8 @@ class Reading:
     """When all did."""
     step_shape: Shape
     """How a step's time hangs on its tokens (``HostCosts.step_shape``)."""
+    crowded_shape: Shape
+    """The same of what it loses to others (``HostCosts.crowded_shape``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +78,6 @@ class Tally:
     """Processor time."""
     controller_predicted_s: float
     spans: tuple[Span, ...]
-    step_shape: Shape
-    """By which its steps were predicted."""
 
 
 def yardstick_load(num_instances: int, longest: int) -> Load:
@@ -107,6 +107,7 @@ class Yardstick:
     def __init__(self, config: EngineConfig, num_instances: int, costs: HostCosts, profile: HardwareProfile) -> None:
         """``config``: as the cluster is to be served; ``costs``: what workers take beside steps; ``profile``: by which
         steps are predicted."""
+        self._costs = costs
         self._crews = [_Crew(config, number, costs, profile) for number in sorted({1, num_instances})]
         self._num_busy = num_busy_cores(costs, num_instances)
         self._exits = ExitStack()
@@ -137,22 +138,30 @@ class Yardstick:
         return [self._reading(index) for index in range(len(self._crews[0].layings))]
 
     def _reading(self, index: int) -> Reading:
-        shape = self._crews[0].step_shape(index)  # alone, what a step took is what it computed
-        one, *all_ = (crew.tally(index, shape) for crew in self._crews)
-        return reading_of(one, all_[0] if all_ else None, self._num_busy)
+        one, *all_ = self._crews
+        costs = replace(self._costs, step_shape=one.shape(index, self._costs.step_shape, self._costs.step_factor_of))
+        alone = one.tally(index, costs.step_factor_of)
+        if not all_:
+            return reading_of(alone, None, costs, self._num_busy)
+        costs = replace(costs, crowded_shape=all_[0].shape(index, costs.crowded_shape, _factor_among_all(costs)))
+        return reading_of(alone, all_[0].tally(index, _factor_among_all(costs)), costs, self._num_busy)
 
 
-def reading_of(one: Tally, all_: Tally | None = None, num_busy: int = 2) -> Reading:
+def reading_of(one: Tally, all_: Tally | None, shapes: HostCosts, num_busy: int) -> Reading:
     """Of what a server of one instance did, and one of all of them, if those are more: then ``num_busy`` cores were
-    busy."""
+    busy. ``shapes``: by which steps were predicted."""
     crowded = one if all_ is None else all_
     alone = one.speed if all_ is None else alone_speed(one.speed, crowded.speed, one.beside, num_busy)
     tallies = (one,) if all_ is None else (one, all_)
     factor = sum(t.controller_s * t.speed for t in tallies) / sum(t.controller_predicted_s for t in tallies)
     return Reading(
         alone, alone if all_ is None else all_.speed, min(MOST_FACTOR, max(LEAST_FACTOR, factor)),
-        one.spans, crowded.spans, one.step_shape,
+        one.spans, crowded.spans, shapes.step_shape, shapes.crowded_shape,
     )  # fmt: skip
+
+
+def _factor_among_all(costs: HostCosts) -> Callable[[int], float]:
+    return lambda num_tokens: costs.step_factor_of(num_tokens) * costs.crowded_factor_of(num_tokens)
 
 
 class _Crew:
@@ -178,23 +187,22 @@ class _Crew:
         """The load once."""
         self.layings[-1].append(self.server.watch(self.load))
 
-    def step_shape(self, index: int) -> Shape:
-        """How the time of its steps hung on their tokens in one laying."""
-        costs = self._costs
-        return bent_shape(costs.step_shape, (
+    def shape(self, index: int, usual: Shape, factor_of: Callable[[int], float]) -> Shape:
+        """How the time of its steps hung on their tokens in one laying: ``usual``, a part of ``factor_of``, by which
+        they are predicted, as it was then."""
+        return bent_shape(usual, (
             TimedStep(
-                step.num_tokens, costs.step_factor_of(step.num_tokens) * self._predicted_s(step),
-                (step.end_ns - step.begin_ns) / 1e9,
+                step.num_tokens, factor_of(step.num_tokens) * self._predicted_s(step), step.processor_ns / 1e9
             )
             for step in self._steps(index)
         ))  # fmt: skip
 
-    def tally(self, index: int, shape: Shape) -> Tally:
-        """Of one laying, its steps predicted with ``shape``."""
+    def tally(self, index: int, factor_of: Callable[[int], float]) -> Tally:
+        """Of one laying, its steps predicted with ``factor_of`` their tokens."""
         windows, steps = self.layings[index], self._steps(index)
-        costs, threads = replace(self._costs, step_shape=shape), self._config.num_threads
+        costs, threads = self._costs, self._config.num_threads
         around_s = sum(costs.worker_step_s + step.num_requests * costs.worker_row_s for step in steps)
-        predicted_s = sum(costs.step_factor_of(step.num_tokens) * self._predicted_s(step) for step in steps)
+        predicted_s = sum(factor_of(step.num_tokens) * self._predicted_s(step) for step in steps)
         workers_s = sum(window.worker_s for window in windows)
         others_s = sum(window.server_s + window.client_s for window in windows)
         wall_s = sum(window.end_ns - window.begin_ns for window in windows) / 1e9
@@ -203,7 +211,7 @@ class _Crew:
         return Tally(
             serving_speed(workers_s, predicted_s + around_s / threads, threads), min(1.0, max(0.0, beside)),
             sum(window.server_s for window in windows), self._controller_predicted_s(windows, steps, wall_s),
-            tuple((window.begin_ns / 1e9, window.end_ns / 1e9) for window in windows), shape,
+            tuple((window.begin_ns / 1e9, window.end_ns / 1e9) for window in windows),
         )  # fmt: skip
 
     def _steps(self, index: int) -> list[Step]:

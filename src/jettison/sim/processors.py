@@ -17,7 +17,7 @@ against its trace of a server under load, docs/validation.md):
 And beside the scheduler:
 
 - A core is slower while others are busy (shared caches and memory, or two hardware threads of one core):
-  ``speeds[n - 1]`` where n are busy.
+  ``speeds[n - 1]`` where n are busy; for work that others cost more than that, by its ``crowded_factor`` where all are.
 - The machine as a whole may be faster or slower for a while than it was when work was measured (``drift``).
 
 All cores are equally fast at a time; rates change when a core becomes busy or idle, or the machine's speed does, and in
@@ -64,13 +64,23 @@ class Runner:
 class Job:
     """Work of one thread under way."""
 
-    __slots__ = ("_processors", "began_ns", "is_cancelled", "is_stopped", "left_ns", "on_done", "runner")
+    __slots__ = (
+        "_processors", "began_ns", "crowded_factor", "is_cancelled", "is_stopped", "left_ns", "on_done", "rate",
+        "runner",
+    )  # fmt: skip
 
-    def __init__(self, processors: Processors, runner: Runner, work_ns: int, on_done: Callable[[], None]) -> None:
+    def __init__(
+        self, processors: Processors, runner: Runner, work_ns: int, on_done: Callable[[], None],
+        crowded_factor: float = 1.0,
+    ) -> None:
         self._processors = processors
         self.runner = runner
         self.left_ns = float(work_ns)
         self.on_done = on_done
+        self.crowded_factor = crowded_factor
+        """How many times as long it takes where all cores are busy, beyond what that costs everybody."""
+        self.rate = 0.0
+        """Of work, in a nanosecond, while it runs."""
         self.began_ns: int | None = None
         """When it first had a core."""
         self.is_stopped = False
@@ -146,8 +156,6 @@ class Processors:
         self._packs = packs
         self._drift = deque((round(from_s * NANOSECONDS), speed) for from_s, speed in drift)
         self._drifted = 1.0
-        self._rate = 0.0
-        """Of work, in a nanosecond, of each busy core."""
         self._num_runners = 0
         self._updated_ns = 0
         self._balanced_ns = 0
@@ -164,11 +172,13 @@ class Processors:
         return Runner((self._num_runners - 1) % len(self._cores), rank)
 
     def start(
-        self, runner: Runner, work_ns: int, on_done: Callable[[], None], waker: Runner | None = None
+        self, runner: Runner, work_ns: int, on_done: Callable[[], None], waker: Runner | None = None,
+        *, crowded_factor: float = 1.0,
     ) -> Job:
         """A thread that does nothing wakes up, or goes on with this if its work has just ended; ``on_done`` is called
-        when its work is done. ``waker``: the thread that wakes it, where that is always the same."""
-        job = Job(self, runner, work_ns, on_done)
+        when its work is done. ``waker``: the thread that wakes it, where that is always the same; ``crowded_factor``:
+        see ``Job``."""
+        job = Job(self, runner, work_ns, on_done, crowded_factor)
         self._advance()
         cpu = self._cores[runner.core]
         if cpu.ending is runner and cpu.running is None:
@@ -294,13 +304,13 @@ class Processors:
         self._updated_ns = now_ns
         for cpu in self._cores:
             if passed_ns and cpu.running is not None:
-                cpu.running.left_ns = max(0.0, cpu.running.left_ns - self._rate * passed_ns)
+                cpu.running.left_ns = max(0.0, cpu.running.left_ns - cpu.running.rate * passed_ns)
                 cpu.running.runner.has_run_ns += passed_ns
                 cpu.running.runner.burst_ns += passed_ns
                 cpu.running.runner.last_ran_ns = now_ns
 
     def _plan(self) -> None:
-        """The rate from now on, and the next time at which something changes."""
+        """The rates from now on, and the next time at which something changes."""
         now_ns = self._loop.now_ns
         if self._wake is not None:
             self._wake.cancel()
@@ -310,8 +320,11 @@ class Processors:
             return
         while self._drift and self._drift[0][0] <= now_ns:
             self._drifted = self._drift.popleft()[1]
-        self._rate = self._drifted * self._speeds[len(running) - 1]
-        times_ns = [now_ns + math.ceil(job.left_ns / self._rate) for job in running]
+        rate = self._drifted * self._speeds[len(running) - 1]
+        crowd = (len(running) - 1) / max(1, len(self._cores) - 1)
+        for job in running:
+            job.rate = rate / job.crowded_factor**crowd
+        times_ns = [now_ns + math.ceil(job.left_ns / job.rate) for job in running]
         if any(cpu.waiting for cpu in self._cores):
             times_ns += [
                 cpu.next_tick_ns(max(now_ns + 1, cpu.since_ns + self._slice_ns if cpu.waiting else 0))
@@ -328,7 +341,7 @@ class Processors:
         ended = []
         for cpu in self._cores:
             # What is left is less than rounding makes of it.
-            if cpu.running is not None and cpu.running.left_ns < max(self._rate, 1e-3):
+            if cpu.running is not None and cpu.running.left_ns < max(cpu.running.rate, 1e-3):
                 ended.append((cpu, cpu.running))
                 cpu.running = None
         for cpu, job in ended:
@@ -350,11 +363,14 @@ class TeamJob:
     """The same work for each of several threads: it ends when the last of them has done it."""
 
     def __init__(
-        self, processors: Processors, runners: Sequence[Runner], work_ns: int, on_done: Callable[[], None]
+        self, processors: Processors, runners: Sequence[Runner], work_ns: int, on_done: Callable[[], None],
+        crowded_factor: float = 1.0,
     ) -> None:
         self._num_left = len(runners)
         self._on_done = on_done
-        self._jobs = [processors.start(runner, work_ns, self._one_done) for runner in runners]
+        self._jobs = [
+            processors.start(runner, work_ns, self._one_done, crowded_factor=crowded_factor) for runner in runners
+        ]
 
     @property
     def began_ns(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -12,7 +13,7 @@ from typing import NamedTuple, TypeVar
 from rich.console import Console
 
 from jettison.config import EngineConfig
-from jettison.cost.drift import MachineThen, probes_evened, speed_line
+from jettison.cost.drift import MachineThen, Taken, probes_evened, speed_line
 from jettison.cost.hostcosts import HostCosts, num_busy_cores
 from jettison.cost.hostfit import crowded_speeds, mean_shape
 from jettison.live.experiment import run_config
@@ -65,40 +66,52 @@ def serve_all(cases: Sequence[Case], spec: ExperimentSpec, base_dir: Path, conso
                 status.update("laying the yardstick")
                 yardstick.lay()
         probes = watch.end()
-    readings = yardstick.readings()
+    readings = of_one_shape(yardstick.readings())
     alone = [span for reading in readings for span in reading.alone_spans]
     crowded = [span for reading in readings for span in reading.crowded_spans]
-    evened = probes_evened(probes, _within(probes, alone), _within(probes, crowded))
+    told = [probe[:3] for probe in probes]
+    evened = probes_evened(told, _within(told, alone), _within(told, crowded))
+    taken = [(probe.at_s, probe.busy_cores, probe.stolen_cores) for probe in probes]
     served = []
     # One reading more than runs: those before and after each.
     for (case, run, began_s), around in zip(runs, pairwise(readings), strict=True):
         span = (began_s, began_s + run.duration_s)
         # The probing process is not over when a run is: it counts as somebody else's there.
         run.client["foreign_cores"] = max(0.0, run.client["foreign_cores"] - cores_taken(_within(probes, [span])))
-        then = machine_then(span, evened, around, machine.costs, machine.num_instances)
+        run.client["stolen_cores"] = statistics.fmean([some[2] for some in _within(taken, [span])] or [0.0])
+        then = machine_then(span, evened, around, machine.costs, machine.num_instances, _within(taken, [span]))
         served.append(Served(case, run, then))
     return served
 
 
+def of_one_shape(readings: Sequence[Reading]) -> list[Reading]:
+    """How steps' times hang on their tokens belongs to the machine, and changes little: one laying tells it to some
+    hundredths, all of them together to less."""
+    shape = mean_shape([reading.step_shape for reading in readings])
+    crowded = mean_shape([reading.crowded_shape for reading in readings])
+    return [replace(reading, step_shape=shape, crowded_shape=crowded) for reading in readings]
+
+
 def machine_then(
     span: Span, probes: Sequence[tuple[float, float]], around: tuple[Reading, Reading], costs: HostCosts,
-    num_instances: int,
+    num_instances: int, taken: Sequence[Taken] = (),
 ) -> MachineThen:
     """What the machine was during the ``span`` of a run, over what the constants say.
 
     The readings ``around`` it say how fast a core was alone, and while all instances served; the ``probes``
-    (``probes_evened``) within it how that went up and down in between. The controller's factor is of its work on one
-    core alone.
+    (``probes_evened``) within it how that went up and down in between, ``taken`` what of it a hypervisor withheld.
+    The controller's factor is of its work on one core alone.
     """
     alone = statistics.mean(reading.alone for reading in around)
     crowded = statistics.mean(reading.crowded for reading in around)
     beside = _within(probes, [some for reading in around for some in (*reading.alone_spans, *reading.crowded_spans)])
     usual = statistics.median(took for _, took in beside) if beside else 0.0
     return MachineThen(
-        speed_line(_within(probes, [span]), usual, span[0], speed=alone) or ((0.0, alone),),
+        speed_line(_within(probes, [span]), usual, span[0], speed=alone, taken=taken) or ((0.0, alone),),
         crowded_speeds(costs.core_speeds, crowded / alone, num_busy_cores(costs, num_instances)),
         statistics.mean(reading.controller_factor for reading in around),
         mean_shape([reading.step_shape for reading in around]),
+        mean_shape([reading.crowded_shape for reading in around]),
     )  # fmt: skip
 
 

@@ -40,10 +40,12 @@ def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
             {
                 "scenario": pair.scenario, "factor": pair.factor,
                 "foreign_cores": pair.live.client.get("foreign_cores"),
+                "stolen_cores": pair.live.client.get("stolen_cores"),
                 "machine_speed": [list(point) for point in pair.then.speed],
                 "core_speeds": list(pair.then.core_speeds),
                 "controller_factor": pair.then.controller_factor,
                 "step_shape": [list(point) for point in pair.then.step_shape],
+                "crowded_shape": [list(point) for point in pair.then.crowded_shape],
                 **{
                     side: {
                         "requests": asdict(run.requests), "ttft_s": asdict(run.ttft_s), "tpot_s": asdict(run.tpot_s),
@@ -93,7 +95,11 @@ def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: 
         case = replace(case, factor=run["factor"])
         then = MachineThen(
             tuple((at_s, speed) for at_s, speed in run["machine_speed"]), tuple(run["core_speeds"]),
-            run["controller_factor"], tuple((tokens, factor) for tokens, factor in run.get("step_shape", ())),
+            run["controller_factor"],
+            *(
+                tuple((tokens, factor) for tokens, factor in run.get(name, ()))
+                for name in ("step_shape", "crowded_shape")
+            ),
         )  # fmt: skip
         simulated = run_case(case, then=then)
         live = kept_run(run, deployment)
@@ -108,6 +114,6 @@ def kept_run(run: Mapping[str, Any], deployment: Mapping[str, Any]) -> RunResult
         run["scenario"], duration_s=live["duration_s"], requests=RequestCounts(**live["requests"]),
         ttft_s=Summary(**live["ttft_s"]), tpot_s=Summary(**live["tpot_s"]), e2e_s=Summary(**live["e2e_s"]),
         output_tokens_per_s=live["output_tokens_per_s"], events=live["events"],
-        client={"foreign_cores": run["foreign_cores"]},
+        client={name: run.get(name) for name in ("foreign_cores", "stolen_cores")},
         config={"fairness": live["fairness"], "deployment": deployment},
     )  # fmt: skip

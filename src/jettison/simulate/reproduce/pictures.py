@@ -32,6 +32,9 @@ STYLE = {
 WINDOW_S = 5.0
 """Of means over time."""
 
+LEGEND_SHARE = 0.97
+"""Of a figure's width."""
+
 DRAWING = threading.RLock()
 """Held by whoever draws: matplotlib's settings are the process's, and figures are reproduced in several threads."""
 
@@ -58,7 +61,7 @@ def bars(groups: Mapping[str, Mapping[str, float | None]], ylabel: str, title: s
             axis.set_yscale("log")
         axis.set_ylabel(ylabel)
         axis.set_title(title)
-        axis.legend(ncols=min(6, len(names)), loc="upper right", bbox_to_anchor=(1.0, 1.18))
+        _name(figure, axis)
     return figure
 
 
@@ -81,7 +84,7 @@ def lines(
         axis.set_xlabel(xlabel)
         axis.set_ylabel(ylabel)
         axis.set_title(title)
-        axis.legend(ncols=min(5, max(1, len(series))), loc="upper right", bbox_to_anchor=(1.0, 1.18))
+        _name(figure, axis)
     return figure
 
 
@@ -97,12 +100,25 @@ def time_lines(runs: Mapping[str, RunResult], title: str) -> Figure:
             _draw_tokens(rate, run, color)
         memory.set_ylabel("KV blocks")
         memory.set_title(title)
-        memory.legend(ncols=min(6, len(runs)), loc="upper right", bbox_to_anchor=(1.0, 1.25))
+        _name(figure, memory)
         latency.set_yscale("log")
         latency.set_ylabel(f"mean TTFT, s\n({WINDOW_S:g} s of arrivals)")
         rate.set_ylabel("output tokens/s")
         rate.set_xlabel("seconds; dashed: all KV blocks there are")
     return figure
+
+
+def _name(figure: Figure, axis: Axes) -> None:
+    """A legend of what ``axis`` shows below everything, in rows as wide as the figure: one that is wider than the axes
+    leaves the layout nothing but a strip for them."""
+    handles, names = axis.get_legend_handles_labels()
+    if not handles:
+        return
+    for ncols in range(len(names), 0, -1):
+        legend = figure.legend(handles, names, loc="outside lower center", ncols=ncols)
+        if legend.get_window_extent().width <= LEGEND_SHARE * figure.bbox.width or ncols == 1:
+            return
+        legend.remove()
 
 
 def _draw_memory(axis: Axes, run: RunResult, color: str, name: str) -> None:
