@@ -30,7 +30,7 @@ MEMORY_USES = {
     "workspace": ("workspace", "#9aa5b1"),
     "free": ("free", "#e9ecef"),
 }
-RUN_COLORS = ("#c0392b", "#1f77b4", "#2a9d5c", "#8e5ea2", "#b8860b", "#444444")
+RUN_COLORS = ("#c0392b", "#1f77b4", "#2a9d5c", "#8e5ea2", "#b8860b", "#444444", "#17a2b8", "#d46ab0", "#8a9a1f")
 EVENT_COLORS = {"drop": "#b3261e", "restore_done": "#1b7f4b"}
 EVENT_LINES = {"drop": ("dashed", "drop"), "restore_done": ("dotted", "restore")}
 """Line and name of each kind that is marked: the line tells them apart where the colour is the run's."""

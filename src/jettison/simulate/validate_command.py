@@ -40,6 +40,8 @@ from jettison.simulate.validate_live import serve_all
 from jettison.simulate.validation import Comparison, Pair, compare, compare_means, worst
 from jettison.simulate.validation_file import write_document
 
+MUCH_STOLEN_CORES = 0.2
+"""Withheld by a hypervisor on average of a run without a word about it."""
 STEADY = 1.2
 """By how much cores may have become faster or slower since they were calibrated without a word about it."""
 
@@ -148,6 +150,10 @@ def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
     if foreign > 0.05:
         console.print(f"others kept up to {foreign:.2f} cores busy meanwhile: the live side is not what it could be, "
                       "and nothing is simulated of that")
+    stolen = max((pair.live.client.get("stolen_cores") or 0.0) for pair in pairs)
+    if stolen > MUCH_STOLEN_CORES:
+        console.print(f"a hypervisor withheld up to {stolen:.2f} cores meanwhile: simulated as cores that are slower "
+                      "for some seconds, which says little of single requests")
     speeds = [statistics.median(speed for _, speed in pair.then.speed) for pair in pairs]
     if max(abs(math.log(speed)) for speed in speeds) > math.log(STEADY):
         console.print(f"cores were {min(speeds):.2f} to {max(speeds):.2f} times as fast as when they were calibrated: "
