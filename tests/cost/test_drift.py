@@ -55,7 +55,16 @@ def test_without_a_difference_to_be_seen_all_probes_are_compared_alike() -> None
 
 def test_what_a_hypervisor_withholds_makes_cores_slower_by_its_share_of_what_was_wanted() -> None:
     probes = [(10.5, 0.01), (14.0, 0.01), (17.0, 0.01)]
-    taken = [(9.0, 1.0, 9.0), (10.5, 1.5, 0.0), (12.0, 1.5, 1.0), (14.0, 0.0, 0.0)]
+    taken = [(8.0, 10.0, 1.0, 9.0), (10.0, 11.0, 1.5, 0.5), (11.0, 12.0, 1.5, 0.5), (12.0, 14.0, 0.0, 0.0)]
     line = speed_line(probes, 0.01, 10.0, speed=0.8, taken=taken)
-    assert line == ((0.0, pytest.approx(0.8 * 0.75)), (BIN_S, pytest.approx(0.8)), (2 * BIN_S, pytest.approx(0.8)))
-    assert had_share([]) == had_share([(0.0, 0.0, 0.5)]) == 1.0, "of nothing nothing can be withheld"
+    assert line == ((0.0, pytest.approx(0.8 * 0.75)), (BIN_S, pytest.approx(0.8)))
+    assert had_share([], 0.0, 1.0) == had_share(taken, 12.0, 13.0) == 1.0, "nobody wanted any"
+    assert had_share([(0.0, 1.0, 0.0, 0.5)], 0.0, 1.0) == 0.0
+
+
+def test_a_machine_that_stood_still_counts_for_as_long_as_it_did() -> None:
+    """No probe was taken for 4 s, and what the next one tells of them is of both bins that they lie in."""
+    taken = [(0.0, 1.0, 2.0, 0.0), (1.0, 5.0, 2.0, 6.0), (5.0, 6.0, 2.0, 0.0)]
+    assert had_share(taken, 0.0, 6.0) == pytest.approx(0.5)
+    line = speed_line([(0.5, 0.01), (7.0, 0.01)], 0.01, 0.0, taken=taken)
+    assert line == ((0.0, pytest.approx(3.0 / 6.0)), (2 * BIN_S, pytest.approx(1.0))), "also where no probe was taken"

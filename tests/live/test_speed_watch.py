@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
 from jettison.errors import WorkerLostError
+from jettison.live import experiment, step_process
 from jettison.live.core_speeds import measure_core_speeds
-from jettison.live.speed_watch import SpeedWatch, cores_taken
+from jettison.live.speed_watch import SpeedWatch, cores_taken, taken_of
 from jettison.live.step_process import Sample
 
 
@@ -26,6 +29,22 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 def test_what_probing_takes_itself() -> None:
     assert cores_taken([]) == cores_taken([Sample(5.0, 0.1)]) == 0.0
     assert cores_taken([Sample(5.0, 0.1), Sample(6.0, 0.1), Sample(7.0, 0.2)]) == pytest.approx(0.2)
+
+
+def test_what_is_stolen_is_neither_busy_nor_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """user nice system idle iowait irq softirq steal guest guest_nice, of all cores."""
+    text = "cpu  100 20 30 4000 500 6 7 80 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
+    for module in (step_process, experiment):
+        monkeypatch.setattr(module, "Path", lambda _: SimpleNamespace(read_text=lambda: text))
+    per_s = os.sysconf("SC_CLK_TCK")
+    assert step_process._cores_s() == (163 / per_s, 80 / per_s)
+    assert experiment._machine_busy_s() == 163 / per_s
+
+
+def test_what_was_taken_between_probes_is_told_in_seconds_of_a_core() -> None:
+    probes = [Sample(1.0, 0.1, 9.0, 9.0), Sample(1.5, 0.1, 1.0, 0.5), Sample(5.5, 0.1, 0.5, 1.5)]
+    assert taken_of(probes) == [(1.0, 1.5, 0.5, 0.25), (1.5, 5.5, 2.0, 6.0)]
+    assert taken_of(probes[:1]) == []
 
 
 @pytest.mark.live

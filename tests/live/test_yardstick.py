@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from jettison.cost.hostcosts import HostCosts
+from jettison.cost.hostcosts import HostCosts, Shape
 from jettison.live.host_costs import as_laid
 from jettison.live.wake_probe import NUM_WAKES, _num_on_the_wakers_core, wakes_pack
 from jettison.live.yardstick import (
@@ -14,6 +16,7 @@ from jettison.live.yardstick import (
     PROMPTS,
     Reading,
     Tally,
+    Yardstick,
     reading_of,
     yardstick_load,
 )
@@ -66,6 +69,44 @@ def test_constants_are_those_of_the_time_of_the_yardstick() -> None:
     assert slower.step_factor == pytest.approx(2.2), "as if steps had been profiled on the machine as it was then"
     assert slower.worker_step_s == pytest.approx(2e-4)
     assert slower.controller_step_s == pytest.approx(2.4e-4), "and the controller's work is the same on that core"
+
+
+class FakeCrew:
+    """What it was asked to bend, and by which factors steps were predicted."""
+
+    def __init__(self, shape: Shape, tally: Tally) -> None:
+        self._shape, self._tally = shape, tally
+        self.bent: list[tuple[Shape, float]] = []
+        self.tallied: list[tuple[HostCosts, bool]] = []
+
+    def shape(self, index: int, usual: Shape, factor_of: Callable[[int], float]) -> Shape:
+        self.bent.append((usual, factor_of(1)))
+        return self._shape
+
+    def tally(self, index: int, costs: HostCosts, *, is_crowded: bool) -> Tally:
+        self.tallied.append((costs, is_crowded))
+        return self._tally
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_shapes_are_told_alone_first_and_then_among_all(tells: bool) -> None:
+    """Not among all where only some cores are busy, or where a step's time has waiting for a core in it."""
+    usual = HostCosts(
+        num_cores=2, core_speeds=(1.0, 0.9), step_factor=2.0, step_shape=((1, 1.5),), crowded_shape=((1, 1.1),)
+    )
+    one, all_ = FakeCrew(SHAPE, ONE), FakeCrew(CROWDED, ALL)
+    yardstick = Yardstick.__new__(Yardstick)
+    yardstick.__dict__ |= {
+        "_crews": [one, all_], "_costs": usual, "_num_busy": 2, "_tells_crowded_shape": tells,
+    }  # fmt: skip
+    reading = yardstick._reading(0)
+    crowded = CROWDED if tells else usual.crowded_shape
+    assert (reading.step_shape, reading.crowded_shape) == (SHAPE, crowded)
+    assert one.bent == [(((1, 1.5),), 3.0)]
+    assert all_.bent == ([(((1, 1.1),), pytest.approx(2.0 * 0.9 * 1.1))] if tells else [])
+    assert [is_crowded for _, is_crowded in one.tallied + all_.tallied] == [False, True]
+    assert [costs.step_shape for costs, _ in one.tallied + all_.tallied] == [SHAPE, SHAPE]
+    assert all_.tallied[0][0].crowded_shape == crowded
 
 
 def test_one_core_never_packs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def test_two_on_two_cores_are_slowed_by_each_other_only_while_both_run() -> None
 
 
 @pytest.mark.parametrize(("num_cores", "slower"), [(2, 1.25), (3, 1.25**0.5)])
-def test_what_lives_in_caches_loses_more_to_others(num_cores: int, slower: float) -> None:
+def test_some_work_loses_more_to_others(num_cores: int, slower: float) -> None:
     loop = EventLoop()
     processors = Processors(loop, num_cores, [1.0, 0.8, 0.8][:num_cores])
     ends = [0, 0]

@@ -121,9 +121,10 @@ def test_shapes_are_those_of_all_layings_together() -> None:
 
 def test_what_was_withheld_makes_a_run_slower_than_processor_times_tell() -> None:
     probes = [(4.0, 1.0), (7.0, 1.0), (11.0, 1.0)]
-    taken = [(4.0, 1.5, 0.5), (7.0, 1.5, 0.0), (11.0, 0.0, 1.5)]
+    taken = [(3.0, 6.0, 4.5, 1.5), (6.0, 9.0, 4.5, 0.0), (9.0, 11.0, 0.0, 1.5)]
     then = machine_then((3.0, 9.0), probes, AROUND, COSTS, 2, taken)
     assert then.speed == ((0.0, pytest.approx(0.9 * 0.75)), (3.0, pytest.approx(0.9)))
+    assert then.had_share == pytest.approx(9.0 / 10.5)
 
 
 def test_without_probes_a_run_is_as_fast_as_the_yardstick_around_it() -> None:

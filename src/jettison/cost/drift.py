@@ -23,8 +23,9 @@ LEAST_APART = 0.2
 
 Probe = tuple[float, float, float]
 """When, what it took, and how many cores were busy meanwhile."""
-Taken = tuple[float, float, float]
-"""When, how many cores were busy before it, and how many a hypervisor withheld from somebody who wanted them."""
+Taken = tuple[float, float, float, float]
+"""From when to when, what cores did meanwhile, and what a hypervisor withheld of them from somebody who wanted it; the
+latter two in seconds of one core."""
 SpeedLine = tuple[tuple[float, float], ...]
 """From when on, in seconds of the run, and how fast a core is over what it was when it was measured. Sorted."""
 
@@ -43,6 +44,8 @@ class MachineThen:
     """How a step's time hangs on its tokens (``HostCosts.step_shape``); none: as the constants have it."""
     crowded_shape: Shape = ()
     """The same of what it loses to others (``HostCosts.crowded_shape``)."""
+    had_share: float = 1.0
+    """What of the cores that were wanted was had, over all of the run: in ``speed``, and in nothing else here."""
 
     def costs(self, usual: HostCosts) -> HostCosts:
         """The constants as they were then; ``speed`` is not in them."""
@@ -92,20 +95,24 @@ def speed_line(
     for at_s, took_s in probes:
         if at_s >= begin_s:
             bins.setdefault(math.floor((at_s - begin_s) / BIN_S), []).append(took_s)
-    had = {
-        number: had_share([some for some in taken if math.floor((some[0] - begin_s) / BIN_S) == number])
-        for number in bins
-    }
-    return tuple(
-        (
-            number * BIN_S if index else 0.0,
-            min(FASTEST, max(SLOWEST, speed * had[number] * reference_s / statistics.median(bins[number]))),
-        )
-        for index, number in enumerate(sorted(bins))
-    )
+    line: list[tuple[float, float]] = []
+    own = reference_s / statistics.median(bins[min(bins)]) if bins else 0.0
+    for number in range(max(bins, default=-1) + 1):
+        if number in bins:
+            own = reference_s / statistics.median(bins[number])
+        from_s = begin_s + number * BIN_S
+        now = min(FASTEST, max(SLOWEST, speed * own * had_share(taken, from_s, from_s + BIN_S)))
+        if not line or now != line[-1][1]:
+            line.append((number * BIN_S, now))
+    return tuple(line)
 
 
-def had_share(taken: Sequence[Taken]) -> float:
-    """What of the cores that were wanted was had; 1 where nobody wanted any."""
-    busy, stolen = (sum(some[index] for some in taken) for index in (1, 2))
-    return busy / (busy + stolen) if busy > 0.0 else 1.0
+def had_share(taken: Sequence[Taken], begin_s: float, end_s: float) -> float:
+    """What was had of the cores that were wanted between two times; 1 where nobody wanted any. Of what lasted longer
+    than that its part."""
+    had_s = wanted_s = 0.0
+    for from_s, until_s, busy_s, stolen_s in taken:
+        part = max(0.0, min(end_s, until_s) - max(begin_s, from_s)) / max(until_s - from_s, 1e-9)
+        had_s += part * busy_s
+        wanted_s += part * (busy_s + stolen_s)
+    return had_s / wanted_s if wanted_s > 0.0 else 1.0

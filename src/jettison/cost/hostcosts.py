@@ -62,7 +62,7 @@ class HostCosts:
     machine. Sorted; see ``step_factor_of``."""
     crowded_shape: Shape = ()
     """(tokens of a step, how many times as long such a step takes while all cores are busy, beyond what
-    ``core_speeds`` says of all steps): those that live in the caches lose more than those that compute."""
+    ``core_speeds`` says of all steps)."""
     worker_step_s: float = 0.0
     """A worker, for each step: reading the command, telling the end."""
     worker_row_s: float = 0.0

@@ -45,7 +45,7 @@ class Phase:
     num_later_stages: int = 0
     """Summed over the steps of a pipeline: how many stages came after the first."""
     computes_in_turn: bool = True
-    """No two processes ever wanted the same core, so that a step's time is its processor time."""
+    """No two processes ever wanted the same core: also of several threads a step's time is its processor time."""
 
     @property
     def num_stages(self) -> int:

@@ -180,7 +180,8 @@ class StepDone(msgspec.Struct, tag="step_done", array_like=True):
     remote_wait_ns: int = 0
     """Time this stage waited for attention at peers."""
     processor_ns: int = 0
-    """Processor time of the thread that computed the stage: of its span, what it did not wait for a core."""
+    """Processor time of the thread that computed the stage: of its span what it waited neither for a core nor for peers
+    or a device."""
 
 
 class StepLogprobs(msgspec.Struct, tag="step_logprobs", array_like=True):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from jettison.config import EngineConfig
+from jettison.cost.drift import Taken
 from jettison.live.step_process import Sample, StepProcess
 
 INTERVAL_S = 0.5
@@ -33,6 +35,15 @@ class SpeedWatch:
 
     def __exit__(self, *_: object) -> None:
         self._process.close()
+
+
+def taken_of(probes: Sequence[Sample]) -> list[Taken]:
+    """What cores did, and what was stolen of them, from each probe to the next: long where a machine stood still."""
+    return [
+        (before.at_s, probe.at_s, probe.busy_cores * (probe.at_s - before.at_s),
+         probe.stolen_cores * (probe.at_s - before.at_s))
+        for before, probe in pairwise(probes)
+    ]  # fmt: skip
 
 
 def cores_taken(probes: Sequence[Sample]) -> float:

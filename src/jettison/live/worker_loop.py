@@ -100,6 +100,7 @@ class WorkerLoop:
         coordinate: bool = True,
         shares_clock: bool = False,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        processor_clock_ns: Callable[[], int] = time.thread_time_ns,
         safepoint: Safepoint = nowhere,
         wait: Callable[[], None] | None = None,
     ) -> None:
@@ -113,6 +114,7 @@ class WorkerLoop:
         self._device = device
         self._emit = emit
         self._clock_ns = clock_ns
+        self._processor_clock_ns = processor_clock_ns
         self._reach = safepoint
         self._spec: LayoutSpec | None = None
         """The layout in force, once one has been applied."""
@@ -334,7 +336,7 @@ class WorkerLoop:
     def _run_step(self, pending: _PendingStep) -> None:
         step = pending.step
         failure = None if pending.refused is None else _Failure(pending.refused)
-        started_ns, began_ns = self._clock_ns(), time.thread_time_ns()
+        started_ns, began_ns = self._clock_ns(), self._processor_clock_ns()
         result: object = None
         delay_ns = 0
         try:
@@ -354,7 +356,7 @@ class WorkerLoop:
         except Exception as error:
             log.exception("step %d failed", step.step_id)
             failure = _Failure(f"{type(error).__name__}: {error}")
-        processor_ns = time.thread_time_ns() - began_ns
+        processor_ns = self._processor_clock_ns() - began_ns
         span = started_ns, self._clock_ns()
         compute_ns = span[1] - span[0]
         waited_ns, self._attention.waited_ns = self._attention.waited_ns, 0

@@ -110,6 +110,8 @@ class Yardstick:
         self._costs = costs
         self._crews = [_Crew(config, number, costs, profile) for number in sorted({1, num_instances})]
         self._num_busy = num_busy_cores(costs, num_instances)
+        # It is of all cores busy; and of several threads' steps only the whole time is known, with waiting in it.
+        self._tells_crowded_shape = config.num_threads == 1 and self._num_busy == costs.num_cores
         self._exits = ExitStack()
 
     def __enter__(self) -> Yardstick:
@@ -140,11 +142,12 @@ class Yardstick:
     def _reading(self, index: int) -> Reading:
         one, *all_ = self._crews
         costs = replace(self._costs, step_shape=one.shape(index, self._costs.step_shape, self._costs.step_factor_of))
-        alone = one.tally(index, costs.step_factor_of)
+        alone = one.tally(index, costs, is_crowded=False)
         if not all_:
             return reading_of(alone, None, costs, self._num_busy)
-        costs = replace(costs, crowded_shape=all_[0].shape(index, costs.crowded_shape, _factor_among_all(costs)))
-        return reading_of(alone, all_[0].tally(index, _factor_among_all(costs)), costs, self._num_busy)
+        if self._tells_crowded_shape:
+            costs = replace(costs, crowded_shape=all_[0].shape(index, costs.crowded_shape, _factor_among_all(costs)))
+        return reading_of(alone, all_[0].tally(index, costs, is_crowded=True), costs, self._num_busy)
 
 
 def reading_of(one: Tally, all_: Tally | None, shapes: HostCosts, num_busy: int) -> Reading:
@@ -197,19 +200,24 @@ class _Crew:
             for step in self._steps(index)
         ))  # fmt: skip
 
-    def tally(self, index: int, factor_of: Callable[[int], float]) -> Tally:
-        """Of one laying, its steps predicted with ``factor_of`` their tokens."""
+    def tally(self, index: int, costs: HostCosts, *, is_crowded: bool) -> Tally:
+        """Of one laying. ``costs``: by which its steps are predicted, ``is_crowded`` as they are among all."""
         windows, steps = self.layings[index], self._steps(index)
-        costs, threads = self._costs, self._config.num_threads
-        around_s = sum(costs.worker_step_s + step.num_requests * costs.worker_row_s for step in steps)
-        predicted_s = sum(factor_of(step.num_tokens) * self._predicted_s(step) for step in steps)
+        threads = self._config.num_threads
+        predicted_s = sum(
+            (costs.crowded_factor_of(step.num_tokens) if is_crowded else 1.0) * (
+                costs.step_factor_of(step.num_tokens) * self._predicted_s(step)
+                + (costs.worker_step_s + step.num_requests * costs.worker_row_s) / threads
+            )
+            for step in steps
+        )  # fmt: skip
         workers_s = sum(window.worker_s for window in windows)
         others_s = sum(window.server_s + window.client_s for window in windows)
         wall_s = sum(window.end_ns - window.begin_ns for window in windows) / 1e9
         # All that was computed, less the time there was to compute one thing at a time.
         beside = (workers_s / threads + others_s - wall_s) / workers_s * threads if workers_s else 0.0
         return Tally(
-            serving_speed(workers_s, predicted_s + around_s / threads, threads), min(1.0, max(0.0, beside)),
+            serving_speed(workers_s, predicted_s, threads), min(1.0, max(0.0, beside)),
             sum(window.server_s for window in windows), self._controller_predicted_s(windows, steps, wall_s),
             tuple((window.begin_ns / 1e9, window.end_ns / 1e9) for window in windows),
         )  # fmt: skip

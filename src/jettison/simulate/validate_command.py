@@ -40,7 +40,7 @@ from jettison.simulate.validate_live import serve_all
 from jettison.simulate.validation import Comparison, Pair, compare, compare_means, worst
 from jettison.simulate.validation_file import write_document
 
-MUCH_STOLEN_CORES = 0.2
+MUCH_STOLEN_CORES = 0.1
 """Withheld by a hypervisor on average of a run without a word about it."""
 STEADY = 1.2
 """By how much cores may have become faster or slower since they were calibrated without a word about it."""
@@ -154,7 +154,7 @@ def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
     if stolen > MUCH_STOLEN_CORES:
         console.print(f"a hypervisor withheld up to {stolen:.2f} cores meanwhile: simulated as cores that are slower "
                       "for some seconds, which says little of single requests")
-    speeds = [statistics.median(speed for _, speed in pair.then.speed) for pair in pairs]
+    speeds = [statistics.median(speed for _, speed in pair.then.speed) / pair.then.had_share for pair in pairs]
     if max(abs(math.log(speed)) for speed in speeds) > math.log(STEADY):
         console.print(f"cores were {min(speeds):.2f} to {max(speeds):.2f} times as fast as when they were calibrated: "
                       "the constants may be of a bad minute, and calibrating anew (--calibrate) is worth its time")

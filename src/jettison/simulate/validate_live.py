@@ -13,12 +13,12 @@ from typing import NamedTuple, TypeVar
 from rich.console import Console
 
 from jettison.config import EngineConfig
-from jettison.cost.drift import MachineThen, Taken, probes_evened, speed_line
+from jettison.cost.drift import MachineThen, Taken, had_share, probes_evened, speed_line
 from jettison.cost.hostcosts import HostCosts, num_busy_cores
 from jettison.cost.hostfit import crowded_speeds, mean_shape
 from jettison.live.experiment import run_config
 from jettison.live.profile_file import AUTO
-from jettison.live.speed_watch import SpeedWatch, cores_taken
+from jettison.live.speed_watch import SpeedWatch, cores_taken, taken_of
 from jettison.live.yardstick import Reading, Span, Yardstick
 from jettison.report.results import RunResult
 from jettison.report.terminal import phase
@@ -71,15 +71,16 @@ def serve_all(cases: Sequence[Case], spec: ExperimentSpec, base_dir: Path, conso
     crowded = [span for reading in readings for span in reading.crowded_spans]
     told = [probe[:3] for probe in probes]
     evened = probes_evened(told, _within(told, alone), _within(told, crowded))
-    taken = [(probe.at_s, probe.busy_cores, probe.stolen_cores) for probe in probes]
+    taken = taken_of(probes)
     served = []
     # One reading more than runs: those before and after each.
     for (case, run, began_s), around in zip(runs, pairwise(readings), strict=True):
         span = (began_s, began_s + run.duration_s)
         # The probing process is not over when a run is: it counts as somebody else's there.
         run.client["foreign_cores"] = max(0.0, run.client["foreign_cores"] - cores_taken(_within(probes, [span])))
-        run.client["stolen_cores"] = statistics.fmean([some[2] for some in _within(taken, [span])] or [0.0])
-        then = machine_then(span, evened, around, machine.costs, machine.num_instances, _within(taken, [span]))
+        stolen_s = sum(some[3] for some in _within(taken, [span]))
+        run.client["stolen_cores"] = stolen_s / max(run.duration_s, 1e-9)
+        then = machine_then(span, evened, around, machine.costs, machine.num_instances, taken)
         served.append(Served(case, run, then))
     return served
 
@@ -112,6 +113,7 @@ def machine_then(
         statistics.mean(reading.controller_factor for reading in around),
         mean_shape([reading.step_shape for reading in around]),
         mean_shape([reading.crowded_shape for reading in around]),
+        had_share(taken, *span),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from jettison.cost.deployment import costs_from_plain
 from jettison.cost.drift import MachineThen
 from jettison.errors import ConfigError
 from jettison.report.output import write_whole
@@ -46,6 +47,7 @@ def validation_document(pairs: Sequence[Pair]) -> dict[str, Any]:
                 "controller_factor": pair.then.controller_factor,
                 "step_shape": [list(point) for point in pair.then.step_shape],
                 "crowded_shape": [list(point) for point in pair.then.crowded_shape],
+                "had_share": pair.then.had_share,
                 **{
                     side: {
                         "requests": asdict(run.requests), "ttft_s": asdict(run.ttft_s), "tpot_s": asdict(run.tpot_s),
@@ -76,6 +78,19 @@ def read_document(path: Path) -> dict[str, Any]:
     return document
 
 
+def _is_of(document: Mapping[str, Any], deployment: Mapping[str, Any]) -> bool:
+    """Its live runs were served with these constants. Those of an earlier version say less, and mean the same."""
+    kept, now = (
+        costs and costs_from_plain(costs, "host_costs") for costs in (document["host_costs"], deployment["costs"])
+    )
+    return kept == now and document["profile"] == deployment["profile"]
+
+
+def _points(pairs: Sequence[Sequence[Any]]) -> tuple[tuple[Any, float], ...]:
+    """As a document has them, and as ``MachineThen`` does."""
+    return tuple((at, value) for at, value in pairs)
+
+
 def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: Mapping[str, Any]) -> list[Pair]:
     """The simulated side anew, of live runs that a document keeps: the same requests on the same machine.
 
@@ -86,7 +101,7 @@ def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: 
     pairs = []
     for case in cases_of(raw, name, base_dir, factor=document["runs"][0]["factor"]):
         deployment = case.raw["cluster"]["description"]
-        if any(deployment[now] != document[then] for now, then in (("costs", "host_costs"), ("profile", "profile"))):
+        if not _is_of(document, deployment):
             raise ConfigError(f"{name}: profile or host costs were measured anew: its live runs belong to others")
         scenario = f"{raw.get('name', name)}, {case.label}, seed {case.seed}"
         if scenario not in kept:
@@ -94,13 +109,10 @@ def simulate_again(raw: Mapping[str, Any], name: str, base_dir: Path, document: 
         run = kept[scenario]
         case = replace(case, factor=run["factor"])
         then = MachineThen(
-            tuple((at_s, speed) for at_s, speed in run["machine_speed"]), tuple(run["core_speeds"]),
-            run["controller_factor"],
-            *(
-                tuple((tokens, factor) for tokens, factor in run.get(name, ()))
-                for name in ("step_shape", "crowded_shape")
-            ),
-        )  # fmt: skip
+            _points(run["machine_speed"]), tuple(run["core_speeds"]), run["controller_factor"],
+            step_shape=_points(run.get("step_shape", ())), crowded_shape=_points(run.get("crowded_shape", ())),
+            had_share=run.get("had_share", 1.0),
+        )
         simulated = run_case(case, then=then)
         live = kept_run(run, deployment)
         pairs.append(Pair(raw.get("name", name), case.label, case.seed, live, simulated, case.factor, then))
