@@ -41,6 +41,7 @@ def test_simulate_prints_a_table_and_writes_what_was_asked_for(
     assert code == 0
     text = capsys.readouterr().out
     assert "recompute" in text and "drop" in text and "parameters" in text
+    assert "cluster: little; between them " in text and " Gbit/s" in text
     runs = read_results(results)
     assert [run.name for run in runs] == ["recompute", "drop"] and runs[0].goodput is not None
     assert "<svg" in page.read_text() or "data:image/svg" in page.read_text()

@@ -49,6 +49,20 @@ def test_a_second_drop_belongs_to_the_incident_until_all_layers_are_back() -> No
     assert later.begin_s == 17.0 and not later.is_over
 
 
+def test_a_pipeline_that_splits_into_smaller_ones_is_not_back_until_those_have_split() -> None:
+    deeper = [
+        {**LOG[1], "t": 7.0}, {**LOG[2], "t": 7.01, "workers": [0, 1, 2, 3]},
+        {"t": 9.0, "kind": "split", "homes": {"7": [0, 1], "8": [2, 3]}, "ms": 1.0},
+        {"t": 9.5, "kind": "restore_done", "workers": [0, 1, 2, 3], "ms": 1.0},
+        {"t": 11.0, "kind": "split", "homes": {"9": [0], "10": [1]}, "ms": 1.0},
+        {"t": 11.5, "kind": "restore_done", "workers": [0, 1], "ms": 1.0},
+        {"t": 13.0, "kind": "split", "homes": {"11": [2], "12": [3]}, "ms": 1.0},
+        {"t": 13.5, "kind": "restore_done", "workers": [2, 3], "ms": 1.0},
+    ]
+    (incident,) = incidents_of(run(log=[*LOG[1:5], *deeper]), 1.0)
+    assert len(incident.drops) == 2 and (incident.end_s, incident.is_over) == (13.5, True)
+
+
 def test_verdicts_against_a_drop_make_one_incident_a_spell() -> None:
     log = [declined(3.5), declined(8.5, "compute binds", 1), declined(8.5 + 2 * SPELL_GAP_S)]
     held, other = run(log=log, late={2, 3, 7, 8}, num_requests=40), run("swap", [], num_requests=40)

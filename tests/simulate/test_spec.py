@@ -74,6 +74,13 @@ def test_a_misspelt_section_is_told_before_the_missing_one() -> None:
         parse_spec({"clusterr": "kunserve-a", "workload": "burst"})
 
 
+def test_a_misspelt_key_is_told_beside_the_one_that_is_missing() -> None:
+    raw = parse_yaml(SPEC, "test")
+    raw["workload"]["arrivals"]["rate_per_sec"] = raw["workload"]["arrivals"].pop("rate_per_s")
+    with pytest.raises(ConfigError, match=r"^workload.arrivals.rate_per_s is missing \(written: rate_per_sec\)$"):
+        parse_spec(raw)
+
+
 def test_an_unknown_key_is_answered_with_all_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"workload\.qqq: unknown key") as told:
         parse_spec({"cluster": "kunserve-a", "workload": {"builtin": "burst", "qqq": 1}})

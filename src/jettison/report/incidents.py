@@ -163,7 +163,7 @@ def _incident(
 def _dropped(run: RunResult, decisions: Sequence[Decision]) -> list[_Stretch]:
     found: list[_Stretch] = []
     drops = [d for d in decisions if _freed(d)]
-    restores = [e for e in run.events.get("log") or [] if e["kind"] == "restore_done"]
+    restores = _restored(run.events.get("log") or [])
     for trigger in drops:
         if found and trigger.at_s < found[-1].end_s:
             continue
@@ -174,18 +174,33 @@ def _dropped(run: RunResult, decisions: Sequence[Decision]) -> list[_Stretch]:
     return found
 
 
+def _restored(log: Sequence[Row]) -> list[tuple[float, set[int]]]:
+    """When restores ended, and whose layers were all back then: not of those that a split left in smaller pipelines."""
+    still_merged: dict[frozenset[int], set[int]] = {}
+    restored = []
+    for event in log:
+        if event["kind"] == "split":
+            homes: list[list[int]] = list((event.get("homes") or {}).values())
+            everyone = frozenset(worker for members in homes for worker in members)
+            still_merged[everyone] = {worker for members in homes if len(members) > 1 for worker in members}
+        elif event["kind"] == "restore_done":
+            workers = set(event.get("workers") or [])
+            restored.append((event["t"], workers - still_merged.pop(frozenset(workers), set())))
+    return restored
+
+
 def _freed(decision: Decision) -> bool:
     return decision.kind == "drop" and bool(decision.outcome.get("bytes_to_kv"))
 
 
 def _extent(
-    trigger: Decision, drops: Sequence[Decision], restores: Sequence[Row], run_end_s: float
+    trigger: Decision, drops: Sequence[Decision], restores: Sequence[tuple[float, set[int]]], run_end_s: float
 ) -> tuple[float, list[Decision], bool]:
     """When all layers were back, and the drops until then."""
     chain, merged = [trigger], set(trigger.workers)
     later: list[tuple[float, Decision | None, set[int]]] = [
         *((d.at_s, d, set(d.workers)) for d in drops if d.at_s > trigger.at_s),
-        *((e["t"], None, set(e.get("workers") or [])) for e in restores if e["t"] > trigger.at_s),
+        *((at_s, None, workers) for at_s, workers in restores if at_s > trigger.at_s),
     ]
     for at_s, drop, workers in sorted(later, key=lambda happening: happening[0]):
         if drop is not None:

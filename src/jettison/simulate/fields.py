@@ -10,6 +10,7 @@ Every complaint is a ConfigError of one line that begins with the place: ``workl
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, TypeVar, cast, overload
 
 from jettison.config.values import did_you_mean, float_from, int_from, nonempty, shown, size_from, truth
@@ -71,7 +72,8 @@ class Section:
         raw = self.raw(key)
         if raw is None:
             if default is REQUIRED:
-                raise ConfigError(f"{self.at(key)} is missing")
+                near = get_close_matches(key, [other for other in self._raw if other not in self._known], 1, 0.75)
+                raise ConfigError(f"{self.at(key)} is missing" + (f" (written: {near[0]})" if near else ""))
             return default
         try:
             return parse(raw)

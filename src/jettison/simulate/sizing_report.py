@@ -20,6 +20,7 @@ from jettison.report.results import RunResult
 from jettison.report.summary import fairness_rows, format_value
 from jettison.report.terminal import print_fitted, print_whole
 from jettison.simulate.sizing import Objective, Sizing, Trial
+from jettison.simulate.table import cluster_lines
 
 HOURS_A_DAY = 24.0
 
@@ -85,6 +86,7 @@ def _print_conditions(sizings: Sequence[Sizing], console: Console) -> None:
     """Of the clusters of the first point; what is said once is the first one's."""
     shown = [run for sizing in sizings if sizing.point == sizings[0].point and (run := sizing.shown_run)]
     lines = [line for line in brief_conditions([(run, run) for run in shown]) if not line.startswith("client lag")]
+    lines = [*dict.fromkeys(line for run in shown for line in cluster_lines(run)), *lines]
     if lines:
         print_fitted(f"conditions, first seed; memory is that of {shown[0].name}:", console, "dim")
     for line in lines:

@@ -86,6 +86,16 @@ def _cell(value: float | None, column: Column) -> str:
     return format_value(float(f"{value:.3g}"), column.unit)
 
 
+def cluster_lines(run: RunResult) -> list[str]:
+    """What was simulated, where its spec left something to a default; nothing of a run that does not say."""
+    cluster = run.config.get("cluster") or {}
+    if not cluster.get("name"):
+        return []
+    gpus = f", {cluster['gpus']} GPUs in all" if cluster.get("gpus") else ""
+    link = f"; between them {8e-9 * cluster['link_bytes_per_s']:.4g} Gbit/s" if cluster.get("link_bytes_per_s") else ""
+    return [f"cluster: {cluster['name']}{gpus}{link}"]
+
+
 def print_table(runs: Sequence[RunResult], console: Console) -> None:
     """The table, then the conditions of the first comparison in it."""
     rows = table_rows(runs)
@@ -104,6 +114,6 @@ def print_table(runs: Sequence[RunResult], console: Console) -> None:
     if num_seeds > 1:
         console.print(f"means over {num_seeds} seeds", style="dim")
     first = next(iter(grouped(runs).values()))[0]
-    for line in brief_conditions([(first, first)]):
+    for line in [*cluster_lines(first), *brief_conditions([(first, first)])]:
         if not line.startswith("client lag"):
             print_fitted(line, console, "dim")

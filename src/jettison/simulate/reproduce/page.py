@@ -91,7 +91,10 @@ def save_pictures(folder: Path, name: str, outcome: Outcome) -> list[str]:
 
 def _summary(outcomes: Mapping[str, Outcome]) -> str:
     lines = [
-        "## Summary", "", "| figure | rows judged | inside | not judged, as nothing dropped |", "|---|---|---|---|",
+        "## Summary", "",
+        "A row is judged by its size: inside, ours lies where reference figures of the papers allow. What lies outside",
+        "may still point the same way; each figure's remarks say where it does, and why it is larger or smaller.", "",
+        "| figure | rows judged | inside | not judged, as nothing dropped |", "|---|---|---|---|",
     ]  # fmt: skip
     for name, outcome in outcomes.items():
         judged = [row.in_band for row in outcome.rows if row.in_band is not None]
