@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
 from jettison.errors import WorkerLostError
-from jettison.live import experiment, step_process
+from jettison.live import machine_time
 from jettison.live.core_speeds import measure_core_speeds
 from jettison.live.speed_watch import SpeedWatch, cores_taken, taken_of
 from jettison.live.step_process import Sample
@@ -34,11 +35,14 @@ def test_what_probing_takes_itself() -> None:
 def test_what_is_stolen_is_neither_busy_nor_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """user nice system idle iowait irq softirq steal guest guest_nice, of all cores."""
     text = "cpu  100 20 30 4000 500 6 7 80 0 0\ncpu0 1 1 1 1 1 1 1 1 0 0\n"
-    for module in (step_process, experiment):
-        monkeypatch.setattr(module, "Path", lambda _: SimpleNamespace(read_text=lambda: text))
+    monkeypatch.setattr(machine_time, "Path", lambda _: SimpleNamespace(read_text=lambda: text))
     per_s = os.sysconf("SC_CLK_TCK")
-    assert step_process._cores_s() == (163 / per_s, 80 / per_s)
-    assert experiment._machine_busy_s() == 163 / per_s
+    assert machine_time.machine_time() == (163 / per_s, 80 / per_s)
+
+
+def test_a_system_that_does_not_tell_is_never_busy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine_time, "Path", lambda _: tmp_path / "none")
+    assert machine_time.machine_time() == (0.0, 0.0)
 
 
 def test_what_was_taken_between_probes_is_told_in_seconds_of_a_core() -> None:

@@ -25,7 +25,7 @@ from jettison.simulate.cases import cases_of, run_case
 from jettison.simulate.spec import parse_spec
 from jettison.simulate.sweeps import expand_sweep, set_at
 from jettison.simulate.validate_command import check_both_sides, print_comparison, validate_command
-from jettison.simulate.validate_live import machine_then, of_one_shape
+from jettison.simulate.validate_live import machine_then
 from jettison.simulate.validation import Pair, compare, compare_means, worst
 from jettison.simulate.validation_file import read_document
 
@@ -99,7 +99,7 @@ AROUND = (
 
 def test_a_run_is_as_fast_as_the_yardstick_around_it_and_the_probes_in_it() -> None:
     probes = [(0.5, 1.0), (1.0, 1.0), (4.0, 0.5), (8.0, 2.0), (9.5, 7.0), (11.0, 1.0)]
-    then = machine_then((3.0, 9.0), probes, AROUND, COSTS, 2)
+    then = machine_then((3.0, 9.0), probes, AROUND, AROUND, COSTS, 2)
     assert then.speed == ((0.0, pytest.approx(0.9 / 0.5)), (3.0, pytest.approx(0.9 / 2.0)))
     assert then.core_speeds == pytest.approx((1.0, 0.8)), "0.72 of 0.9"
     assert then.controller_factor == pytest.approx(1.1)
@@ -112,31 +112,31 @@ def test_a_run_is_as_fast_as_the_yardstick_around_it_and_the_probes_in_it() -> N
 
 
 def test_shapes_are_those_of_all_layings_together() -> None:
-    first, second = of_one_shape(AROUND)
-    assert first.step_shape == second.step_shape
-    assert dict(first.step_shape) == pytest.approx({1: 0.9, 16: 1.1, 256: 1.0})
-    assert dict(second.crowded_shape) == pytest.approx({1: 1.3, 64: 1.1})
-    assert (first.alone, second.alone) == (0.8, 1.0), "and speeds are not"
+    steeper = replace(AROUND[0], alone=9.0, step_shape=((1, 1.2), (16, 1.1)), crowded_shape=((1, 1.6), (64, 1.0)))
+    then = machine_then((3.0, 9.0), [], AROUND, [*AROUND, steeper], COSTS, 2)
+    assert dict(then.step_shape) == pytest.approx({1: 1.0, 16: 1.1, 256: (1.2 + 0.8 + 1.1) / 3})
+    assert dict(then.crowded_shape) == pytest.approx({1: 1.4, 64: (1.2 + 1.0 + 1.0) / 3})
+    assert then.speed == ((0.0, pytest.approx(0.9)),), "and speeds are of those around the run"
 
 
 def test_what_was_withheld_makes_a_run_slower_than_processor_times_tell() -> None:
     probes = [(4.0, 1.0), (7.0, 1.0), (11.0, 1.0)]
     taken = [(3.0, 6.0, 4.5, 1.5), (6.0, 9.0, 4.5, 0.0), (9.0, 11.0, 0.0, 1.5)]
-    then = machine_then((3.0, 9.0), probes, AROUND, COSTS, 2, taken)
+    then = machine_then((3.0, 9.0), probes, AROUND, AROUND, COSTS, 2, taken)
     assert then.speed == ((0.0, pytest.approx(0.9 * 0.75)), (3.0, pytest.approx(0.9)))
     assert then.had_share == pytest.approx(9.0 / 10.5)
 
 
 def test_without_probes_a_run_is_as_fast_as_the_yardstick_around_it() -> None:
-    assert machine_then((3.0, 9.0), [(1.0, 0.01)], AROUND, COSTS, 2).speed == ((0.0, pytest.approx(0.9)),)
+    assert machine_then((3.0, 9.0), [(1.0, 0.01)], AROUND, AROUND, COSTS, 2).speed == ((0.0, pytest.approx(0.9)),)
     assert AS_MEASURED.costs(COSTS) == COSTS
 
 
 def test_only_as_many_cores_are_crowded_as_instances_have_threads() -> None:
-    two, one = (machine_then((3.0, 9.0), [], AROUND, COSTS_4, number).core_speeds for number in (2, 1))
+    two, one = (machine_then((3.0, 9.0), [], AROUND, AROUND, COSTS_4, number).core_speeds for number in (2, 1))
     assert two == pytest.approx((1.0, 0.8, 0.8 * 8 / 9, 0.7 * 8 / 9)) and one == COSTS_4.core_speeds
     threads = replace(COSTS_4, threads_per_worker=2)
-    assert machine_then((3.0, 9.0), [], AROUND, threads, 2).core_speeds[-1] == pytest.approx(0.8)
+    assert machine_then((3.0, 9.0), [], AROUND, AROUND, threads, 2).core_speeds[-1] == pytest.approx(0.8)
 
 
 def test_a_file_of_another_version_is_no_document(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ The same code behind ``jettison demo`` and the live benchmarks: a fresh server p
 from __future__ import annotations
 
 import json
-import os
 import resource
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from jettison.config import KEYS, EngineConfig
 from jettison.live.assembly import assemble
+from jettison.live.machine_time import machine_time
 from jettison.live.server_process import ServerProcess
 from jettison.report.output import safe_name
 from jettison.report.results import RunResult
@@ -169,22 +169,12 @@ class _ProcessorTime:
     def now(cls) -> _ProcessorTime:
         own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         own_s = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
-        return cls(time.monotonic(), _machine_busy_s(), own_s)
+        return cls(time.monotonic(), machine_time().busy_s, own_s)
 
     def foreign_cores_since(self, before: _ProcessorTime) -> float:
         """Cores that others have kept busy meanwhile, on average: what disturbs a measurement."""
         foreign_s = (self.machine_s - before.machine_s) - (self.own_s - before.own_s)
         return max(0.0, foreign_s / max(self.wall_s - before.wall_s, 1e-9))
-
-
-def _machine_busy_s() -> float:
-    """All processors' time that was not idle, without what a hypervisor gave to others; 0 where nobody tells."""
-    try:
-        first = Path("/proc/stat").read_text().splitlines()[0].split()
-    except OSError:
-        return 0.0
-    user, nice, system, _idle, _iowait, *rest = (int(field) for field in first[1:])
-    return (user + nice + system + sum(rest[:2])) / os.sysconf("SC_CLK_TCK")
 
 
 def measure_speed(setup: ExperimentSetup, *, batches: tuple[int, ...] = (4, 16, 40)) -> MachineSpeed:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jettison.config import EngineConfig
@@ -23,6 +21,7 @@ from jettison.cost.model import ChunkShape, StepShape
 from jettison.errors import WorkerLostError
 from jettison.live.assembly import assemble
 from jettison.live.launcher import worker_environment
+from jettison.live.machine_time import machine_time
 from jettison.live.profile import make_profile_device, shape_limits
 from jettison.live.step_timer import StepTimer
 
@@ -163,9 +162,9 @@ def _run(timer: StepTimer, shapes: dict[str, StepShape], begin_ns: int, end_ns: 
 def _probe(timer: StepTimer, shape: StepShape, interval_s: float) -> list[Sample]:
     """Until the next line comes, which says no more than that."""
     samples = []
-    since_s, since = time.monotonic(), _cores_s()
+    since_s, since = time.monotonic(), machine_time()
     while not select.select([sys.stdin], [], [], interval_s)[0]:
-        at_s, before_s, now = time.monotonic(), time.process_time(), _cores_s()
+        at_s, before_s, now = time.monotonic(), time.process_time(), machine_time()
         timer.time_s(shape)
         took_s = time.process_time() - before_s
         busy, stolen = ((late - early) / (at_s - since_s) for early, late in zip(since, now, strict=True))
@@ -173,13 +172,6 @@ def _probe(timer: StepTimer, shape: StepShape, interval_s: float) -> list[Sample
         since_s, since = at_s, now
     sys.stdin.readline()
     return samples
-
-
-def _cores_s() -> tuple[float, float]:
-    """How long all cores of this machine together were busy, and withheld from it (stolen), since it was started."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
-    per_s = os.sysconf("SC_CLK_TCK")
-    return (sum(fields[:3]) + sum(fields[5:7])) / per_s, fields[7] / per_s  # neither: idle, waiting for disks
 
 
 if __name__ == "__main__":

@@ -35,13 +35,14 @@ class SharedHost:
         """Of steps under way in pipelines: how many stages come after the first."""
 
     def compute(
-        self, worker_id: WorkerId, step: ports.RunStep, work_ns: int, on_done: Callable[[], None]
+        self, worker_id: WorkerId, num_tokens: int, work_ns: int, on_done: Callable[[], None]
     ) -> TeamJob:
-        """A worker's work for a step, of all its threads at once. What it takes is known at its end."""
+        """A worker's work for a step of so many tokens, of all its threads at once. What it takes is known at its
+        end."""
         if worker_id not in self._workers:
             number = self.costs.threads_per_worker
             self._workers[worker_id] = [self._processors.runner(WORKER) for _ in range(number)]
-        factor = self.costs.crowded_factor_of(sum(row.num_tokens for row in step.rows))
+        factor = self.costs.crowded_factor_of(num_tokens)
         return TeamJob(self._processors, self._workers[worker_id], work_ns, on_done, factor)
 
     def worker_ns(self, step: ports.RunStep) -> int:

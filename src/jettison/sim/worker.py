@@ -307,7 +307,7 @@ class SimWorker:
             self._work()  # at once: a thread whose next step is there does not sleep in between
 
         self._free_ns = NEVER
-        job = host.compute(self.worker_id, task.run.step, took_ns + around_ns, done)
+        job = host.compute(self.worker_id, task.run.load.num_tokens, took_ns + around_ns, done)
         self._running = _Running(task, job, NEVER)
 
     def _why_not(self, run: StepRun, layers: LayerRange) -> Failure | None:

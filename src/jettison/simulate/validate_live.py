@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -66,7 +65,7 @@ def serve_all(cases: Sequence[Case], spec: ExperimentSpec, base_dir: Path, conso
                 status.update("laying the yardstick")
                 yardstick.lay()
         probes = watch.end()
-    readings = of_one_shape(yardstick.readings())
+    readings = yardstick.readings()
     alone = [span for reading in readings for span in reading.alone_spans]
     crowded = [span for reading in readings for span in reading.crowded_spans]
     told = [probe[:3] for probe in probes]
@@ -80,28 +79,21 @@ def serve_all(cases: Sequence[Case], spec: ExperimentSpec, base_dir: Path, conso
         run.client["foreign_cores"] = max(0.0, run.client["foreign_cores"] - cores_taken(_within(probes, [span])))
         stolen_s = sum(some[3] for some in _within(taken, [span]))
         run.client["stolen_cores"] = stolen_s / max(run.duration_s, 1e-9)
-        then = machine_then(span, evened, around, machine.costs, machine.num_instances, taken)
+        then = machine_then(span, evened, around, readings, machine.costs, machine.num_instances, taken)
         served.append(Served(case, run, then))
     return served
 
 
-def of_one_shape(readings: Sequence[Reading]) -> list[Reading]:
-    """How steps' times hang on their tokens belongs to the machine, and changes little: one laying tells it to some
-    hundredths, all of them together to less."""
-    shape = mean_shape([reading.step_shape for reading in readings])
-    crowded = mean_shape([reading.crowded_shape for reading in readings])
-    return [replace(reading, step_shape=shape, crowded_shape=crowded) for reading in readings]
-
-
 def machine_then(
-    span: Span, probes: Sequence[tuple[float, float]], around: tuple[Reading, Reading], costs: HostCosts,
-    num_instances: int, taken: Sequence[Taken] = (),
+    span: Span, probes: Sequence[tuple[float, float]], around: tuple[Reading, Reading], readings: Sequence[Reading],
+    costs: HostCosts, num_instances: int, taken: Sequence[Taken] = (),
 ) -> MachineThen:
     """What the machine was during the ``span`` of a run, over what the constants say.
 
     The readings ``around`` it say how fast a core was alone, and while all instances served; the ``probes``
     (``probes_evened``) within it how that went up and down in between, ``taken`` what of it a hypervisor withheld.
-    The controller's factor is of its work on one core alone.
+    The controller's factor is of its work on one core alone. How steps' times hang on their tokens changes little: one
+    reading tells it to some hundredths, all ``readings`` together to less.
     """
     alone = statistics.mean(reading.alone for reading in around)
     crowded = statistics.mean(reading.crowded for reading in around)
@@ -111,8 +103,8 @@ def machine_then(
         speed_line(_within(probes, [span]), usual, span[0], speed=alone, taken=taken) or ((0.0, alone),),
         crowded_speeds(costs.core_speeds, crowded / alone, num_busy_cores(costs, num_instances)),
         statistics.mean(reading.controller_factor for reading in around),
-        mean_shape([reading.step_shape for reading in around]),
-        mean_shape([reading.crowded_shape for reading in around]),
+        mean_shape([reading.step_shape for reading in readings]),
+        mean_shape([reading.crowded_shape for reading in readings]),
         had_share(taken, *span),
     )  # fmt: skip
 
