@@ -365,6 +365,7 @@ class FakeCluster:
                 life=worker.life + 1, spoilt=worker.spoilt,
             )
             fresh.capacity = fresh.capacity_for(fresh.spec)
+            fresh.filled = set()
             self.workers[worker_id] = fresh
             self.worker_free_at[worker_id] = self.now
             return ports.WorkerJoined(worker_id, fresh.capacity, fresh.life)

@@ -16,6 +16,8 @@ import pytest
 from worker_fakes import expected_token, make_step
 
 import jettison
+from jettison.device.model.hf_config import parse_config
+from jettison.device.model.jsonfile import JsonObject
 from jettison.errors import BudgetError, JettisonError, WorkerLostError
 from jettison.live import codec
 from jettison.live import messages as m
@@ -26,13 +28,18 @@ pytestmark = pytest.mark.live
 
 HERE = Path(__file__).parent
 SOURCES = Path(jettison.__file__).parent.parent
+MODEL = parse_config(JsonObject(HERE / "config.json", {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
+    "num_hidden_layers": 4, "vocab_size": 16, "max_position_embeddings": 64,
+}))
+"""Fake devices never look at it."""
 CHILD = (sys.executable, str(HERE / "worker_child.py"))
 
 
 def spec(worker_id, what=""):
     return WorkerSpec(
-        worker_id=worker_id, model_dir=what, dtype="float32", memory_bytes=1, block_size=16, page_bytes=4096,
-        max_num_tokens=64, max_num_seqs=4, kernels="auto", num_threads=1, piece_bytes=256,
+        worker_id=worker_id, model_dir=what, model=MODEL, dtype="float32", memory_bytes=1, block_size=16,
+        page_bytes=4096, max_num_tokens=64, max_num_seqs=4, kernels="auto", num_threads=1, piece_bytes=256,
     )
 
 

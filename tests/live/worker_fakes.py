@@ -6,6 +6,7 @@ import hashlib
 
 import numpy as np
 
+from jettison.device.model.identity import digest_of
 from jettison.device.step import StepInput, StepOutput
 from jettison.errors import StalePlanError
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
@@ -101,7 +102,14 @@ class FakeDevice:
     def shard_bytes(self, shard):
         return self.shards[shard]
 
-    def mark_shard_filled(self, shard):
+    weights_identity = None
+    reading_ns = (0, 0)
+
+    def adopt_weights(self, identity):
+        self.adopted = identity
+
+    def mark_shard_filled(self, shard, digest=None):
+        assert digest in (None, digest_of(self.shards[shard])), "the digest is of other bytes"
         self.filled.append(shard)
 
     def loading_shard_from_disk(self, shard):

@@ -57,6 +57,8 @@ class FakeEngine:
         self.engine_state: EngineState = "ready"
         self.dead_workers: set[int] = set()
         self.num_homeless = 0
+        self.troubles: tuple[str, ...] = ()
+        self.has_groups = True
         self.max_running: int | None = None
         self.max_arrived: int | None = None
         """As ``max_running``, but choices that belong to an accepted one pass."""
@@ -113,7 +115,10 @@ class FakeEngine:
         workers = [WorkerSnapshot(at, 10 + at, alive[at], 1000, 300, 100, 500, 50, 150) for at in range(2)]
         counters = {"num_preemptions": 3.0, "drops": 1.0, "drop_seconds": 0.25, "returned_bytes": 7.0}
         counters |= {"worker_losses": 2.0, "recovery_seconds": 0.5}
-        return EngineSnapshot(self.engine_state, 16, [group], workers, counters, num_homeless=self.num_homeless)
+        groups = [group] if self.has_groups else []
+        return EngineSnapshot(
+            self.engine_state, 16, groups, workers, counters, num_homeless=self.num_homeless, troubles=self.troubles
+        )
 
     def _end(self, request_id: RequestId, reason: FinishReason) -> None:
         running = self.running[request_id]

@@ -64,6 +64,17 @@ async def test_health_with_workers_that_are_down(app_client, app_engine):
     assert (await app_client.get("/health")).json()["status"] == "failed"
 
 
+async def test_health_with_workers_that_cannot_be_filled(app_client, app_engine):
+    """They live, and what they should serve is not to be had: one that is not, and then none."""
+    app_engine.troubles = ("worker 1 could not load layer:2: the file has changed",)
+    answer = await app_client.get("/health")
+    health = answer.json()
+    assert (answer.status_code, health["degraded"], health["reasons"]) == (200, True, list(app_engine.troubles))
+    app_engine.has_groups = False
+    answer = await app_client.get("/health")
+    assert (answer.status_code, answer.json()["status"]) == (503, "recovering")
+
+
 async def test_requests_without_a_group_are_waiting_ones(app_client, app_engine):
     app_engine.num_homeless = 3
     assert (await app_client.get("/load")).json()["num_requests_waiting"] == 3

@@ -9,6 +9,9 @@ survivor that a broken group or move has touched it is a way back, of its own an
     FILL    missing shards are fetched (core.fetching); what could not be had is asked for anew     (likewise)
     DONE    the survivor can serve at home
 
+A worker that was started again goes the same way from FILL on: it comes back with its layers mapped and nothing in
+them, since the model folder may hold other weights by now.
+
 A worker's *home* is the group that it started in: itself alone, or a static pipeline (a baseline), which is formed
 again as soon as all its members are there. A survivor that already has another group beside the broken one (a restore
 after its split, the other end of a migration) serves on all the while, and is DONE after FENCE. A survivor that dies
@@ -111,6 +114,10 @@ class Recovery:
         """The present attempt at FILL, or none yet."""
         self._retry_ns = 0
         self._started_ns = now_ns
+        self.trouble: str | None = None
+        """Why a shard could not be had at the last attempt; it is asked for again all the same."""
+        self._told: str | None = None
+        """The trouble that has been recorded: not every attempt is news."""
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -118,9 +125,11 @@ class Recovery:
         """Take an answer; None if it is not one of this recovery's."""
         if isinstance(event, CallFailed):
             is_of_past = self.loads.pop(event.call_id, None) is not None
-            if is_of_past or self._fetching.on_failed(event.call_id, event.message) is not None:
+            trouble = None if is_of_past else self._fetching.on_failed(event.call_id, event.message)
+            if is_of_past or trouble is not None:
                 self._retry_ns = now_ns + RETRY_NS
-                return []
+                self.trouble = trouble or self.trouble
+                return self._tell_trouble(now_ns)
         for relayout in self.relayouts:
             actions = relayout.on(event)
             if actions is not None:
@@ -189,8 +198,15 @@ class Recovery:
         self._fetching = Fetching(self._cluster, (self.worker.worker_id,))
         return self._fetching.fetch_all(self.worker.worker_id)
 
+    def _tell_trouble(self, now_ns: int) -> list[Action]:
+        if self.trouble is None or self.trouble == self._told:
+            return []
+        self._told = self.trouble
+        return [Record("recovery_stuck", now_ns, {"worker": self.worker.worker_id, "reason": self.trouble})]
+
     def _done(self, now_ns: int) -> Record:
         self.phase = RecoveryPhase.DONE
+        self.trouble = None
         worker_id = self.worker.worker_id
         took_ns = now_ns - self._started_ns
         self._cluster.counters.num_recoveries += 1
@@ -240,6 +256,11 @@ class Recoveries:
         be: should it drop the shard meanwhile, the transfer ends incomplete and another is asked.
         """
         return set(self.by_worker)
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """Why workers are still on their way back, where it is not only time that they need."""
+        return tuple(r.trouble for _, r in sorted(self.by_worker.items()) if r.trouble is not None)
 
     def _home_layout(self, worker_id: WorkerId) -> LayoutSpec:
         return self._cluster.stage_layout(self._home_layers[worker_id])
@@ -390,15 +411,17 @@ class Recoveries:
     # --- return -----------------------------------------------------------------------------------------------
 
     def join(self, event: WorkerJoined, now_ns: int) -> list[Action]:
-        """A lost worker is back, empty and with every shard of its home."""
+        """A lost worker is back: the layers of its home are mapped and empty, and are fetched from here on."""
         worker = self._cluster.workers[event.worker_id]
         if worker.alive:
             return []
         worker.alive, worker.is_gone, worker.life = True, False, event.life
-        worker.layout = self._home_layout(event.worker_id)
+        worker.layout = home = self._home_layout(event.worker_id)
+        worker.unfilled = set(home.shards)
         worker.full_blocks = event.capacity_blocks
         worker.ledger.clear(event.capacity_blocks)
-        self._form_homes()
+        recovery = self._recovery_of(event.worker_id, now_ns)
+        recovery.phase = RecoveryPhase.FILL
         self._cluster.counters.num_worker_joins += 1
         return [Record("worker_joined", now_ns, {"worker": event.worker_id, "life": event.life})]
 

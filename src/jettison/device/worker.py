@@ -19,18 +19,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jettison.device.bytesview import as_tensor_uint8
+from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8
 from jettison.device.hostpool import HostBuffers
 from jettison.device.kernels import load_kernels
 from jettison.device.memory import DeviceMemory
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
+from jettison.device.model.identity import (
+    Digest,
+    FileMark,
+    WeightsIdentity,
+    agreed_identity,
+    config_digest,
+    digest_of,
+    explain_difference,
+)
 from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import WeightFolder
 from jettison.device.remote import AttentionPort, Bytes, Int32s
 from jettison.device.runner import Runner
 from jettison.device.step import StepInput, StepOutput
-from jettison.errors import ConfigError, NotReadyError
+from jettison.errors import ConfigError, ModelError, NotReadyError
 from jettison.memory.hostpool import num_host_slots
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.types import LayerRange, ModelShape, ShardId
@@ -41,10 +50,12 @@ logger = logging.getLogger(__name__)
 class DeviceWorker:
     """One device with a model on it.
 
-    ``layers``: what is resident after ``start`` (None = the whole model); ``max_model_len``: see ``read_config``.
-    ``host_bytes``: host memory beside the budget for copies of KV blocks. ``num_threads``: compute threads of this
-    *process* (None = leave as they are). Between ``start`` and ``close`` the
-    attributes ``config``, ``shape`` and ``kernels_name`` are set, and all other methods may be called.
+    ``layers``: what is resident after ``start`` (None = the whole model). ``config``: the model's configuration, where
+    it has been read already (None = read it from the folder, with ``max_model_len``: see ``read_config``).
+    ``starts_empty``: map the layers and leave them unfilled, for peers or ``load_shard_from_disk`` to fill once
+    ``adopt_weights`` has said which weights they are. ``host_bytes``: host memory beside the budget for copies of KV
+    blocks. ``num_threads``: compute threads of this *process* (None = leave as they are). Between ``start`` and
+    ``close`` the attributes ``config``, ``shape`` and ``kernels_name`` are set, and all other methods may be called.
     """
 
     config: DecoderConfig
@@ -66,6 +77,8 @@ class DeviceWorker:
         layers: LayerRange | None = None,
         max_model_len: int | None = None,
         host_bytes: int = 0,
+        config: DecoderConfig | None = None,
+        starts_empty: bool = False,
     ) -> None:
         self._host_bytes = host_bytes
         self._host: HostBuffers | None = None
@@ -80,6 +93,8 @@ class DeviceWorker:
         self._num_threads = num_threads
         self._initial_layers = layers
         self._max_model_len = max_model_len
+        self._given_config = config
+        self._starts_empty = starts_empty
         self._memory: DeviceMemory | None = None
         self._runner: Runner | None = None
         self._kv_layers = LayerRange(0, 0)
@@ -88,6 +103,10 @@ class DeviceWorker:
         """Shards whose pages, where nobody has overwritten them, hold all of the parameters: dropped ones too."""
         self._ready: set[LayerRange] = set()
         """Ranges found ready since the last change of shards."""
+        self._identity: WeightsIdentity | None = None
+        """Of the weights that are served. A shard that is not in it yet is taken as it is read."""
+        self._refused: dict[ShardId, tuple[dict[str, FileMark], str]] = {}
+        """Shards that the folder had and that are not the ones being served: its files then, and what was said."""
 
     def start(self) -> None:
         """Read the config, lay out memory, load the resident shards from disk. Idempotent.
@@ -98,10 +117,11 @@ class DeviceWorker:
             return
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
-        config = read_config(self._model_dir, self._max_model_len)
+        config = self._given_config or read_config(self._model_dir, self._max_model_len)
         dtype = resolve_dtype(self._dtype_name, config)
         weights = WeightFolder(self._model_dir, config, dtype)
-        weights.open()
+        if not self._starts_empty:
+            weights.open()
         kernels = load_kernels(self._kernels_name)
         shape = model_shape(config, dtype)
         memory = DeviceMemory(
@@ -122,12 +142,11 @@ class DeviceWorker:
             self._resident, self._kv_layers = shape.shards_for(layers), layers
             memory.start(LayoutSpec(self._resident, layers))
             runner = Runner(config, shape, memory, kernels, dtype, self._max_num_tokens, self._max_num_seqs)
-            weights.load_final_norm(runner.final_norm)
             self._runner = runner
             slots = num_host_slots(self._host_bytes, shape, self._block_size)
             self._host = HostBuffers(slots, shape.num_layers, self.kv_block_bytes)
-            for shard in sorted(self._resident):
-                self.load_shard_from_disk(shard)
+            if not self._starts_empty:
+                self._load_first(runner.final_norm)
         except BaseException:
             self.close()
             raise
@@ -137,12 +156,23 @@ class DeviceWorker:
             self.kernels_name,
         )  # fmt: skip
 
+    def _load_first(self, final_norm: Tensor) -> None:
+        """Read what is resident; what is read is what will be served."""
+        weights = self._weights
+        weights.load_final_norm(final_norm)
+        norm = as_numpy_uint8(final_norm).tobytes()
+        self._identity = WeightsIdentity({}, norm, config_digest(self.config), dict(weights.marks))
+        for shard in sorted(self._resident):
+            self.load_shard_from_disk(shard)
+
     def close(self) -> None:
         """Release the memory. Idempotent; tensors handed out before must not be used afterwards."""
         memory, self._memory, self._runner, self._host = self._memory, None, None, None
         self._resident, self._kv_layers = frozenset(), LayerRange(0, 0)
         self._complete.clear()
         self._ready.clear()
+        self._refused.clear()
+        self._identity = None
         if memory is not None:
             memory.close()
 
@@ -262,10 +292,18 @@ class DeviceWorker:
         """The shard's slab, flat uint8, for sending or filling. Only while it is mapped."""
         return self._open_memory.shard_bytes(shard)
 
-    def mark_shard_filled(self, shard: ShardId) -> None:
-        """All bytes of a mapped shard have been written. Raises ValueError when it is not mapped."""
+    def mark_shard_filled(self, shard: ShardId, digest: Digest | None = None) -> None:
+        """All bytes of a mapped shard have been written. ``digest``: of them (None = take them from memory).
+
+        Raises ValueError when it is not mapped, ModelError where they are not the shard that is served.
+        """
         if not self._open_memory.is_mapped(shard):
             raise ValueError(f"{shard} is not mapped")
+        known = {} if self._identity is None else self._identity.digests
+        if shard in known:
+            digest = digest_of(self.shard_bytes(shard)) if digest is None else digest
+            if digest != known[shard]:
+                raise ModelError(f"{shard}: the bytes that came are not those being served")
         self._complete.add(shard)
 
     def load_shard_from_disk(self, shard: ShardId) -> None:
@@ -276,13 +314,71 @@ class DeviceWorker:
     def loading_shard_from_disk(self, shard: ShardId) -> Iterator[None]:
         """The same in pieces of a few MiB: yields after each. Steps that need other shards may run in between, but no
         layout may be applied; the shard counts as missing until the end, and when the iterator is closed before it.
+
+        ModelError names the file where its weights are not those being served; it is not read again until it changes.
         """
         if not self._open_memory.is_mapped(shard):
             raise ValueError(f"{shard} is not mapped")
         self._complete.discard(shard)
         self._ready.clear()
-        yield from self._weights.loading(shard, self.shard_bytes(shard))
-        self.mark_shard_filled(shard)
+        self._check_refused(shard)
+        try:
+            digest = yield from self._weights.loading(shard, self.shard_bytes(shard))
+        except ModelError:
+            self._weights.forget()
+            raise
+        known = None if self._identity is None else self._identity.digests.setdefault(shard, digest)
+        if known not in (None, digest):
+            raise self._refuse(shard)
+        self.mark_shard_filled(shard, digest)
+
+    # --- which weights -------------------------------------------------------------------------------------------
+
+    @property
+    def weights_identity(self) -> WeightsIdentity | None:
+        """Of what was read or adopted; None where nothing was yet."""
+        return self._identity
+
+    @property
+    def reading_ns(self) -> tuple[int, int]:
+        """Time spent in reading weights from the folder, and of it in digests and in looking for NaN."""
+        return self._weights.read_ns, self._weights.check_ns
+
+    def adopt_weights(self, identity: WeightsIdentity) -> None:
+        """From now on nothing but these weights is served. The final norm is written where nothing was read yet.
+
+        Raises ModelError where something else has been read already.
+        """
+        if self._runner is None:
+            raise NotReadyError("the device is not started")
+        if self._identity is None:
+            norm = as_tensor_uint8(np.frombuffer(identity.final_norm, dtype=np.uint8))
+            self._runner.final_norm.view(torch.uint8).copy_(norm)
+        else:
+            agreed_identity(self._model_dir, [self._identity, identity])
+        self._identity = replace(identity, digests=dict(identity.digests))
+
+    def _refuse(self, shard: ShardId) -> ModelError:
+        """What the folder has of a shard is not what is served: remember that, and say why."""
+        assert self._identity is not None
+        files = self._weights.files_of(shard)
+        message = explain_difference(files, shard, self._identity.files)
+        self._refused[shard] = ({path.name: FileMark.of(path) for path in files}, message)
+        self._weights.forget()
+        return ModelError(message)
+
+    def _check_refused(self, shard: ShardId) -> None:
+        """Raise as the last time, without reading, while the files are as they were then."""
+        marks, message = self._refused.pop(shard, ({}, ""))
+        if not marks:
+            return
+        try:
+            is_same = all(FileMark.of(self._model_dir / name) == mark for name, mark in marks.items())
+        except OSError:
+            return
+        if is_same:
+            self._refused[shard] = (marks, message)
+            raise ModelError(message)
 
     # --- KV ------------------------------------------------------------------------------------------------------
 

@@ -92,6 +92,10 @@ class EngineSnapshot:
     worker_losses, worker_joins, recoveries, recovery_seconds, rebalanced, and what else the engine counts."""
     num_homeless: int = 0
     """Accepted requests that wait outside all groups, because no living worker can take them now."""
+    troubles: tuple[str, ...] = ()
+    """Why workers that live cannot serve again yet, a line each: weights that nobody has, and what to do."""
+    weights: str | None = None
+    """Digest of the weights that are served; None before they are read."""
 
     @property
     def num_waiting(self) -> int:

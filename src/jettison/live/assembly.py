@@ -129,6 +129,7 @@ def assemble(config: EngineConfig) -> Assembly:
         WorkerSpec(
             worker_id=worker_id,
             model_dir=str(model_dir),
+            model=model,
             dtype=dtype,
             memory_bytes=config.memory.memory_bytes,
             block_size=config.memory.block_size,
@@ -141,7 +142,6 @@ def assemble(config: EngineConfig) -> Assembly:
             piece_bytes=config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
             coordinate=config.overload.coordinate_links,
             adapt_pieces=config.overload.exchange_piece_bytes is None,
-            max_model_len=config.model.max_model_len,
             host_bytes=host_bytes,
             layers=(layers_of[worker_id].lo, layers_of[worker_id].hi),
         )

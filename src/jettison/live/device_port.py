@@ -15,6 +15,7 @@ from jettison.transport.link import Bytes
 from jettison.types import LayerRange, ShardId
 
 if TYPE_CHECKING:
+    from jettison.device.model.identity import Digest, WeightsIdentity
     from jettison.device.remote import AttentionPort
 
 class Device(Protocol):
@@ -86,7 +87,24 @@ class Device(Protocol):
         """The mapped bytes of a shard, as the device lays them out; writable. Raises when it is not mapped."""
         ...
 
-    def mark_shard_filled(self, shard: ShardId) -> None: ...
+    def mark_shard_filled(self, shard: ShardId, digest: Digest | None = None) -> None:
+        """All bytes of a mapped shard are written; ``digest``: of them, where it is known. Raises ModelError where they
+        are not those of the weights that are served."""
+        ...
+
+    @property
+    def weights_identity(self) -> WeightsIdentity | None:
+        """Of what was read or adopted; None before."""
+        ...
+
+    @property
+    def reading_ns(self) -> tuple[int, int]:
+        """Time spent in reading weights from the folder, and of it in digests and checks."""
+        ...
+
+    def adopt_weights(self, identity: WeightsIdentity) -> None:
+        """Serve nothing but these weights from now on. Raises ModelError where others were read."""
+        ...
 
     def loading_shard_from_disk(self, shard: ShardId) -> Iterator[None]:
         """Fill a mapped shard from the model folder, in pieces of a few MiB: yields after each. Steps may run in

@@ -18,6 +18,7 @@ from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.cost.deployment import deployment_to_document
+from jettison.device.model.identity import WeightsIdentity, agreed_identity
 from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
 from jettison.live import messages as m
 from jettison.live.api import (
@@ -103,6 +104,9 @@ class Engine:
         self._warm_up: WarmUp | None = None
         self._kernels: str | None = None
         """The workers' back end, by its own name."""
+        self._weights: WeightsIdentity | None = None
+        """What the workers have read at the start, and serve."""
+        self._weights_digest: str | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._first_step: dict[WorkerId, int] = {}
@@ -146,6 +150,8 @@ class Engine:
             max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S,
         )
         ready = await self._launcher.start()
+        self._weights = self._agree_on_weights(ready)
+        self._weights_digest = self._weights.summary
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
         self._kernels = ready[0].kernels
         profile, machine_of = assembly.load_profile(self._kernels), machines_of(capacity, self._placements)
@@ -166,10 +172,24 @@ class Engine:
         self._ticker = asyncio.create_task(self._tick(), name="jettison-ticker")
         if self._state == "loading":
             self._state = "ready"
+        slowest = max(ready, key=lambda r: r.read_ns)
+        logger.info(
+            "weights %s read in %.2f s, of which digests and the look for NaN took %.2f s",
+            self._weights_digest, slowest.read_ns / 1e9, slowest.check_ns / 1e9,
+        )
         logger.info(
             "ready: %d instance(s), %s KV blocks each, kernels %s",
             len(ready), sorted(set(capacity.values())), sorted({r.kernels for r in ready}),
         )
+
+    def _agree_on_weights(self, ready: Sequence[m.WorkerReady]) -> WeightsIdentity:
+        """Raises ModelError where workers have read different weights; else tells each of them the whole."""
+        assert self._launcher is not None
+        parts = [r.weights for r in ready if r.weights is not None]
+        weights = agreed_identity(Path(self._config.model.model), parts)
+        for event in ready:
+            self._launcher.send(event.worker_id, m.AdoptWeights(weights))
+        return weights
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for the accepted ones; True if all ended in time."""
@@ -304,7 +324,9 @@ class Engine:
         if self._driver is None or self._launcher is None:
             return EngineSnapshot(self._state, self._config.memory.block_size)
         pids = self._launcher.pids
-        return take_snapshot(self._driver, self._state, self._config, pids)
+        snapshot = take_snapshot(self._driver, self._state, self._config, pids)
+        snapshot.weights = self._weights_digest
+        return snapshot
 
     def event_document(self) -> dict[str, object]:
         """Decisions and milestones so far, times in seconds since the engine was made: ``GET /jettison/events``."""
@@ -410,7 +432,9 @@ class Engine:
 
     def _on_worker_joined(self, ready: m.WorkerReady) -> None:
         assert self._driver is not None and self._launcher is not None
+        assert self._weights is not None
         life = self._launcher.life(ready.worker_id)
+        self._launcher.send(ready.worker_id, m.AdoptWeights(self._weights))
         logger.warning("worker %d is back (life %d)", ready.worker_id, life)
         self._driver.on_worker_event(ready, time.monotonic_ns())
         self._first_step[ready.worker_id] = self.core.state.next_step_id

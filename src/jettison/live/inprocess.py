@@ -53,7 +53,7 @@ class InProcessCluster:
             self._connect()
         return [
             m.WorkerReady(worker, os.getpid(), device.capacity_blocks, device.layout_version, device.kernels_name,
-                          device.memory_report())
+                          device.memory_report(), device.weights_identity, *device.reading_ns)
             for worker, device in self._devices.items()
         ]
 

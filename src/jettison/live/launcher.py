@@ -159,7 +159,8 @@ class LocalLauncher:
         return self._processes[worker_id].life
 
     async def restart(self, worker: WorkerId) -> m.WorkerReady:
-        """Start a lost worker again, linked to all that live. Raises as ``start`` does; then nothing of it is left.
+        """Start a lost worker again, empty and linked to all that live. Raises as ``start`` does; then nothing of it is
+        left.
 
         Raises OSError where the machine has no process, descriptor or address for it; it may be tried again.
         One at a time. When this returns, the new life has not ended, and ``on_exit`` will tell if it does.
@@ -261,7 +262,7 @@ class LocalLauncher:
         accept_from: list[WorkerId],
     ) -> WorkerConfig:
         return WorkerConfig(
-            spec=self._specs[worker],
+            spec=msgspec.structs.replace(self._specs[worker], starts_empty=life > 0),
             secret_hex=self._secret.hex(),
             epoch=life,
             parent_pid=os.getpid(),

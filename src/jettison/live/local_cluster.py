@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
+from jettison.device.model.identity import agreed_identity
 from jettison.live import messages as m
 from jettison.live.assembly import Assembly, assemble
 from jettison.live.driver import CoreDriver
@@ -74,6 +76,10 @@ class LocalCluster:
         )
         ready = cluster.start()
         self._cluster = cluster
+        parts = [r.weights for r in ready if r.weights is not None]
+        weights = agreed_identity(Path(self._config.model.model), parts)
+        for event in ready:
+            cluster.send(event.worker_id, m.AdoptWeights(weights))
         core = self.assembly.build_core({r.worker_id: r.capacity_blocks for r in ready}, b"local-cluster")
         if not self._auto_restore:
             core.params = replace(core.params, auto_restore=False)

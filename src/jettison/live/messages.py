@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from jettison.device.model.identity import WeightsIdentity
 from jettison.types import MoveId, ShardId, WorkerId
 
 
@@ -114,6 +115,13 @@ class FenceWorker(msgspec.Struct, tag="fence", array_like=True):
     lost_life: int
 
 
+class AdoptWeights(msgspec.Struct, tag="weights", array_like=True):
+    """Serve these weights and no others: the first command of every life of a worker. Not answered; a worker that has
+    read others ends."""
+
+    identity: WeightsIdentity
+
+
 class ReportMemory(msgspec.Struct, tag="report", array_like=True):
     """Answer: MemoryReported."""
 
@@ -125,13 +133,13 @@ class Stop(msgspec.Struct, tag="stop", array_like=True):
 
 
 Command = (
-    Step | OfferLayout | ApplyLayout | SendKV | SendShard | SwapKV | CancelMove | LoadShard | FenceWorker | ReportMemory
-    | Stop
+    Step | OfferLayout | ApplyLayout | SendKV | SendShard | SwapKV | CancelMove | LoadShard | FenceWorker | AdoptWeights
+    | ReportMemory | Stop
 )
 
 
 class WorkerReady(msgspec.Struct, tag="ready", array_like=True):
-    """First message of a worker: loaded, all layers resident."""
+    """First message of a worker: its layers are mapped, and loaded if this is its first life."""
 
     worker_id: WorkerId
     pid: int
@@ -139,6 +147,12 @@ class WorkerReady(msgspec.Struct, tag="ready", array_like=True):
     layout_version: int
     kernels: str
     memory: dict[str, int]
+    weights: WeightsIdentity | None = None
+    """Of what it has read; None: it has read nothing and waits for AdoptWeights."""
+    read_ns: int = 0
+    """Time that reading them took, all in all."""
+    check_ns: int = 0
+    """Of it: digests, and the look for what is not finite."""
 
 
 class WorkerStartFailed(msgspec.Struct, tag="start_failed", array_like=True):

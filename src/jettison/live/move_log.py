@@ -55,6 +55,8 @@ def log_move(record: Record, core: ClusterCore) -> None:
                 "restore done: workers %s hold all layers; %s of parameters and %s of KV sent, in %.0f ms",
                 fields["workers"], _size(fields["pulled_bytes"]), _size(fields["returned_bytes"]), fields["ms"],
             )
+        case "recovery_stuck":
+            log.error("worker %s stays down: %s", fields["worker"], fields["reason"])
         case "restore_turned":
             log.info("restore called off: group %s stays merged; reason: %s", fields["group"], fields["reason"])
 

@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jettison.device.bytesview import as_numpy_uint8
-from jettison.errors import LinkDownError
+from jettison.device.model.identity import Digester
+from jettison.errors import JettisonError, LinkDownError
 from jettison.live.device_port import Device
 from jettison.live.messages import MoveEnded, SendKV, SendShard
 from jettison.transport.link import Bytes, Frame, FrameKind, Link
@@ -195,7 +196,7 @@ class OutgoingShard(OutgoingMove):
 
 
 class _Incoming:
-    __slots__ = ("expected_bytes", "num_bytes", "shard", "spoiled", "started_ns")
+    __slots__ = ("digester", "expected_bytes", "num_bytes", "shard", "spoiled", "started_ns")
 
     def __init__(self, expected_bytes: int, shard: ShardId | None, started_ns: int) -> None:
         self.expected_bytes = expected_bytes
@@ -203,6 +204,8 @@ class _Incoming:
         self.started_ns = started_ns
         self.num_bytes = 0
         self.spoiled = False
+        self.digester = Digester()
+        """Of a shard's bytes so far: pieces are hashed as they come, the shard is compared at its end."""
 
 
 class IncomingMoves:
@@ -256,6 +259,7 @@ class IncomingMoves:
                 move.num_bytes += _write_kv(frame, device)
             else:
                 move.num_bytes += _write_shard(frame, device, move.shard, move.num_bytes)
+                move.digester.update(frame.payload)
         except MoveProtocolError:
             raise
         except Exception:
@@ -269,7 +273,10 @@ class IncomingMoves:
         complete = complete and not move.spoiled and move.num_bytes == move.expected_bytes
         if complete and move.shard is not None:
             try:
-                device.mark_shard_filled(move.shard)
+                device.mark_shard_filled(move.shard, move.digester.digest())
+            except JettisonError as error:
+                log.error("move %d: %s", move_id, error)
+                complete = False
             except Exception:
                 log.exception("move %d: shard %s arrived but is not wanted", move_id, move.shard)
                 complete = False

@@ -160,7 +160,7 @@ def make_profile_device(assembly: Assembly, limits: ShapeLimits) -> DeviceWorker
         kernels=spec.kernels,
         page_bytes=spec.page_bytes,
         num_threads=spec.num_threads,
-        max_model_len=spec.max_model_len,
+        config=spec.model,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from jettison.device.model.hf_config import DecoderConfig
 from jettison.types import WorkerId
 
 LinkKind = Literal["shm", "tcp"]
@@ -20,6 +21,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     worker_id: WorkerId
     model_dir: str
+    model: DecoderConfig
+    """What the controller has read of ``config.json``: every life of every worker has the same."""
     dtype: str
     memory_bytes: int
     block_size: int
@@ -34,12 +37,13 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Make pieces smaller where the link would take longer for one than a stage takes."""
     coordinate: bool = True
     """False for comparison only: bulk is neither cut to size nor does it yield to activations."""
-    max_model_len: int | None = None
-    """None = the model's own context; see ``device.model.hf_config.read_config``."""
     host_bytes: int = 0
     """Host memory for copies of KV blocks, beside the budget."""
     layers: tuple[int, int] | None = None
-    """Decoder layers (from, to) to load at the start; None = all."""
+    """Decoder layers (from, to) to map at the start, and to load; None = all."""
+    starts_empty: bool = False
+    """Load nothing: a later life's shards are fetched by its recovery, from peers first, and compared with what is
+    being served. The folder may hold other weights by now."""
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

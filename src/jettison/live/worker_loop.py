@@ -148,6 +148,8 @@ class WorkerLoop:
                 self._peers.fence(command.lost_worker, command.lost_life)
                 self._mark_orphans(command.lost_worker)
                 self._stream.append(command)
+            case m.AdoptWeights():
+                self._device.adopt_weights(command.identity)
             case m.Stop():
                 self.stopped = True
             case _:

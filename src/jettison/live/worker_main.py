@@ -65,7 +65,8 @@ def make_device_worker(spec: WorkerSpec) -> Device:
         kernels=spec.kernels,
         page_bytes=spec.page_bytes,
         num_threads=spec.num_threads,
-        max_model_len=spec.max_model_len,
+        config=spec.model,
+        starts_empty=spec.starts_empty,
         host_bytes=spec.host_bytes,
         layers=None if spec.layers is None else LayerRange(*spec.layers),
     )
@@ -97,7 +98,7 @@ class WorkerProcess:
         device: Device | None = None
         spec = self._config.spec
         try:
-            device = self._make_device(self._config.spec)
+            device = self._make_device(spec)
             device.start()
             loop = WorkerLoop(
                 self._me.worker_id, device, {}, channel.emit, spec.piece_bytes, spec.adapt_pieces, spec.coordinate,
@@ -116,7 +117,7 @@ class WorkerProcess:
         try:
             channel.emit(
                 m.WorkerReady(self._me.worker_id, os.getpid(), device.capacity_blocks, device.layout_version,
-                              device.kernels_name, device.memory_report())
+                              device.kernels_name, device.memory_report(), device.weights_identity, *device.reading_ns)
             )
             self._heart.start()
             self._serve(channel, loop, device)

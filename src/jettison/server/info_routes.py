@@ -56,15 +56,21 @@ class InfoRoutes:
     async def health(self, request: Request) -> Response:
         """Readiness: 200 only when requests are taken and someone lives to serve them.
 
-        ``recovering``: no worker lives. Requests are still accepted, and wait for one that is being started again.
+        ``recovering``: no group of workers can serve. Requests are still accepted, and wait for one that is on its way
+        back. ``degraded``: some worker is not there, or cannot be filled; ``reasons`` say what stands in the way.
         """
         status: str = self._state.status
         document = {**self._state.settings.health_details, "status": status, "model": self._state.settings.model_name}
-        if workers := self._state.engine.snapshot().workers:
+        snapshot = self._state.engine.snapshot()
+        if snapshot.weights is not None:
+            document["weights"] = snapshot.weights
+        if workers := snapshot.workers:
             num_alive = sum(worker.alive for worker in workers)
             document["workers"] = {"alive": num_alive, "total": len(workers)}
-            document["degraded"] = num_alive < len(workers)
-            if status == "ready" and num_alive == 0:
+            document["degraded"] = num_alive < len(workers) or bool(snapshot.troubles)
+            if snapshot.troubles:
+                document["reasons"] = list(snapshot.troubles)
+            if status == "ready" and (num_alive == 0 or not snapshot.groups):
                 status = document["status"] = "recovering"
         return json_response(document, 200 if status == "ready" else 503)
 

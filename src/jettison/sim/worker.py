@@ -139,10 +139,10 @@ class SimWorker:
             self._wake.cancel()
 
     def rise(self) -> None:
-        """A new life, with all of its home loaded and nothing else."""
+        """A new life: the layers of its home are mapped, and empty."""
         self.alive = True
         self.memory = self._make_memory()
-        self.filled = set(self.memory.shards)
+        self.filled = set()
         self._free_ns = self.last_report_ns = self._plant.loop.now_ns
         self._epochs.clear()
         self._runnable.clear()
