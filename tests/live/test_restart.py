@@ -134,3 +134,19 @@ def test_safepoints_fire_in_the_life_they_are_meant_for(monkeypatch: pytest.Monk
     reach("before_sample")
     reach("before_sample")
     assert sent == [signal.SIGSTOP]
+
+
+def test_pieces_that_fill_a_new_life_are_not_those_of_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, how: sent.append(how))
+    reach = from_environment(0, 1, {"JETTISON_TEST_KILL_AT": "0.1:before_shard_written:2,0.1:after_piece_written:1"})
+    for _ in range(9):
+        for name in ("before_piece_written", "before_shard_written", "after_piece_written", "after_shard_written"):
+            reach(name)
+    assert not sent
+    reach("before_stage")
+    reach("before_shard_written")
+    assert not sent
+    reach("after_piece_written")
+    reach("before_shard_written")
+    assert sent == [signal.SIGKILL, signal.SIGKILL]

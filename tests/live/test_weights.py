@@ -118,6 +118,17 @@ async def test_a_worker_that_comes_back_is_filled_by_its_peers(served: Path, oth
         assert "recovery_stuck" not in kinds(engine)
 
 
+async def test_a_worker_that_dies_while_it_is_filled_is_filled_again(served: Path, other: Path) -> None:
+    async with running(served, 2) as engine:
+        expected = await ask(engine, "before")
+        overwrite(served, other)
+        for _ in range(3):
+            await kill(engine, 1)  # returns as soon as the new life is there, empty
+        await until(lambda: not engine.core.in_transition)
+        for answer in await asyncio.gather(*(ask(engine, f"after-{i}") for i in range(4))):
+            assert answer == expected
+
+
 async def test_what_nobody_has_any_more_stays_down_until_the_file_is_back(
     served: Path, other: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

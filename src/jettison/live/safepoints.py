@@ -3,7 +3,8 @@
     JETTISON_TEST_KILL_AT=<worker>.<life>:<name>:<count>[:<signal>],...
 
 says: that life of that worker sends itself the signal (KILL, or STOP) when it reaches the place for the ``count``-th
-time. Only tests and ``benchmarks/faults.py`` set it.
+time. Pieces count from the life's first step on: those that fill it before that belong to no move. Only tests and
+``benchmarks/faults.py`` set it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ LIVE_ONLY = ("before_attention", "after_attention")
 
 PULL_NAMES = ("before_shard_sent", "after_shard_sent", "before_shard_written", "after_shard_written")
 """Of a piece of parameters (beside those of any piece): sure to be reached only in a drop that has to pull."""
+
+_STEP_BEGINS = ("before_stage", "before_sample")
+_OF_PIECES = frozenset(n for n in (*NAMES, *PULL_NAMES) if "_piece_" in n or "_shard_" in n)
 
 Safepoint = Callable[[str], None]
 
@@ -75,10 +79,13 @@ def from_environment(worker_id: WorkerId, life: int, environ: Mapping[str, str] 
     if not mine:
         return nowhere
     left = {rule: rule.num_times for rule in mine}
+    has_run = False
 
     def reach(name: str) -> None:
+        nonlocal has_run
+        has_run = has_run or name in _STEP_BEGINS
         for rule in mine:
-            if rule.name == name:
+            if rule.name == name and (has_run or name not in _OF_PIECES):
                 left[rule] -= 1
                 if left[rule] == 0:
                     os.kill(os.getpid(), rule.signal)
