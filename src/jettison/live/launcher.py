@@ -287,8 +287,10 @@ class LocalLauncher:
                 sock = listening_socket(f"tcp:{host}:0")
             return sock, f"tcp:{host}:{sock.getsockname()[1]}"
         address = self._unix_address(f"link-{worker}.{life}")
-        # An attempt at this life that never became a process has left its name behind.
-        Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+        assert self._folder is not None
+        # Lives before this one have left their names behind, and so has an attempt at it that never became a process.
+        for name in self._folder.path.glob(f"link-{worker}.*"):
+            name.unlink(missing_ok=True)
         return listening_socket(address, seqpacket=True), address
 
     def _spawn(self, worker: WorkerId, config: WorkerConfig, loop: asyncio.AbstractEventLoop) -> _Process:
