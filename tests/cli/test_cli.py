@@ -6,6 +6,7 @@ import errno
 import inspect
 import json
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -150,6 +151,52 @@ def test_what_the_operating_system_refuses_is_one_line(error, line, code, monkey
     monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=serve))
     assert main(["serve", "models/tiny"]) == code
     assert capsys.readouterr().err == f"jettison: {line}\n"
+
+
+SMALL_MODEL = ["--layers", "2", "--hidden", "16", "--heads", "2", "--kv-heads", "1"]
+
+
+def run_limited(num_bytes, *arguments, cwd):
+    """In a process of its own that may have so many bytes of addresses."""
+    return subprocess.run(
+        [sys.executable, "-m", "jettison", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes)),
+    )
+
+
+@pytest.mark.parametrize("command", [
+    ["serve", "m", "--instances", "2"], ["verify"], ["demo"], ["profile", "m"], ["model", "create", "m"],
+], ids=" ".join)
+def test_too_few_addresses_for_the_libraries_are_one_line_and_exit_2(command, tmp_path):
+    """Where some libraries would end the process, and others end in a traceback."""
+    run = run_limited(600 << 20, *command, cwd=tmp_path)
+    assert run.returncode == 2 and run.stdout == "" and not list(tmp_path.iterdir())
+    assert re.fullmatch(
+        r"jettison: ulimit -v lets a process have 0\.59 GiB of addresses, and this command needs at least "
+        r"1\.00 GiB: .*`ulimit -v unlimited`\n", run.stderr), run.stderr
+
+
+def test_too_few_addresses_for_a_worker_s_memory_are_one_line_with_both_numbers(tmp_path):
+    assert main(["model", "create", str(tmp_path / "m"), *SMALL_MODEL]) == 0
+    run = run_limited(4 << 30, "serve", "m", "--memory", "4GiB", "--port", "0", cwd=tmp_path)
+    assert run.returncode == 2 and run.stderr.count("\n") == 1, run.stderr
+    assert "--memory 4GiB for each instance: ulimit -v lets a process have 4.00 GiB" in run.stderr
+    assert "needs about 9.0" in run.stderr
+
+
+def test_an_allocation_that_the_limit_refused_is_one_line(monkeypatch, capsys):
+    def serve(config):
+        raise MemoryError("Unable to allocate 3 GiB")
+
+    monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=serve))
+    monkeypatch.setattr("jettison.live.address_space.address_limit", lambda: 8 << 30)
+    assert main(["serve", "models/tiny"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("jettison: MemoryError: Unable to allocate 3 GiB; ulimit -v lets a process have 8.00 GiB")
+    assert err.count("\n") == 1
+    monkeypatch.setattr("jettison.live.address_space.address_limit", lambda: None)
+    with pytest.raises(MemoryError):
+        main(["serve", "models/tiny"])
 
 
 def test_an_unwritable_result_is_told_before_the_work(tmp_path, monkeypatch, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from worker_fakes import expected_token, make_step
 
 import jettison
-from jettison.errors import BudgetError, JettisonError, WorkerLostError
+from jettison.errors import BudgetError, JettisonError, UserError, WorkerLostError
 from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.launcher import LocalLauncher, WorkerSpec
@@ -215,6 +216,26 @@ def test_workers_die_with_a_controller_that_is_killed(what):
     assert len(pids) == 2 and not any(is_alive(int(pid)) for pid in pids)
     remove_abandoned(Path(folder).parent)  # as the next start does
     assert not Path(folder).exists()
+
+
+@pytest.fixture
+def address_limit():
+    """Far more than is needed, but a limit; child processes inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 42, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize(("what", "error", "says"), [
+    ("memory", UserError, r"^MemoryError; ulimit -v lets .* 4096.00 GiB .* unlimited"),
+    ("crash", WorkerLostError, r"ended with code 7 while it was starting \(ulimit -v lets a process have 4096.00 GiB"),
+])
+async def test_a_worker_that_may_lack_addresses_says_so(what, error, says, address_limit, capfd):
+    with pytest.raises(error, match=says):
+        async with Cluster(1, what=f"0:{what}"):
+            pass
+    assert "Traceback" not in capfd.readouterr().err
 
 
 async def test_a_folder_for_temporary_files_whose_path_is_too_long_for_a_socket(tmp_path, monkeypatch):

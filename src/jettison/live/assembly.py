@@ -14,13 +14,14 @@ from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
-from jettison.device.memory import check_addresses
+from jettison.device.memory import check_addresses, span_bytes
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import WeightFolder
 from jettison.device.runner import Runner
 from jettison.errors import BudgetError, ConfigError
+from jettison.live.address_space import spans_complaint
 from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
 from jettison.live.machine_memory import memory_limit, memory_warning
@@ -68,10 +69,14 @@ class Assembly:
         """
         memory = self.config.memory
         sizes = PageSizes.of(self.shape, memory.block_size, memory.page_bytes)
+        too_many = spans_complaint(span_bytes(memory.memory_bytes, self.workspace_bytes, self.shape, sizes))
+        flag = f"--memory {format_bytes(memory.memory_bytes)} for each instance"
         try:
             check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
         except BudgetError as error:
-            raise BudgetError(f"--memory {format_bytes(memory.memory_bytes)} for each instance: {error}") from None
+            raise BudgetError(f"{flag}: {too_many or error}") from error
+        if too_many is not None:
+            log.warning("%s: %s", flag, too_many)
         for layers in {LayerRange(*spec.layers) for spec in self.worker_specs if spec.layers is not None}:
             layout = LayoutSpec(self.shape.shards_for(layers), layers)
             check_budget(memory.memory_bytes, self.workspace_bytes, layout, sizes, memory.block_size)

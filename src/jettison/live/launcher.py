@@ -31,6 +31,7 @@ from jettison import errors
 from jettison.config import API_KEY_VARIABLE
 from jettison.errors import JettisonError, UserError, WorkerLostError
 from jettison.live import messages as m
+from jettison.live.address_space import shortage_hint
 from jettison.live.channel import ControlServer
 from jettison.live.heartbeat import Listener
 from jettison.live.netns import Placement, entered
@@ -369,7 +370,9 @@ class LocalLauncher:
         future = self._starting[worker]
         if not future.done():
             future.set_exception(
-                WorkerLostError(f"worker {worker} ended with code {process.returncode} while it was starting")
+                WorkerLostError(
+                    f"worker {worker} ended with code {process.returncode} while it was starting{shortage_hint()}"
+                )
             )
         elif not self._closing:
             self._on_exit(worker, process.returncode)

@@ -13,7 +13,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from jettison.errors import JettisonError
+from jettison.errors import JettisonError, UserError
 
 
 def flag_arguments(flags: Mapping[str, object]) -> list[str]:
@@ -54,7 +54,11 @@ class ServerProcess:
         return self._process.pid
 
     def start(self, timeout_s: float = 120.0) -> None:
-        """Start and wait until it is ready. Raises JettisonError with the end of its log if it does not come up."""
+        """Start and wait until it is ready.
+
+        If it does not come up: raises UserError with its own line where a person can mend it, else JettisonError with
+        the end of its log.
+        """
         if self._process is not None:
             return
         command = [sys.executable, "-m", "jettison", "serve", str(self._model_dir), "--port", str(self.port)]
@@ -75,6 +79,9 @@ class ServerProcess:
             if process.poll() is not None or time.monotonic() > deadline:
                 code = process.poll()
                 tail = self._log_path.read_text(errors="replace")[-2000:]
+                last = tail.rstrip().rpartition("\n")[2]
+                if code == 2 and last.startswith("jettison: "):
+                    raise UserError(f"the server did not come up: {last.removeprefix('jettison: ')}")
                 raise JettisonError(f"the server did not come up (exit code {code}):\n{tail}")
             time.sleep(0.1)
 
