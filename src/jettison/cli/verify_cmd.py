@@ -9,6 +9,9 @@ import typer
 
 from jettison.live.address_space import check_address_limit
 
+LEAST_BYTES = 3 << 29
+"""Of addresses: engines run in this process, one after the other, beside the reference (1.17 GiB were seen)."""
+
 
 def verify(
     model_dir: Annotated[
@@ -29,7 +32,7 @@ def verify(
 
     if json_out is not None:
         check_writable(json_out)  # better told now than after minutes of work
-    check_address_limit()
+    check_address_limit(LEAST_BYTES)
     from jettison.live.verify import run_verify
 
     raise typer.Exit(run_verify(model_dir, json_out, dtype, full=full))

@@ -29,11 +29,11 @@ def address_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def check_address_limit() -> None:
-    """Raise UserError where the libraries alone need more than the limit. To be called before they are loaded."""
+def check_address_limit(least_bytes: int = PROGRAM_BYTES) -> None:
+    """Raise UserError where libraries need more than the limit. To be called before they are loaded."""
     limit = address_limit()
-    if limit is not None and limit < PROGRAM_BYTES:
-        raise UserError(f"{_name(limit)}, and this command needs at least {_gib(PROGRAM_BYTES)}: {_MEND}")
+    if limit is not None and limit < least_bytes:
+        raise UserError(f"{_name(limit)}, and this command needs at least {_gib(least_bytes)}: {_MEND}")
 
 
 def spans_complaint(span_bytes: int) -> str | None:
