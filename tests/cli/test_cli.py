@@ -347,6 +347,45 @@ def test_a_bad_file_is_named_with_its_line(text, words, tmp_path):
     assert all(word in str(caught.value) for word in ["bad.yaml", *words]), str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "flags", "told"),
+    [
+        ("model: m\nblocksize: 1\n", [], ", line 2: unknown key 'blocksize' (did you mean 'block_size'?)"),
+        ("model: m\n\nport: http\n", [], ", line 3: port needs a whole number from 0 to 65535, not 'http'"),
+        ("# first\nmax-num-seqs: -3\n", [], ", line 2: max_num_seqs needs a whole number"),
+        ("block-size: 16\nblock_size: 16\n", [], ", line 2: key 'block_size' is given twice"),
+        ("3: 1\n", [], ": unknown key 3"),
+        ("model: m\nmax_num_seqs: 600\n", [], "max_num_seqs 600 (FILE, line 2) is above --max-num-batched-tokens 512: "),
+        ("model: m\nmax_num_seqs: 600\n", ["--max-num-batched-tokens", "9"],
+         "max_num_seqs 600 (FILE, line 2) is above --max-num-batched-tokens 9: "),
+        ("model: m\nmax_num_batched_tokens: 9\n", ["--max-num-seqs", "10"],
+         "--max-num-seqs 10 is above max_num_batched_tokens 9 (FILE, line 2): "),
+        ("model: m\npage_size: 2MiB\nmemory: 1MiB\n", [],
+         "memory 1MiB (FILE, line 3) is less than one page (page_size 2MiB (FILE, line 2))"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_file_and_line(text, flags, told, tmp_path, capsys):
+    path = tmp_path / "jettison.yaml"
+    path.write_text(text)
+    for command in (["serve"], ["config", "show"]):
+        assert main([*command, "--config", str(path), *flags]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        wanted = told.replace("FILE", str(path)) if "FILE" in told else f"{path}{told}"
+        assert err.startswith(f"jettison: {wanted}"), err
+
+
+def test_what_is_wrong_elsewhere_names_the_flag_or_the_variable(tmp_path, capsys, monkeypatch):
+    """And not the file, which a flag beats."""
+    path = tmp_path / "jettison.yaml"
+    path.write_text("model: m\nport: 1\napi_key: right\n")
+    assert main(["serve", "--config", str(path), "--port", "http"]) == 2
+    assert capsys.readouterr().err.startswith("jettison: --port needs")
+    monkeypatch.setenv("JETTISON_API_KEY", " wrong")
+    assert main(["serve", "--config", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("jettison: JETTISON_API_KEY needs")
+
+
 def test_an_empty_file_is_an_empty_mapping(tmp_path):
     path = tmp_path / "empty.yaml"
     path.write_text("# nothing\n")
