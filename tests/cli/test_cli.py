@@ -355,7 +355,7 @@ def test_a_bad_file_is_named_with_its_line(text, words, tmp_path):
         ("# first\nmax-num-seqs: -3\n", [], ", line 2: max_num_seqs needs a whole number"),
         ("block-size: 16\nblock_size: 16\n", [], ", line 2: key 'block_size' is given twice"),
         ("3: 1\n", [], ": unknown key 3"),
-        ("model: m\nmax_num_seqs: 600\n", [], "max_num_seqs 600 (FILE, line 2) is above --max-num-batched-tokens 512: "),
+        ("model: m\nmax_num_seqs: 600\n", [], "max_num_seqs 600 (FILE, line 2) is above --max-num-batched-tokens 512"),
         ("model: m\nmax_num_seqs: 600\n", ["--max-num-batched-tokens", "9"],
          "max_num_seqs 600 (FILE, line 2) is above --max-num-batched-tokens 9: "),
         ("model: m\nmax_num_batched_tokens: 9\n", ["--max-num-seqs", "10"],

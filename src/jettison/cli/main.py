@@ -107,12 +107,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as leaving:  # how typer ends, well or not
         return leaving.code if isinstance(leaving.code, int) else 0
     except Exception as raised:
-        error = explained(raised)
-        if isinstance(error, JettisonError):
-            return _complain(error, 2 if isinstance(error, UserError) else 1)
-        if isinstance(error, OSError):
-            logger.debug("the operating system refused", exc_info=error)
-            return _complain(_reason(error), 2 if error.errno in _MENDABLE else 1)
+        told = explained(raised)
+        if isinstance(told, JettisonError):
+            return _complain(told, 2 if isinstance(told, UserError) else 1)
+        if isinstance(told, OSError):
+            logger.debug("the operating system refused", exc_info=told)
+            return _complain(_reason(told), 2 if told.errno in _MENDABLE else 1)
         raise  # nobody has foreseen it: its traceback is of use
     return code if isinstance(code, int) else 0
 
