@@ -1,4 +1,8 @@
-"""A ``jettison serve`` of one's own, on a free loopback port, ended for certain: for demos, benchmarks, tests."""
+"""A ``jettison serve`` of one's own, on a free loopback port, ended for certain: for demos, benchmarks, tests.
+
+It ends with the process that started it, too: a session of its own keeps the terminal's signals away from it, and a
+process that is killed closes nothing, but the kernel closes its pipes.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from jettison.errors import JettisonError, UserError
+
+ENDS_WITH_STDIN = "JETTISON_ENDS_WITH_STDIN"
+"""Environment variable: where it is 1, the server ends with its standard input, and so with the process that holds the
+other end, however that one ends."""
 
 
 def flag_arguments(flags: Mapping[str, object]) -> list[str]:
@@ -65,7 +73,8 @@ class ServerProcess:
         command += flag_arguments(self._flags)
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.PIPE, start_new_session=True,
+                env=os.environ | {ENDS_WITH_STDIN: "1"},
             )
         try:
             self._await(self._process, timeout_s)
@@ -105,6 +114,8 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
         return process.returncode
 
     def __enter__(self) -> ServerProcess:
