@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import inspect
 import json
+import os
 import re
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -204,6 +206,21 @@ def test_an_unwritable_result_is_told_before_the_work(tmp_path, monkeypatch, cap
     (tmp_path / "no").write_text("a file")
     assert main(["verify", "--json", str(tmp_path / "no" / "folder.json")]) == 2
     assert capsys.readouterr().err == f"jettison: {tmp_path / 'no' / 'folder.json'}: cannot be written: File exists\n"
+
+
+def test_a_verify_that_is_told_to_end_leaves_nothing_behind(monkeypatch):
+    """Its models and engines are closed as the stack unwinds."""
+    closed = []
+
+    def run_verify(*_, **__):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            pytest.fail("the signal ends it")
+        finally:
+            closed.append("folder")
+
+    monkeypatch.setitem(sys.modules, "jettison.live.verify", _module(run_verify=run_verify))
+    assert main(["verify"]) == 143 and closed == ["folder"]
 
 
 def test_a_time_line_that_cannot_be_written_is_told_before_the_model_loads(tmp_path, monkeypatch, capsys):

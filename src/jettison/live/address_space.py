@@ -16,6 +16,9 @@ from jettison.errors import JettisonError, UserError
 PROGRAM_BYTES = 1 << 30
 """Addresses of a process with its libraries and threads, without a worker's arenas: 0.65 to 0.95 GiB were seen."""
 
+MORE_PROGRAM_BYTES = 3 << 29
+"""The same of a command that also runs a reference, fits or draws: 0.9 to 1.2 GiB were seen."""
+
 _PHRASES = (
     "failed to map segment", "cannot allocate memory", "can't allocate memory", "unable to allocate",
     "can't start new thread", "bad_alloc",
