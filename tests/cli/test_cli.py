@@ -5,7 +5,10 @@ from __future__ import annotations
 import errno
 import inspect
 import json
+import os
 import re
+import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -152,11 +155,72 @@ def test_what_the_operating_system_refuses_is_one_line(error, line, code, monkey
     assert capsys.readouterr().err == f"jettison: {line}\n"
 
 
+SMALL_MODEL = ["--layers", "2", "--hidden", "16", "--heads", "2", "--kv-heads", "1"]
+
+
+def run_limited(num_bytes, *arguments, cwd):
+    """In a process of its own that may have so many bytes of addresses."""
+    return subprocess.run(
+        [sys.executable, "-m", "jettison", *arguments], cwd=cwd, capture_output=True, text=True, timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes)),
+    )
+
+
+@pytest.mark.parametrize("command", [
+    ["serve", "m", "--instances", "2"], ["verify"], ["demo"], ["profile", "m"], ["model", "create", "m"],
+], ids=" ".join)
+def test_too_few_addresses_for_the_libraries_are_one_line_and_exit_2(command, tmp_path):
+    """Where some libraries would end the process, and others end in a traceback."""
+    run = run_limited(600 << 20, *command, cwd=tmp_path)
+    assert run.returncode == 2 and run.stdout == "" and not list(tmp_path.iterdir())
+    assert re.fullmatch(
+        r"jettison: ulimit -v lets a process have 0\.59 GiB of addresses, and this command needs at least "
+        r"1\.[05]0 GiB: .*`ulimit -v unlimited`\n", run.stderr), run.stderr
+
+
+def test_too_few_addresses_for_a_worker_s_memory_are_one_line_with_both_numbers(tmp_path):
+    assert main(["model", "create", str(tmp_path / "m"), *SMALL_MODEL]) == 0
+    run = run_limited(4 << 30, "serve", "m", "--memory", "4GiB", "--port", "0", cwd=tmp_path)
+    assert run.returncode == 2 and run.stderr.count("\n") == 1, run.stderr
+    assert "--memory 4GiB for each instance: ulimit -v lets a process have 4.00 GiB" in run.stderr
+    assert "needs about 9.0" in run.stderr
+
+
+def test_an_allocation_that_the_limit_refused_is_one_line(monkeypatch, capsys):
+    def serve(config):
+        raise MemoryError("Unable to allocate 3 GiB")
+
+    monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=serve))
+    monkeypatch.setattr("jettison.live.address_space.address_limit", lambda: 8 << 30)
+    assert main(["serve", "models/tiny"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("jettison: MemoryError: Unable to allocate 3 GiB; ulimit -v lets a process have 8.00 GiB")
+    assert err.count("\n") == 1
+    monkeypatch.setattr("jettison.live.address_space.address_limit", lambda: None)
+    with pytest.raises(MemoryError):
+        main(["serve", "models/tiny"])
+
+
 def test_an_unwritable_result_is_told_before_the_work(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "jettison.live.verify", _module(run_verify=lambda *_, **__: pytest.fail("it ran")))
     (tmp_path / "no").write_text("a file")
     assert main(["verify", "--json", str(tmp_path / "no" / "folder.json")]) == 2
     assert capsys.readouterr().err == f"jettison: {tmp_path / 'no' / 'folder.json'}: cannot be written: File exists\n"
+
+
+def test_a_verify_that_is_told_to_end_leaves_nothing_behind(monkeypatch):
+    """Its models and engines are closed as the stack unwinds."""
+    closed = []
+
+    def run_verify(*_, **__):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            pytest.fail("the signal ends it")
+        finally:
+            closed.append("folder")
+
+    monkeypatch.setitem(sys.modules, "jettison.live.verify", _module(run_verify=run_verify))
+    assert main(["verify"]) == 143 and closed == ["folder"]
 
 
 def test_a_time_line_that_cannot_be_written_is_told_before_the_model_loads(tmp_path, monkeypatch, capsys):
@@ -298,6 +362,45 @@ def test_a_bad_file_is_named_with_its_line(text, words, tmp_path):
     with pytest.raises(ConfigError) as caught:
         read_yaml_mapping(path)
     assert all(word in str(caught.value) for word in ["bad.yaml", *words]), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "told"),
+    [
+        ("model: m\nblocksize: 1\n", [], ", line 2: unknown key 'blocksize' (did you mean 'block_size'?)"),
+        ("model: m\n\nport: http\n", [], ", line 3: port needs a whole number from 0 to 65535, not 'http'"),
+        ("# first\nmax-num-seqs: -3\n", [], ", line 2: max_num_seqs needs a whole number"),
+        ("block-size: 16\nblock_size: 16\n", [], ", line 2: key 'block_size' is given twice"),
+        ("3: 1\n", [], ": unknown key 3"),
+        ("model: m\nmax_num_seqs: 600\n", [], "max_num_seqs 600 (FILE, line 2) is above --max-num-batched-tokens 512"),
+        ("model: m\nmax_num_seqs: 600\n", ["--max-num-batched-tokens", "9"],
+         "max_num_seqs 600 (FILE, line 2) is above --max-num-batched-tokens 9: "),
+        ("model: m\nmax_num_batched_tokens: 9\n", ["--max-num-seqs", "10"],
+         "--max-num-seqs 10 is above max_num_batched_tokens 9 (FILE, line 2): "),
+        ("model: m\npage_size: 2MiB\nmemory: 1MiB\n", [],
+         "memory 1MiB (FILE, line 3) is less than one page (page_size 2MiB (FILE, line 2))"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_told_with_file_and_line(text, flags, told, tmp_path, capsys):
+    path = tmp_path / "jettison.yaml"
+    path.write_text(text)
+    for command in (["serve"], ["config", "show"]):
+        assert main([*command, "--config", str(path), *flags]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        wanted = told.replace("FILE", str(path)) if "FILE" in told else f"{path}{told}"
+        assert err.startswith(f"jettison: {wanted}"), err
+
+
+def test_what_is_wrong_elsewhere_names_the_flag_or_the_variable(tmp_path, capsys, monkeypatch):
+    """And not the file, which a flag beats."""
+    path = tmp_path / "jettison.yaml"
+    path.write_text("model: m\nport: 1\napi_key: right\n")
+    assert main(["serve", "--config", str(path), "--port", "http"]) == 2
+    assert capsys.readouterr().err.startswith("jettison: --port needs")
+    monkeypatch.setenv("JETTISON_API_KEY", " wrong")
+    assert main(["serve", "--config", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("jettison: JETTISON_API_KEY needs")
 
 
 def test_an_empty_file_is_an_empty_mapping(tmp_path):

@@ -12,7 +12,7 @@ import openai
 import pytest
 from e2e_server import COMMON_FLAGS, MODEL, PYTHON, WAIT_S, child_environment, eventually, session_pids
 
-from jettison.live.server_process import free_port
+from jettison.live.server_process import ENDS_WITH_STDIN, free_port
 
 pytestmark = pytest.mark.live
 
@@ -96,7 +96,8 @@ def test_a_signal_while_loading_ends_it_too(model_dir, tmp_path):
     url = f"http://127.0.0.1:{port}"
     with (tmp_path / "log").open("wb") as log, httpx.Client(timeout=WAIT_S) as http:
         process = subprocess.Popen(
-            command, env=child_environment(), stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            command, env=child_environment(**{ENDS_WITH_STDIN: "1"}), stdin=subprocess.PIPE, stdout=log,
+            stderr=subprocess.STDOUT, start_new_session=True)
         try:
 
             def answers() -> bool:
@@ -117,5 +118,6 @@ def test_a_signal_while_loading_ends_it_too(model_dir, tmp_path):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+            process.stdin.close()
     assert session_pids(process.pid) == set()
     assert "Traceback" not in (tmp_path / "log").read_text()

@@ -9,8 +9,9 @@ import pytest
 
 from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
+from jettison.errors import BudgetError
 from jettison.live import assembly
-from jettison.live.machine_memory import memory_limit, memory_warning
+from jettison.live.machine_memory import INTERPRETER_BYTES, SERVER_BYTES, Wanted, cores_warning, memory_limit
 
 GIB = 1 << 30
 MACHINE = "this machine's memory and swap"
@@ -47,14 +48,33 @@ def test_the_least_of_machine_and_control_groups_counts(
 
 
 def test_a_system_that_does_not_tell_warns_of_nothing(tmp_path: Path) -> None:
-    assert memory_limit(tmp_path) is None and memory_warning(1 << 60, None) is None
+    much = Wanted(1, 1 << 60, 1 << 60)
+    assert memory_limit(tmp_path) is None and much.warning(None) is None and much.complaint(None) is None
 
 
-def test_the_warning_is_one_line_with_both_numbers() -> None:
-    assert memory_warning(GIB, (GIB, MACHINE)) is None
-    warning = memory_warning(3 * GIB, (GIB, GROUP))
+def test_the_warning_is_one_line_with_all_numbers() -> None:
+    wanted = Wanted(4, 3 * GIB, GIB)
+    assert wanted.process_bytes == SERVER_BYTES + 4 * INTERPRETER_BYTES
+    assert wanted.warning((3 * GIB + wanted.process_bytes, MACHINE)) is None
+    warning = wanted.warning((3 * GIB + wanted.process_bytes - 1, GROUP))
     assert warning is not None and "\n" not in warning
-    assert "3.00 GiB" in warning and "1.00 GiB of this control group's limit" in warning
+    assert "use 3.88 GiB (0.88 GiB of it for 5 interpreters), more than the 3.87 GiB of this control group" in warning
+
+
+def test_interpreters_and_parameters_that_do_not_fit_are_a_complaint_with_both_numbers() -> None:
+    wanted = Wanted(4, 3 * GIB, GIB)
+    start_bytes = GIB + wanted.process_bytes
+    assert wanted.complaint((start_bytes, MACHINE)) is None
+    complaint = wanted.complaint((start_bytes - (1 << 28), MACHINE))
+    assert complaint is not None and "\n" not in complaint
+    assert "4 instances need 1.88 GiB" in complaint and "1.62 GiB of this machine's memory and swap" in complaint
+
+
+@pytest.mark.parametrize(("instances", "cores", "warns"), [(1, 1, False), (2, 2, False), (3, 2, True), (64, 2, True)])
+def test_more_instances_than_cores_are_a_warning(instances: int, cores: int, warns: bool) -> None:
+    warning = cores_warning(instances, 1, cores)
+    assert (warning is not None) == warns
+    assert warning is None or (f"{instances} instances" in warning and f"{cores} core" in warning)
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +91,9 @@ def test_all_instances_and_their_host_pools_count_together(
     instances: int, overload: str, warns: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(assembly, "memory_limit", lambda: (2 * GIB + GIB // 2, MACHINE))
+    processes_bytes = SERVER_BYTES + instances * INTERPRETER_BYTES
+    monkeypatch.setattr(assembly, "memory_limit", lambda: (2 * GIB + GIB // 2 + processes_bytes, MACHINE))
+    monkeypatch.setattr(assembly, "usable_cores", lambda: instances)
     config = EngineConfig.resolve(
         model=str(model_dir), memory="1GiB", host_memory="512MiB", instances=instances, overload=overload
     )
@@ -88,3 +110,17 @@ def test_more_than_the_physical_memory_is_no_reason_to_refuse(
     assembly.assemble(config).check()
     (record,) = caplog.records
     assert "lower --memory or --instances" in record.getMessage()
+
+
+def test_processes_that_do_not_fit_are_refused_before_they_start(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(assembly, "memory_limit", lambda: (4 * GIB, MACHINE))
+    monkeypatch.setattr(assembly, "usable_cores", lambda: 2)
+    config = EngineConfig.resolve(model=str(model_dir), memory="4MiB", instances=64, num_threads=1)
+    with pytest.raises(BudgetError, match=r"^64 instances need 10\.\d\d GiB .* 65 interpreters.* 4\.00 GiB"):
+        assembly.assemble(config).check()
+    monkeypatch.setattr(assembly, "memory_limit", lambda: (24 * GIB, MACHINE))
+    assembly.assemble(config).check()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("64 instances of 1 thread(s) on 2 core(s)")

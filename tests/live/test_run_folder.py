@@ -13,13 +13,17 @@ from pathlib import Path
 import pytest
 
 import jettison
+from jettison.errors import UserError
 from jettison.live import run_folder
 from jettison.live.run_folder import PREFIX, RunFolder, remove_abandoned
 
 
 @pytest.fixture(autouse=True)
 def temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This test's folder alone, however long its path is: nothing is bound here."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(run_folder, "SHORT_PARENTS", ())
+    monkeypatch.setattr(run_folder, "MAX_SOCKET_PATH_BYTES", 1 << 12)
     return tmp_path
 
 
@@ -50,7 +54,8 @@ def test_a_folder_is_private_and_goes_with_its_owner(tmp_path: Path) -> None:
 
 def test_the_next_start_removes_the_folder_of_a_process_that_was_killed(tmp_path: Path) -> None:
     script = (
-        "import os, stat, time; from jettison.live.run_folder import RunFolder; folder = RunFolder();"
+        "import os, stat, time; from jettison.live import run_folder; run_folder.MAX_SOCKET_PATH_BYTES = 4096;"
+        "folder = run_folder.RunFolder();"
         "os.mknod(folder.path / 'control', stat.S_IFSOCK | 0o600); print(folder.path, flush=True); time.sleep(60)"
     )
     env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(jettison.__file__).parent.parent)}
@@ -130,3 +135,53 @@ def test_without_locks_a_folder_is_made_and_nobody_s_is_removed(
     assert left.exists() and folder.path.exists()
     folder.remove()
     assert not folder.path.exists()
+
+
+@pytest.fixture
+def short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The one short folder there is, beside a folder for temporary files that is too long for a socket."""
+    given, short = tmp_path / ("long" * 30), tmp_path / "short"
+    for folder in (given, short):
+        folder.mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(given))
+    monkeypatch.setattr(run_folder, "SHORT_PARENTS", (short,))
+    monkeypatch.setattr(run_folder, "MAX_SOCKET_PATH_BYTES", len(os.fsencode(short)) + run_folder._ROOM_BYTES)
+    return short
+
+
+def test_where_the_path_is_too_long_a_short_folder_is_taken(short: Path) -> None:
+    left = abandoned(short)
+    with RunFolder() as folder:
+        assert folder.path.parent == short and stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+        longest = put_socket(folder.path, "link-1023.1000000")
+        assert len(os.fsencode(longest)) == run_folder.MAX_SOCKET_PATH_BYTES
+        assert not left.exists(), "what was abandoned there is removed as well"
+    assert not list(short.iterdir())
+
+
+@pytest.mark.parametrize(("mode", "is_taken"), [(0o777, False), (0o1777, True), (0o770, False), (0o755, True)])
+def test_a_short_folder_in_which_others_could_rename_ours_is_not_taken(
+    mode: int, is_taken: bool, short: Path
+) -> None:
+    short.chmod(mode)
+    if is_taken:
+        with RunFolder() as folder:
+            assert folder.path.parent == short
+        return
+    with pytest.raises(UserError, match="TMPDIR is too long for sockets") as caught:
+        RunFolder()
+    assert tempfile.gettempdir() in str(caught.value) and "\n" not in str(caught.value)
+    assert not list(short.iterdir())
+
+
+def test_without_any_short_folder_the_line_names_the_mend(short: Path) -> None:
+    short.rmdir()
+    with pytest.raises(UserError, match=r"TMPDIR is too long .* Set it to a folder whose path has at most \d+$"):
+        RunFolder()
+
+
+def test_abandoned_folders_are_found_in_every_place(short: Path) -> None:
+    """What a start with a long TMPDIR has left is removed by one with a short TMPDIR, and the other way round."""
+    left = abandoned(short), abandoned(Path(tempfile.gettempdir()))
+    RunFolder().remove()
+    assert not any(folder.exists() for folder in left)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -18,7 +20,7 @@ from worker_fakes import expected_token, make_step
 import jettison
 from jettison.device.model.hf_config import parse_config
 from jettison.device.model.jsonfile import JsonObject
-from jettison.errors import BudgetError, JettisonError, WorkerLostError
+from jettison.errors import BudgetError, JettisonError, UserError, WorkerLostError
 from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.launcher import LocalLauncher, WorkerSpec
@@ -223,6 +225,36 @@ def test_workers_die_with_a_controller_that_is_killed(what):
     assert not Path(folder).exists()
 
 
+@pytest.fixture
+def address_limit():
+    """Far more than is needed, but a limit; child processes inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 42, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize(("what", "error", "says"), [
+    ("memory", UserError, r"^MemoryError; ulimit -v lets .* 4096.00 GiB .* unlimited"),
+    ("crash", WorkerLostError, r"ended with code 7 while it was starting \(ulimit -v lets a process have 4096.00 GiB"),
+])
+async def test_a_worker_that_may_lack_addresses_says_so(what, error, says, address_limit, capfd):
+    with pytest.raises(error, match=says):
+        async with Cluster(1, what=f"0:{what}"):
+            pass
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_folder_for_temporary_files_whose_path_is_too_long_for_a_socket(tmp_path, monkeypatch):
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    async with Cluster() as cluster:
+        done = await run_step(cluster, 1, [5])
+        assert done.token_ids == [expected_token([5], [(0, 2), (2, 4)])]
+    assert not list(long.iterdir())
+
+
 async def test_the_secret_is_on_no_command_line_and_in_no_environment():
     async with Cluster(1) as cluster:
         secret = cluster.launcher._secret.hex().encode()
@@ -261,6 +293,9 @@ async def test_a_killed_worker_is_started_again_with_links_to_all(link_kind, vic
             # A fence for an older life that comes late does not harm the new link.
             cluster.launcher.send(1 - victim, m.FenceWorker(100 + life, victim, life - 1))
             assert isinstance(await run_step(cluster, 20 + life, [7]), m.StepDone)
+            lives = {1 - victim: 0, victim: life} if link_kind == "shm" else {}
+            names = {path.name for path in cluster.launcher._folder.path.iterdir()}
+            assert names == {"control", *(f"link-{w}.{n}" for w, n in lives.items())}, "older lives leave no name"
 
 
 async def test_a_stage_that_lost_its_input_says_who_is_lost():

@@ -29,6 +29,8 @@ class ProcessDevice(FakeDevice):
             raise BudgetError("4096 bytes are needed")
         if self.what == "crash":
             os._exit(7)
+        if self.what == "memory":
+            raise MemoryError
         if self.what == "bug":
             raise ZeroDivisionError("oops")
         if self.what == "slow":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 
 import pytest
 from fake_engine import FakeEngine
 from served import eventually
 
+from jettison.server.tokenizer import Tokenizer
+
 COMPLETION = {"model": "fake", "prompt": "hi", "max_tokens": 2}
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "http://10.0.0.1/"}}
 
 BAD_COMPLETIONS = [
@@ -112,7 +116,14 @@ BAD_CHATS = [
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [TOOL], "tool_choice": "auto"}, "tools"),
+    ({"tools": [TOOL], "tool_choice": None}, "tools"),
+    ({"tool_choice": "required", "tools": [TOOL]}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": "f", "tool_choice": "none"}, "tools"),
+    ({"tools": ["f"], "tool_choice": "none"}, "tools"),
+    ({"functions": [{"name": "f"}], "function_call": "auto"}, "functions"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"modalities": ["audio"]}, "modalities"),
     ({"chat_template": "{{ 1 }}"}, "chat_template"),
@@ -139,6 +150,7 @@ async def test_bad_fields_are_400_and_named(serve):
 
 
 HARMLESS = [
+    {"tools": [TOOL], "tool_choice": "none"}, {"functions": [{"name": "f"}], "function_call": "none"},
     {"tools": []}, {"tool_choice": "none"}, {"response_format": {"type": "text"}}, {"tools": None},
     {"unheard_of": {"a": 1}}, {"store": False}, {"stream_options": None}, {"top_k": -1}, {"top_k": 0}, {"n": None},
     {"cache_salt": None}, {"cache_salt": "a"},
@@ -152,6 +164,15 @@ async def test_harmless_fields_pass(serve, caplog):
             answer = await served.post("/v1/chat/completions", CHAT | fields)
             assert answer.status_code == 200, (fields, answer.text)
     assert caplog.text.count("'unheard_of'") == 1
+
+
+async def test_tools_that_may_not_be_called_are_no_part_of_the_prompt(serve, tokenizer_dir, tmp_path):
+    shutil.copytree(tokenizer_dir, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text("{{ tools }} {{ messages[0].content }}")
+    async with serve(FakeEngine(), tokenizer=Tokenizer.from_dir(tmp_path)) as served:
+        fields = {"tools": [TOOL], "tool_choice": "none", "return_token_ids": True}
+        answer = await served.post("/v1/chat/completions", CHAT | fields)
+    assert bytes(answer.json()["prompt_token_ids"]) == b"None hi"
 
 
 @pytest.mark.parametrize(

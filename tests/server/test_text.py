@@ -189,6 +189,7 @@ def test_template_sources(folder):
         "{{ raise_exception('no') }}",
         "{{ messages[0] + 1 }}",
         "{{ 1 / 0 }}",
+        "{{ messages[0].content | xmlattr }}",
         "{% include '/etc/passwd' %}",
     ],
 )
@@ -200,6 +201,49 @@ def test_a_template_cannot_run_away_or_break_out(source, monkeypatch):
     except TemplateError:
         text = ""
     assert text == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("{{ messages.append(1) }}", "is not safely callable|is unsafe"),
+        ("{{ messages.__class__.__mro__ }}", "__class__.* is unsafe"),
+        ("{{ no_such_function(messages) }}", "'no_such_function' is undefined"),
+        ("{% for m in messages %}{% if m.role == 'assistant' %}{{ mark(m) }}{% endif %}{% endfor %}", "'mark' is u"),
+        ("{{ messages[0].content.text.words }}", "has no attribute 'text'"),
+        ("{% for m in messages %}{{ m.content | xmlattr }}{% endfor %}", "has no attribute 'items'"),
+        ("{{ 2 ** 2 }}", r"uses \*\*"),
+        ("{% for m in messages %}{{ 1 / 0 }}{% endfor %}", "division by zero"),
+        ("{{ raise_exception() }}", "missing 1 required"),
+        # The system role is refused on purpose; what comes after that is still tried.
+        ("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ f() }}", "'f' is un"),
+    ],
+)
+def test_a_template_that_renders_no_conversation_is_refused_with_one_line(source, told, folder):
+    (folder / "chat_template.jinja").write_text(source)
+    with pytest.raises(ModelError, match=told) as caught:
+        Tokenizer.from_dir(folder)
+    assert str(folder / "chat_template.jinja") in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", [
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{{ messages[0].content }}",
+    "{% if messages|length > 1 %}{{ raise_exception('one question') }}{% endif %}{{ messages[0].content }}",
+    "{{ raise_exception('this model does not chat') }}",
+    "{% if tools %}{{ no_such_function(tools) }}{% endif %}{{ messages[0].content }}",
+    "{{ strftime_now('%d %b %Y') if strftime_now is defined }}{{ bos_token }}{{ eos_token }}{{ messages | tojson }}",
+    "{% if enable_thinking is defined and not enable_thinking %}-{% endif %}{{ messages[-1].content }}",
+])
+def test_what_a_template_refuses_on_purpose_is_its_own_affair(source, folder):
+    (folder / "chat_template.jinja").write_text(source)
+    assert Tokenizer.from_dir(folder).chat_template == source
+
+
+@pytest.mark.parametrize("source", ["{{ " + "(" * 500 + "1" + ")" * 500 + " }}", "{{ 1 | no_such_filter }}"])
+def test_a_template_that_does_not_compile_is_one_line(source):
+    with pytest.raises(ModelError, match=r"^here: the chat template is broken: ") as caught:
+        ChatTemplate(source, "here")
+    assert "\n" not in str(caught.value)
 
 
 def test_template_conveniences():

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from jettison.live.address_space import MORE_PROGRAM_BYTES, check_address_limit
+
 
 def demo(
     out_dir: Annotated[
@@ -15,6 +17,7 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of the model and the workload.", min=0)] = 0,
 ) -> None:
     """Make a small model, serve it with little memory, replay a burst with dropping off and on, and compare."""
+    check_address_limit(MORE_PROGRAM_BYTES)
     from jettison.live.demo import run_demo
     from jettison.live.endings import ended_by_sigterm
 

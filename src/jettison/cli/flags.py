@@ -66,5 +66,8 @@ def resolve_config(
     """Flags over the environment over the file over the defaults. Raises ConfigError."""
     if model_dir is not None:
         flags = {"model": str(model_dir), **flags}
-    from_file = read_yaml_mapping(file) if file is not None else None
-    return EngineConfig.resolve(file=from_file, environ=os.environ, needs_model=needs_model, **flags)
+    from_file = None if file is None else read_yaml_mapping(file)
+    place_in_file = None if from_file is None else from_file.place_of
+    return EngineConfig.resolve(
+        file=from_file, place_in_file=place_in_file, environ=os.environ, needs_model=needs_model, **flags
+    )

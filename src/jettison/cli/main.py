@@ -32,6 +32,7 @@ from jettison.cli import (
 )
 from jettison.cli.help import Command, Group
 from jettison.errors import JettisonError, UserError
+from jettison.live.address_space import explained
 
 logger = logging.getLogger(__name__)
 
@@ -105,13 +106,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain("aborted", 1)
     except SystemExit as leaving:  # how typer ends, well or not
         return leaving.code if isinstance(leaving.code, int) else 0
-    except UserError as error:
-        return _complain(error, 2)
-    except JettisonError as error:
-        return _complain(error, 1)
-    except OSError as error:
-        logger.debug("the operating system refused", exc_info=error)
-        return _complain(_reason(error), 2 if error.errno in _MENDABLE else 1)
+    except Exception as raised:
+        told = explained(raised)
+        if isinstance(told, JettisonError):
+            return _complain(told, 2 if isinstance(told, UserError) else 1)
+        if isinstance(told, OSError):
+            logger.debug("the operating system refused", exc_info=told)
+            return _complain(_reason(told), 2 if told.errno in _MENDABLE else 1)
+        raise  # nobody has foreseen it: its traceback is of use
     return code if isinstance(code, int) else 0
 
 

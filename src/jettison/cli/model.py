@@ -10,6 +10,7 @@ import typer
 from jettison.cli.help import Command, Group
 from jettison.config import parse_bytes
 from jettison.errors import ConfigError
+from jettison.live.address_space import check_address_limit
 
 app = typer.Typer(help="Make model folders.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 
@@ -44,6 +45,7 @@ def create(
 ) -> None:
     """Write a small random model with a byte-level tokenizer: the same seed gives the same bytes."""
     shard_num_bytes = None if shard_bytes is None else _size("--shard-bytes", shard_bytes)
+    check_address_limit()
     from jettison.device.model.create import create_model
 
     create_model(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jettison.cli.flags import resolve_config, with_config_flags
+from jettison.live.address_space import check_address_limit
 
 
 @with_config_flags
@@ -38,6 +39,7 @@ def profile(
     decide how many threads a worker has, and a profile is valid for that many.
     """
     resolved = resolve_config(model_dir, config, flags)
+    check_address_limit()
     from jettison.live.profile_command import profile_command
 
     raise typer.Exit(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jettison.cli.flags import resolve_config, with_config_flags
+from jettison.live.address_space import check_address_limit
 
 
 @with_config_flags
@@ -27,6 +28,7 @@ def serve(
     that the others hold and run as one pipeline until the wave has passed.
     """
     resolved = resolve_config(model_dir, config, flags)
+    check_address_limit()
     from jettison.server.launch import serve as run_server
 
     raise typer.Exit(run_server(resolved))

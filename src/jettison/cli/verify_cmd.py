@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from jettison.live.address_space import MORE_PROGRAM_BYTES, check_address_limit
+
 
 def verify(
     model_dir: Annotated[
@@ -27,6 +29,10 @@ def verify(
 
     if json_out is not None:
         check_writable(json_out)  # better told now than after minutes of work
+    check_address_limit(MORE_PROGRAM_BYTES)
+    from jettison.live.endings import ended_by_sigterm
     from jettison.live.verify import run_verify
 
-    raise typer.Exit(run_verify(model_dir, json_out, dtype, full=full))
+    with ended_by_sigterm():
+        code = run_verify(model_dir, json_out, dtype, full=full)
+    raise typer.Exit(code)

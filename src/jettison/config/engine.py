@@ -63,6 +63,7 @@ class EngineConfig:
         cls,
         *,
         file: Mapping[str, object] | None = None,
+        place_in_file: Callable[[object], str] | None = None,
         environ: Mapping[str, str] | None = None,
         num_cores: int | None = None,
         needs_model: bool = True,
@@ -71,20 +72,21 @@ class EngineConfig:
         """Parse, validate and complete: ``EngineConfig.resolve(model="dir", instances=2, memory="256MiB")``.
 
         ``flags`` are flat keys as in ``KEYS``, each a value or a text to parse; ``file`` is a parsed YAML
-        mapping of the same keys; ``environ`` is looked up for the API key only, and only when given;
+        mapping of the same keys, and ``place_in_file`` tells its name and line for one as it is written there;
+        ``environ`` is looked up for the API key only, and only when given;
         ``num_cores`` defaults to the cores this process may use; without ``needs_model`` a missing model
         folder is let through (to show a configuration). Raises ConfigError: one line that names the key.
         """
-        given: dict[str, tuple[object, Source]] = {}
+        given: dict[str, _Given] = {}
         for source, mapping in _sources(file, environ, flags):
-            given |= {name: (raw, source) for name, raw in _named(mapping, source).items()}
+            given |= _named(mapping, source, place_in_file)
         values: dict[str, Any] = {}
         for name, key in KEYS.items():
-            values[name] = _parsed(key, *given[name]) if name in given else key.default
+            values[name] = _parsed(key, given[name]) if name in given else key.default
         if needs_model and not values["model"]:
             raise ConfigError("no model folder given: `jettison serve MODEL_DIR`, or `model: DIR` in the file")
-        _complete(values, num_cores or usable_cores())
-        provenance: dict[str, Source] = {name: given[name][1] if name in given else "default" for name in KEYS}
+        _complete(values, num_cores or usable_cores(), given)
+        provenance: dict[str, Source] = {name: given[name].source if name in given else "default" for name in KEYS}
         sections = {
             section: factory(**{key.field: values[key.name] for key in KEYS.values() if key.section == section})
             for section, factory in _SECTIONS.items()
@@ -179,31 +181,56 @@ def _sources(
     return sources
 
 
-def _named(mapping: Mapping[str, object], source: Source) -> dict[str, object]:
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What somebody has said for a key."""
+
+    raw: object
+    source: Source
+    place: str
+    """Of the file, if it stands in one."""
+
+    def label(self, key: Key) -> str:
+        """The key as it was said there."""
+        return {"flag": key.flag, "file": f"{self.place}: {key.name}", "env": API_KEY_VARIABLE}[self.source]
+
+
+def _named(
+    mapping: Mapping[str, object], source: Source, place_in_file: Callable[[object], str] | None
+) -> dict[str, _Given]:
     """The mapping under the keys' own names, dashes made underscores; refuses unknown and doubled ones."""
-    where = "the configuration file: " if source == "file" else ""
-    named: dict[str, object] = {}
+    named: dict[str, _Given] = {}
     for written, raw in mapping.items():
+        place = ""
+        if source == "file":
+            place = "the configuration file" if place_in_file is None else place_in_file(written)
+        where = f"{place}: " if place else ""
         name = written.replace("-", "_") if isinstance(written, str) else written
         if name not in KEYS:
             hint = did_you_mean(name, tuple(KEYS))
             raise ConfigError(f"{where}unknown key {written!r}{hint}; `jettison config show` lists all keys")
         if name in named:
             raise ConfigError(f"{where}key {name!r} is given twice")
-        named[name] = raw
+        named[name] = _Given(raw, source, place)
     return named
 
 
-def _parsed(key: Key, raw: object, source: Source) -> object:
+def _parsed(key: Key, given: _Given) -> object:
     try:
-        return key.parse(raw)
+        return key.parse(given.raw)
     except ValueError as error:
-        label = {"flag": key.flag, "file": f"the configuration file: {key.name}", "env": API_KEY_VARIABLE}
-        raise ConfigError(f"{label.get(source, key.name)} {error}") from None
+        raise ConfigError(f"{given.label(key)} {error}") from None
 
 
-def _complete(values: dict[str, Any], num_cores: int) -> None:
+def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given]) -> None:
     """Fill what depends on other keys, and refuse what contradicts them."""
+
+    def told(name: str) -> str:
+        """``--memory 1MiB``, or ``memory 1MiB (FILE, line 3)``."""
+        key, value = KEYS[name], KEYS[name].show(values[name])
+        place = given[name].place if name in given else ""
+        return f"{key.name} {value} ({place})" if place else f"{key.flag} {value}"
+
     if values["served_model_name"] is None:
         values["served_model_name"] = os.path.basename(os.path.abspath(values["model"])) if values["model"] else ""
     if values["host_memory"] is None:
@@ -215,12 +242,10 @@ def _complete(values: dict[str, Any], num_cores: int) -> None:
         values["max_num_seqs"] = min(DEFAULT_MAX_NUM_SEQS, budget)
     if values["max_num_seqs"] > budget:
         raise ConfigError(
-            f"--max-num-seqs {values['max_num_seqs']} is above --max-num-batched-tokens {budget}: "
+            f"{told('max_num_seqs')} is above {told('max_num_batched_tokens')}: "
             "a step could not give every running request its one token")
     if values["memory"] < values["page_size"]:
-        raise ConfigError(
-            f"--memory {format_bytes(values['memory'])} is less than one page (--page-size "
-            f"{format_bytes(values['page_size'])})")
+        raise ConfigError(f"{told('memory')} is less than one page ({told('page_size')})")
 
 
 def usable_cores() -> int:

@@ -24,28 +24,56 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_yaml_mapping(path: Path, what: str = "the configuration file") -> dict[str, Any]:
+class YamlMapping(dict[Any, Any]):
+    """What a YAML file holds, and where each of its keys stands."""
+
+    def __init__(self, content: dict[Any, Any], path: Path, lines: dict[Any, int]) -> None:
+        super().__init__(content)
+        self._path = path
+        self._lines = lines
+
+    def place_of(self, key: object) -> str:
+        """``FILE, line 3``."""
+        line = self._lines.get(key)
+        return str(self._path) if line is None else f"{self._path}, line {line}"
+
+
+def read_yaml_mapping(path: Path, what: str = "the configuration file") -> YamlMapping:
     """The mapping in a YAML file; an empty file is an empty mapping. Raises ConfigError naming file and line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"cannot read {what} {path}: {reason}") from None
-    content = parse_yaml(text, str(path))
+    content, lines = _parse(text, str(path))
     if content is None:
-        return {}
+        return YamlMapping({}, path, {})
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: needs `key: value` lines, not a {type(content).__name__}")
-    return content
+    return YamlMapping(content, path, lines)
 
 
 def parse_yaml(text: str, where: str) -> Any:
     """One document, or one value. Raises ConfigError that begins with ``where`` and names the line."""
+    return _parse(text, where)[0]
+
+
+def _parse(text: str, where: str) -> tuple[Any, dict[Any, int]]:
+    """The document, and of a mapping also the line of each plain key. Raises as ``parse_yaml`` does."""
     try:
-        return yaml.load(text, Loader=_StrictLoader)
+        loader = _StrictLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None, {}
+            content = loader.construct_document(node)
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{where}, line {mark.line + 1}" if mark is not None else where
         raise ConfigError(f"{place}: {getattr(error, 'problem', None) or 'not YAML'}") from None
     except (ValueError, OverflowError) as error:  # a time stamp that is none, a number out of bounds
         raise ConfigError(f"{where}: {error}") from None
+    keys = [name for name, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+    return content, {key.value: key.start_mark.line + 1 for key in keys if isinstance(key, yaml.ScalarNode)}

@@ -46,15 +46,25 @@ def check_addresses(budget_bytes: int, workspace_bytes: int, shape: ModelShape, 
         pool.close()
 
 
+def span_bytes(budget_bytes: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> int:
+    """Bytes of addresses that such a device reserves."""
+    return sum(_span_pages(budget_bytes // sizes.page_bytes, workspace_bytes, shape, sizes).values()) * sizes.page_bytes
+
+
+def _span_pages(num_pages: int, workspace_bytes: int, shape: ModelShape, sizes: PageSizes) -> dict[Owner, int]:
+    """Pages of one range of addresses for each shard and the workspace, and for each layer one that could take all."""
+    spans = {WORKSPACE: -(-workspace_bytes // sizes.page_bytes)}
+    spans |= {shard_owner(shard): sizes.shard_pages[shard] for shard in shape.shard_bytes}
+    return spans | {kv_owner(layer): num_pages for layer in shape.all_layers.layers()}
+
+
 def _reserve_spans(
     pool: PagePool, workspace_bytes: int, shape: ModelShape, sizes: PageSizes
 ) -> dict[Owner, Arena]:
-    """One address range for each shard and the workspace, and for each layer one that could take every page."""
-    num_pages = {WORKSPACE: -(-workspace_bytes // sizes.page_bytes)}
-    num_pages |= {shard_owner(shard): sizes.shard_pages[shard] for shard in shape.shard_bytes}
-    num_pages |= {kv_owner(layer): pool.num_pages for layer in shape.all_layers.layers()}
+    """Raises BudgetError."""
     try:
-        return {owner: pool.reserve(num) for owner, num in num_pages.items()}
+        spans = _span_pages(pool.num_pages, workspace_bytes, shape, sizes)
+        return {owner: pool.reserve(num_pages) for owner, num_pages in spans.items()}
     except MappingError as error:
         budget_bytes = pool.num_pages * sizes.page_bytes
         message = f"the system has no addresses for a memory budget of {budget_bytes} bytes: {error}"

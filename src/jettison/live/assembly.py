@@ -8,22 +8,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jettison.config import EngineConfig
+from jettison.config import EngineConfig, usable_cores
 from jettison.config.values import format_bytes
 from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
-from jettison.device.memory import check_addresses
+from jettison.device.memory import check_addresses, span_bytes
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import WeightFolder
 from jettison.device.runner import Runner
 from jettison.errors import BudgetError, ConfigError
+from jettison.live.address_space import spans_complaint
 from jettison.live.encoder import MAX_FIXED_BYTES, fixed_step_bytes
 from jettison.live.launcher import WorkerSpec
-from jettison.live.machine_memory import memory_limit, memory_warning
+from jettison.live.machine_memory import Wanted, cores_warning, memory_limit
 from jettison.live.pieces import MAX_PIECE_BYTES
 from jettison.live.profile_file import fingerprint, load_profile
 from jettison.memory.hostpool import num_host_slots
@@ -62,24 +63,41 @@ class Assembly:
     def check(self) -> None:
         """Raise now what would end every worker's start.
 
-        BudgetError where a worker's first layout does not fit into its memory, or its memory not into addresses;
-        ModelError where the folder's weights are not those of its configuration (their headers are read). Logs a
-        warning where the workers may come to use more than the machine has.
+        BudgetError where a worker's first layout does not fit into its memory, its memory not into addresses, or all
+        processes not into the machine; ModelError where the folder's weights are not those of its configuration (their
+        headers are read). Logs a warning where the workers may come to use more than the machine has.
         """
         memory = self.config.memory
         sizes = PageSizes.of(self.shape, memory.block_size, memory.page_bytes)
+        too_many = spans_complaint(span_bytes(memory.memory_bytes, self.workspace_bytes, self.shape, sizes))
+        flag = f"--memory {format_bytes(memory.memory_bytes)} for each instance"
         try:
             check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
         except BudgetError as error:
-            raise BudgetError(f"--memory {format_bytes(memory.memory_bytes)} for each instance: {error}") from None
+            raise BudgetError(f"{flag}: {too_many or error}") from error
+        if too_many is not None:
+            log.warning("%s: %s", flag, too_many)
         for layers in {LayerRange(*spec.layers) for spec in self.worker_specs if spec.layers is not None}:
             layout = LayoutSpec(self.shape.shards_for(layers), layers)
             check_budget(memory.memory_bytes, self.workspace_bytes, layout, sizes, memory.block_size)
         spec = self.worker_specs[0]
         WeightFolder(Path(spec.model_dir), self.model, resolve_dtype(spec.dtype, self.model)).open()
-        wanted_bytes = sum(spec.memory_bytes + spec.host_bytes for spec in self.worker_specs)
-        if (warning := memory_warning(wanted_bytes, memory_limit())) is not None:
-            log.warning("%s", warning)
+        self._check_machine()
+
+    def _check_machine(self) -> None:
+        """Raise BudgetError where the processes and parameters do not fit into this machine's memory; warn of less."""
+        specs, shards = self.worker_specs, self.shape.shard_bytes
+        layers = [self.shape.all_layers if spec.layers is None else LayerRange(*spec.layers) for spec in specs]
+        wanted = Wanted(
+            len(specs), sum(spec.memory_bytes + spec.host_bytes for spec in specs),
+            sum(shards[shard] for part in layers for shard in self.shape.shards_for(part)),
+        )
+        limit = memory_limit()
+        if (complaint := wanted.complaint(limit)) is not None:
+            raise BudgetError(complaint)
+        for warning in (wanted.warning(limit), cores_warning(len(specs), specs[0].num_threads, usable_cores())):
+            if warning is not None:
+                log.warning("%s", warning)
 
     def load_profile(self, kernels: str) -> HardwareProfile | None:
         """The profile that the configuration names, if it is valid for workers with these kernels.

@@ -31,6 +31,7 @@ from jettison import errors
 from jettison.config import API_KEY_VARIABLE
 from jettison.errors import JettisonError, UserError, WorkerLostError
 from jettison.live import messages as m
+from jettison.live.address_space import shortage_hint
 from jettison.live.channel import ControlServer
 from jettison.live.heartbeat import Listener
 from jettison.live.netns import Placement, entered
@@ -288,8 +289,10 @@ class LocalLauncher:
                 sock = listening_socket(f"tcp:{host}:0")
             return sock, f"tcp:{host}:{sock.getsockname()[1]}"
         address = self._unix_address(f"link-{worker}.{life}")
-        # An attempt at this life that never became a process has left its name behind.
-        Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+        assert self._folder is not None
+        # Lives before this one have left their names behind, and so has an attempt at it that never became a process.
+        for name in self._folder.path.glob(f"link-{worker}.*"):
+            name.unlink(missing_ok=True)
         return listening_socket(address, seqpacket=True), address
 
     def _spawn(self, worker: WorkerId, config: WorkerConfig, loop: asyncio.AbstractEventLoop) -> _Process:
@@ -368,7 +371,9 @@ class LocalLauncher:
         future = self._starting[worker]
         if not future.done():
             future.set_exception(
-                WorkerLostError(f"worker {worker} ended with code {process.returncode} while it was starting")
+                WorkerLostError(
+                    f"worker {worker} ended with code {process.returncode} while it was starting{shortage_hint()}"
+                )
             )
         elif not self._closing:
             self._on_exit(worker, process.returncode)

@@ -12,7 +12,6 @@ import select
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ import numpy as np
 
 from jettison.errors import WorkerLostError
 from jettison.live.launcher import worker_environment
+from jettison.live.run_folder import RunFolder
 from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.link import Frame, FrameKind
 from jettison.transport.shm import ShmLink, SlotGeometry
@@ -137,8 +137,8 @@ def _peer(piece_bytes: int) -> Iterator[_End]:
     """A peer process and this end of the link to it; both are gone afterwards."""
     secret = secrets.token_bytes(32)
     geometry = SlotGeometry(bulk_bytes=piece_bytes)
-    with tempfile.TemporaryDirectory(prefix="jettison-link-") as folder:
-        config = _ProbeConfig(f"unix:{folder}/link", secret.hex(), piece_bytes)
+    with RunFolder() as folder:
+        config = _ProbeConfig(f"unix:{folder.path}/link", secret.hex(), piece_bytes)
         acceptor = Acceptor(listening_socket(config.address, seqpacket=True), secret, _HERE, Purpose.LINK)
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "jettison.live.link_probe"], stdin=subprocess.PIPE, env=worker_environment(1)

@@ -8,7 +8,14 @@ swaps. So too much is worth a warning, and no refusal.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+INTERPRETER_BYTES = 160 << 20
+"""Memory of a worker's process beside its budget: Python, libraries and what they allocate (150 MiB were seen)."""
+
+SERVER_BYTES = 256 << 20
+"""The same of the server's own process, and of the libraries' files, which all processes share."""
 
 _CGROUP_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
 """Of version 2 (hard, and where it is slowed down) and of version 1."""
@@ -27,14 +34,56 @@ def memory_limit(root: Path = Path("/")) -> tuple[int, str] | None:
     return min(limits, default=None)
 
 
-def memory_warning(wanted_bytes: int, limit: tuple[int, str] | None) -> str | None:
-    """One line where all instances together are configured to use more than there is."""
-    if limit is None or wanted_bytes <= limit[0]:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What workers are configured to use, together with what their processes need."""
+
+    num_instances: int
+    budget_bytes: int
+    """All instances': device memory and host memory."""
+    parameter_bytes: int
+    """All instances': the part of their budgets that is written at the start."""
+
+    @property
+    def process_bytes(self) -> int:
+        """Of the interpreters, the server's included."""
+        return SERVER_BYTES + self.num_instances * INTERPRETER_BYTES
+
+    def complaint(self, limit: tuple[int, str] | None) -> str | None:
+        """One line where not even the start has room."""
+        start_bytes = self.parameter_bytes + self.process_bytes
+        if limit is None or start_bytes <= limit[0]:
+            return None
+        return (
+            f"{self.num_instances} instances need {_gib(start_bytes)} before they serve anything"
+            f" ({_gib(self.process_bytes)} of it for {self.num_instances + 1} interpreters), more than the"
+            f" {_gib(limit[0])} of {limit[1]}: lower --instances"
+        )
+
+    def warning(self, limit: tuple[int, str] | None) -> str | None:
+        """One line where all instances together are configured to use more than there is."""
+        wanted_bytes = self.budget_bytes + self.process_bytes
+        if limit is None or wanted_bytes <= limit[0]:
+            return None
+        return (
+            f"all instances together may come to use {_gib(wanted_bytes)} ({_gib(self.process_bytes)} of it for"
+            f" {self.num_instances + 1} interpreters), more than the {_gib(limit[0])} of {limit[1]}: the kernel will"
+            " end a worker when they do; lower --memory or --instances"
+        )
+
+
+def cores_warning(num_instances: int, num_threads: int, num_cores: int) -> str | None:
+    """One line where there are more instances than cores."""
+    if num_instances <= num_cores:
         return None
     return (
-        f"all instances together may come to use {wanted_bytes / 2**30:.2f} GiB, more than the {limit[0] / 2**30:.2f}"
-        f" GiB of {limit[1]}: the kernel will end a worker when they do; lower --memory or --instances"
+        f"{num_instances} instances of {num_threads} thread(s) on {num_cores} core(s): they start and compute in turns;"
+        " lower --instances"
     )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def _memory_and_swap_bytes(meminfo: Path) -> int:

@@ -1,4 +1,8 @@
-"""A ``jettison serve`` of one's own, on a free loopback port, ended for certain: for demos, benchmarks, tests."""
+"""A ``jettison serve`` of one's own, on a free loopback port, ended for certain: for demos, benchmarks, tests.
+
+It ends with the process that started it, too: a session of its own keeps the terminal's signals away from it, and a
+process that is killed closes nothing, but the kernel closes its pipes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,11 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from jettison.errors import JettisonError
+from jettison.errors import JettisonError, UserError
+
+ENDS_WITH_STDIN = "JETTISON_ENDS_WITH_STDIN"
+"""Environment variable: where it is 1, the server ends with its standard input, and so with the process that holds the
+other end, however that one ends."""
 
 
 def flag_arguments(flags: Mapping[str, object]) -> list[str]:
@@ -54,14 +62,19 @@ class ServerProcess:
         return self._process.pid
 
     def start(self, timeout_s: float = 120.0) -> None:
-        """Start and wait until it is ready. Raises JettisonError with the end of its log if it does not come up."""
+        """Start and wait until it is ready.
+
+        If it does not come up: raises UserError with its own line where a person can mend it, else JettisonError with
+        the end of its log.
+        """
         if self._process is not None:
             return
         command = [sys.executable, "-m", "jettison", "serve", str(self._model_dir), "--port", str(self.port)]
         command += flag_arguments(self._flags)
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.PIPE, start_new_session=True,
+                env=os.environ | {ENDS_WITH_STDIN: "1"},
             )
         try:
             self._await(self._process, timeout_s)
@@ -75,6 +88,9 @@ class ServerProcess:
             if process.poll() is not None or time.monotonic() > deadline:
                 code = process.poll()
                 tail = self._log_path.read_text(errors="replace")[-2000:]
+                last = tail.rstrip().rpartition("\n")[2]
+                if code == 2 and last.startswith("jettison: "):
+                    raise UserError(f"the server did not come up: {last.removeprefix('jettison: ')}")
                 raise JettisonError(f"the server did not come up (exit code {code}):\n{tail}")
             time.sleep(0.1)
 
@@ -98,6 +114,8 @@ class ServerProcess:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
         return process.returncode
 
     def __enter__(self) -> ServerProcess:

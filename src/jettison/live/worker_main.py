@@ -26,6 +26,7 @@ import msgspec
 
 from jettison.errors import JettisonError, LinkDownError, UserError
 from jettison.live import messages as m
+from jettison.live.address_space import explained
 from jettison.live.channel import WorkerChannel
 from jettison.live.device_port import Device
 from jettison.live.garbage import settle_garbage_collector
@@ -107,7 +108,8 @@ class WorkerProcess:
             for link, life in self._link_peers(device):
                 loop.attach_link(link.peer, link, life)
             settle_garbage_collector()
-        except Exception as error:
+        except Exception as raised:
+            error = explained(raised)
             if not isinstance(error, UserError):
                 log.exception("start failed")
             self._report_failed_start(channel, error)

@@ -114,6 +114,9 @@ _REFUSED = frozenset(_HARMLESS) | {
 }
 """Ignoring one of these would silently give something else than was asked for."""
 
+_UNUSED_WITH = {"tools": "tool_choice", "functions": "function_call"}
+"""Field -> the field whose ``none`` forbids the model to call what is listed: the list then asks for nothing."""
+
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
@@ -150,14 +153,27 @@ def parse_fields(document: dict[str, Any], fields: type[Fields], warnings: Field
         if name in known:
             continue
         if name in _REFUSED:
-            if value is not None and not any(value == harmless for harmless in _HARMLESS.get(name, ())):
-                raise bad_request(f"{name!r} is not supported by this server.", name, "unsupported_parameter")
+            _check_harmless(name, value, document)
         else:
             warnings.note(name)
     try:
         return msgspec.convert(document, fields)
     except msgspec.ValidationError as error:
         raise _named(error) from None
+
+
+def _check_harmless(name: str, value: Any, document: dict[str, Any]) -> None:
+    """Raise ApiError 400 where a known field that is not supported asks for something."""
+    if value is None or any(value == harmless for harmless in _HARMLESS.get(name, ())):
+        return
+    choice = _UNUSED_WITH.get(name)
+    if choice is None:
+        raise bad_request(f"{name!r} is not supported by this server.", name, "unsupported_parameter")
+    if document.get(choice) != "none":
+        raise bad_request(
+            f"{name!r} is not supported by this server, unless {choice} is 'none'.", name, "unsupported_parameter")
+    if not (isinstance(value, list) and all(isinstance(item, dict) for item in value)):
+        raise bad_request(f"{name} must be a list of objects.", name, "invalid_type")
 
 
 def _named(error: msgspec.ValidationError) -> ApiError:

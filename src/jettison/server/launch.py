@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from jettison.config import EngineConfig
 from jettison.live.engine import Engine
 from jettison.live.garbage import settle_garbage_collector
+from jettison.live.server_process import ENDS_WITH_STDIN
 from jettison.report.output import check_writable
 from jettison.server.app import create_app
 from jettison.server.recorder import TraceRecorder
@@ -31,6 +35,26 @@ def serve(config: EngineConfig) -> int:
         runner = asyncio.Runner()
     with runner:
         return runner.run(_serve(config))
+
+
+@contextmanager
+def _stopped_with_stdin(stop: asyncio.Event) -> Iterator[None]:
+    """Where whoever has started this server wants it so, ``stop`` is set at the end of standard input."""
+    if os.environ.get(ENDS_WITH_STDIN) != "1":
+        yield
+        return
+    loop, fd = asyncio.get_running_loop(), 0
+
+    def read() -> None:
+        if not os.read(fd, 4096):
+            loop.remove_reader(fd)
+            stop.set()
+
+    loop.add_reader(fd, read)
+    try:
+        yield
+    finally:
+        loop.remove_reader(fd)
 
 
 async def _start(engine: Engine) -> None:
@@ -70,14 +94,15 @@ async def _serve(config: EngineConfig) -> int:
     starting = asyncio.create_task(_start(engine), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)
     try:
-        code = await run_server(
-            app,
-            config.server.host,
-            config.server.port,
-            shutdown_timeout_s=config.server.shutdown_timeout_s,
-            on_drain=engine.drain,
-            stop=stop,
-        )
+        with _stopped_with_stdin(stop):
+            code = await run_server(
+                app,
+                config.server.host,
+                config.server.port,
+                shutdown_timeout_s=config.server.shutdown_timeout_s,
+                on_drain=engine.drain,
+                stop=stop,
+            )
     finally:
         if not starting.done():
             starting.cancel()

@@ -23,11 +23,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jettison.errors import ModelError
 
 RENDER_LIMIT_S = 5.0
+_ORDINARY_CONVERSATIONS = (("system", "user", "assistant", "user"), ("user", "assistant", "user"), ("user",))
+"""Roles of the messages with which a template is tried: all of them, or as many as it takes."""
 MAX_REPEATED_CHARS = 1 << 20
 
 
 class TemplateError(Exception):
     """The messages do not suit the template; the text is safe to show to a client."""
+
+
+class _Refusal(TemplateError):
+    """The template itself says that these messages are not for it."""
 
 
 class _LimitError(TemplateError):
@@ -93,7 +99,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 def _raise_exception(message: str) -> None:
-    raise TemplateError(str(message)[:500])
+    raise _Refusal(str(message)[:500])
 
 
 def _strftime_now(form: str) -> str:
@@ -110,12 +116,32 @@ class ChatTemplate:
 
     def __init__(self, source: str, source_name: str, max_chars: int = 8 << 20) -> None:
         self.source = source
+        self._source_name = source_name
         self._max_chars = max_chars
         self._environment = _Sandbox()
         try:
             self._template = self._environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ModelError(f"{source_name}: the chat template is broken: {error}") from None
+        except (jinja2.TemplateError, SyntaxError, ValueError, ArithmeticError, RecursionError) as error:
+            raise ModelError(f"{source_name}: the chat template is broken: {_one_line(error)}") from None
+
+    def check(self, variables: Mapping[str, Any]) -> None:
+        """Raise ModelError where no ordinary conversation can be rendered: better told at the start than to clients.
+
+        Roles that the template refuses by itself (``raise_exception``) are its own affair.
+        """
+        for roles in _ORDINARY_CONVERSATIONS:
+            messages = [{"role": role, "content": "Hello."} for role in roles]
+            try:
+                self.render(messages, variables)
+            except _Refusal:
+                continue
+            except TemplateError as error:
+                told = _one_line(error.__cause__ or error)
+                raise ModelError(
+                    f"{self._source_name}: the chat template cannot render a conversation"
+                    f" ({', '.join(roles)}): {told}"
+                ) from None
+            return
 
     def render(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
         """The prompt's text. Raises TemplateError. Safe to call from several threads."""
@@ -129,6 +155,12 @@ class ChatTemplate:
                 if num_chars > self._max_chars:
                     raise _LimitError("the chat template produces too much text")
                 pieces.append(piece)
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        except TemplateError:
+            raise
+        except Exception as error:  # a template can make any operation of Python's fail
             raise TemplateError(f"the chat template cannot render them ({type(error).__name__})") from error
         return "".join(pieces)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -104,7 +104,7 @@ class Tokenizer:
 
     @classmethod
     def from_dir(cls, model_dir: str | Path, *, max_template_chars: int = 8 << 20) -> Tokenizer:
-        """Load what the folder holds. Raises ModelError, one line that names the file."""
+        """Load what the folder holds, and try its chat template. Raises ModelError, one line that names the file."""
         folder = Path(model_dir)
         path = folder / "tokenizer.json"
         data = _read(path, f"{path} is missing: a fast tokenizer (tokenizer.json) is needed")
@@ -119,11 +119,14 @@ class Tokenizer:
         for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
             if (token := _token_text(config.get(name)) or _token_text(special_map.get(name))) is not None:
                 special_tokens[name] = token
+        template = _load_template(folder, config, max_template_chars)
+        if template is not None:
+            template.check(_template_variables(special_tokens, add_generation_prompt=True))
         return cls(
             backend,
             is_byte_level=parts.is_byte_level,
             special_tokens=special_tokens,
-            template=_load_template(folder, config, max_template_chars),
+            template=template,
             tokenizer_class=str(config.get("tokenizer_class", "PreTrainedTokenizerFast")),
         )
 
@@ -188,8 +191,14 @@ class Tokenizer:
         """Messages as the model's template writes them. Raises TemplateError."""
         if self._template is None:
             raise TemplateError("this model has no chat template; use /v1/completions")
-        variables = {"bos_token": "", "eos_token": "", "tools": None, "documents": None} | self._special_tokens
-        return self._template.render(messages, variables | {"add_generation_prompt": add_generation_prompt})
+        variables = _template_variables(self._special_tokens, add_generation_prompt=add_generation_prompt)
+        return self._template.render(messages, variables)
+
+
+def _template_variables(special_tokens: Mapping[str, str], *, add_generation_prompt: bool) -> dict[str, Any]:
+    """What a template finds beside the messages."""
+    given = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+    return {"bos_token": "", "eos_token": "", **special_tokens, **given}
 
 
 def _read(path: Path, missing: str) -> bytes:
