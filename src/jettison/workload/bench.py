@@ -21,7 +21,7 @@ from jettison.report.results import RequestRecord, RunResult, write_results
 from jettison.report.summary import print_summary
 from jettison.report.terminal import note_phase, progress_bar
 from jettison.workload import shaping
-from jettison.workload.cautions import print_cautions
+from jettison.workload.cautions import cautions_of, print_cautions
 from jettison.workload.client import Endpoint, PromptKind, ReplayOptions, replay_sync
 from jettison.workload.conditions import Conditions, conditions_of, merged_capacity
 from jettison.workload.prompts import PromptMaker
@@ -184,7 +184,7 @@ def run_bench(url: str, options: BenchOptions, console: Console | None = None) -
             check_writable(path)
     console = console or Console()
     if not options.quiet:
-        print_cautions(load, console)
+        print_cautions(cautions_of(load), console)
     run = _replay_with_progress(url, load, options.replay, console, options.quiet)
     conditions = options.conditions.or_else(conditions_of(run)).completed()
     run.config["fairness"] = fairness_of_run(

@@ -5,6 +5,8 @@ Notes say what was done to a workload; a caution says what may make another expe
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from rich.console import Console
 
@@ -23,10 +25,10 @@ def cautions_of(workload: Workload) -> list[str]:
     return [*workload.skipped_rows, *([gaps] if gaps else [])]
 
 
-def print_cautions(workload: Workload, console: Console) -> None:
-    """Print them beside the progress of what follows: where that is seen, else on stderr."""
+def print_cautions(cautions: Iterable[str], console: Console) -> None:
+    """Print them, each once, beside the progress of what follows: where that is seen, else on stderr."""
     shown = progress_console(console)
-    for line in cautions_of(workload):
+    for line in dict.fromkeys(cautions):
         print_line(f"mind: {line}", shown, "yellow")
 
 

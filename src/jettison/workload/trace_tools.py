@@ -20,7 +20,7 @@ from jettison.report.output import write_whole
 from jettison.report.terminal import print_whole, progress_bar
 from jettison.workload import shaping
 from jettison.workload.arrivals import ArrivalProcess, Burst, Diurnal, OnOff, Steady
-from jettison.workload.cautions import print_cautions
+from jettison.workload.cautions import cautions_of, print_cautions
 from jettison.workload.describe import describe, print_info
 from jettison.workload.fetch import PUBLIC_TRACES, fetch, public_trace
 from jettison.workload.lengths import LengthModel, Lengths, LogNormalPair, published_lengths
@@ -39,7 +39,7 @@ def show_info(
     """Print rates, burstiness and lengths of a trace; ``json_out`` gets the same figures."""
     load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows)
     info = describe(load)
-    print_cautions(load, console)
+    print_cautions(cautions_of(load), console)
     print_info(info, console)
     if json_out is not None:
         write_whole(json_out, json.dumps(info.as_dict(), indent=1) + "\n")
@@ -50,7 +50,7 @@ def save(workload: Workload, out: Path, console: Console) -> None:
     if not workload.rows:
         raise ConfigError(f"{workload.name}: no request is left to write ({'; '.join(workload.notes)})")
     write_trace(out, workload)
-    print_cautions(workload, console)
+    print_cautions(cautions_of(workload), console)
     console.print(
         f"wrote {out}: {len(workload.rows):,} requests in {workload.duration_s:,.1f} s, "
         f"{workload.mean_rate_per_s:.4g} a second",
