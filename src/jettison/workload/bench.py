@@ -191,12 +191,13 @@ def run_bench(url: str, options: BenchOptions, console: Console | None = None) -
         run, load, parameter_share=conditions.parameter_share, kv_capacity_tokens=conditions.kv_capacity_tokens,
         merged_capacity_tokens=conditions.merged_capacity_tokens,
     ).as_dict()
-    if not options.quiet:
-        print_summary([run], console)
+    # Files first: who reads what is printed may have left.
     if options.json_out is not None:
         write_results(options.json_out, [run])
     if options.html_out is not None:
         write_html(options.html_out, [run], title=f"jettison bench: {options.name}")
+    if not options.quiet:
+        print_summary([run], console)
     return run
 
 
