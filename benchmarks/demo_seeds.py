@@ -19,6 +19,7 @@ from rich.table import Table
 
 from jettison.live.demo import BEYOND_SHARE, demo_workload, make_setup, plan_load
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
+from jettison.report.failures import exit_if_unanswered
 from jettison.report.results import RunResult, write_results
 from jettison.report.summary import print_fairness
 from jettison.workload.calibrate import calibrate
@@ -54,7 +55,7 @@ def row_of(runs: dict[str, RunResult], seed: int, label: str) -> dict[str, objec
         "restores": drop.events.get("restores", 0),
         "mean_load": fairness["mean_load"],
         "peak_over_merged": fairness["peak_over_merged"],
-        "failed": base.requests.failed + drop.requests.failed,
+        "failed": base.requests.unanswered + drop.requests.unanswered,
     }
 
 
@@ -111,6 +112,7 @@ def main() -> None:
         args.json.write_text(json.dumps({"rows": rows}, indent=2, sort_keys=True) + "\n")
     if args.runs:
         write_results(args.runs, runs)
+    exit_if_unanswered(runs, console)
 
 
 if __name__ == "__main__":

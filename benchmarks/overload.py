@@ -37,6 +37,7 @@ from rich.table import Table
 from jettison.config import KEYS
 from jettison.live.demo import demo_workload, make_setup, plan_load
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
+from jettison.report.failures import exit_if_unanswered
 from jettison.report.html import write_html
 from jettison.report.overload import SLO_SCALES, overload_arrivals, slo_base, slo_violations, window_ttft_p99
 from jettison.report.results import RunResult, write_results
@@ -117,6 +118,7 @@ def main() -> None:
             print_fairness(done[0], console)
             save(args, rows, runs)
     save(args, rows, runs)
+    exit_if_unanswered(runs, console)
 
 
 def _arguments() -> argparse.Namespace:
@@ -315,7 +317,7 @@ def _figures(
         run = met[contender.name]
         row: dict[str, Any] = {
             "load": name, "instances": setup.instances, "seed": seed, "policy": contender.name,
-            "requests": run.requests.submitted, "failed": run.requests.failed,
+            "requests": run.requests.submitted, "failed": run.requests.unanswered,
             "p50_ttft_s": run.ttft_s.p50, "p99_ttft_s": run.ttft_s.p99,
             "window_requests": len(window), "window_p99_ttft_s": window_ttft_p99(run, window),
             "p50_tpot_s": run.tpot_s.p50, "p99_tpot_s": run.tpot_s.p99,

@@ -40,9 +40,10 @@ from rich.table import Table
 from jettison.device.model.create import create_model
 from jettison.live.experiment import ExperimentSetup, measure_speed, measure_speed_at, run_policy
 from jettison.live.server_process import ServerProcess, free_port
+from jettison.report.failures import check_answered, exit_if_unanswered
 from jettison.report.results import RunResult, read_results, write_results
 from jettison.report.summary import print_fairness
-from jettison.workload.bench import fairness_of_run, load_workload
+from jettison.workload.bench import LoadOptions, fairness_of_run, load_workload
 from jettison.workload.calibrate import calibrate
 from jettison.workload.client import ReplayOptions, replay_sync
 from jettison.workload.probe import MachineSpeed, predict
@@ -87,7 +88,9 @@ def main() -> None:
                     run = meet(contender, f"round {number}: {contender}", servers, setup, load, args.seed)
                     save(args.json, [run])
                     console.print(f"{run.name}: P99 TTFT {run.ttft_s.p99}", markup=False, style="dim")
-    show(read_results(args.json), console)
+    done = read_results(args.json)
+    show(done, console)
+    exit_if_unanswered(done, console)
 
 
 def _arguments() -> argparse.Namespace:
@@ -122,7 +125,7 @@ def make_setup(work: Path) -> ExperimentSetup:
 
 def arrivals(rate_scale: float, seed: int) -> Workload:
     """The built-in burst. ``jettison bench --workload burst --rate-scale ... --seed ...`` sends the same."""
-    return load_workload(workload="burst", rate_scale=rate_scale, seed=seed)
+    return load_workload(LoadOptions(workload="burst", rate_scale=rate_scale, seed=seed))
 
 
 @contextlib.contextmanager
@@ -269,7 +272,9 @@ def flood(url: str, seed: int) -> float:
     because the longest answers end alone."""
     head = limit(arrivals(1.0, seed), num_requests=FLOOD_REQUESTS)
     at_once = head.with_rows([row._replace(arrival_s=0.0) for row in head.rows], "all at once")
-    return replay_sync(url, at_once, ReplayOptions(name="flood", observe=False)).output_tokens_per_s
+    run = replay_sync(url, at_once, ReplayOptions(name="flood", observe=False))
+    check_answered([run])
+    return run.output_tokens_per_s
 
 
 def _flood_jettison(ample: ExperimentSetup, seed: int) -> float:
@@ -289,6 +294,7 @@ def proxy_cost(server: VllmServer, rounds: int = 3) -> dict[str, Any]:
                 for way, root in (("direct", server.url), ("proxied", url)):
                     options = ReplayOptions(name=way, observe=False, max_concurrency=batch)
                     taken[way].append(replay_sync(root, load, options))
+                    check_answered(taken[way][-1:])
                     time.sleep(0.2)
             found[f"batch {batch}"] = {
                 way: {

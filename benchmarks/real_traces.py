@@ -40,6 +40,7 @@ from rich.console import Console
 
 from jettison.live.demo import DemoModel, make_setup
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
+from jettison.report.failures import check_answered, exit_if_unanswered
 from jettison.report.results import RunResult, write_results
 from jettison.report.summary import print_fairness
 from jettison.workload import shaping
@@ -127,6 +128,7 @@ def with_memory_to_spare(setup: ExperimentSetup) -> ExperimentSetup:
 def correct_speed(load: Workload, setup: ExperimentSetup, speed: MachineSpeed) -> tuple[MachineSpeed, float, float]:
     """Replay a load with memory to spare; (speed that explains its mean demand, that demand / capacity, factor)."""
     run = run_policy(with_memory_to_spare(setup), "recompute", load, name="pilot")
+    check_answered([run])  # what was not answered is no demand
     wanted = float(run.config["fairness"]["mean_demand_tokens"])
     low, high = 0.25, 8.0
     for _ in range(14):
@@ -358,6 +360,7 @@ def main() -> None:
     if args.json:
         write_results(args.json, runs)
         args.json.with_suffix(".slices.json").write_text(json.dumps({"rows": rows}, indent=2, sort_keys=True) + "\n")
+    exit_if_unanswered(runs, Console())
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from jettison.device.memory import DeviceMemory
 from jettison.live.demo import make_setup
 from jettison.live.experiment import run_policy
 from jettison.memory.layout import LayoutSpec
+from jettison.report.failures import check_answered
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
 from jettison.workload.traces import TraceRow, Workload
 
@@ -126,6 +127,7 @@ def live_drops(seed: int) -> list[dict[str, Any]]:
         num = round(1.5 * setup.capacity_tokens() / (LIVE_PROMPT + LIVE_OUTPUT))
         rows = tuple(TraceRow(0.004 * i, LIVE_PROMPT, LIVE_OUTPUT) for i in range(num))
         run = run_policy(setup, "drop", Workload(rows, "at once", "remap"), seed=seed)
+        check_answered([run])
     served = [e for e in run.events["log"] if e["kind"] == "queue_served"]
     if not served:
         raise SystemExit("the server came through without a drop")

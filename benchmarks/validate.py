@@ -22,6 +22,7 @@ from rich.console import Console
 from jettison.config.files import read_yaml_mapping
 from jettison.errors import ConfigError
 from jettison.live.endings import ended_by_sigterm
+from jettison.report.failures import check_answered
 from jettison.report.output import write_whole
 from jettison.simulate.cases import Case, cases_of
 from jettison.simulate.spec import parse_spec
@@ -74,6 +75,7 @@ def again(raw: dict[str, Any], path: Path, out: Path) -> None:
     pairs = simulate_again(raw, path.stem, path.parent, read_document(out))
     print_comparison(pairs, console)
     write_document(out, pairs)
+    check_answered([pair.live for pair in pairs])
 
 
 def twice(raw: dict[str, Any], path: Path, kept: Path, out: Path) -> None:
@@ -98,6 +100,7 @@ def twice(raw: dict[str, Any], path: Path, kept: Path, out: Path) -> None:
     rows = [[row.as_dict() for row in rows] for rows in (compare_means(pairs), [r for p in pairs for r in compare(p)])]
     out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, json.dumps({"means": rows[0], "rows": rows[1]}, indent=1, sort_keys=True) + "\n")
+    check_answered([run for pair in pairs for run in (pair.live, pair.simulated)])
 
 
 def render_twice(folder: Path) -> str:

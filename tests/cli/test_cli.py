@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import inspect
 import json
@@ -12,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import types
 
 import pytest
 from typer.main import get_command
@@ -23,7 +23,8 @@ from jettison.cli.main import app, main
 from jettison.config import KEYS
 from jettison.config.files import read_yaml_mapping
 from jettison.errors import ConfigError
-from jettison.workload.bench import run_bench
+from jettison.report.results import RequestCounts, RunResult
+from jettison.workload.bench import BenchOptions
 from jettison.workload.synthetic import PRESETS
 
 COMMANDS = ["bench", "config show", "demo", "explain", "model create", "plan", "profile", "reproduce", "serve",
@@ -60,13 +61,28 @@ def test_without_a_word_the_page_is_shown(capsys):
         assert "Usage: jettison" in caught.err + caught.out and "jettison: Usage" not in caught.err
 
 
-@pytest.mark.parametrize("detail", [[{"error": None}, {"error": "HTTP 404: no such model"}], None])
+@pytest.mark.parametrize(
+    "detail", [[{"error": why, "status": "failed"} for why in (None, "HTTP 404: no such model")], None]
+)
 def test_a_bench_that_nobody_answered_says_why(detail, monkeypatch, capsys):
-    run = types.SimpleNamespace(requests=types.SimpleNamespace(completed=0, submitted=2), requests_detail=detail)
-    monkeypatch.setitem(sys.modules, "jettison.workload.bench", _module(run_bench=lambda **_: run))
+    run = RunResult("run", requests=RequestCounts(2, failed=2), requests_detail=detail)
+    monkeypatch.setattr("jettison.workload.bench.run_bench", lambda *_: run)
     assert main(["bench", "--workload", "burst"]) == 1
     why = "; the first error: HTTP 404: no such model" if detail else ""
     assert capsys.readouterr().err == f"jettison: none of 2 requests was answered{why}\n"
+    assert main(["bench", "--workload", "burst", "--allow-failures", "1"]) == 1, "nothing was measured"
+
+
+@pytest.mark.parametrize(
+    ("allowed", "code"), [([], 1), (["--allow-failures", "0.7"], 1), (["--allow-failures", "0.8"], 0)]
+)
+def test_a_bench_with_failures_is_no_good_one(allowed, code, monkeypatch, capsys):
+    """It ended with 0 once, and with the percentiles of what a dead server had still answered."""
+    run = RunResult("run", requests=RequestCounts(23, completed=6, failed=16, rejected=1))
+    monkeypatch.setattr("jettison.workload.bench.run_bench", lambda *_: run)
+    assert main(["bench", "--workload", "burst", *allowed]) == code
+    told = "jettison: run: 17 of 23 requests were not answered (16 failed, 1 rejected)\n"
+    assert capsys.readouterr().err == (told if code else "")
 
 
 @pytest.mark.parametrize("columns", [80, 40])
@@ -409,14 +425,14 @@ def test_an_empty_file_is_an_empty_mapping(tmp_path):
     assert read_yaml_mapping(path) == {}
 
 
-def test_every_option_of_bench_is_one_of_run_bench():
+def test_every_option_of_bench_is_a_field_of_its_options():
     """``cli.bench`` hands its arguments over by name."""
     ours = inspect.signature(bench, eval_str=True).parameters
-    theirs = inspect.signature(run_bench, eval_str=True).parameters
-    assert ours.keys() <= theirs.keys()
-    assert "**" not in str(inspect.signature(run_bench))
-    for name in ours.keys() - {"url", "trace", "workload"}:
-        assert ours[name].default == theirs[name].default, name
+    theirs = {field.name: field.default for field in dataclasses.fields(BenchOptions)}
+    handed = ours.keys() - {"url", "allow_failures"}
+    assert handed <= theirs.keys()
+    for name in handed:
+        assert ours[name].default == theirs[name], name
 
 
 def test_the_help_of_bench_names_every_built_in_workload(capsys):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jettison.cli.main import main
-from jettison.workload.bench import load_workload
+from jettison.workload.bench import LoadOptions, load_workload
 from jettison.workload.traces import read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
@@ -48,7 +48,7 @@ def test_slice_cuts_by_time_and_rows(azure: Path, tmp_path: Path, capsys) -> Non
 def test_slice_thins_before_it_limits_as_bench_does(azure: Path, tmp_path: Path) -> None:
     out = tmp_path / "cut.csv"
     assert run("slice", azure, "--out", out, "--num-requests", 6, "--thin", 0.5, "--seed", 3) == 0
-    expected = load_workload(trace=azure, num_requests=6, thin=0.5, seed=3).columns
+    expected = load_workload(LoadOptions(trace=azure, num_requests=6, thin=0.5, seed=3)).columns
     assert read_trace(out).columns.input_tokens.tolist() == expected.input_tokens.tolist()
     assert len(expected) == 6
 
@@ -109,7 +109,7 @@ def test_servegen_reads_a_folder_as_published(tmp_path: Path) -> None:
 def test_what_is_made_can_be_replayed(azure: Path, tmp_path: Path) -> None:
     out = tmp_path / "made.csv.gz"
     assert run("upscale", azure, "--out", out, "--factor", 2) == 0
-    load = load_workload(trace=out, max_model_len=110)
+    load = load_workload(LoadOptions(trace=out, max_model_len=110))
     assert len(load.rows) == 25 and max(row.input_tokens + row.output_tokens for row in load.rows) == 110
 
 
@@ -166,3 +166,37 @@ def test_bad_input_is_one_line(azure: Path, tmp_path: Path, capsys, arguments, r
     shown = capsys.readouterr()
     assert reason in shown.err and shown.err.count("\n") == 1
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_bad_rows_are_named_before_anything_else(azure: Path, tmp_path: Path, capsys) -> None:
+    azure.write_text(AZURE + "yesterday,1,1\n")
+    out = tmp_path / "cut.csv"
+    for arguments in (["info", azure], ["slice", azure, "--out", out], ["upscale", azure, "--out", out, "--factor", 2]):
+        assert run(*arguments) == 2
+        assert "1 bad row, nothing loaded: line 27" in capsys.readouterr().err
+        assert run(*arguments, "--skip-bad-rows") == 0
+        assert capsys.readouterr().err.startswith("mind: 1 bad row of azure.csv left out: line 27: TIMESTAMP is 'yest")
+    synth = ["synth", "--out", out, "--rate", 5, "--num-requests", 9, "--lengths-from", azure]
+    assert run(*synth) == 2 and run(*synth, "--skip-bad-rows") == 0
+    assert "left out: line 27" in capsys.readouterr().err
+    assert any("left out: line 27" in note for note in read_trace(out).notes)
+
+
+def test_info_says_what_was_seen_of_the_stamps(azure: Path, tmp_path: Path, capsys) -> None:
+    assert run("info", azure) == 0
+    assert "time stamps: no steps of a coarse clock (25 different ones of 25 requests)" in capsys.readouterr().out
+    steps = tmp_path / "steps.jsonl"
+    rows = [{"timestamp": 3000 * (n // 4), "input_length": 5, "output_length": 5} for n in range(40)]
+    steps.write_text("\n".join(map(json.dumps, rows)))
+    assert run("info", steps) == 0
+    shown = capsys.readouterr().out
+    assert "time stamps: steps of 3 s (10 different ones of 40 requests)" in shown
+    assert "arrivals jittered uniformly inside 3 s steps" in shown
+
+
+def test_hours_without_a_request_are_named(tmp_path: Path, capsys) -> None:
+    night = tmp_path / "night.csv"
+    night.write_text("arrival_s,input_tokens,output_tokens\n10,5,5\n20,5,5\n30000,5,5\n33599,5,5\n37199,5,5\n")
+    assert run("info", night) == 0
+    told = "from 20 s to 30,000 s (8.3 h), from 33,599 s to 37,199 s (1.0 h)"
+    assert capsys.readouterr().err == f"mind: night: no request arrives {told}\n"

@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeCluster
 
 from jettison.core.monitor import NUM_PROMPTS, TrafficMonitor
-from jettison.cost.hardware import HardwareProfile
+from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import CostModel
 from jettison.policy.exchange import ExchangeCosts
 
@@ -109,3 +109,27 @@ def test_the_least_that_a_merge_makes_of_a_group(num_workers: int, num_drops: in
         cluster.run(until_ms=cluster.now / 1e6 + 100)
     groups = sorted(cluster.core.groups.values(), key=lambda g: len(g.stages))
     assert sorted(cluster.core.loads._least_partner(g) for g in groups) == sorted(least)
+
+
+POINTS = tuple(BatchPoint(stages, 8, 256, rate) for stages, rate in ((1, 100.0), (2, 180.0), (4, 300.0)))
+
+
+def test_rates_of_groups_count_what_arrives_and_what_pipelines_have_shown() -> None:
+    cluster = FakeCluster(full_blocks=400)
+    for i in range(240):
+        cluster.submit(f"r{i}", [1 + (i + j) % 60 for j in range(20)], 10, at_ms=50 * i)
+    cluster.run(until_ms=11_500)
+    core = cluster.core
+    assert core.loads.group_rates() == {}, "nothing was profiled"
+    core.params = replace(core.params, profile=replace(PROFILE, batch_points=POINTS))
+    traffic = core.traffic.traffic()
+    assert traffic is not None and traffic.prompt_tokens > 0
+    assert not core.loads.efficiency(2).is_measured, "what was assumed is not what was seen"
+    rates = core.loads.group_rates()
+    assert set(rates) == {1, 2, 4}
+    assert rates[1] < 100.0 and rates[2] < 180.0 and rates[4] < 300.0, "prompts take their part"
+    for _ in range(100):
+        core.loads.efficiency(2).observe(0.06, 0.1)
+    seen = core.loads.group_rates()
+    assert seen[2] == pytest.approx(2 * rates[1] * core.loads.efficiency(2).value), "as pipelines of two have served"
+    assert seen[2] < 0.8 * rates[2] and (seen[1], seen[4]) == (rates[1], rates[4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from rich.console import Console
 from jettison.cli.main import main
 from jettison.errors import ConfigError
 from jettison.report.output import check_writable, safe_name, write_whole
-from jettison.report.terminal import note_phase, phase
+from jettison.report.terminal import PacedLines, note_phase, phase
 
 
 def test_asking_whether_a_file_can_be_written_leaves_none(tmp_path: Path) -> None:
@@ -48,6 +49,20 @@ def test_a_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "target")
     write_whole(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text() == "new"
+
+
+def test_lines_come_every_ten_seconds_where_no_bar_is_seen() -> None:
+    now_s = [0.0]
+    err, shown = io.StringIO(), []
+    with contextlib.redirect_stderr(err):
+        lines = PacedLines(Console(file=io.StringIO()), clock=lambda: now_s[0])
+        for now_s[0] in (0.0, 9.9, 10.0, 10.1, 19.9, 20.5, 30.4, 30.5):
+            lines.offer(lambda: f"at {now_s[0]:g}")
+    assert err.getvalue().split("\n") == ["at 10", "at 20.5", "at 30.5", ""]
+    terminal = PacedLines(Console(file=io.StringIO(), force_terminal=True), clock=lambda: now_s[0])
+    now_s[0] = 1e9
+    terminal.offer(lambda: shown.append(1) or "never")
+    assert not shown, "a bar says it there"
 
 
 @pytest.mark.slow

@@ -153,6 +153,38 @@ def test_a_figure_that_is_no_number_is_not_written(tmp_path: Path) -> None:
         write_results(tmp_path / "a.json", [RunResult("r", duration_s=math.nan)])
 
 
+def test_what_was_not_answered_stands_first(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    failed = record(1, status="failed", first_s=None, error="HTTP 500: broken")
+    write_results(path, [build_run("good", [record()]), build_run("bad", [record(), failed])])
+    document = json.loads(path.read_text())
+    assert list(document) == ["failures", "format_version", "runs"]
+    assert document["failures"] == [
+        {"run": "bad", "submitted": 2, "failed": 1, "rejected": 0, "first_error": "HTTP 500: broken"}
+    ]
+    assert document["runs"][1]["ttft_s"]["count"] == 1 and document["runs"][0]["itl_s"]["count"] == 2
+
+
+def test_files_of_the_first_version_are_read(tmp_path: Path) -> None:
+    """They do not say of how many requests a percentile is."""
+    path = tmp_path / "r.json"
+    write_results(path, [build_run("r", [record()])])
+    document = json.loads(path.read_text())
+    for value in document["runs"][0].values():
+        if isinstance(value, dict):
+            value.pop("count", None)
+    path.write_text(json.dumps({"format_version": 1, "runs": document["runs"]}))
+    [run] = read_results(path)
+    assert run.ttft_s.count is None and run.ttft_s.p99 == pytest.approx(1.0)
+    document["format_version"] = 3
+    path.write_text(json.dumps(document))
+    with pytest.raises(UserError, match="format_version is 3, this program reads 1 and 2"):
+        read_results(path)
+
+
+SPOILT = {"mean": 1, "p50": 1, "p90": 1, "p99": 1, "max": 1, "count": 1}
+
+
 def spoil(**changes: Any):
     return lambda run: run.update(changes)
 
@@ -164,7 +196,9 @@ def spoil(**changes: Any):
         (spoil(surprise=1), r"unknown keys \['surprise'\]"),
         (lambda run: run.pop("itl_s"), r"missing keys \['itl_s'\]"),
         (spoil(ttft_s={"mean": 1}), "ttft_s: missing keys"),
-        (spoil(ttft_s={"mean": "1", "p50": 1, "p90": 1, "p99": 1, "max": 1}), r"ttft_s\.mean: a number"),
+        (spoil(ttft_s=SPOILT | {"mean": "1"}), r"ttft_s\.mean: a number"),
+        (spoil(ttft_s=SPOILT | {"count": 1.5}), r"ttft_s\.count: a whole number"),
+        (spoil(ttft_s=SPOILT | {"count": -1}), r"ttft_s\.count: a whole number"),
         (spoil(duration_s=None), "duration_s: a number"),
         (spoil(series={"queue": [[1]]}), r"series\.queue: a list of \[t, value\] pairs"),
         (spoil(series=[]), "series: an object"),

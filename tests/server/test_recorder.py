@@ -14,7 +14,7 @@ from jettison.errors import ConfigError, TraceError
 from jettison.server import recorder as module
 from jettison.server.recorder import TraceRecorder
 from jettison.types import NANOSECONDS
-from jettison.workload.bench import load_workload
+from jettison.workload.bench import LoadOptions, load_workload
 from jettison.workload.traces import read_trace
 
 
@@ -37,7 +37,7 @@ def test_what_is_recorded_can_be_read_and_replayed(tmp_path: Path) -> None:
         (0.5, 8, 1, 0, False), (1.0, 100, 5, 0, True), (2.5, 30, 7, 16, False),
     ]  # fmt: skip
     assert "recorded by jettison" in workload.source
-    assert len(load_workload(trace=path, max_model_len=64).rows) == 3
+    assert len(load_workload(LoadOptions(trace=path, max_model_len=64)).rows) == 3
 
 
 def test_only_its_owner_reads_it_and_it_holds_nothing_else(tmp_path: Path) -> None:

@@ -5,25 +5,28 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from specs import PROFILE, deployment, spec
 
+from jettison.cli.main import main
 from jettison.cost.deployment import deployment_to_document
 from jettison.cost.model import CostModel
 from jettison.cost.presets import instance_preset
 from jettison.cost.profile_document import Fingerprint, ModelSizes, StoredProfile, to_document
 from jettison.errors import BudgetError, ConfigError, JettisonError, TraceError
 from jettison.live.profile_file import save_profile
-from jettison.simulate.batch import run_cases
+from jettison.simulate.batch import CaseProgress, run_cases
 from jettison.simulate.cases import Case, cases_of, run_case
 from jettison.simulate.command import with_timelines
 from jettison.simulate.counterfactual import counterfactual_runs
@@ -94,10 +97,67 @@ def test_a_process_that_is_killed_is_one_line_that_names_the_case() -> None:
     assert str(raised.value).count("'") <= 4, "at most as many as there were processes"
 
 
-def test_progress_of_every_case_is_told() -> None:
-    seen: list[list[float]] = []
-    run_cases(cases_of(spec(), "file"), num_processes=1, on_shares=lambda shares: seen.append(list(shares)))
-    assert seen[-1] == [1.0, 1.0]
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_progress_of_every_case_is_told(num_processes: int) -> None:
+    seen: list[list[CaseProgress]] = []
+    cases = cases_of(spec(), "file")
+    runs = run_cases(cases, num_processes=num_processes, on_progress=lambda progress: seen.append(list(progress)))
+    for last, run in zip(seen[-1], runs, strict=True):
+        arrivals_s = [row["scheduled_s"] for row in run.requests_detail or ()]
+        assert last.share == 1.0 and last.last_arrival_s == max(arrivals_s) <= last.now_s
+
+
+def test_a_run_that_is_cut_off_is_over_too() -> None:
+    seen: list[list[CaseProgress]] = []
+    cases = cases_of(spec(run={"until_s": 0.5}), "file")
+    runs = run_cases(cases, num_processes=1, on_progress=lambda progress: seen.append(list(progress)))
+    assert all(run.requests.failed for run in runs)
+    assert [each.share for each in seen[-1]] == [1.0, 1.0]
+
+
+def test_being_told_of_time_changes_nothing() -> None:
+    case = cases_of(spec(), "file")[1]
+    times: list[tuple[float, float]] = []
+    told = run_case(case, on_time=lambda *pair: times.append(pair))
+    assert told.config["event_log_hash"] == run_case(case).config["event_log_hash"]
+    assert [now_s for now_s, _ in times] == sorted({now_s for now_s, _ in times}) and len(times) >= 3
+
+
+HOURS = [[0.5, 40, 20], [1.0, 40, 20], [7300.0, 40, 20]]
+
+
+@pytest.mark.parametrize("command", ["simulate", "plan"])
+def test_virtual_time_is_told_where_no_terminal_is(command: str, tmp_path, monkeypatch, capsys) -> None:
+    """Also through hours in which no request ends: and that there are such is said before."""
+    path = tmp_path / "spec.json"
+    plan = {"plan": {"slo_ttft_p99_s": 100.0, "max_instances": 2}} if command == "plan" else {}
+    path.write_text(yaml.safe_dump(spec(workload={"rows": HOURS}, variants=["drop"]) | plan))
+    monkeypatch.setattr("jettison.report.terminal.LINE_EVERY_S", 0.0)
+    monkeypatch.setattr("jettison.simulate.batch.POLL_S", 0.0)
+    assert main([command, str(path), "--processes", "1"]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert "mind: rows: no request arrives from 1 s to 7,300 s (2.0 h)" in lines
+    told = [line for line in lines if " of virtual time (requests arrive until 7,300 s), " in line]
+    assert told and all(" runs are over; " in line for line in told)
+    at_s = [float(re.search(r"is at ([\d,]+) s of virtual", line)[1].replace(",", "")) for line in told]  # type: ignore[index]
+    assert any(1.0 < each < 7300.0 for each in at_s), at_s
+
+
+def test_the_pilots_of_a_mean_load_tell_of_time_too() -> None:
+    times: list[tuple[float, float]] = []
+    rows = [[0.02 * i, 40, 30] for i in range(150)]
+    raw = spec(workload={"rows": rows, "mean_load": 0.3, "mean_load_by": "time"})
+    cases_of(raw, "file", on_time=lambda *pair: times.append(pair))
+    assert times and all(now_s >= 0.0 and last_s > 0.0 for now_s, last_s in times)
+
+
+def test_gaps_are_those_of_the_load_that_is_run() -> None:
+    """A mean load by time may stretch minutes into hours."""
+    cautions: list[str] = []
+    rows = [[0.0, 40, 30], [100.0, 40, 30]]
+    raw = spec(workload={"rows": rows, "mean_load_by": "time", "mean_load": 0.4}, variants=["drop"])
+    cases_of(raw, "file", factor=0.02, on_cautions=cautions.extend)
+    assert cautions == ["rows: no request arrives from 0 s to 5,000 s (1.4 h)"]
 
 
 def test_settings_are_those_of_serve_and_of_the_variant_first() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jettison.errors import TraceError
+from jettison.errors import ConfigError, TraceError
 from jettison.simulate.workload_spec import WorkloadSpec, parse_workload
 from jettison.simulate.workloads import build_workload
 
@@ -35,3 +35,20 @@ def test_what_is_looked_for_is_said(tmp_path: Path) -> None:
     (tmp_path / "h.csv").mkdir()
     with pytest.raises(TraceError, match=r"^workload\.servegen\.histograms: there is no file h\.csv"):
         build_workload(servegen("w"), 0, tmp_path)
+
+
+def test_bad_rows_of_every_file_may_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrival_s,input_tokens,output_tokens\n1,2,3\nsoon,2,3\n4,2,3\n")
+    (tmp_path / "l.csv").write_text("arrival_s,input_tokens,output_tokens\n1,50,60\n1,many,3\n")
+    raw = {"trace": "t.csv", "lengths": {"trace": "l.csv"}}
+    with pytest.raises(TraceError, match="1 bad row, nothing loaded: line 3: arrival_s is 'soon'"):
+        build_workload(parse_workload(raw, "workload"), 0, tmp_path)
+    load = build_workload(parse_workload(raw | {"skip_bad_rows": True}, "workload"), 0, tmp_path)
+    assert [row[:3] for row in load.rows] == [(1.0, 50, 60), (4.0, 50, 60)]
+    told = [line.partition(" left out")[0] for line in load.skipped_rows]
+    assert told == ["1 bad row of t.csv", "1 bad row of l.csv"]
+
+
+def test_rows_are_left_out_of_files_only() -> None:
+    with pytest.raises(ConfigError, match=r"^workload\.skip_bad_rows is for files"):
+        parse_workload({"builtin": "burst", "skip_bad_rows": True}, "workload")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from jettison.cost.deployment import Deployment, deployment_to_document
-from jettison.errors import ConfigError, TraceError
+from jettison.errors import ConfigError, JettisonError, TraceError
+from jettison.report.failures import check_answered
 from jettison.report.results import read_results
 from jettison.types import ModelShape
-from jettison.workload.bench import load_workload, run_bench
+from jettison.workload.bench import BenchOptions, LoadOptions, load_workload, run_bench
 
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "".join(
     f"{second},ChatGPT,{20 + second},{5 + second % 3},0,Conversation log\n" for second in range(0, 60, 2)
@@ -26,23 +28,32 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def bad_trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(BURSTGPT.replace("\n4,ChatGPT", "\nsoon,ChatGPT"))
+    return path
+
+
 async def test_a_bench_prints_and_writes_what_it_measured(serve, trace: Path, tmp_path: Path) -> None:
     out = io.StringIO()
     async with serve(gap_s=0.001) as fake:
         run = await asyncio.to_thread(
             run_bench,
             fake.url,
-            trace=trace,
-            rate_scale=500.0,
-            num_requests=10,
-            length_scale=0.5,
-            name="first",
-            slo_ttft_s=30.0,
-            parameter_share=0.5,
-            kv_capacity_tokens=1000.0,
-            json_out=tmp_path / "out" / "run.json",
-            html_out=tmp_path / "out" / "run.html",
-            console=Console(file=out, width=120),
+            BenchOptions(
+                trace=trace,
+                rate_scale=500.0,
+                num_requests=10,
+                length_scale=0.5,
+                name="first",
+                slo_ttft_s=30.0,
+                parameter_share=0.5,
+                kv_capacity_tokens=1000.0,
+                json_out=tmp_path / "out" / "run.json",
+                html_out=tmp_path / "out" / "run.html",
+            ),
+            Console(file=out, width=120),
         )
     assert run.requests.completed == 10
     text = out.getvalue()
@@ -67,11 +78,10 @@ async def test_the_header_says_what_the_server_tells_of_itself(serve, trace: Pat
     out = io.StringIO()
     told = {"deployment": deployment_to_document(DEPLOYMENT), "metrics": ""}
     async with serve(**told) as fake:
-        options = {"trace": trace, "rate_scale": 1000.0, "num_requests": 4, "console": Console(file=out, width=120)}
-        run = await asyncio.to_thread(run_bench, fake.url, **options)
-        said = await asyncio.to_thread(
-            run_bench, fake.url, **options, kv_capacity_tokens=1000.0, parameter_share=0.5, num_instances=2
-        )
+        options, console = BenchOptions(trace=trace, rate_scale=1000.0, num_requests=4), Console(file=out, width=120)
+        run = await asyncio.to_thread(run_bench, fake.url, options, console)
+        more = replace(options, kv_capacity_tokens=1000.0, parameter_share=0.5, num_instances=2)
+        said = await asyncio.to_thread(run_bench, fake.url, more, console)
     fairness = run.config["fairness"]
     assert fairness["parameter_share"] == pytest.approx(40 / 70)
     assert fairness["kv_capacity_tokens"] == 192, "three times one page of four blocks a layer"
@@ -84,9 +94,8 @@ async def test_a_finished_run_is_kept_whatever_the_server_tells(serve, trace: Pa
     pipeline = replace(DEPLOYMENT, num_instances=2, budget_bytes=39_000, settings={"overload": "pipeline"})
     out = tmp_path / "run.json"
     async with serve(deployment=deployment_to_document(pipeline), metrics="") as fake:
-        await asyncio.to_thread(
-            run_bench, fake.url, trace=trace, rate_scale=1000.0, num_requests=4, json_out=out, quiet=True
-        )
+        options = BenchOptions(trace=trace, rate_scale=1000.0, num_requests=4, json_out=out, quiet=True)
+        await asyncio.to_thread(run_bench, fake.url, options)
     [stored] = read_results(out)
     assert stored.requests.completed == 4
     assert stored.config["fairness"]["parameter_share"] is None, "40,000 bytes in instances of 39,000"
@@ -97,17 +106,17 @@ async def test_a_finished_run_is_kept_whatever_the_server_tells(serve, trace: Pa
 async def test_quiet_prints_nothing(serve, trace: Path) -> None:
     out = io.StringIO()
     async with serve() as fake:
-        options = {"trace": trace, "rate_scale": 1000.0, "endpoint": "chat", "quiet": True}
-        await asyncio.to_thread(run_bench, fake.url, console=Console(file=out), **options)
+        options = BenchOptions(trace=trace, rate_scale=1000.0, endpoint="chat", quiet=True)
+        await asyncio.to_thread(run_bench, fake.url, options, Console(file=out))
     assert out.getvalue() == ""
     assert isinstance(fake.bodies[0]["messages"][0]["content"], str)
 
 
 def test_loads_are_shaped_in_the_stated_order(trace: Path) -> None:
-    load = load_workload(
+    load = load_workload(LoadOptions(
         trace=trace, slice_s=20, slice_index=1, thin_every=2, rate_scale=2.0, lengths_from=trace,
         length_scale=0.5, max_model_len=16, num_requests=4, duration_s=9.0, seed=1,
-    )  # fmt: skip
+    ))  # fmt: skip
     words = (
         "read as",
         "slice 1 of 3",
@@ -125,8 +134,9 @@ def test_loads_are_shaped_in_the_stated_order(trace: Path) -> None:
 
 
 def test_without_a_source_the_built_in_burst_is_used() -> None:
-    assert load_workload(seed=4) == load_workload(workload="burst", seed=4)
-    assert load_workload(thin=0.5, seed=4).rows != load_workload(thin=0.5, seed=5).rows
+    assert load_workload(LoadOptions(seed=4)) == load_workload(LoadOptions(workload="burst", seed=4))
+    four, five = (load_workload(LoadOptions(thin=0.5, seed=seed)) for seed in (4, 5))
+    assert four.rows != five.rows
 
 
 @pytest.mark.parametrize(
@@ -142,7 +152,7 @@ def test_without_a_source_the_built_in_burst_is_used() -> None:
 )
 def test_options_that_contradict_each_other_are_refused(options, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        load_workload(**options)
+        load_workload(LoadOptions(**options))
 
 
 @pytest.mark.parametrize(
@@ -151,11 +161,57 @@ def test_options_that_contradict_each_other_are_refused(options, reason: str) ->
 )
 def test_what_would_lose_a_finished_run_is_refused_before_it(trace: Path, options, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        run_bench("http://127.0.0.1:9", trace=trace, **options)
+        run_bench("http://127.0.0.1:9", BenchOptions(trace=trace, **options))
 
 
 def test_a_bad_trace_is_refused_before_the_server_is_asked(tmp_path: Path) -> None:
     bad = tmp_path / "bad.csv"
     bad.write_text(BURSTGPT + "x,ChatGPT,1,1,1,log\n")
     with pytest.raises(TraceError, match="line 32"):
-        run_bench("http://127.0.0.1:9", trace=bad)
+        run_bench("http://127.0.0.1:9", BenchOptions(trace=bad))
+
+
+async def test_failures_come_first_and_percentiles_say_of_how_many(serve, trace: Path, tmp_path: Path) -> None:
+    """A server that dies leaves its fastest answers behind."""
+    out = io.StringIO()
+    behaviour = dict.fromkeys(range(6, 22), "fail") | {22: "reject"}
+    async with serve(behaviour=behaviour) as fake:
+        options = BenchOptions(
+            trace=trace, rate_scale=100.0, num_requests=23, json_out=tmp_path / "run.json",
+            html_out=tmp_path / "run.html",
+        )  # fmt: skip
+        run = await asyncio.to_thread(run_bench, fake.url, options, Console(file=out, width=160))
+    lines = out.getvalue().splitlines()
+    told = "run: 17 of 23 requests were not answered (16 failed, 1 rejected); the first error: HTTP 500"
+    assert lines[0].startswith(told)
+    rows = [line.split("│")[0].strip() for line in lines if "│" in line]
+    assert rows[:4] == ["requests failed", "requests rejected", "requests completed", "requests submitted"]
+    assert rows.index("TTFT, requests") < rows.index("TTFT p99")
+    assert next(line for line in lines if line.startswith("TTFT, requests")).split("│")[1].strip() == "6 of 23"
+    document = json.loads((tmp_path / "run.json").read_text())
+    assert next(iter(document)) == "failures"
+    [failed] = document["failures"]
+    assert (failed["run"], failed["submitted"], failed["failed"], failed["rejected"]) == ("run", 23, 16, 1)
+    assert failed["first_error"].startswith("HTTP 500")
+    assert document["runs"][0]["ttft_s"]["count"] == 6
+    page = (tmp_path / "run.html").read_text()
+    assert page.index("17 of 23 requests were not answered") < page.index("<h2>Figures</h2>")
+    with pytest.raises(JettisonError, match="17 of 23"):
+        check_answered([run])
+    with pytest.raises(JettisonError, match="17 of 23"):
+        check_answered([run], 0.7)
+    check_answered([run], 0.75)
+
+
+async def test_bad_rows_are_left_out_where_asked_and_named(serve, bad_trace: Path) -> None:
+    trace = bad_trace
+    with pytest.raises(TraceError, match="1 bad row, nothing loaded: line 4: Timestamp is 'soon'"):
+        load_workload(LoadOptions(trace=trace))
+    out = io.StringIO()
+    async with serve() as fake:
+        options = BenchOptions(trace=trace, rate_scale=1000.0, skip_bad_rows=True, lengths_from=trace)
+        run = await asyncio.to_thread(run_bench, fake.url, options, Console(file=out, width=160, force_terminal=True))
+    assert run.requests.submitted == 29
+    told = "1 bad row of trace.csv left out: line 4: Timestamp is 'soon', a number is expected"
+    assert out.getvalue().count(f"mind: {told}") == 1, "arrivals and lengths are of one file: said once"
+    assert run.config["workload"]["notes"].count(told) == 2

@@ -202,3 +202,19 @@ def test_the_published_day_is_the_same_as_a_folder(tmp_path: Path, data_dir: Pat
     folder, _ = folder_of(tmp_path, chunks)
     one, other = (draw_servegen(read_servegen(path, histograms), 0, duration_s=3600.0) for path in (folder, joined))
     assert len(chunks) == 73 and one.rows == other.rows
+
+
+def test_bad_rows_may_be_left_out_of_both_files(tmp_path: Path) -> None:
+    """A window that is left out leaves nothing behind, its start neither."""
+    windows = WINDOWS + "1,3,10,3.0,Weibull,none,0.05\n" + "1,7,10,3.0,Pareto,1,1\n"
+    bins = BINS + "output_tokens,7\n"
+    with pytest.raises(TraceError, match="2 bad rows, nothing loaded: line 6"):
+        read_servegen(*files(tmp_path, windows, bins))
+    found = read_servegen(*files(tmp_path, windows, bins), skip_bad_rows=True)
+    assert found.window_s == 600
+    first, second = found.skipped_rows
+    assert first.startswith("2 bad rows of w.csv.gz left out: line 6: param1") and "line 7: pattern" in first
+    assert second.startswith("1 bad row of h.csv left out: line 5: 2 columns")
+    load, plain = draw_servegen(found, 3), draw_servegen(read_servegen(*files(tmp_path)), 3)
+    assert load.rows == plain.rows
+    assert load.skipped_rows == found.skipped_rows and set(found.skipped_rows) <= set(load.notes)

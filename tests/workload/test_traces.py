@@ -64,6 +64,41 @@ def test_mooncake_is_jittered_inside_its_steps_by_default(tmp_path: Path) -> Non
     assert read_trace(path, seed=2) != jittered
 
 
+@pytest.mark.parametrize("stamps_ms", [
+    [0, 0, 1234, 2999, 2999, 6001, 7500, 7500],  # exact, some at the same millisecond
+    [0, 3000, 6000, 9000, 12000],  # a request every 3 s: nobody shares a step
+    [0] * 9 + [60_000] * 9 + [120_000] * 9,  # a batch a minute is no clock
+    [0, 0, 4217, 4217],  # any two are a whole number of steps apart
+], ids=["exact", "regular", "batches", "few"])  # fmt: skip
+def test_mooncake_stamps_that_are_no_steps_stay(tmp_path: Path, stamps_ms: list[int]) -> None:
+    """Any file of this format was jittered by up to 3 s once, its stamps exact or not."""
+    lines = [json.dumps({"timestamp": stamp, "input_length": 5, "output_length": 5}) for stamp in stamps_ms]
+    load = read_trace(write(tmp_path, "m.jsonl", "\n".join(lines)))
+    assert [row.arrival_s for row in load.rows] == [stamp / 1000 for stamp in stamps_ms]
+    assert not any("jittered" in note for note in load.notes)
+    assert load.stamps is not None and load.stamps.startswith("no steps of a coarse clock")
+
+
+def test_jitter_keeps_to_the_steps_that_are_seen(tmp_path: Path) -> None:
+    stamps_ms = [500 + 1000 * (index // 3) for index in range(60)]
+    lines = [json.dumps({"timestamp": stamp, "input_length": 5, "output_length": 5}) for stamp in stamps_ms]
+    path = write(tmp_path, "m.jsonl", "\n".join(lines))
+    moved = np.array([row.arrival_s for row in read_trace(path, seed=2).rows])
+    steps = np.array(stamps_ms) / 1000 - 0.5
+    assert (moved >= steps).all() and (moved < steps + 1.0).all() and len(set(moved)) == 60
+    assert read_trace(path).stamps == "steps of 1 s (20 different ones of 60 requests)"
+
+
+def test_any_format_may_be_jittered_in_steps_that_are_there(tmp_path: Path) -> None:
+    own = write(tmp_path, "own.csv", "arrival_s,input_tokens,output_tokens\n" + "2,1,1\n2,1,1\n4,1,1\n8,1,1\n")
+    assert [row.arrival_s for row in read_trace(own).rows] == [2.0, 2.0, 4.0, 8.0], "not of itself"
+    assert any("inside 2 s steps" in note for note in read_trace(own, jitter=True).notes)
+    whole_seconds = write(tmp_path, "b.csv", BURSTGPT)
+    assert any("inside 1 s steps" in note for note in read_trace(whole_seconds, jitter=True).notes)
+    with pytest.raises(ConfigError, match="exact"):
+        read_trace(write(tmp_path, "c.csv", BURSTGPT.replace("118,", "118.4,")), jitter=True)
+
+
 def test_exact_stamps_are_not_jittered(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="exact"):
         read_trace(write(tmp_path, "a.csv", AZURE), jitter=True)
@@ -79,6 +114,20 @@ def test_bad_rows_are_all_counted_and_nothing_is_loaded(tmp_path: Path) -> None:
         assert part in message
     assert "and 3 more" in message
     assert "\n" not in message
+
+
+def test_bad_rows_may_be_left_out(tmp_path: Path) -> None:
+    """They are counted and named; what was read is what the file has without them."""
+    bad = AZURE + "yesterday,1,1\n2023-11-16 18:15:52,-3,1\n" + "2023-11-16 18:15:54,x,1\n" * 5
+    bad += "2023-11-16 18:16:00,7,7\n"
+    load = read_trace(write(tmp_path, "bad.csv", bad), skip_bad_rows=True)
+    assert [row.input_tokens for row in load.rows] == [374, 396, 879, 7]
+    [told] = load.skipped_rows
+    assert told.startswith("7 bad rows of bad.csv left out: line 5: TIMESTAMP is 'yesterday'")
+    assert told.endswith("and 2 more") and told in load.notes
+    assert read_trace(write(tmp_path, "good.csv", AZURE), skip_bad_rows=True).skipped_rows == ()
+    with pytest.raises(TraceError, match=r"no usable request in the file \(1 bad row of none\.csv left out: line 2"):
+        read_trace(write(tmp_path, "none.csv", AZURE.splitlines()[0] + "\nx,1,1\n"), skip_bad_rows=True)
 
 
 @pytest.mark.parametrize(

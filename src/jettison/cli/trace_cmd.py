@@ -24,9 +24,10 @@ Jitter = Annotated[
     bool | None,
     typer.Option(
         "--jitter/--no-jitter",
-        help="Spread arrivals inside the trace's clock step (default: where the step is coarse).",
+        help="Spread arrivals inside the trace's clock step (default: where a format's stamps are seen to be steps).",
     ),
 ]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out bad rows of files, and name them.")]
 
 
 @app.callback()
@@ -38,6 +39,7 @@ def _group() -> None:
 def info(
     trace: Trace,
     jitter: Jitter = None,
+    skip_bad_rows: SkipBadRows = False,
     seed: Seed = 0,
     json_out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the figures.")] = None,
 ) -> None:
@@ -46,7 +48,9 @@ def info(
 
     from jettison.workload.trace_tools import show_info
 
-    show_info(trace, jitter=jitter, seed=seed, json_out=json_out, console=Console())
+    show_info(
+        trace, jitter=jitter, seed=seed, json_out=json_out, console=Console(), skip_bad_rows=skip_bad_rows
+    )
 
 
 @app.command("slice", cls=Command)
@@ -65,6 +69,7 @@ def slice_(
         int | None, typer.Option(min=1, metavar="N", help="Keep the first N of what is left.")
     ] = None,
     jitter: Jitter = None,
+    skip_bad_rows: SkipBadRows = False,
     seed: Seed = 0,
 ) -> None:
     """Cut a trace by time, thin it, and keep its first rows."""
@@ -74,7 +79,7 @@ def slice_(
 
     slice_trace(
         trace, out, start_s=start_s, end_s=end_s, skip=skip, num_requests=num_requests, thin=thin, jitter=jitter,
-        seed=seed, console=Console(),
+        seed=seed, console=Console(), skip_bad_rows=skip_bad_rows,
     )  # fmt: skip
 
 
@@ -98,6 +103,7 @@ def upscale(
         Path | None, typer.Option(metavar="FILE", help="Take lengths from another trace, in its order.")
     ] = None,
     jitter: Jitter = None,
+    skip_bad_rows: SkipBadRows = False,
     seed: Seed = 0,
 ) -> None:
     """More requests at the same moments (TraceUpscaler): bursts and gaps keep their width."""
@@ -107,7 +113,7 @@ def upscale(
 
     upscale_trace(
         trace, out, factor=factor, rate_per_s=rate_per_s, keep=keep, spread_s=spread_s, lengths_from=lengths_from,
-        jitter=jitter, seed=seed, console=Console(),
+        jitter=jitter, seed=seed, console=Console(), skip_bad_rows=skip_bad_rows,
     )  # fmt: skip
 
 
@@ -204,6 +210,7 @@ def synth(
         float | None,
         typer.Option(min=1, metavar="N", help="Median output, the same way (128).", rich_help_panel=_LENGTHS),
     ] = None,
+    skip_bad_rows: SkipBadRows = False,
     seed: Seed = 0,
 ) -> None:
     """Make a trace up from an arrival process and a distribution of lengths."""
@@ -216,6 +223,7 @@ def synth(
         period=period, peak_at=peak_at, bursts=tuple(burst or ()), trace=trace, burst_start=burst_start,
         burst_end=burst_end, repeat=repeat, windows=windows, histograms=histograms, start=start, rate_scale=rate_scale,
         lengths=lengths, lengths_from=lengths_from, prompt=prompt, output=output,
+        skip_bad_rows=skip_bad_rows or None,
     )  # fmt: skip
     synthesise_trace(process, options, out, seed=seed, console=Console())
 

@@ -13,6 +13,7 @@ from jettison.core.params import ClusterParams
 from jettison.core.request import RequestState
 from jettison.core.samples import TickTimes
 from jettison.core.state import ClusterState
+from jettison.cost.grouprate import TokenMix
 from jettison.cost.pipeline import PipelineEfficiency
 from jettison.cost.steptime import StepTimeModel, StepTimePrior
 from jettison.policy.computeload import Arrangement, compute_load
@@ -178,6 +179,21 @@ class Loads:
             profiled = None if profile is None else profile.pipeline_efficiency(num_stages)
             self.efficiencies[num_stages] = PipelineEfficiency(profiled or self._params.overload.pipeline_efficiency)
         return self.efficiencies[num_stages]
+
+    def group_rates(self) -> dict[int, float]:
+        """Tokens of answers a second of groups by their number of stages, for what arrives; empty without a profile.
+
+        Of a length that pipelines have served with, as they did: their bubbles and their uneven microbatches are in it.
+        """
+        profile, traffic = self._params.profile, self.traffic.traffic()
+        if profile is None:
+            return {}
+        prompts = 0.0 if traffic is None else traffic.prompt_tokens / max(1.0, traffic.output_tokens)
+        rates = profile.serving_rates(TokenMix(prompts, self._state.limits.max_num_batched_tokens))
+        if (alone := rates.get(1)) is not None:
+            seen = {n: each.value for n, each in self.efficiencies.items() if n > 1 and each.is_measured}
+            rates |= {n: n * alone * reached for n, reached in seen.items()}
+        return rates
 
     def has_dwelled(self, group: GroupCore, now_ns: int) -> bool:
         """Its last move ended long enough ago for the next drop."""

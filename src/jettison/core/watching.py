@@ -21,6 +21,7 @@ from jettison.core.ports import Action, Record
 from jettison.core.pullrates import PullRates
 from jettison.core.restoring import Restoring, fits, room_blocks, will_hold
 from jettison.core.state import ClusterState
+from jettison.cost.grouprate import rate_between
 from jettison.policy.batching import BlockedBy
 from jettison.policy.merge import DropPlan, GroupMerge, PlannerParams, plan_drop, throughput_cost
 from jettison.policy.overload import Assessment
@@ -242,13 +243,11 @@ class Watching:
 
     def _throughput_cost(self, plan: DropPlan) -> float | None:
         """v1's cost of the groups that a plan leaves; None without a profile of such groups."""
-        profile = self._loads.params.profile
-        if profile is None:
-            return None
         merged = {g for m in plan.merges for g in m.sources}
         sizes = [len(m.stages) for m in plan.merges]
         sizes += [len(g.stages) for g in self._state.groups.values() if g.group_id not in merged]
-        return throughput_cost(sizes, profile.group_tokens_per_s)
+        rates = self._loads.group_rates()
+        return throughput_cost(sizes, lambda num_stages: rate_between(rates, num_stages))
 
     def request_drop(self, now_ns: int) -> list[Action]:
         """Merge the two smallest idle-of-moves groups whatever the load (administration, verification).

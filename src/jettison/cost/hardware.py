@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from jettison.cost.grouprate import TokenMix, prefill_token_s, rate_between, with_bubbles_s
 from jettison.cost.model import CostModel
 
 SATURATED = 0.9
@@ -80,11 +81,32 @@ class HardwareProfile:
         return num_bytes / self.disk_bytes_per_s
 
     def group_tokens_per_s(self, num_stages: int) -> float | None:
-        """Best measured decode throughput of a pipeline of so many stages: ``Thpt_g`` of KunServe v1.
+        """Best decode throughput of a pipeline of so many stages, without bubbles.
 
-        Between measured stage counts, and beyond them, the nearest one below answers; None where nothing was measured.
+        As measured; between measured numbers of stages, and beyond them, as ``grouprate.rate_between`` has it. None
+        where nothing was measured, and below the smallest.
         """
-        return max((point.tokens_per_s for point in self._of(num_stages)), default=None)
+        best: dict[int, float] = {}
+        for point in self.batch_points:
+            best[point.num_stages] = max(point.tokens_per_s, best.get(point.num_stages, 0.0))
+        return rate_between(best, num_stages)
+
+    def serving_rates(self, mix: TokenMix) -> dict[int, float]:
+        """Tokens of answers a second of pipelines by their number of stages, for those that were measured: decodes as
+        measured, with their bubbles, and the prompts that come with them. ``Thpt_g`` of KunServe v1.
+
+        What uneven microbatches cost is not in it: that is seen where pipelines serve (``cost.pipeline``).
+        """
+        rates: dict[int, float] = {}
+        for point in self.batch_points:
+            stage_s = point.batch_size / point.tokens_per_s
+            period_s = with_bubbles_s(
+                self.cost, point.num_stages, point.batch_size, point.num_context, stage_s, self.link_latency_s
+            )
+            prompts_s = mix.prompt_tokens * prefill_token_s(self.cost, point.num_stages, mix.chunk_tokens)
+            rate = 1.0 / (period_s / point.batch_size + prompts_s)
+            rates[point.num_stages] = max(rate, rates.get(point.num_stages, 0.0))
+        return rates
 
     def pipeline_efficiency(self, num_stages: int) -> float | None:
         """Decode throughput of such a pipeline over that of as many instances; None without single instances and

@@ -22,6 +22,7 @@ class PipelineEfficiency:
 
     def __init__(self, prior: float) -> None:
         """``prior``: what holds until a pipeline has been seen."""
+        self.is_measured = False
         self._separate_s = prior * PRIOR_S
         self._pipeline_s = PRIOR_S
 
@@ -35,6 +36,7 @@ class PipelineEfficiency:
 
         ``separate_s``: the share of that time of N separate instances, which run N such batches at once.
         """
+        self.is_measured = True
         self._separate_s += separate_s
         self._pipeline_s += pipeline_s
         if self._pipeline_s > MEMORY_S:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from jettison.device.model.create import create_model
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
 from jettison.report.brief import missed_aim, print_brief
+from jettison.report.failures import check_answered, print_failures
 from jettison.report.html import write_html
 from jettison.report.results import RunResult, write_results
 from jettison.report.terminal import note_phase, phase, progress_bar
@@ -70,6 +71,7 @@ def run_demo(
 ) -> int:
     """Make the model, calibrate, replay the same burst under both policies, then a heavier one; write the report.
 
+    Raises JettisonError when a server does not come up, and, after all is written, where requests were not answered.
     ``model``, ``burst``: in place of the demo's own, for a demo of another size.
     """
     console = Console()
@@ -97,6 +99,7 @@ def run_demo(
         for policy in ("recompute", "drop"):
             runs.append(_run_shown(console, setup, policy, load, f"{label}: {policy}", seed))
     console.print()
+    print_failures(runs, console)
     pairs = [(runs[0], runs[1]), (runs[2], runs[3])]
     titles = {
         "burst": f"peak demand is to be {plan.peak_over_merged:.2f} of the merged capacity: dropping carries it",
@@ -109,6 +112,7 @@ def run_demo(
     write_results(out_dir / "report.json", runs)
     write_html(out_dir / "report.html", runs, title="Jettison demo: a burst with dropping off and on")
     console.print(f"report: {out_dir / 'report.html'}, {out_dir / 'report.json'}", soft_wrap=True)
+    check_answered(runs)
     return 0
 
 

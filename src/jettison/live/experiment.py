@@ -16,6 +16,7 @@ from jettison.config import KEYS, EngineConfig
 from jettison.live.assembly import assemble
 from jettison.live.machine_time import machine_time
 from jettison.live.server_process import ServerProcess
+from jettison.report.failures import check_answered
 from jettison.report.output import safe_name
 from jettison.report.results import RunResult
 from jettison.workload.bench import fairness_of_run
@@ -187,11 +188,16 @@ def measure_speed(setup: ExperimentSetup, *, batches: tuple[int, ...] = (4, 16, 
 def measure_speed_at(
     url: str, setup: ExperimentSetup, *, batches: tuple[int, ...] = (4, 16, 40)
 ) -> MachineSpeed:
-    """The same of a server that runs already, whoever made it: ``setup`` says how many instances stand behind it."""
+    """The same of a server that runs already, whoever made it: ``setup`` says how many instances stand behind it.
+
+    Raises JettisonError where a request is not answered: times of the others would say nothing.
+    """
 
     def replay(rows: list[TraceRow], name: str) -> RunResult:
         load = Workload(tuple(rows), name, "calibration")
-        return replay_sync(url, load, ReplayOptions(name=name, observe=False))
+        run = replay_sync(url, load, ReplayOptions(name=name, observe=False))
+        check_answered([run])
+        return run
 
     def closed(num: int, prompt: int, output: int) -> list[TraceRow]:
         return [TraceRow(0.0, prompt, output)] * (num * setup.instances)

@@ -12,6 +12,7 @@ does not depend on it; on the way only whether there are ranges at all matters.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -397,14 +398,20 @@ def pull_seconds(pulls: Sequence[Pull], shape: ModelShape, link_bytes_per_s: flo
 def throughput_cost(group_sizes: Sequence[int], throughput: Callable[[int], float | None]) -> float | None:
     """v1's cost of a configuration: throughput of all instances on their own over that of the groups; 1 is no loss.
 
-    ``throughput`` is the profiled rate of one group of so many instances; None where some size was not profiled.
+    ``throughput`` is the rate of one group of so many instances; None where that of some size is not known. A member of
+    a larger group is taken to reach no more than one of a smaller group: what was measured otherwise is noise, and
+    would make a merge look like a gain. So the cost never falls when groups merge.
     """
-    alone = throughput(1)
-    together = [throughput(size) for size in group_sizes]
-    known = [rate for rate in together if rate is not None]
-    if alone is None or len(known) < len(together):
+    by_member: list[float] = []
+    for size in range(1, max(group_sizes, default=0) + 1):
+        rate = throughput(size)
+        if rate is None:
+            return None
+        by_member.append(min(rate / size, by_member[-1] if by_member else math.inf))
+    if not by_member:
         return None
-    return alone * sum(group_sizes) / sum(known)
+    together = sum(size * by_member[size - 1] for size in group_sizes)
+    return by_member[0] * sum(group_sizes) / together
 
 
 def _members(groups: Sequence[MergeCandidate]) -> list[Member]:

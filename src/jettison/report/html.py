@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from jettison.report import plots
 from jettison.report.explain import format_plan
+from jettison.report.failures import failure_lines
 from jettison.report.output import write_whole
 from jettison.report.page import PAGE
 from jettison.report.results import METRIC_DEFINITIONS, RunResult
@@ -42,6 +43,7 @@ def render_html(
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(PAGE).render(
         title=title,
+        failures=failure_lines(runs),
         tables=tables,
         headers=comparison_headers(runs),
         rows=comparison_rows(runs),

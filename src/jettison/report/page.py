@@ -32,6 +32,8 @@ figcaption { color: var(--soft); font-size: 13px; }
 details { margin-top: 8px; }
 summary { cursor: pointer; color: var(--soft); }
 pre { overflow-x: auto; background: var(--ground); padding: 12px; border-radius: 8px; font-size: 12px; }
+.failures { border: 2px solid var(--accent); }
+.failures h2 { color: var(--accent); }
 .bar { display: inline-block; width: 18px; border-top: 2px dashed; vertical-align: middle; margin: 0 5px 0 12px; }
 </style>
 </head>
@@ -50,6 +52,16 @@ pre { overflow-x: auto; background: var(--ground); padding: 12px; border-radius:
 {% endif %}
 </p>
 
+{% if failures %}
+<section class="failures">
+<h2>Requests that were not answered</h2>
+{% for line in failures %}
+<p>{{ line }}</p>
+{% endfor %}
+<p class="lead" style="margin: 0">Figures are of what was answered: the rows that count requests say of how many.</p>
+</section>
+
+{% endif %}
 {% for table in tables %}
 <section>
 <h2>{{ table.title }}</h2>

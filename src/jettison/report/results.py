@@ -19,7 +19,9 @@ import numpy as np
 from jettison.errors import UserError
 from jettison.report.output import write_whole
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READ_VERSIONS = (1, FORMAT_VERSION)
+"""Of version 1 summaries have no ``count``, and nothing stands before the runs."""
 
 Status = Literal["completed", "failed", "cancelled", "rejected"]
 SeriesPoint = tuple[float, float]
@@ -41,13 +43,15 @@ METRIC_DEFINITIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Five figures of a distribution, in its own unit; all None when there was no sample."""
+    """Five figures of a distribution, in its own unit, all None when there was no sample; and of how many they are."""
 
     mean: float | None = None
     p50: float | None = None
     p90: float | None = None
     p99: float | None = None
     max: float | None = None
+    count: int | None = 0
+    """Samples: requests, or gaps. None where an older file does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,11 @@ class RequestCounts:
     """Closed by the client on purpose."""
     rejected: int = 0
     """Refused with 429 or 503."""
+
+    @property
+    def unanswered(self) -> int:
+        """Asked for and not got: failed or rejected. Percentiles are of the others."""
+        return self.failed + self.rejected
 
 
 @dataclass(slots=True)
@@ -137,7 +146,7 @@ def summarize(values: Iterable[float | None]) -> Summary:
     p50, p90, p99 = (float(value) for value in np.percentile(known, [50, 90, 99]))
     # The mean of equal values may round to an ulp beyond them; a summary must stay ordered.
     mean = min(max(float(known.mean()), float(known.min())), float(known.max()))
-    return Summary(mean=mean, p50=p50, p90=p90, p99=p99, max=float(known.max()))
+    return Summary(mean, p50, p90, p99, float(known.max()), int(known.size))
 
 
 def goodput(
@@ -227,9 +236,34 @@ def detail_row(record: RequestRecord) -> dict[str, Any]:
     }
 
 
+def first_error(run: RunResult) -> str | None:
+    """What the first request that was not answered met, in the order of arrivals; None where that was not kept."""
+    rows = run.requests_detail or ()
+    return next((row["error"] for row in rows if row["status"] in ("failed", "rejected") and row["error"]), None)
+
+
+def failures_of(runs: Iterable[RunResult]) -> list[dict[str, Any]]:
+    """What stands first in a result file: the runs in which some request was not answered; empty where all were."""
+    return [
+        {
+            "run": run.name,
+            "submitted": run.requests.submitted,
+            "failed": run.requests.failed,
+            "rejected": run.requests.rejected,
+            "first_error": first_error(run),
+        }
+        for run in runs
+        if run.requests.unanswered
+    ]
+
+
 def write_results(path: Path, runs: Sequence[RunResult]) -> None:
     """Write a result file. The same runs give the same bytes (sorted keys, no time stamp of its own)."""
-    document = {"format_version": FORMAT_VERSION, "runs": [_plain(asdict(run)) for run in runs]}
+    document = {
+        "failures": _plain(failures_of(runs)),
+        "format_version": FORMAT_VERSION,
+        "runs": [_plain(asdict(run)) for run in runs],
+    }
     text = json.dumps(document, sort_keys=True, indent=1, allow_nan=False, ensure_ascii=False)
     write_whole(path, text + "\n")
 
@@ -248,17 +282,18 @@ def read_results(path: Path) -> list[RunResult]:
         raise UserError(f"{path}: not a JSON result file: {error}") from error
     if not isinstance(document, dict) or not isinstance(document.get("runs"), list):
         raise UserError(f"{path}: not a result file: an object with a list under 'runs' is expected")
-    if document.get("format_version") != FORMAT_VERSION:
-        found = document.get("format_version")
-        raise UserError(f"{path}: format_version is {found!r}, this program reads {FORMAT_VERSION}")
-    return [_parse_run(raw, f"{path}: runs[{index}]") for index, raw in enumerate(document["runs"])]
+    version = document.get("format_version")
+    if version not in READ_VERSIONS:
+        known = " and ".join(map(str, READ_VERSIONS))
+        raise UserError(f"{path}: format_version is {version!r}, this program reads {known}")
+    return [_parse_run(raw, f"{path}: runs[{index}]", version) for index, raw in enumerate(document["runs"])]
 
 
 _SUMMARY_FIELDS = ("ttft_s", "ttft_from_send_s", "tpot_s", "itl_s", "e2e_s")
 _OBJECT_FIELDS = ("config", "events", "client")
 
 
-def _parse_run(raw: Any, where: str) -> RunResult:
+def _parse_run(raw: Any, where: str, version: int) -> RunResult:
     if not isinstance(raw, dict):
         raise UserError(f"{where}: an object is expected")
     _check_keys(raw, {item.name for item in fields(RunResult)}, where)
@@ -270,7 +305,7 @@ def _parse_run(raw: Any, where: str) -> RunResult:
             raise UserError(f"{where}.{key}: an object is expected")
         values[key] = raw[key]
     for key in _SUMMARY_FIELDS:
-        values[key] = Summary(**_numbers(raw[key], Summary, f"{where}.{key}"))
+        values[key] = _parse_summary(raw[key], f"{where}.{key}", version)
     for key in ("output_tokens_per_s", "duration_s"):
         if not _is_number(raw[key]):
             raise UserError(f"{where}.{key}: a number is expected")
@@ -280,6 +315,16 @@ def _parse_run(raw: Any, where: str) -> RunResult:
         raise UserError(f"{where}.series: an object is expected")
     values["series"] = {key: _parse_series(points, f"{where}.series.{key}") for key, points in raw["series"].items()}
     return RunResult(**values)
+
+
+def _parse_summary(raw: Any, where: str, version: int) -> Summary:
+    if version == 1 and isinstance(raw, dict):
+        raw = {"count": None, **raw}
+    numbers = _numbers(raw, Summary, where)
+    count = numbers["count"]
+    if count is not None and (not isinstance(count, int) or count < 0):
+        raise UserError(f"{where}.count: a whole number of at least 0 is expected")
+    return Summary(**numbers)
 
 
 def _parse_counts(raw: Any, where: str) -> RequestCounts:

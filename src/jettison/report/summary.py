@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jettison.report.failures import print_failures
 from jettison.report.results import (
     METRIC_DEFINITIONS,
     RunResult,
@@ -41,10 +42,12 @@ def _figure(field: str, which: str) -> Callable[[RunResult], float | None]:
     return value
 
 
+_DISTRIBUTIONS = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("end to end", "e2e_s"))
+
 METRICS: tuple[Metric, ...] = (
     *(
         Metric(f"{name} {which}", _figure(field, which), "s", True)
-        for name, field in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("end to end", "e2e_s"))
+        for name, field in _DISTRIBUTIONS
         for which in ("mean", "p50", "p90", "p99", "max")
     ),
     Metric("output tokens/s", lambda run: run.output_tokens_per_s, "", False),
@@ -76,13 +79,17 @@ def ratio(run: RunResult, baseline: RunResult, metric: Metric) -> float | None:
 
 
 def comparison_rows(runs: Sequence[RunResult]) -> list[list[str]]:
-    """Cells of the comparison, a row a metric: label, each run's figure, and after each but the first its ratio to the
-    first run that met the same arrivals at the same point of a sweep."""
-    rows = []
+    """Cells of the comparison: how requests ended, those that were not answered first; then a row a metric: label,
+    each run's figure, and after each but the first its ratio to the first run that met the same arrivals at the same
+    point of a sweep; before each distribution of how many it is. Counts of events come last."""
+    rows = _count_rows(_ends(runs))
     baselines = [_baseline(runs, run) for run in runs]
+    samples = {f"{name} mean": field for name, field in _DISTRIBUTIONS}
     for metric in METRICS:
         if all(metric.value(run) is None for run in runs):
             continue
+        if metric.label in samples:
+            rows += _sample_rows(metric.label.removesuffix(" mean"), samples[metric.label], runs)
         cells = [metric.label]
         for index, run in enumerate(runs):
             cells.append(format_value(metric.value(run), metric.unit))
@@ -91,25 +98,41 @@ def comparison_rows(runs: Sequence[RunResult]) -> list[list[str]]:
                 times = None if baseline is run else ratio(run, baseline, metric)
                 cells.append("-" if times is None else f"{times:.2f}x")
         rows.append(cells)
-    for label, counts in _counts(runs).items():
-        if any(counts):
-            rows.append(_plain_row(label, [format_count(count) for count in counts]))
-    return rows
+    return rows + _count_rows(_events(runs))
 
 
-def _counts(runs: Sequence[RunResult]) -> dict[str, list[Any]]:
-    """Label -> each run's count: of requests by how they ended, then of events; None where a run has none."""
-    ends = ("submitted", "completed", "failed", "cancelled", "rejected")
+_Counts = dict[str, list[Any]]
+"""Label -> each run's count; None where a run has none."""
+
+
+def _ends(runs: Sequence[RunResult]) -> _Counts:
+    """Requests by how they ended."""
+    ends = ("failed", "rejected", "cancelled", "completed", "submitted")
+    return {f"requests {end}": [getattr(run.requests, end) for run in runs] for end in ends}
+
+
+def _events(runs: Sequence[RunResult]) -> _Counts:
     names = sorted({name for run in runs for name in run.events if name != "log"})
-    return {
-        **{f"requests {end}": [getattr(run.requests, end) for run in runs] for end in ends},
-        **{name.replace("_", " "): [run.events.get(name) for run in runs] for name in names},
-    }
+    return {name.replace("_", " "): [run.events.get(name) for run in runs] for name in names}
+
+
+def _count_rows(counts: _Counts) -> list[list[str]]:
+    return [_plain_row(label, [format_count(each) for each in found]) for label, found in counts.items() if any(found)]
+
+
+def _sample_rows(name: str, field: str, runs: Sequence[RunResult]) -> list[list[str]]:
+    """Of how many requests (ITL: of how many gaps) the figures below are; no row where no file says."""
+    counts = [getattr(run, field).count for run in runs]
+    if all(count is None for count in counts):
+        return []
+    of = ["" if field == "itl_s" else f" of {format_count(run.requests.submitted)}" for run in runs]
+    cells = ["-" if count is None else f"{format_count(count)}{whole}" for count, whole in zip(counts, of, strict=True)]
+    return [_plain_row(f"{name}, {'gaps' if field == 'itl_s' else 'requests'}", cells)]
 
 
 def zero_counts(runs: Sequence[RunResult]) -> list[str]:
     """Labels of the counts that are 0 in every run: they have no row."""
-    return [label for label, counts in _counts(runs).items() if not any(counts)]
+    return [label for label, counts in {**_ends(runs), **_events(runs)}.items() if not any(counts)]
 
 
 def _plain_row(label: str, cells: Sequence[str]) -> list[str]:
@@ -184,8 +207,10 @@ def fairness_rows(run: RunResult) -> list[tuple[str, str]]:
 
 
 def print_summary(runs: Sequence[RunResult], console: Console | None = None) -> None:
-    """Print the comparison, the fairness header of the first run that has one, and the client's own lag."""
+    """Print what was not answered, the comparison, the fairness header of the first run that has one, and the client's
+    own lag."""
     console = console or Console()
+    print_failures(runs, console)
     table = Table(title=None, header_style="bold", show_edge=False, pad_edge=False)
     for index, header in enumerate(comparison_headers(runs)):
         table.add_column(header, justify="left" if index == 0 else "right", no_wrap=index == 0)

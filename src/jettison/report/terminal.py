@@ -1,12 +1,14 @@
 """What a person sees of long work: progress where a terminal is, plain lines where none is, tables that are whole.
 
 Figures go to the console that a command was given (stdout). Progress goes to the same where it is a terminal, else to
-stderr; where that is none either (a log file, a pipeline of CI), one line says what begins.
+stderr; where that is none either (a log file, a pipeline of CI), one line says what begins, and of what takes long
+another one now and then how far it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -16,6 +18,9 @@ from rich.status import Status
 from rich.table import Table
 
 _WIDEST = 10_000
+
+LINE_EVERY_S = 10.0
+"""Wall-clock time between two lines that say how far something is."""
 
 
 def progress_console(console: Console) -> Console:
@@ -28,6 +33,23 @@ def note_phase(text: str, console: Console) -> None:
     shown = progress_console(console)
     if not shown.is_terminal:
         print_line(text, shown)
+
+
+class PacedLines:
+    """How far something is, as a plain line on stderr every ``LINE_EVERY_S`` where no progress bar is seen; nothing
+    where one is. What takes less time than that prints none."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shown = progress_console(console)
+        self._clock = clock
+        self._due_s = clock() + LINE_EVERY_S
+
+    def offer(self, text: Callable[[], str]) -> None:
+        """To be called often; ``text`` is asked for when a line is due."""
+        if self._shown.is_terminal or self._clock() < self._due_s:
+            return
+        self._due_s = self._clock() + LINE_EVERY_S
+        print_line(text(), self._shown)
 
 
 def progress_bar(

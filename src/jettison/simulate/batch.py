@@ -6,12 +6,13 @@ A case decides its result alone, so the number of processes and the order in whi
 from __future__ import annotations
 
 import multiprocessing
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing.sharedctypes import SynchronizedArray
-from typing import Any
+from typing import Any, NamedTuple
 
 from jettison.config import usable_cores
 from jettison.errors import JettisonError
@@ -21,25 +22,42 @@ from jettison.simulate.cases import Case, run_case
 POLL_S = 0.25
 """How often progress of other processes is looked at."""
 
-OnShares = Callable[[Sequence[float]], None]
-"""Told the share of each case that is done."""
+
+
+class CaseProgress(NamedTuple):
+    """How far one case is."""
+
+    share: float
+    """Of its requests, those that have ended; 1 when it is over."""
+    now_s: float
+    """Virtual time; 0 before it begins."""
+    last_arrival_s: float
+    """0 before it begins."""
+
+
+_NUM_FIELDS = len(CaseProgress._fields)
+
+OnProgress = Callable[[Sequence[CaseProgress]], None]
+"""Told how far each case is, in their order."""
 
 
 def run_cases(
-    cases: Sequence[Case], *, num_processes: int | None = None, on_shares: OnShares = lambda shares: None
+    cases: Sequence[Case], *, num_processes: int | None = None, on_progress: OnProgress = lambda _: None
 ) -> list[RunResult]:
     """Results in the order of the cases. ``num_processes`` None: as many as there are cores and cases.
+
+    ``on_progress`` is called several times a second, whatever the cases do meanwhile.
 
     Raises what a case raises, and JettisonError where a process dies.
     """
     number = min(len(cases), num_processes or usable_cores())
     if number <= 1:
-        return _run_here(cases, on_shares)
+        return _run_here(cases, on_progress)
     context = multiprocessing.get_context("spawn")  # a fork would copy threads' locks
-    shares = context.Array("d", len(cases), lock=False)
+    told = context.Array("d", _NUM_FIELDS * len(cases), lock=False)
     results: dict[int, RunResult] = {}
     waiting: dict[Future[RunResult], int] = {}
-    with ProcessPoolExecutor(number, context, _remember, (shares,)) as pool:
+    with ProcessPoolExecutor(number, context, _remember, (told,)) as pool:
         try:
             for index, case in enumerate(cases):
                 waiting[pool.submit(_run, index, case)] = index
@@ -48,7 +66,7 @@ def run_cases(
                 for future in done:
                     results[waiting[future]] = future.result()
                     del waiting[future]
-                on_shares(list(shares))
+                on_progress(_read(told))
         except BrokenProcessPool:
             raise killed({future: cases[index].name for future, index in waiting.items()}, number) from None
         except BaseException:
@@ -70,38 +88,56 @@ def killed(left: Mapping[Future[Any], str], num_processes: int) -> JettisonError
     )
 
 
-def _run_here(cases: Sequence[Case], on_shares: OnShares) -> list[RunResult]:
-    shares = [0.0] * len(cases)
+def _run_here(cases: Sequence[Case], on_progress: OnProgress) -> list[RunResult]:
+    progress = [CaseProgress(0.0, 0.0, 0.0) for _ in cases]
+    due_s = time.monotonic() + POLL_S
     results = []
     for index, case in enumerate(cases):
 
-        def note(ended: int, total: int, index: int = index) -> None:
+        def note_share(ended: int, total: int, index: int = index) -> None:
             share = ended / total
-            if share - shares[index] >= 0.01 or ended == total:
-                shares[index] = share
-                on_shares(shares)
+            if share - progress[index].share >= 0.01 or ended == total:
+                progress[index] = progress[index]._replace(share=share)
+                on_progress(progress)
 
-        results.append(run_case(case, note))
+        def note_time(now_s: float, last_arrival_s: float, index: int = index) -> None:
+            nonlocal due_s
+            progress[index] = progress[index]._replace(now_s=now_s, last_arrival_s=last_arrival_s)
+            if time.monotonic() >= due_s:
+                due_s = time.monotonic() + POLL_S
+                on_progress(progress)
+
+        results.append(run_case(case, note_share, on_time=note_time))
+        note_share(1, 1)  # also where the run's end came before that of its requests
     return results
 
 
-_shares: SynchronizedArray[Any] | None = None
-"""In a process of the pool: where it says how far it is."""
+_told: SynchronizedArray[Any] | None = None
+"""In a process of the pool: where it says how far it is, the fields of a ``CaseProgress`` for each case."""
 
 
-def _remember(shares: SynchronizedArray[Any]) -> None:
-    global _shares
-    _shares = shares
+def _read(told: SynchronizedArray[Any]) -> list[CaseProgress]:
+    return [CaseProgress(*told[at : at + _NUM_FIELDS]) for at in range(0, len(told), _NUM_FIELDS)]
+
+
+def _remember(told: SynchronizedArray[Any]) -> None:
+    global _told
+    _told = told
 
 
 def _run(index: int, case: Case) -> RunResult:
-    shares = _shares
-    assert shares is not None
+    told, first = _told, index * _NUM_FIELDS
+    assert told is not None
 
-    def note(ended: int, total: int) -> None:
-        shares[index] = ended / total
+    def note_share(ended: int, total: int) -> None:
+        told[first] = ended / total
+
+    def note_time(now_s: float, last_arrival_s: float) -> None:
+        told[first + 1], told[first + 2] = now_s, last_arrival_s
 
     try:
-        return run_case(case, note)
+        result = run_case(case, note_share, on_time=note_time)
+        note_share(1, 1)
+        return result
     except JettisonError as error:
         raise type(error)(f"{case.name}: {error}") from None

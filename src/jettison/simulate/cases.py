@@ -7,7 +7,7 @@ but for traces, which stay files and are looked for as ``simulate.workloads`` sa
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from jettison.live.profile_file import AUTO, read_profile
 from jettison.report.results import RunResult
 from jettison.report.timeline import Timeline
 from jettison.sim.faults import Fault, draw_faults
-from jettison.simulate.loads import OnPilot, find_factor
+from jettison.simulate.loads import OnPilot, OnTime, find_factor
 from jettison.simulate.machines import (
     Machine,
     cluster_setup,
@@ -35,6 +35,7 @@ from jettison.simulate.spec import DEFAULT_POLICY, ExperimentSpec, RandomFaults,
 from jettison.simulate.sweeps import SweepPoint, expand_sweep
 from jettison.simulate.workload_spec import WorkloadSpec
 from jettison.simulate.workloads import build_workload
+from jettison.workload.cautions import cautions_of
 from jettison.workload.prompts import PromptMaker
 
 OnProgress = Callable[[int, int], None]
@@ -65,25 +66,30 @@ class Case:
 
 def cases_of(
     raw: Mapping[str, Any], name: str, base_dir: Path = Path(), *, on_pilot: OnPilot = lambda *_: None,
+    on_time: OnTime = lambda *_: None, on_cautions: Callable[[Sequence[str]], None] = lambda _: None,
     factor: float | None = None,
 ) -> list[Case]:
     """All runs: by point, then by seed, then by variant, so that what is compared stands together.
 
     Everything is checked first: each cluster is resolved, each variant's settings are, each workload is made once. A
     mean load is that of the first point's cluster: a sweep changes the cluster under the same requests. ``factor``:
-    what it came to, where that is known.
+    what it came to, where that is known. ``on_pilot``, ``on_time``: told of the pilots that find it. ``on_cautions``:
+    told what to mind of each workload, as the first seed draws it.
     Raises ConfigError, TraceError, BudgetError, ModelError.
     """
     points = expand_sweep(raw)
     prepared = [_prepare(point, name, base_dir) for point in points]
     factors: dict[tuple[WorkloadSpec, int], float] = {}
     cases: list[Case] = []
-    for point, (spec, _, plain) in zip(points, prepared, strict=True):
+    for point, (spec, _, plain, cautions) in zip(points, prepared, strict=True):
         key = (spec.workload, spec.seeds[0])
         if key not in factors:
-            first, machine, _ = prepared[0]
+            first, machine, _, _ = prepared[0]
             same = replace(spec, cluster=first.cluster, settings=first.settings)
-            factors[key] = factor or find_factor(same, machine, base_dir, on_pilot=on_pilot)
+            factors[key] = factor or find_factor(same, machine, base_dir, on_pilot=on_pilot, on_time=on_time)
+            if factors[key] != 1.0:  # other gaps than those that it was prepared with
+                cautions = cautions_of(build_workload(spec.workload, spec.seeds[0], base_dir, factor=factors[key]))
+            on_cautions(cautions)
         for seed in spec.seeds:
             for index, variant in enumerate(spec.variants):
                 parts = [variant.name, point.label, f"seed={seed}" if len(spec.seeds) > 1 else ""]
@@ -94,7 +100,8 @@ def cases_of(
     return cases
 
 
-Prepared = tuple[ExperimentSpec, Machine, dict[str, Any]]
+Prepared = tuple[ExperimentSpec, Machine, dict[str, Any], list[str]]
+"""The spec of a point, its machine, the same as plain data, and what to mind of its workload."""
 
 
 def _prepare(point: SweepPoint, name: str, base_dir: Path) -> Prepared:
@@ -103,9 +110,9 @@ def _prepare(point: SweepPoint, name: str, base_dir: Path) -> Prepared:
     machine = resolve_machine(spec.cluster, spec.settings, base_dir)
     for variant in spec.variants:
         cluster_setup(machine, spec, variant, spec.seeds[0])
-    build_workload(spec.workload, spec.seeds[0], base_dir)
+    cautions = cautions_of(build_workload(spec.workload, spec.seeds[0], base_dir))
     _faults(spec, machine)
-    return spec, machine, _portable(point.raw, spec, base_dir)
+    return spec, machine, _portable(point.raw, spec, base_dir), cautions
 
 
 def _portable(raw: Mapping[str, Any], spec: ExperimentSpec, base_dir: Path) -> dict[str, Any]:
@@ -136,9 +143,10 @@ def _one(plain: Mapping[str, Any], index: int, seed: int) -> dict[str, Any]:
 
 
 def run_case(
-    case: Case, on_progress: OnProgress | None = None, *, then: MachineThen = AS_MEASURED
+    case: Case, on_progress: OnProgress | None = None, *, on_time: OnTime | None = None,
+    then: MachineThen = AS_MEASURED,
 ) -> RunResult:
-    """Simulate one case. The same case gives the same result, in whichever process.
+    """Simulate one case. The same case gives the same result, in whichever process, and whoever is told how far it is.
 
     ``then``: how fast this machine was while the live run that is to be compared went on.
     """
@@ -163,6 +171,7 @@ def run_case(
         slo_tpot_s=spec.slo.tpot_s,
         parameter_share=machine.parameter_share,
         on_progress=on_progress,
+        on_time=None if on_time is None else lambda now_s: on_time(now_s, workload.rows[-1].arrival_s),
         observer=timeline,
     )
     setup = cluster_setup(machine, spec, variant, case.seed)

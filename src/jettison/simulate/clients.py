@@ -67,7 +67,7 @@ class GapHistogram:
         total = int(ends[-1])
         at = [bins[int(np.searchsorted(ends, q * (total - 1), side="right"))] for q in (0.5, 0.9, 0.99)]
         p50, p90, p99 = (min(10.0 ** (b / _BINS_PER_DECADE), self._max_s) for b in at)
-        return Summary(self._sum_s / total, p50, p90, p99, self._max_s)
+        return Summary(self._sum_s / total, p50, p90, p99, self._max_s, total)
 
 
 class Clients:

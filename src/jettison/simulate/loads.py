@@ -34,9 +34,13 @@ SPARE_MEMORY = 8
 OnPilot = Callable[[int, float, float], None]
 """Told number, factor and mean load of each pilot."""
 
+OnTime = Callable[[float, float], None]
+"""Told the virtual time of a simulation as it goes on, and that of its last arrival, in seconds."""
+
 
 def find_factor(
-    spec: ExperimentSpec, machine: Machine, base_dir: Path = Path(), *, on_pilot: OnPilot = lambda *_: None
+    spec: ExperimentSpec, machine: Machine, base_dir: Path = Path(), *, on_pilot: OnPilot = lambda *_: None,
+    on_time: OnTime = lambda *_: None,
 ) -> float:
     """The ``factor`` of ``build_workload`` at which mean demand is ``workload.mean_load`` of the capacity; else 1.
 
@@ -59,7 +63,7 @@ def find_factor(
             raise ConfigError(
                 f"workload.mean_load {wanted:g}: {factor:.4g} times the users of {first.name}: {error}"
             ) from None
-        return mean_demand(load, setup, machine) / capacity
+        return mean_demand(load, setup, machine, on_time) / capacity
 
     factor, found = _search(load_at, _guess(first, machine, wanted * capacity), wanted, on_pilot)
     if abs(found / wanted - 1.0) > ACCEPTED:
@@ -70,11 +74,16 @@ def find_factor(
     return factor
 
 
-def mean_demand(load: Workload, setup: ClusterSetup, machine: Machine) -> float:
+def mean_demand(
+    load: Workload, setup: ClusterSetup, machine: Machine, on_time: OnTime = lambda *_: None
+) -> float:
     """KV tokens held or waited for at one time, over the workload's duration, memory to spare."""
     spare = machine.kv_tokens * machine.shape.num_layers * machine.shape.kv_bytes_per_token_layer * (SPARE_MEMORY - 1)
     ample = replace(setup, memory=replace(setup.memory, budget_bytes=setup.memory.budget_bytes + spare))
-    run = simulate_workload(load, ample, SimulationOptions(name="pilot", detail=False, observe_interval_s=60.0))
+    run = simulate_workload(load, ample, SimulationOptions(
+        name="pilot", detail=False, observe_interval_s=60.0,
+        on_time=lambda now_s: on_time(now_s, load.rows[-1].arrival_s),
+    ))  # fmt: skip
     demand: float = run.config["fairness"]["mean_demand_tokens"]
     return demand
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from jettison.core import ports
@@ -21,11 +22,15 @@ _USES = {"parameters": "parameter_bytes", "kv": "kv_bytes", "workspace": "worksp
 class Observer:
     """Samples every ``interval_s`` of virtual time until told to stop."""
 
-    def __init__(self, cluster: SimulatedCluster, interval_s: float) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, interval_s: float, on_time: Callable[[float], None] | None = None
+    ) -> None:
+        """``on_time``: told the virtual time of each sample, in seconds."""
         self.series: dict[str, list[SeriesPoint]] = {}
         self.log: list[dict[str, Any]] = []
         self._cluster = cluster
         self._interval_ns = round(interval_s * NANOSECONDS)
+        self._on_time = on_time
         self._is_on = True
         self._shows_workers = cluster.setup.num_workers <= MAX_WORKERS_SHOWN
 
@@ -59,6 +64,8 @@ class Observer:
     def _sample(self) -> None:
         if self._is_on:
             self._take()
+            if self._on_time is not None:
+                self._on_time(self._cluster.loop.now_ns / NANOSECONDS)
             if self._cluster.host is not None:
                 self._cluster.host.scrape()
             self._cluster.loop.after(self._interval_ns, self._sample, LATE)

@@ -56,6 +56,8 @@ class SimulationOptions:
     an instance may use."""
     on_progress: Callable[[int, int], None] | None = None
     """Called with (requests ended, requests in all) as they end."""
+    on_time: Callable[[float], None] | None = None
+    """Called with the virtual time in seconds at every observation, whether or not a request has ended."""
     on_start: Callable[[SimulatedCluster], None] | None = None
     """Called with the cluster before the first request: for what an operator asks of it at certain times."""
     observer: RunObserver | None = None
@@ -75,7 +77,7 @@ def simulate_workload(
         on_record=lambda record: observer.note_record(record),
         observer=options.observer,
     )
-    observer = Observer(cluster, options.observe_interval_s)
+    observer = Observer(cluster, options.observe_interval_s, options.on_time)
     limits = setup.limits
     clients = Clients(
         workload.rows, options.edge, _prompt_maker(options), keeps_gaps=detail,

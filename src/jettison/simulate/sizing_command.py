@@ -14,9 +14,9 @@ from jettison.errors import ConfigError
 from jettison.report.output import check_writable, write_whole
 from jettison.report.results import RunResult
 from jettison.report.summary import format_value
-from jettison.report.terminal import spinner
-from jettison.simulate.cases import Case, cases_of
-from jettison.simulate.command import MAX_PICTURED_RUNS, run_shown
+from jettison.report.terminal import PacedLines
+from jettison.simulate.cases import Case
+from jettison.simulate.command import MAX_PICTURED_RUNS, prepare, run_shown
 from jettison.simulate.sizing import Objective, Sizing, Wanted, point_key, size_all
 from jettison.simulate.sizing_report import pictured_runs, print_sizings, sizing_document, write_sizing_page
 from jettison.simulate.spec import ExperimentSpec, parse_spec
@@ -64,13 +64,11 @@ def size_command(
     points = expand_sweep(raw)
     _check_sweep(points[0].values, parse_spec(points[0].raw, name), flags)
     wanted = {point_key(point.values): _wanted(parse_spec(point.raw, name), flags) for point in points}
-    with spinner("preparing", console) as status:
-        cases = cases_of(
-            raw, name, base_dir, on_pilot=lambda number, factor, load: status.update(f"mean load: pilot {number}")
-        )
+    lines = PacedLines(console)  # one for all probes: each may take less time than two lines are apart
+    cases = prepare(raw, name, base_dir, console, lines)
 
     def run(probes: Sequence[Case]) -> list[RunResult]:
-        return run_shown(probes, console, num_processes)
+        return run_shown(probes, console, lines, num_processes)
 
     sizings = size_all(cases, wanted, run)
     _write_outputs(sizings, name, json_out, html_out, console)

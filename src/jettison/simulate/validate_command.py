@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,9 @@ from jettison.live.profile_file import (
     save_costs,
     save_profile,
 )
+from jettison.report.failures import check_answered, print_failures
 from jettison.report.output import check_writable
+from jettison.report.results import RunResult
 from jettison.report.summary import format_value
 from jettison.report.terminal import phase, print_whole, spinner
 from jettison.simulate.cases import Case, cases_of, run_case
@@ -51,7 +54,8 @@ def validate_command(
     console: Console | None = None,
 ) -> list[Pair]:
     """Run every case live and simulated and print what differs. ``calibrates``: measure profile and host costs first,
-    also where they are there. Raises ConfigError as ``check_both_sides`` does."""
+    also where they are there. Raises ConfigError as ``check_both_sides`` does, and JettisonError, after all is written
+    and printed, where requests of a live run were not answered."""
     console = console or Console()
     if json_out is not None:
         check_writable(json_out)
@@ -66,6 +70,7 @@ def validate_command(
     if json_out is not None:
         write_document(json_out, pairs)
     print_comparison(pairs, console)
+    check_answered([pair.live for pair in pairs])
     return pairs
 
 
@@ -135,7 +140,8 @@ def ensure_calibrated(spec: ExperimentSpec, base_dir: Path, console: Console, *,
 
 
 def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
-    """Means over seeds against what is demanded, then the worst single scenario."""
+    """What was not answered; means over seeds against what is demanded, then the worst single scenario."""
+    print_failures(both_sides(pairs), console)
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     for header in ("", "metric", "real", "simulated", "difference", "within", ""):
         table.add_column(header, justify="left" if header in ("", "metric") else "right")
@@ -162,6 +168,15 @@ def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
         f"furthest beyond what is demanded of it, of all runs: {single.scenario}: {' '.join(_cells(single))}",
         highlight=False,
     )
+
+
+def both_sides(pairs: Sequence[Pair]) -> list[RunResult]:
+    """All runs, the live one before the simulated one, named by scenario and side."""
+    return [
+        replace(run, name=f"{pair.scenario}, {side}")
+        for pair in pairs
+        for side, run in (("live", pair.live), ("simulated", pair.simulated))
+    ]
 
 
 def _cells(row: Comparison) -> list[str]:

@@ -78,6 +78,8 @@ class WorkloadSpec:
     seed: int | None = None
     """None: each run's own seed."""
     jitter: bool | None = None
+    skip_bad_rows: bool = False
+    """Of every file that is read here: the trace, ServeGen's, the lengths'."""
     skip: int | None = None
     """Without the first so many requests."""
     window_s: tuple[float, float] | None = None
@@ -126,6 +128,7 @@ def parse_workload(raw: object, where: str) -> WorkloadSpec:
         rows=_rows(section) if section.has("rows") else None,
         seed=section.take("seed", whole(0), None),
         jitter=section.take("jitter", boolean, None),
+        skip_bad_rows=section.take("skip_bad_rows", boolean, False),
         skip=section.take("skip", whole(0), None),
         window_s=section.take("window_s", _window, None),
         slice_s=section.take("slice_s", above(0.0), None),
@@ -158,6 +161,9 @@ def _check(section: Section, spec: WorkloadSpec) -> None:
         raise ConfigError(f"{section.at(missing)} is missing: a slice needs both its length and its index")
     if spec.jitter is not None and spec.trace is None:
         raise ConfigError(f"{section.at('jitter')} is for traces")
+    reads_files = spec.trace is not None or spec.servegen is not None
+    if spec.skip_bad_rows and not reads_files and (spec.lengths is None or spec.lengths.trace is None):
+        raise ConfigError(f"{section.at('skip_bad_rows')} is for files: a trace, ServeGen's, or the lengths of one")
     if spec.spread_s is not None and spec.upscale is None and spec.mean_load is None:
         raise ConfigError(f"{section.at('spread_s')} goes with upscale, or with mean_load")
     if spec.span_s is not None and spec.rows is None:

@@ -45,7 +45,7 @@ def build_workload(spec: WorkloadSpec, run_seed: int, base_dir: Path = Path(), *
         with _placing("replay_burst"):
             load = shaping.replay_burst(load, burst.start_s, burst.end_s, burst.repeats)
     if spec.lengths is not None and spec.arrivals is None:
-        load = _other_lengths(load, spec.lengths, seed, base_dir)
+        load = _other_lengths(load, spec.lengths, seed, base_dir, spec.skip_bad_rows)
     if spec.length_scale is not None:
         with _placing("length_scale"):
             load = shaping.scale_lengths(load, spec.length_scale)
@@ -69,7 +69,8 @@ def _placing(key: str) -> Iterator[None]:
 def _source(spec: WorkloadSpec, seed: int, base_dir: Path, users: float) -> tuple[Workload, float]:
     """The source with as many users as it can be asked for, and how many times more are still to come."""
     if spec.trace is not None:
-        return read_trace(_data_file(spec.trace, base_dir, "workload.trace"), jitter=spec.jitter, seed=seed), users
+        path = _data_file(spec.trace, base_dir, "workload.trace")
+        return read_trace(path, jitter=spec.jitter, seed=seed, skip_bad_rows=spec.skip_bad_rows), users
     if spec.rows is not None:
         return Workload(as_columns(spec.rows), "rows", "requests of the spec", span_s=spec.span_s), users
     if spec.builtin is not None:
@@ -78,7 +79,7 @@ def _source(spec: WorkloadSpec, seed: int, base_dir: Path, users: float) -> tupl
         part = spec.servegen
         profile = read_servegen(
             _data_file(part.windows, base_dir, "workload.servegen.windows", or_folder=True),
-            _data_file(part.histograms, base_dir, "workload.servegen.histograms"),
+            _data_file(part.histograms, base_dir, "workload.servegen.histograms"), skip_bad_rows=spec.skip_bad_rows,
         )
         with _placing("servegen"):
             return draw_servegen(
@@ -150,10 +151,12 @@ def _more_users(load: Workload, spec: WorkloadSpec, seed: int, users: float) -> 
         return shaping.upscale(load, factor, seed, keep="span", spread_s=spec.spread_s)
 
 
-def _other_lengths(load: Workload, spec: LengthSpec, seed: int, base_dir: Path) -> Workload:
+def _other_lengths(
+    load: Workload, spec: LengthSpec, seed: int, base_dir: Path, skip_bad_rows: bool
+) -> Workload:
     if spec.trace is not None:
         path = _data_file(spec.trace, base_dir, "workload.lengths.trace")
-        return shaping.swap_lengths(load, read_trace(path, jitter=False))
+        return shaping.swap_lengths(load, read_trace(path, jitter=False, skip_bad_rows=skip_bad_rows))
     return shaping.draw_lengths(load, _length_model(spec), seed)
 
 

@@ -1,12 +1,12 @@
 """``jettison bench``: choose a load, shape it, replay it, print and store the result.
 
-The command line only fills :func:`run_bench`'s arguments. Choosing and shaping are :func:`load_workload`, which
-other tools use as well, so that every tool shapes a load in the same order.
+The command line only fills :class:`BenchOptions`. Choosing and shaping are :func:`load_workload`, which other tools
+use as well, so that every tool shapes a load in the same order.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from jettison.report.results import RequestRecord, RunResult, write_results
 from jettison.report.summary import print_summary
 from jettison.report.terminal import note_phase, progress_bar
 from jettison.workload import shaping
+from jettison.workload.cautions import cautions_of, print_cautions
 from jettison.workload.client import Endpoint, PromptKind, ReplayOptions, replay_sync
 from jettison.workload.conditions import Conditions, conditions_of, merged_capacity
 from jettison.workload.prompts import PromptMaker
@@ -28,30 +29,133 @@ from jettison.workload.synthetic import generate, preset
 from jettison.workload.traces import Workload, read_trace
 
 
-def load_workload(
-    *,
-    trace: Path | None = None,
-    workload: str | None = None,
-    jitter: bool | None = None,
-    slice_s: float | None = None,
-    slice_index: int | None = None,
-    thin: float | None = None,
-    thin_every: int | None = None,
-    rate_scale: float | None = None,
-    lengths_from: Path | None = None,
-    length_scale: float | None = None,
-    max_model_len: int | None = None,
-    num_requests: int | None = None,
-    duration_s: float | None = None,
-    seed: int = 0,
-) -> Workload:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """One source of requests, and how it is shaped."""
+
+    trace: Path | None = None
+    workload: str | None = None
+    """A built-in synthetic one; without a trace and a name the built-in burst."""
+    jitter: bool | None = None
+    """As ``read_trace`` takes it."""
+    skip_bad_rows: bool = False
+    """Of ``trace`` and ``lengths_from``; else a bad row refuses its file."""
+    slice_s: float | None = None
+    slice_index: int | None = None
+    thin: float | None = None
+    thin_every: int | None = None
+    rate_scale: float | None = None
+    lengths_from: Path | None = None
+    length_scale: float | None = None
+    max_model_len: int | None = None
+    num_requests: int | None = None
+    duration_s: float | None = None
+    seed: int = 0
+    """Of every draw, the replay's included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions(LoadOptions):
+    """All that ``jettison bench`` may be told, but where the server is. Names are the flags'."""
+
+    name: str = "run"
+    model: str | None = None
+    api_key: str | None = None
+    endpoint: Endpoint = "completions"
+    prompt_kind: PromptKind | None = None
+    """None: token ids, or text on the chat endpoint."""
+    vocab_size: int = 256
+    shared_prefix_tokens: int = 0
+    num_shared_prefixes: int = 1
+    ignore_eos: bool = True
+    max_concurrency: int | None = None
+    request_timeout_s: float = 600.0
+    total_timeout_s: float | None = None
+    cancel_fraction: float = 0.0
+    slo_ttft_s: float | None = None
+    slo_tpot_s: float | None = None
+    parameter_share: float | None = None
+    """This and the next three fill the fairness header; what is not given is what the server tells of itself."""
+    kv_capacity_tokens: float | None = None
+    """Undropped, whole cluster."""
+    merged_capacity_tokens: float | None = None
+    num_instances: int | None = None
+    json_out: Path | None = None
+    html_out: Path | None = None
+    quiet: bool = False
+
+    @property
+    def conditions(self) -> Conditions:
+        """What was said of the cluster."""
+        return Conditions(
+            self.parameter_share, self.kv_capacity_tokens, self.merged_capacity_tokens, self.num_instances
+        )
+
+    @property
+    def replay(self) -> ReplayOptions:
+        """How the load is sent."""
+        return ReplayOptions(
+            name=self.name,
+            model=self.model,
+            endpoint=self.endpoint,
+            prompt_kind=self.prompt_kind or ("text" if self.endpoint == "chat" else "tokens"),
+            prompts=PromptMaker(
+                seed=self.seed,
+                low_token_id=min(8, self.vocab_size // 2),
+                high_token_id=self.vocab_size,
+                shared_prefix_tokens=self.shared_prefix_tokens,
+                num_shared_prefixes=self.num_shared_prefixes,
+            ),
+            ignore_eos=self.ignore_eos,
+            api_key=self.api_key,
+            max_concurrency=self.max_concurrency,
+            request_timeout_s=self.request_timeout_s,
+            total_timeout_s=self.total_timeout_s,
+            cancel_fraction=self.cancel_fraction,
+            seed=self.seed,
+            slo_ttft_s=self.slo_ttft_s,
+            slo_tpot_s=self.slo_tpot_s,
+        )
+
+
+def load_workload(options: LoadOptions) -> Workload:
     """The load in the one order in which every tool shapes it.
 
     Source (a trace file or a named synthetic workload), slice, thin, scale the time, take other lengths,
     scale lengths, cap to the model's context, limit. Raises ConfigError for options that contradict each
     other or leave nothing, TraceError for bad files.
     """
-    load = _source(trace, workload, jitter, seed)
+    load = _cut(_source(options), options)
+    if options.rate_scale is not None and options.rate_scale != 1.0:
+        load = shaping.scale_time(load, options.rate_scale)
+    if options.lengths_from is not None:
+        other = read_trace(options.lengths_from, jitter=False, skip_bad_rows=options.skip_bad_rows)
+        load = shaping.swap_lengths(load, other)
+    if options.length_scale is not None and options.length_scale != 1.0:
+        load = shaping.scale_lengths(load, options.length_scale)
+    if options.max_model_len is not None:
+        load = shaping.cap_lengths(load, options.max_model_len)
+    load = shaping.limit(load, num_requests=options.num_requests, duration_s=options.duration_s)
+    if not load.rows:
+        raise ConfigError(f"{load.name}: no request is left to send ({'; '.join(load.notes)})")
+    return load
+
+
+def _source(options: LoadOptions) -> Workload:
+    if options.trace is not None and options.workload is not None:
+        raise ConfigError("give one load: a trace file or a named workload, not both")
+    if options.trace is not None:
+        return read_trace(
+            options.trace, jitter=options.jitter, seed=options.seed, skip_bad_rows=options.skip_bad_rows
+        )
+    if options.jitter is not None:
+        raise ConfigError("jitter is for traces; a synthetic workload has exact arrivals")
+    return generate(preset(options.workload or "burst"), options.seed)
+
+
+def _cut(load: Workload, options: LoadOptions) -> Workload:
+    """Slice and thin."""
+    slice_s, slice_index = options.slice_s, options.slice_index
     if (slice_s is None) != (slice_index is None):
         raise ConfigError("a slice needs both its length and its index")
     if slice_s is not None and slice_index is not None:
@@ -59,140 +163,41 @@ def load_workload(
         if not 0 <= slice_index < len(cut):
             raise ConfigError(f"slice {slice_index} does not exist: {load.name} has {len(cut)} slices of {slice_s:g} s")
         load = cut[slice_index]
-    if thin is not None:
-        load = shaping.thin_by_probability(load, thin, seed)
-    if thin_every is not None:
-        load = shaping.thin_every(load, thin_every)
-    if rate_scale is not None and rate_scale != 1.0:
-        load = shaping.scale_time(load, rate_scale)
-    if lengths_from is not None:
-        load = shaping.swap_lengths(load, read_trace(lengths_from, jitter=False))
-    if length_scale is not None and length_scale != 1.0:
-        load = shaping.scale_lengths(load, length_scale)
-    if max_model_len is not None:
-        load = shaping.cap_lengths(load, max_model_len)
-    load = shaping.limit(load, num_requests=num_requests, duration_s=duration_s)
-    if not load.rows:
-        raise ConfigError(f"{load.name}: no request is left to send ({'; '.join(load.notes)})")
+    if options.thin is not None:
+        load = shaping.thin_by_probability(load, options.thin, options.seed)
+    if options.thin_every is not None:
+        load = shaping.thin_every(load, options.thin_every)
     return load
 
 
-def _source(trace: Path | None, workload: str | None, jitter: bool | None, seed: int) -> Workload:
-    if trace is not None and workload is not None:
-        raise ConfigError("give one load: a trace file or a named workload, not both")
-    if trace is not None:
-        return read_trace(trace, jitter=jitter, seed=seed)
-    if jitter is not None:
-        raise ConfigError("jitter is for traces; a synthetic workload has exact arrivals")
-    return generate(preset(workload or "burst"), seed)
-
-
-def run_bench(
-    url: str,
-    *,
-    trace: Path | None = None,
-    workload: str | None = None,
-    jitter: bool | None = None,
-    slice_s: float | None = None,
-    slice_index: int | None = None,
-    thin: float | None = None,
-    thin_every: int | None = None,
-    rate_scale: float | None = None,
-    lengths_from: Path | None = None,
-    length_scale: float | None = None,
-    max_model_len: int | None = None,
-    num_requests: int | None = None,
-    duration_s: float | None = None,
-    seed: int = 0,
-    name: str = "run",
-    model: str | None = None,
-    api_key: str | None = None,
-    endpoint: Endpoint = "completions",
-    prompt_kind: PromptKind | None = None,
-    vocab_size: int = 256,
-    shared_prefix_tokens: int = 0,
-    num_shared_prefixes: int = 1,
-    ignore_eos: bool = True,
-    max_concurrency: int | None = None,
-    request_timeout_s: float = 600.0,
-    total_timeout_s: float | None = None,
-    cancel_fraction: float = 0.0,
-    slo_ttft_s: float | None = None,
-    slo_tpot_s: float | None = None,
-    parameter_share: float | None = None,
-    kv_capacity_tokens: float | None = None,
-    merged_capacity_tokens: float | None = None,
-    num_instances: int | None = None,
-    json_out: Path | None = None,
-    html_out: Path | None = None,
-    console: Console | None = None,
-    quiet: bool = False,
-) -> RunResult:
+def run_bench(url: str, options: BenchOptions, console: Console | None = None) -> RunResult:
     """Replay one load against ``url``, print the table, write what was asked for, return the run.
 
-    ``prompt_kind`` None means token ids, or text on the chat endpoint. ``parameter_share``,
-    ``kv_capacity_tokens`` (undropped, whole cluster), ``merged_capacity_tokens`` and ``num_instances`` fill
-    the fairness header; what is not given is what the server told of itself (``/jettison/deployment``), if it did.
-    Raises UserError (ConfigError, TraceError) before anything is sent.
+    A request that fails raises nothing: it is counted, and said first (``report.failures.check_answered`` refuses a run
+    with such). Raises UserError (ConfigError, TraceError) before anything is sent.
     """
-    load = load_workload(
-        trace=trace,
-        workload=workload,
-        jitter=jitter,
-        slice_s=slice_s,
-        slice_index=slice_index,
-        thin=thin,
-        thin_every=thin_every,
-        rate_scale=rate_scale,
-        lengths_from=lengths_from,
-        length_scale=length_scale,
-        max_model_len=max_model_len,
-        num_requests=num_requests,
-        duration_s=duration_s,
-        seed=seed,
-    )
-    options = ReplayOptions(
-        name=name,
-        model=model,
-        endpoint=endpoint,
-        prompt_kind=prompt_kind or ("text" if endpoint == "chat" else "tokens"),
-        prompts=PromptMaker(
-            seed=seed,
-            low_token_id=min(8, vocab_size // 2),
-            high_token_id=vocab_size,
-            shared_prefix_tokens=shared_prefix_tokens,
-            num_shared_prefixes=num_shared_prefixes,
-        ),
-        ignore_eos=ignore_eos,
-        api_key=api_key,
-        max_concurrency=max_concurrency,
-        request_timeout_s=request_timeout_s,
-        total_timeout_s=total_timeout_s,
-        cancel_fraction=cancel_fraction,
-        seed=seed,
-        slo_ttft_s=slo_ttft_s,
-        slo_tpot_s=slo_tpot_s,
-    )
+    load = load_workload(options)
     # What could fail after the run fails before it: a finished run must not be lost.
-    said = Conditions(parameter_share, kv_capacity_tokens, merged_capacity_tokens, num_instances)
-    said.check()
-    for path in (json_out, html_out):
+    options.conditions.check()
+    for path in (options.json_out, options.html_out):
         if path is not None:
             check_writable(path)
     console = console or Console()
-    run = _replay_with_progress(url, load, options, console, quiet)
-    conditions = said.or_else(conditions_of(run)).completed()
-    header = fairness_of_run(
+    if not options.quiet:
+        print_cautions(cautions_of(load), console)
+    run = _replay_with_progress(url, load, options.replay, console, options.quiet)
+    conditions = options.conditions.or_else(conditions_of(run)).completed()
+    run.config["fairness"] = fairness_of_run(
         run, load, parameter_share=conditions.parameter_share, kv_capacity_tokens=conditions.kv_capacity_tokens,
         merged_capacity_tokens=conditions.merged_capacity_tokens,
-    )
-    run.config["fairness"] = header.as_dict()
-    if not quiet:
+    ).as_dict()
+    # Files first: who reads what is printed may have left.
+    if options.json_out is not None:
+        write_results(options.json_out, [run])
+    if options.html_out is not None:
+        write_html(options.html_out, [run], title=f"jettison bench: {options.name}")
+    if not options.quiet:
         print_summary([run], console)
-    if json_out is not None:
-        write_results(json_out, [run])
-    if html_out is not None:
-        write_html(html_out, [run], title=f"jettison bench: {name}")
     return run
 
 

@@ -59,6 +59,8 @@ class TraceInfo:
     name: str
     source: str
     notes: tuple[str, ...]
+    stamps: str | None
+    """What was seen of the time stamps in the file, before any jitter."""
     num_requests: int
     duration_s: float
     mean_rate_per_s: float
@@ -91,6 +93,7 @@ def describe(workload: Workload) -> TraceInfo:
         name=workload.name,
         source=workload.source,
         notes=workload.notes,
+        stamps=workload.stamps,
         num_requests=len(columns),
         duration_s=workload.duration_s,
         mean_rate_per_s=workload.mean_rate_per_s,
@@ -170,6 +173,8 @@ def print_info(info: TraceInfo, console: Console) -> None:
     console.print(f"[bold]{info.name}[/bold]  {info.source}", highlight=False)
     for note in info.notes:
         console.print(f"  {note}", highlight=False, style="dim", soft_wrap=True)
+    if info.stamps is not None:
+        console.print(f"time stamps: {info.stamps}", highlight=False, soft_wrap=True)
     console.print(
         f"{info.num_requests:,} requests in {info.duration_s:,.1f} s: {info.mean_rate_per_s:.4g} a second, "
         f"CV of the gaps {info.gap_cv:.2f}",

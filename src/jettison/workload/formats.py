@@ -13,7 +13,7 @@ from datetime import datetime
 from jettison.workload.rows import MAX_ARRIVAL_S, MAX_TOKENS, TraceRow
 
 MOONCAKE_STAMP_STEP_S = 3.0
-"""Mooncake's conversation stamps are multiples of 3 s: bursts measured on them are an artefact."""
+"""Mooncake's published conversation stamps are multiples of 3 s: bursts measured on them are an artefact."""
 
 _EPOCH = datetime(2020, 1, 1)
 """Near the stamps, so that float seconds keep their seven fractional digits."""
@@ -36,8 +36,10 @@ class TraceFormat:
     parse: Callable[[Record], TraceRow | None]
     """One line's request; None where the source says that it failed. Raises BadRow."""
     stamp_step_s: float | None = None
-    """Width of the steps to which the source rounded arrivals down, None where it did not."""
+    """Width of the steps to which the published files of this format are rounded down, None where they are not. Of a
+    file it holds where its stamps are multiples of it."""
     jitter_by_default: bool = False
+    """Where a file's stamps are seen to be steps (``stamps``)."""
     matches: Callable[[Record], bool] | None = None
     """Tells formats with the same columns apart by their first line of data."""
     is_ours: bool = False

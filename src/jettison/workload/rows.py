@@ -7,7 +7,7 @@ somebody looks at it. Reading files is in ``traces``, making arrivals up in ``sy
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -183,6 +183,10 @@ class Workload:
     notes: tuple[str, ...] = ()
     span_s: float | None = None
     """Length of the observation window where it is known (a slice's width); else up to the last arrival."""
+    stamps: str | None = field(default=None, compare=False)
+    """What was seen of the time stamps in the file; None where the requests are of none."""
+    skipped_rows: tuple[str, ...] = field(default=(), compare=False)
+    """Of each file that bad rows were left out of: how many, and the first of them. To be told before it is used."""
 
     @property
     def columns(self) -> Columns:

@@ -67,6 +67,8 @@ class ServeGenProfile:
     window_s: float
     inputs: TokenHistogram
     outputs: TokenHistogram
+    skipped_rows: tuple[str, ...] = ()
+    """As of a ``Workload``."""
 
     @property
     def duration_s(self) -> float:
@@ -95,29 +97,54 @@ class _Windows:
         """One line. Raises BadRow."""
         start_s, rate_per_s = number(record, "timestamp"), number(record, "rate")
         pattern = str(record["pattern"])
-        self.starts_s.add(start_s)
         if pattern and pattern not in LEAST_SHAPES:
             raise BadRow(f"pattern is {pattern!r}, {' or '.join(LEAST_SHAPES)} is expected")
         if not pattern or rate_per_s == 0:
+            self.starts_s.add(start_s)
             return  # idle: as published, nothing was fitted to it
         shape, least = number(record, "param1"), LEAST_SHAPES[pattern]
         if not shape >= least:
             raise BadRow(f"param1 is {record['param1']!r}, a {pattern} shape of at least {least:g} is expected")
+        self.starts_s.add(start_s)
         self.clients.setdefault(client, []).append(ClientWindow(start_s, rate_per_s, pattern, shape))
 
 
-def read_servegen(windows: Path, histograms: Path) -> ServeGenProfile:
+def read_servegen(windows: Path, histograms: Path, *, skip_bad_rows: bool = False) -> ServeGenProfile:
     """Read windows (a folder of ``chunk-<client>-trace.csv``, or a file of all clients) and histograms, gzip or plain.
 
     A window without a pattern or with rate 0 is idle. Raises TraceError for bad rows (line numbers, nothing
-    half-loaded), windows that overlap, a folder without such files, and histograms that are empty.
+    half-loaded; with ``skip_bad_rows`` they are left out, and the profile says which), windows that overlap, a folder
+    without such files, and histograms that are empty or do not sum to 1.
     """
+    read, skipped = _read_windows(windows, skip_bad_rows)
+    if not read.clients:
+        raise TraceError(f"{windows}: no window has a rate above 0")
+    ordered = {client: tuple(sorted(found, key=lambda w: w.start_s)) for client, found in read.clients.items()}
+    inputs, outputs, also_skipped = _read_histograms(histograms, skip_bad_rows)
+    name = windows.resolve().name if windows.is_dir() else stem(windows)
+    return ServeGenProfile(
+        name, ordered, _width_s(windows, ordered, read.starts_s), inputs, outputs, (*skipped, *also_skipped)
+    )
+
+
+def _read_windows(windows: Path, skip_bad_rows: bool) -> tuple[_Windows, list[str]]:
+    """What stands there, and what was left out of each file."""
     read = _Windows()
     if windows.is_dir():
-        for client, path in _chunks(windows).items():
-            read_csv(path, CHUNK_COLUMNS, partial(read.take, client), has_header=False)
+        told = [
+            read_csv(path, CHUNK_COLUMNS, partial(read.take, client), has_header=False, skip_bad_rows=skip_bad_rows)
+            for client, path in _chunks(windows).items()
+        ]
     else:
-        read_csv(windows, WINDOW_COLUMNS, lambda record: read.take(str(record["client_id"]), record))
+        told = [read_csv(
+            windows, WINDOW_COLUMNS, lambda record: read.take(str(record["client_id"]), record),
+            skip_bad_rows=skip_bad_rows,
+        )]  # fmt: skip
+    return read, [each for each in told if each is not None]
+
+
+def _read_histograms(path: Path, skip_bad_rows: bool) -> tuple[TokenHistogram, TokenHistogram, list[str]]:
+    """Inputs, outputs, and what was left out."""
     tokens: dict[str, list[tuple[int, float]]] = {name: [] for name in FIELDS}
 
     def take_bin(record: Record) -> None:
@@ -125,13 +152,9 @@ def read_servegen(windows: Path, histograms: Path) -> ServeGenProfile:
             raise BadRow(f"field is {record['field']!r}, {' or '.join(FIELDS)} is expected")
         tokens[str(record["field"])].append((count(record, "tokens"), number(record, "probability")))
 
-    read_csv(histograms, HISTOGRAM_COLUMNS, take_bin)
-    if not read.clients:
-        raise TraceError(f"{windows}: no window has a rate above 0")
-    ordered = {client: tuple(sorted(found, key=lambda w: w.start_s)) for client, found in read.clients.items()}
-    inputs, outputs = (_histogram(histograms, name, tokens[name]) for name in FIELDS)
-    name = windows.resolve().name if windows.is_dir() else stem(windows)
-    return ServeGenProfile(name, ordered, _width_s(windows, ordered, read.starts_s), inputs, outputs)
+    skipped = read_csv(path, HISTOGRAM_COLUMNS, take_bin, skip_bad_rows=skip_bad_rows)
+    inputs, outputs = (_histogram(path, name, tokens[name]) for name in FIELDS)
+    return inputs, outputs, [skipped] if skipped else []
 
 
 def _chunks(folder: Path) -> dict[str, Path]:
@@ -212,7 +235,10 @@ def draw_servegen(
         f"{start_s:g} s to {end_s:g} s, rates times {rate_scale:g}, seed {seed}"
     )
     span_s = min(end_s, profile.duration_s) - start_s
-    return Workload(Columns(times, inputs, outputs), profile.name, f"servegen ({profile.name})", (note,), span_s)
+    return Workload(
+        Columns(times, inputs, outputs), profile.name, f"servegen ({profile.name})", (note, *profile.skipped_rows),
+        span_s, skipped_rows=profile.skipped_rows,
+    )
 
 
 def _client(

@@ -7,6 +7,7 @@ print the whole chain. Random draws come from a seed that the caller names.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -252,7 +253,9 @@ def swap_lengths(workload: Workload, lengths: Workload) -> Workload:
     columns = workload.columns
     taken = others.at(np.arange(len(columns)) % len(others))
     rows = Columns(columns.arrival_s, taken.input_tokens, taken.output_tokens, is_offline=columns.is_offline)
-    return workload.with_rows(rows, f"lengths taken in order from {lengths.source}", span_s=workload.span_s)
+    swapped = workload.with_rows(rows, f"lengths taken in order from {lengths.source}", span_s=workload.span_s)
+    left_out = lengths.skipped_rows
+    return replace(swapped, notes=(*swapped.notes, *left_out), skipped_rows=(*swapped.skipped_rows, *left_out))
 
 
 def draw_lengths(workload: Workload, lengths: LengthModel, seed: int) -> Workload:

@@ -20,6 +20,7 @@ from jettison.report.output import write_whole
 from jettison.report.terminal import print_whole, progress_bar
 from jettison.workload import shaping
 from jettison.workload.arrivals import ArrivalProcess, Burst, Diurnal, OnOff, Steady
+from jettison.workload.cautions import cautions_of, print_cautions
 from jettison.workload.describe import describe, print_info
 from jettison.workload.fetch import PUBLIC_TRACES, fetch, public_trace
 from jettison.workload.lengths import LengthModel, Lengths, LogNormalPair, published_lengths
@@ -31,9 +32,14 @@ from jettison.workload.traces import read_trace, write_trace
 ProcessName = Literal["poisson", "gamma", "on-off", "diurnal", "burst", "servegen"]
 
 
-def show_info(trace: Path, *, jitter: bool | None, seed: int, json_out: Path | None, console: Console) -> None:
+def show_info(
+    trace: Path, *, jitter: bool | None, seed: int, json_out: Path | None, console: Console,
+    skip_bad_rows: bool = False,
+) -> None:
     """Print rates, burstiness and lengths of a trace; ``json_out`` gets the same figures."""
-    info = describe(read_trace(trace, jitter=jitter, seed=seed))
+    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows)
+    info = describe(load)
+    print_cautions(cautions_of(load), console)
     print_info(info, console)
     if json_out is not None:
         write_whole(json_out, json.dumps(info.as_dict(), indent=1) + "\n")
@@ -44,6 +50,7 @@ def save(workload: Workload, out: Path, console: Console) -> None:
     if not workload.rows:
         raise ConfigError(f"{workload.name}: no request is left to write ({'; '.join(workload.notes)})")
     write_trace(out, workload)
+    print_cautions(cautions_of(workload), console)
     console.print(
         f"wrote {out}: {len(workload.rows):,} requests in {workload.duration_s:,.1f} s, "
         f"{workload.mean_rate_per_s:.4g} a second",
@@ -63,9 +70,10 @@ def slice_trace(
     jitter: bool | None,
     seed: int,
     console: Console,
+    skip_bad_rows: bool = False,
 ) -> None:
     """Cut by time, leave rows out, thin, and limit what is left, as ``load_workload`` does."""
-    load = read_trace(trace, jitter=jitter, seed=seed)
+    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows)
     if start_s or end_s is not None:
         load = shaping.window(load, start_s, end_s)
     load = shaping.skip(load, skip)
@@ -87,11 +95,12 @@ def upscale_trace(
     jitter: bool | None,
     seed: int,
     console: Console,
+    skip_bad_rows: bool = False,
 ) -> None:
     """TraceUpscaler, by a factor or to a mean rate."""
     if (factor is None) == (rate_per_s is None):
         raise ConfigError("give --factor or --rate, one of the two")
-    load = read_trace(trace, jitter=jitter, seed=seed)
+    load = read_trace(trace, jitter=jitter, seed=seed, skip_bad_rows=skip_bad_rows)
     if rate_per_s is not None:
         if not load.mean_rate_per_s > 0:
             raise ConfigError(f"{trace}: all requests arrive at one instant, there is no rate to scale")
@@ -101,7 +110,7 @@ def upscale_trace(
                 f"{trace} has {load.mean_rate_per_s:.4g} requests/s already; to have fewer: trace slice --thin"
             )
     if lengths_from is not None:
-        load = shaping.swap_lengths(load, read_trace(lengths_from, jitter=False))
+        load = shaping.swap_lengths(load, read_trace(lengths_from, jitter=False, skip_bad_rows=skip_bad_rows))
     assert factor is not None
     scaled = shaping.upscale(load, factor, seed, keep=keep, spread_s=spread_s)
     save(scaled, out, console)
@@ -140,16 +149,19 @@ class SynthOptions:
     lengths_from: Path | None = None
     prompt: float | None = None
     output: float | None = None
+    skip_bad_rows: bool | None = None
 
 
-_COMMON = ("duration", "lengths", "lengths_from", "prompt", "output")
+_COMMON = ("duration", "lengths", "lengths_from", "skip_bad_rows", "prompt", "output")
 _USED: dict[str, tuple[str, ...]] = {
     "poisson": ("rate", "num_requests", "bursts", *_COMMON),
     "gamma": ("rate", "cv", "num_requests", "bursts", *_COMMON),
     "on-off": ("rate", "cv", "num_requests", "on", "off", "off_rate", *_COMMON),
     "diurnal": ("rate", "cv", "num_requests", "peak", "period", "peak_at", *_COMMON),
-    "burst": ("trace", "burst_start", "burst_end", "repeat", "lengths", "lengths_from"),
-    "servegen": ("windows", "histograms", "start", "duration", "rate_scale", "lengths", "lengths_from"),
+    "burst": ("trace", "burst_start", "burst_end", "repeat", "lengths", "lengths_from", "skip_bad_rows"),
+    "servegen": (
+        "windows", "histograms", "start", "duration", "rate_scale", "lengths", "lengths_from", "skip_bad_rows",
+    ),
 }
 """Process -> the options that mean something with it."""
 
@@ -174,11 +186,13 @@ def make_workload(process: ProcessName, options: SynthOptions, seed: int) -> Wor
     _check(process, options)
     if process == "burst":
         assert options.trace and options.burst_start is not None and options.burst_end and options.repeat
-        load = read_trace(options.trace, seed=seed)
+        load = read_trace(options.trace, seed=seed, skip_bad_rows=bool(options.skip_bad_rows))
         load = shaping.replay_burst(load, options.burst_start, options.burst_end, options.repeat)
     elif process == "servegen":
         assert options.windows and options.histograms
-        profile = read_servegen(options.windows, options.histograms)
+        profile = read_servegen(
+            options.windows, options.histograms, skip_bad_rows=bool(options.skip_bad_rows)
+        )  # fmt: skip
         load = draw_servegen(
             profile, seed, start_s=options.start or 0.0, duration_s=options.duration,
             rate_scale=1.0 if options.rate_scale is None else options.rate_scale,
@@ -250,7 +264,8 @@ def _check(process: ProcessName, options: SynthOptions) -> None:
 def _swapped(load: Workload, options: SynthOptions) -> Workload:
     if options.lengths_from is None:
         return load
-    return shaping.swap_lengths(load, read_trace(options.lengths_from, jitter=False))
+    other = read_trace(options.lengths_from, jitter=False, skip_bad_rows=bool(options.skip_bad_rows))
+    return shaping.swap_lengths(load, other)
 
 
 def list_public_traces(console: Console) -> None:

@@ -33,7 +33,8 @@ from jettison.workload.formats import (
     Record,
     TraceFormat,
 )
-from jettison.workload.rows import Columns, TraceRow, Workload
+from jettison.workload.rows import Columns, Floats, TraceRow, Workload
+from jettison.workload.stamps import Stamps, fit, look_at
 
 __all__ = ["MOONCAKE_STAMP_STEP_S", "TraceRow", "Workload", "read_csv", "read_trace", "write_trace"]
 
@@ -42,41 +43,63 @@ _MAX_LINE_CHARS = 8 << 20
 """Longer lines are no trace's; Mooncake's longest have a few thousand characters."""
 
 
-def read_trace(path: Path, *, jitter: bool | None = None, seed: int = 0) -> Workload:
+def read_trace(
+    path: Path, *, jitter: bool | None = None, seed: int = 0, skip_bad_rows: bool = False
+) -> Workload:
     """Read a trace file (gzip or plain), recognising its format by the first line.
 
-    ``jitter`` spreads each arrival uniformly inside the source's time-stamp step with a generator seeded by
-    ``seed``; None means the format's default: on for Mooncake (3 s steps), off for BurstGPT (1 s steps).
+    ``jitter`` spreads each arrival uniformly inside the file's time-stamp step with a generator seeded by
+    ``seed``; None means the format's default: for Mooncake on where its stamps are seen to be steps (``stamps``), off
+    for the others. ``skip_bad_rows``: leave them out; the workload says how many and which (``skipped_rows``).
     Arrivals are shifted so that the first source stamp is time 0; not those of our own format, which count from their
     workload's start, but for a recording's second part and later ones, before which nothing is in the file. Parts that
     follow each other in one file are one recording.
 
     Raises TraceError for a file that cannot be read, has no known header, has no usable row, or has bad
-    rows: the message lists the first few line numbers with reasons, and the count. Raises ConfigError
-    for ``jitter=True`` on a source whose stamps are exact.
+    rows and these are not to be left out: the message lists the first few line numbers with reasons, and the count.
+    Raises ConfigError for ``jitter=True`` on a file whose stamps are no steps.
     """
     with _opened(path) as lines:
         found = _detect(path, lines)
-        read = _parse_rows(path, found, lines)
+        read, bad = _parse_rows(path, found, lines)
+    skipped = bad.end(skip_bad_rows)
     trace_format, columns = found.trace_format, read.columns()
     if not len(columns):
-        raise TraceError(f"{path}: no usable request in the file")
+        raise TraceError(f"{path}: no usable request in the file{f' ({skipped})' if skipped else ''}")
     notes = [*found.notes, f"{len(columns)} requests read as {trace_format.name}"]
     if read.num_failed:
         notes.append(f"{read.num_failed} failed requests (0 response tokens) dropped")
+    if skipped:
+        notes.append(skipped)
+    stamps = look_at(columns.arrival_s)
     if not trace_format.is_ours or found.first_part > 1:
         start_s = float(columns.arrival_s.min())
         columns = columns.with_arrivals(columns.arrival_s - start_s)
         if trace_format.is_ours:
             notes.append(f"part {found.first_part} of a recording: arrivals count from {start_s:.2f} s of it")
-    if trace_format.jitter_by_default if jitter is None else jitter:
-        if trace_format.stamp_step_s is None:
-            raise ConfigError(f"{path}: {trace_format.name} stamps are exact, there is no step to jitter in")
-        offsets = np.random.default_rng(seed).uniform(0.0, trace_format.stamp_step_s, size=len(columns))
+    step_s = _jitter_step_s(path, trace_format, columns.arrival_s, stamps, jitter)
+    if step_s is not None:
+        offsets = np.random.default_rng(seed).uniform(0.0, step_s, size=len(columns))
         columns = columns.with_arrivals(columns.arrival_s + offsets)
-        notes.append(f"arrivals jittered uniformly inside {trace_format.stamp_step_s:g} s steps, seed {seed}")
-    source = found.source or f"{trace_format.name} ({path.name})"
-    return Workload(columns.in_order(), name=stem(path), source=source, notes=tuple(notes), span_s=found.span_s)
+        notes.append(f"arrivals jittered uniformly inside {step_s:g} s steps, seed {seed}")
+    return Workload(
+        columns.in_order(), name=stem(path), source=found.source or f"{trace_format.name} ({path.name})",
+        notes=tuple(notes), span_s=found.span_s, stamps=stamps.describe(), skipped_rows=(skipped,) if skipped else (),
+    )
+
+
+def _jitter_step_s(
+    path: Path, trace_format: TraceFormat, arrival_s: Floats, stamps: Stamps, jitter: bool | None
+) -> float | None:
+    """The step to jitter in; None: arrivals stay. Raises ConfigError where it is asked for and there is none."""
+    if jitter is False or (jitter is None and not (trace_format.jitter_by_default and stamps.step_s)):
+        return None
+    published_s = trace_format.stamp_step_s
+    if published_s is not None and fit(arrival_s, published_s):
+        return published_s
+    if stamps.step_s is None:
+        raise ConfigError(f"{path}: time stamps are exact, there is no step to jitter in: {stamps.describe()}")
+    return stamps.step_s
 
 
 def stem(path: Path) -> str:
@@ -230,7 +253,7 @@ class _Read:
         )  # fmt: skip
 
 
-def _parse_rows(path: Path, found: _Found, lines: _Lines) -> _Read:
+def _parse_rows(path: Path, found: _Found, lines: _Lines) -> tuple[_Read, BadRows]:
     read, bad = _Read(), BadRows(path)
     for number, line in _data_lines(path, found, lines):
         try:
@@ -242,8 +265,7 @@ def _parse_rows(path: Path, found: _Found, lines: _Lines) -> _Read:
             read.num_failed += 1
         else:
             read.add(row)
-    bad.raise_if_any()
-    return read
+    return read, bad
 
 
 class BadRows:
@@ -260,21 +282,30 @@ class BadRows:
         if len(self._shown) < _SHOWN_BAD_ROWS:
             self._shown.append(f"line {number}: {error}")
 
-    def raise_if_any(self) -> None:
-        """Raises TraceError: nothing of the file is loaded."""
-        if self._count:
-            more = f"; and {self._count - len(self._shown)} more" if self._count > len(self._shown) else ""
-            how_many = "1 bad row" if self._count == 1 else f"{self._count} bad rows"
-            raise TraceError(f"{self._path}: {how_many}, nothing loaded: {'; '.join(self._shown)}{more}")
+    def end(self, skips: bool) -> str | None:
+        """When all rows have been read: what to tell of those that are left out; None where there are none.
+
+        Raises TraceError unless ``skips``: nothing of the file is loaded then.
+        """
+        if not self._count:
+            return None
+        more = f"; and {self._count - len(self._shown)} more" if self._count > len(self._shown) else ""
+        how_many = "1 bad row" if self._count == 1 else f"{self._count:,} bad rows"
+        which = f"{'; '.join(self._shown)}{more}"
+        if not skips:
+            raise TraceError(f"{self._path}: {how_many}, nothing loaded: {which}")
+        return f"{how_many} of {self._path.name} left out: {which}"
 
 
 def read_csv(
-    path: Path, columns: tuple[str, ...], parse: Callable[[Record], None], *, has_header: bool = True
-) -> None:
-    """Feed every row of a CSV file (gzip or plain) with exactly these columns to ``parse``, which raises BadRow.
-    Without a header the first line is a row.
+    path: Path, columns: tuple[str, ...], parse: Callable[[Record], None], *, has_header: bool = True,
+    skip_bad_rows: bool = False,
+) -> str | None:
+    """Feed every row of a CSV file (gzip or plain) with exactly these columns to ``parse``, which raises BadRow and
+    then has kept nothing of the row. Without a header the first line is a row.
 
-    Raises TraceError as :func:`read_trace` does, after the last row: what ``parse`` kept is not to be used then.
+    Returns what to tell of bad rows that were left out; None where there are none. Raises TraceError as
+    :func:`read_trace` does, after the last row: what ``parse`` kept is not to be used then.
     """
     bad = BadRows(path)
     with _opened(path) as lines:
@@ -290,7 +321,7 @@ def read_csv(
                 parse(dict(zip(columns, cells, strict=True)))
             except BadRow as error:
                 bad.add(lines.number, error)
-    bad.raise_if_any()
+    return bad.end(skip_bad_rows)
 
 
 def _data_lines(path: Path, found: _Found, lines: _Lines) -> Iterator[tuple[int, str]]:

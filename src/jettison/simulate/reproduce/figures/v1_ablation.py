@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jettison.cost.grouprate import TokenMix, rate_between
 from jettison.report.grouping import best_cost, strategy_cost
 from jettison.report.overload import SloBase, slo_violations
 from jettison.report.results import RunResult
@@ -13,6 +14,7 @@ from jettison.simulate.reproduce.pictures import bars, time_lines
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.rows import Band, Outcome, Row
 from jettison.simulate.reproduce.specs import SPARE, WITHOUT_GUARD, read_spec, run_spec
+from jettison.workload.lengths import published_lengths
 
 # --- Fig. 4
 
@@ -250,20 +252,30 @@ def reproduce_v1_fig16(runs: Runs) -> Outcome:
     )
     outcome.remarks.append(
         "Exhaustive: all 22 partitions of eight equal instances; cost is v1's, the profiled throughput of eight "
-        "instances over that of the groups (the preset's decode steps, pipelines without bubbles)."
+        "instances over that of the groups (the preset's steps: decodes with their prompts; pipelines of 1, 2 and 4 "
+        "stages, with the bubbles of a round that takes longer than its stages; longer ones lose as much by stage)."
     )
     return outcome
 
 
 def _best_cost(copies: int) -> float:
-    return best_cost(NUM_INSTANCES, copies, read_spec("v1-burst").machine.profile.group_tokens_per_s)
+    return best_cost(NUM_INSTANCES, copies, _group_rate)
 
 
 def _plan_cost(strategy: str, copies: int) -> float:
     machine = read_spec("v1-burst").machine
     shape = machine.shape
     kv_bytes = NUM_INSTANCES * machine.kv_tokens * shape.num_layers * shape.kv_bytes_per_token_layer
-    throughput = machine.profile.group_tokens_per_s
     if strategy == THROUGHPUT:
-        return strategy_cost("throughput", NUM_INSTANCES, copies, shape, kv_bytes, throughput)
-    return strategy_cost("memory", NUM_INSTANCES, copies, shape, kv_bytes, throughput)
+        return strategy_cost("throughput", NUM_INSTANCES, copies, shape, kv_bytes, _group_rate)
+    return strategy_cost("memory", NUM_INSTANCES, copies, shape, kv_bytes, _group_rate)
+
+
+def _group_rate(num_stages: int) -> float | None:
+    """Of the spec's model at the spec's lengths, before a pipeline has served."""
+    spec = read_spec("v1-burst")
+    lengths = spec.parsed.workload.lengths
+    assert lengths is not None and lengths.name is not None
+    published = published_lengths(lengths.name)
+    mix = TokenMix(published.inputs.mean / published.outputs.mean, spec.parsed.settings["max_num_batched_tokens"])
+    return rate_between(spec.machine.profile.serving_rates(mix), num_stages)
