@@ -50,7 +50,6 @@ async def _serve(config: EngineConfig) -> int:
         model_names=(config.model.served_model_name,),
         api_keys=config.server.api_keys,
         default_seed=config.model.seed,
-        max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
         record_request=None if recorder is None else recorder.record,
