@@ -23,7 +23,7 @@ from jettison.types import FinishReason, Request
 Sink = Callable[["Job", TokenEvent, Delta], Awaitable[None]]
 """Takes what an event added to a choice. Called in order for each choice; choices interleave."""
 
-RecordRequest = Callable[[int, int, int, int, bool], None]
+RecordRequest = Callable[[int, int, int, int, bool, str], None]
 """``ServerSettings.record_request``."""
 
 
@@ -200,4 +200,7 @@ class Generation:
         num_prompt, num_output = len(job.prompt.token_ids), job.text.num_tokens
         self._metrics.count_finished(reason, num_prompt, num_output, timings)
         if self._record is not None:
-            self._record(job.request.arrival_ns, num_prompt, num_output, job.num_cached_tokens, job.is_offline)
+            request = job.request
+            self._record(
+                request.arrival_ns, num_prompt, num_output, job.num_cached_tokens, job.is_offline, request.tenant
+            )

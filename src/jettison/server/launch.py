@@ -45,7 +45,10 @@ async def _serve(config: EngineConfig) -> int:
     dtype = engine.prepare()
     recorder = None
     if config.server.record_trace is not None:
-        recorder = TraceRecorder(Path(config.server.record_trace), config.server.record_trace_bytes)
+        recorder = TraceRecorder(
+            Path(config.server.record_trace), config.server.record_trace_bytes,
+            tells_tenants=len(set(config.server.api_keys)) > 1,
+        )
     settings = ServerSettings(
         model_names=(config.model.served_model_name,),
         api_keys=config.server.api_keys,

@@ -50,8 +50,9 @@ class ServerSettings:
     """Requests whose prompts are longer in all are tokenized outside the event loop, so that streams do not stall."""
     health_details: Mapping[str, Any] = field(default_factory=dict)
     """Added to ``/health``: precision, and whether token identity is promised in it."""
-    record_request: Callable[[int, int, int, int, bool], None] | None = None
-    """Told of every request that ends: arrival (monotonic ns), input, output and cached tokens, whether offline."""
+    record_request: Callable[[int, int, int, int, bool, str], None] | None = None
+    """Told of every request that ends: arrival (monotonic ns), input, output and cached tokens, whether offline, and
+    its tenant."""
     event_log: Callable[[], Mapping[str, Any]] | None = None
     """Answers ``GET /jettison/events`` with ``{"now_s": t, "events": [{"t": s, "kind": ...}, ...]}``; None: no such
     endpoint."""
