@@ -111,12 +111,14 @@ class Request:
     params: SamplingParams
     arrival_ns: int
     priority: int = 0
-    """Lower is sooner (vLLM's polarity)."""
+    """Lower is sooner (vLLM's polarity); against whose requests it counts: ``policy.order``."""
     cache_salt: str = ""
     """Requests share prefix blocks only with requests of the same salt."""
     has_default_length: bool = False
     """Nobody asked for ``params.max_tokens``: it is only where the answer is cut. What memory the request needs is
     then judged by what it holds."""
+    tenant: str = ""
+    """Whose it is, as an opaque label: tenants share capacity. Empty where nobody is told apart."""
 
 
 class TokenLogprobs(NamedTuple):

@@ -16,6 +16,7 @@ from jettison.core.monitor import MAX_DOUBLINGS
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.policy.exchange import ExchangeMode
 from jettison.policy.migration import MigrationParams
+from jettison.policy.order import SchedulingPolicy
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
@@ -169,7 +170,7 @@ class FakeCluster:
         prefix_caching: bool = True, shard_bytes: int = SHARD_BYTES, max_model_len: int = 10_000,
         faults: Faults | None = None, eager: bool = False, host_slots: int = 64, swap_budget: int | None = 4,
         migrate_threshold: float = 3.0, exchange: str = "auto", horizon_s: float = 0.0,
-        prefill_first: bool = False,
+        prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -178,7 +179,7 @@ class FakeCluster:
         self.fault_rng = random.Random(seed + 1)
         limits = SchedulerLimits(
             BLOCK_SIZE, max_tokens, max_seqs, max_model_len, 0.01, frozenset({EOS}), prefix_caching,
-            prefill_first=prefill_first,
+            prefill_first=prefill_first, scheduling_policy=scheduling_policy,
         )
         params = ClusterParams(
             overload_policy=policy, auto_restore=auto_restore,  # type: ignore[arg-type]
@@ -253,11 +254,11 @@ class FakeCluster:
 
     def submit(
         self, request_id: str, prompt: list[int], max_tokens: int, at_ms: float = 0.0, *, priority: int = 0,
-        salt: str = "", has_default_length: bool = False, **params: object,
+        salt: str = "", has_default_length: bool = False, tenant: str = "", **params: object,
     ) -> None:
         when = int(at_ms * MS)
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, **params)  # type: ignore[arg-type]
-        request = Request(request_id, tuple(prompt), sampling, when, priority, salt, has_default_length)
+        request = Request(request_id, tuple(prompt), sampling, when, priority, salt, has_default_length, tenant)
         self.requests[request_id] = request
         self.at(when, ports.Arrived(request))
 

@@ -14,6 +14,8 @@ from fakes import BLOCK_SIZE, SHARD_BYTES, FakeCluster, Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jettison.policy.order import SchedulingPolicy
+
 N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "36"))
 
 
@@ -27,6 +29,7 @@ class Asked:
     prefix: int
     """Tokens shared with others."""
     priority: int
+    tenant: str
     cancel_after_ms: float | None
     stops: bool
     min_tokens: int
@@ -53,6 +56,7 @@ class Cluster:
     exchange: str
     horizon_s: float
     prefill_first: bool
+    scheduling_policy: SchedulingPolicy
 
 
 ASKED = st.builds(
@@ -62,6 +66,7 @@ ASKED = st.builds(
     at_ms=st.one_of(st.just(0.0), st.floats(0, 400)),
     prefix=st.sampled_from([0, 0, 8, 16]),
     priority=st.sampled_from([0, 0, 0, -1, 1]),
+    tenant=st.sampled_from(["", "", "", "a", "b"]),
     cancel_after_ms=st.one_of(st.none(), st.none(), st.floats(0, 250)),
     stops=st.booleans(),
     min_tokens=st.sampled_from([0, 0, 5]),
@@ -84,6 +89,7 @@ CLUSTER = st.builds(
     exchange=st.sampled_from(["live", "live", "auto", "transfer", "recompute"]),
     horizon_s=st.sampled_from([0.0, 0.0, 1.0]),
     prefill_first=st.sampled_from([False, False, True]),
+    scheduling_policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
 )
 RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
 FAULTS = st.one_of(
@@ -102,6 +108,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
         faults=faults, eager=cluster.eager, host_slots=(0, 8, 64, 500)[cluster.seed % 4],
         swap_budget=(1, 4, None)[cluster.seed % 3], migrate_threshold=(1.0, 3.0, 8.0)[cluster.seed % 3],
         exchange=cluster.exchange, horizon_s=cluster.horizon_s, prefill_first=cluster.prefill_first,
+        scheduling_policy=cluster.scheduling_policy,
     )
     rng = random.Random(cluster.seed)
     shared = [rng.randrange(1, 60) for _ in range(16)]
@@ -114,7 +121,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
         fake.submit(
             f"r{i}", prompt, min(num_output, 160), asked.at_ms, priority=asked.priority,
             stop_token_ids=(7, 11, 13) if asked.stops else (), min_tokens=asked.min_tokens,
-            prompt_logprobs=asked.prompt_logprobs,
+            prompt_logprobs=asked.prompt_logprobs, tenant=asked.tenant,
         )
         if asked.cancel_after_ms is not None:
             fake.cancel(f"r{i}", asked.at_ms + asked.cancel_after_ms)

@@ -46,7 +46,7 @@ def test_requests_cancelled_while_a_failed_merge_maps_back_are_freed(waits: bool
     cluster.order("drop")
     run_until_phase(cluster, MergePhase.REVERTING)
     group = cluster.core.groups[0]
-    cluster.cancel((group.waiting[0] if waits else next(iter(group.running.values()))).request_id, cluster.now / MS)
+    cluster.cancel((group.waiting.head if waits else next(iter(group.running.values()))).request_id, cluster.now / MS)
     cluster.run()
     expect_all_well(cluster)
 

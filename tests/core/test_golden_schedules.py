@@ -96,8 +96,8 @@ def digest(cluster: FakeCluster) -> str:
     """Of everything that was told and answered. Six digits of a float count: sums may be formed in another order."""
     assert cluster.recording is not None
     text = "\n".join(f"{now} {event} {actions}" for event, now, actions in cluster.recording)
-    # A field that requests got later; left at its default it says nothing.
-    text = text.replace(", has_default_length=False", "")
+    # Fields that requests got later; left at their defaults they say nothing.
+    text = text.replace(", has_default_length=False", "").replace(", tenant=''", "")
     # What a plan merges, which its layouts tell as well, got into the record of the decision later.
     text = re.sub(r"\('merges', \[.*?\]\), ", "", text)
     # How much of the steps prompts took, which a verdict was formed with, got into its record later.

@@ -213,7 +213,7 @@ def test_preempted_requests_keep_their_tokens_and_come_back_first() -> None:
     victim = b if b.num_preemptions else c
     assert a.num_preemptions == 0
     assert victim.phase is Phase.WAITING and victim.num_output > 0 and victim.num_computed == 0
-    assert bench.group.waiting[0] is victim
+    assert bench.group.waiting.head is victim
     before = list(victim.tokens)
     while victim.phase is Phase.WAITING:
         bench.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import random
@@ -13,13 +14,14 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster, Faults, describe
 
+from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.core.ports import Event
 
 HERE = Path(__file__).parent
 
 
-def recorded_run(seed: int) -> FakeCluster:
+def recorded_run(seed: int, tenants: tuple[str, ...] = ("",)) -> FakeCluster:
     """Bursts, shared prefixes, cancels, orders and a few faults, with everything written down."""
     cluster = FakeCluster(
         num_workers=3, full_blocks=30, seed=seed, eager=True, faults=Faults(apply=0.1, move=0.05, step=0.005, budget=4)
@@ -31,7 +33,9 @@ def recorded_run(seed: int) -> FakeCluster:
     for i in range(30):
         head = shared if rng.random() < 0.5 else []
         prompt = head + [rng.randrange(1, 60) for _ in range(rng.randint(1, 20))]
-        cluster.submit(f"r{i}", prompt, rng.randint(1, 40), rng.uniform(0, 150), priority=rng.choice([0, 0, 1]))
+        cluster.submit(
+            f"r{i}", prompt, rng.randint(1, 40), rng.uniform(0, 150), priority=rng.choice([0, 0, 1]),
+            tenant=tenants[i % len(tenants)])
         if rng.random() < 0.2:
             cluster.cancel(f"r{i}", rng.uniform(0, 300))
     cluster.order_at("drop", 60)
@@ -59,9 +63,10 @@ def _event(event: object) -> Event:
     return event  # type: ignore[return-value]
 
 
+@pytest.mark.parametrize("tenants", [("",), ("a", "b", "c")])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_recording_replays(seed: int) -> None:
-    cluster = recorded_run(seed)
+def test_a_recording_replays(seed: int, tenants: tuple[str, ...]) -> None:
+    cluster = recorded_run(seed, tenants)
     assert cluster.recording and cluster.core.state.counters.num_drops > 0
     core = FakeCluster(num_workers=3, full_blocks=30, eager=True).core
     replay(cluster.recording, core)
@@ -75,6 +80,19 @@ def test_a_replay_notices_a_difference() -> None:
     other = FakeCluster(num_workers=3, full_blocks=31, eager=True).core
     with pytest.raises(AssertionError):
         replay(cluster.recording, other)
+
+
+def test_a_recording_says_whose_requests_they_are() -> None:
+    """Without that a replay would serve them in another order."""
+    cluster = recorded_run(0, ("a", "b"))
+    assert cluster.recording is not None
+    anonymous = [
+        (ports.Arrived(dataclasses.replace(event.request, tenant="")) if isinstance(event, ports.Arrived) else event,
+         now_ns, actions)
+        for event, now_ns, actions in cluster.recording
+    ]
+    with pytest.raises(AssertionError):
+        replay(anonymous, FakeCluster(num_workers=3, full_blocks=30, eager=True).core)
 
 
 def event_log_hash(seed: int) -> str:

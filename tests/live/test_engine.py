@@ -191,13 +191,17 @@ async def test_the_queue_limit_counts_answers_not_choices(model_dir: Path) -> No
 
 async def test_refusals(model_dir: Path) -> None:
     async with running(model_dir, 40, max_num_queued_reqs=1) as engine:
-        with pytest.raises(TooLongError, match="exceeds"):
+        both = r"holds \d+ tokens.* asks for 610 tokens \(10 in the prompt, 600 for the completion\)"
+        with pytest.raises(TooLongError, match=both):
             engine.submit(request("long", [1] * 10, 600))
         streams = [engine.submit(request(f"s{i}", [i] * 100, 20)) for i in range(2)]
         while engine.core.num_waiting < 1:
             streams.append(engine.submit(request(f"t{len(streams)}", [len(streams)] * 100, 20)))
-        with pytest.raises(OverCapacityError):
+        with pytest.raises(OverCapacityError, match=r"1 requests wait, and 1 may") as refused:
             engine.submit(request("one too many", [1] * 100, 20))
+        assert 1000 <= refused.value.retry_after_ms <= 120_000
+        with pytest.raises(OverCapacityError, match=r"4 requests wait, and 1 may"):
+            engine.check_queue(num_arriving=3)
         for stream in streams:
             assert [e async for e in stream][-1].finish_reason is FinishReason.LENGTH
         assert await engine.drain(5.0)

@@ -183,7 +183,7 @@ async def test_what_an_engine_with_worker_processes_was_told_replays(
     async def ask(index: int) -> None:
         prompt = tuple(rng.randrange(1, 200) for _ in range(rng.randint(1, 40)))
         params = SamplingParams(max_tokens=rng.randint(10, 30), temperature=0.0, seed=index, ignore_eos=True)
-        async for _ in engine.submit(Request(f"r{index}", prompt, params, 0)):
+        async for _ in engine.submit(Request(f"r{index}", prompt, params, 0, tenant="ab"[index % 2])):
             pass
 
     try:

@@ -22,6 +22,7 @@ from jettison.live.api import (
     TokenEvent,
     WorkerSnapshot,
 )
+from jettison.policy.refusal import why_queue_full
 from jettison.types import FinishReason, Request, RequestId, SampledToken, TokenLogprobs
 
 Script = Callable[[Request], Sequence[int]]
@@ -60,8 +61,10 @@ class FakeEngine:
         self.troubles: tuple[str, ...] = ()
         self.has_groups = True
         self.max_running: int | None = None
-        self.max_arrived: int | None = None
-        """As ``max_running``, but choices that belong to an accepted one pass."""
+        self.max_waiting: int | None = None
+        """The queue's limit; choices that belong to an accepted one pass."""
+        self.num_waiting: int | None = None
+        """None: whatever runs counts as waiting."""
         self.retry_after_ms = 1500
         self.fail_after: int | None = None
         """Tokens after which a request ends with ERROR."""
@@ -92,11 +95,17 @@ class FakeEngine:
             raise NotReadyError(f"the engine is {self.engine_state}")
         if self.max_running is not None and len(self.running) >= self.max_running:
             raise OverCapacityError("the queue is full", self.retry_after_ms)
-        if self.max_arrived is not None and not is_further and len(self.running) >= self.max_arrived:
-            raise OverCapacityError("the queue is full", self.retry_after_ms)
+        if not is_further:
+            self.check_queue()
         self.accepted.append(request)
         running = self.running[request.request_id] = _Running(request)
         return self._events(running)
+
+    def check_queue(self, num_arriving: int = 0) -> None:
+        num_waiting = len(self.running) if self.num_waiting is None else self.num_waiting
+        why_full = why_queue_full(num_waiting + num_arriving, self.max_waiting)
+        if why_full is not None:
+            raise OverCapacityError(why_full, self.retry_after_ms)
 
     def cancel(self, request_id: RequestId) -> None:
         if request_id in self.running:

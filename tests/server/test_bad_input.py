@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from fake_engine import FakeEngine
@@ -302,20 +305,109 @@ async def test_a_key_has_a_limit_of_its_own(serve):
         engine.release()
         assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
         assert (await ask("one")).status_code == 200
-        await eventually(lambda: not +served.state.admission._num_active_of)
+        await eventually(lambda: served.state.admission.num_choices == 0)
 
 
-async def test_a_full_queue_is_refused_on_arrival(serve, tokenizer, monkeypatch):
+@contextlib.asynccontextmanager
+async def asking(serve, engine, **limits):
+    """A server with two keys and a way to ask with one of them."""
+    async with serve(engine, api_keys=("one", "two"), **limits) as served:
+        def ask(key, **fields):
+            headers = {"authorization": f"Bearer {key}"}
+            document = {"model": "fake", "prompt": "hi", "max_tokens": 1} | fields
+            return asyncio.create_task(served.post("/v1/completions", document, headers=headers))
+
+        yield served, ask
+
+
+async def test_a_keys_limit_counts_choices(serve):
     engine = FakeEngine(delay_s=None)
-    full = engine.snapshot()
-    full.groups[0].num_waiting = 2
-    monkeypatch.setattr(engine, "snapshot", lambda: full)
-    async with serve(engine, max_num_queued_reqs=2) as served:
+    async with asking(serve, engine, max_active_reqs_per_key=8) as (served, ask):
+        answer = await ask("one", prompt=["p"] * 8, n=124)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, "n"), "no retry would help"
+        assert "992" in error["message"] and " 8 " in error["message"]
+        running = [ask("one", prompt=["p", "q"], n=3)]
+        await eventually(lambda: len(engine.accepted) == 6)
+        answer = await ask("one", n=3)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (429, "key_limit_reached")
+        assert "6 of 8" in error["message"] and "asks for 3" in error["message"]
+        assert len(engine.accepted) == 6, "refused whole"
+        running += [ask("one", n=2), ask("two", n=8)]
+        await eventually(lambda: len(engine.accepted) == 16)
+        assert (await ask("one")).status_code == (await ask("two")).status_code == 429
+        engine.release()
+        assert [answer.status_code for answer in await asyncio.gather(*running)] == [200] * 3
+        await eventually(lambda: served.state.admission.num_choices == 0)
+        tenants = Counter(request.tenant for request in engine.accepted)
+        assert list(tenants.values()) == [8, 8] and tenants.keys().isdisjoint({"one", "two", ""})
+
+
+@pytest.mark.parametrize(
+    "ending", ["length", "bad", "error", "crash", "refused", "gone", "cancelled", "gone streaming"]
+)
+async def test_choices_are_given_back_once_however_they_end(serve, ending):
+    engine = FakeEngine(delay_s=None if ending.startswith(("gone", "cancelled")) else 0.0)
+    engine.fail_after = 0 if ending == "error" else None
+    engine.crash_after = 0 if ending == "crash" else None
+    engine.max_running = 2 if ending == "refused" else None
+    status = {"length": 200, "bad": 400, "error": 500, "crash": 500, "refused": 429, "cancelled": 503}
+    async with asking(serve, engine, max_active_reqs_per_key=8) as (served, ask):
+        admission = served.state.admission
+        for _ in range(3):
+            if ending == "bad":
+                asked = ask("one", n=8, max_tokens=10_000)
+            else:
+                asked = ask("one", n=8, max_tokens=4, stream=ending == "gone streaming")
+            if ending.startswith(("gone", "cancelled")):
+                await eventually(lambda: len(engine.running) == 8)
+                assert admission.num_choices == 8
+                if ending == "cancelled":
+                    served.state.abort_all()
+                else:
+                    asked.cancel()
+            if ending in status:
+                assert (await asked).status_code == status[ending]
+            await eventually(lambda: admission.num_choices == 0)
+            assert ending == "refused" or not engine.running
+            assert (admission.num_active, admission.num_arriving) == (0, 0)
+
+
+async def test_a_key_at_its_limit_is_told_when_its_earliest_request_should_end(serve, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr("jettison.server.limits.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    engine = FakeEngine(delay_s=None)
+    async with asking(serve, engine, max_active_reqs_per_key=2) as (_, ask):
+        first = ask("one", n=2)
+        await eventually(lambda: len(engine.accepted) == 2)
+        assert (await ask("one")).headers["retry-after"] == "1", "nothing is known yet"
+        clock[0] += 30.0
+        engine.release()
+        await first
+        engine._held.clear()
+        running = [ask("one")]
+        await eventually(lambda: len(engine.accepted) == 3)
+        clock[0] += 10.0
+        running.append(ask("one"))
+        await eventually(lambda: len(engine.accepted) == 4)
+        refused = await ask("one")
+        assert (refused.headers["retry-after"], refused.headers["retry-after-ms"]) == ("20", "20000")
+        engine.release()
+        await asyncio.gather(*running)
+
+
+async def test_a_full_queue_is_refused_on_arrival(serve):
+    engine = FakeEngine(delay_s=None)
+    engine.max_waiting = 2
+    async with serve(engine) as served:
         running = [asyncio.create_task(served.completion(max_tokens=1)) for _ in range(2)]
         await eventually(lambda: len(engine.accepted) == 2)
         answer = await served.post("/v1/completions", content=b"never read, so never found to be no JSON")
         assert answer.status_code == 429
-        full.groups[0].num_waiting = 0  # they run, though they have said nothing yet
+        assert answer.json()["error"]["message"] == "The queue is full: 2 requests wait, and 2 may; retry later."
+        assert answer.headers["retry-after-ms"] == "1500"
+        engine.num_waiting = 0  # they run, though they have said nothing yet
         running.append(asyncio.create_task(served.completion(max_tokens=1)))
         await eventually(lambda: len(engine.accepted) == 3)
         engine.release()

@@ -120,4 +120,4 @@ async def test_nothing_a_client_sends_is_our_fault(serve):
         await eventually(lambda: served.state.admission.num_active == 0)
         assert not engine.running
         assert served.state.admission._num_buffered_bytes == 0
-        assert served.state.admission.num_unstarted == 0
+        assert served.state.admission.num_choices == 0

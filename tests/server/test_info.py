@@ -106,7 +106,9 @@ async def test_tokenizer_requests_have_limits_of_their_own(serve, tokenizer, mon
         return [1]
 
     monkeypatch.setattr(type(tokenizer), "encode", encode)
-    async with serve(FakeEngine(), max_num_queued_reqs=1, **limits) as served:
+    engine = FakeEngine()
+    engine.max_waiting = 1
+    async with serve(engine, **limits) as served:
         admission = served.state.admission
         jobs = [asyncio.create_task(served.post("/tokenize", {"prompt": "wait"})) for _ in range(2)]
         await eventually(lambda: admission.num_side_jobs == 2 and num_running == 1)
@@ -205,7 +207,7 @@ async def test_tokens_are_counted_as_in_usage(serve, stream):
         assert usages == [7, 7, 0, 4]
         assert served.state.metrics.num_generation_tokens == sum(usages)
         assert served.state.metrics.output_size.count == 5
-        assert served.state.admission.num_unstarted == 0
+        assert served.state.admission.num_choices == 0
 
 
 async def test_histograms_count_into_the_right_bucket(app_client):

@@ -34,7 +34,7 @@ def test_what_is_recorded_can_be_read_and_replayed(tmp_path: Path) -> None:
     recorded(path, [(2.5, 30, 7, 16, False), (1.00499, 100, 5, 0, True), (0.5, 8, 0, 0, False)])
     workload = read_trace(path)
     assert [tuple(row) for row in workload.rows] == [
-        (0.5, 8, 1, 0, False), (1.0, 100, 5, 0, True), (2.5, 30, 7, 16, False),
+        (0.5, 8, 1, 0, False, 0), (1.0, 100, 5, 0, True, 0), (2.5, 30, 7, 16, False, 0),
     ]  # fmt: skip
     assert "recorded by jettison" in workload.source
     assert len(load_workload(LoadOptions(trace=path, max_model_len=64)).rows) == 3
@@ -115,6 +115,17 @@ def test_a_full_disk_ends_the_recording_and_nothing_else(tmp_path: Path, monkeyp
     recorder.record(time.monotonic_ns(), 1, 1, 0, False)
     assert recorder.num_left_out == 1
     assert "stops: No space left on device" in caplog.text
+
+
+def test_with_several_keys_it_says_which_requests_came_together(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    recorder = TraceRecorder(path, 1 << 20, tells_tenants=True)
+    recorder.start()
+    for tenant in ("label of a", "label of b", "label of a"):
+        recorder.record(recorder._start_ns, 5, 6, 0, False, tenant)
+    recorder.close()
+    assert [row.tenant for row in read_trace(path).rows] == [1, 2, 1]
+    assert "label" not in path.read_text()
 
 
 async def test_a_server_records_its_requests(serve, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ async def test_a_client_that_leaves_is_cancelled(serve, stream, delay_s):
         await eventually(lambda: not engine.running)
         await eventually(lambda: served.state.admission.num_active == 0)
         assert sorted(engine.cancelled) == sorted(request.request_id for request in engine.accepted)
-        assert served.state.admission.num_unstarted == 0
+        assert served.state.admission.num_choices == 0
         assert not served.state.generations
         metrics = (await served.http.get(f"{served.url}/metrics")).text
         assert 'vllm:request_success_total{finished_reason="abort",model_name="fake"} 2.0' in metrics
@@ -188,7 +188,7 @@ async def test_one_failing_choice_ends_the_others(serve):
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] == "engine_error"
         await eventually(lambda: not engine.running)
-        assert served.state.admission.num_unstarted == 0
+        assert served.state.admission.num_choices == 0
 
 
 async def test_submit_is_all_or_none(serve):
@@ -198,14 +198,14 @@ async def test_submit_is_all_or_none(serve):
         answer = await served.completion(n=4)
         assert answer.status_code == 429
         assert len(engine.cancelled) == 2
-        assert served.state.admission.num_unstarted == 0
+        assert served.state.admission.num_choices == 0
         assert served.state.admission.num_active == 0
 
 
 async def test_choices_of_one_answer_do_not_fill_the_queue_for_each_other(serve):
     engine = FakeEngine(delay_s=None)
-    engine.max_arrived = 2
-    async with serve(engine, max_num_queued_reqs=2) as served:
+    engine.max_waiting = 2
+    async with serve(engine) as served:
         running = asyncio.create_task(served.completion(prompt=["a", "b"], n=4, max_tokens=1))
         await eventually(lambda: len(engine.accepted) == 8)
         assert (await served.completion(max_tokens=1)).status_code == 429

@@ -61,6 +61,22 @@ def test_what_cannot_ever_fit_is_refused_and_the_rest_served() -> None:
     assert run.requests_detail is not None and "exceed" in str(run.requests_detail[0]["error"])
 
 
+def test_tenants_of_a_trace_take_turns() -> None:
+    """Three requests behind four hundred of somebody else's: as if those were few."""
+    many = [TraceRow(0.001 * i, 60, 40, tenant=1) for i in range(400)]
+    few = [TraceRow(0.4 + 0.001 * i, 60, 40, tenant=2) for i in range(3)]
+    setup = make_setup("recompute", num_workers=1)
+    told = simulate_workload(Workload((*many, *few), "told", "made up"), setup)
+    as_one = [row._replace(tenant=0) for row in (*many, *few)]
+    untold = simulate_workload(Workload(tuple(as_one), "untold", "made up"), setup)
+    waits = []
+    for run in (told, untold):
+        assert run.requests_detail is not None and run.requests.completed == 403
+        waits.append(max(float(record["ttft_s"]) for record in run.requests_detail[-3:]))
+    assert waits[0] < waits[1] / 5
+    assert told.config["event_log_hash"] != untold.config["event_log_hash"]
+
+
 def test_what_is_open_when_time_is_up_has_failed() -> None:
     run = simulate_workload(workload(), make_setup(), SimulationOptions(until_s=0.3))
     assert run.requests.failed > 0 and run.requests.completed > 0

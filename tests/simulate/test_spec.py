@@ -235,7 +235,7 @@ def test_rows_have_lengths_and_times_that_their_columns_hold(row: list[float], m
     with pytest.raises(ConfigError, match=rf"^workload\.rows\[1\] {message}"):
         parse_spec({"cluster": "kunserve-a", "workload": {"rows": [[0, 1, 1], row]}})
     largest = {"cluster": "kunserve-a", "workload": {"rows": [[1e11, 2**31 - 1, 2**31 - 1]]}}
-    assert parse_spec(largest).workload.rows == ((1e11, 2**31 - 1, 2**31 - 1, 0, False),)
+    assert parse_spec(largest).workload.rows == ((1e11, 2**31 - 1, 2**31 - 1, 0, False, 0),)
 
 
 # --- sweeps and --set

@@ -12,7 +12,8 @@ from jettison.workload.rows import MAX_TOKENS, Columns, TraceRow, Workload, as_c
 
 ROWS = st.lists(
     st.builds(
-        TraceRow, st.floats(0, 1e6), st.integers(1, 9999), st.integers(1, 9999), st.integers(0, 3), st.booleans()
+        TraceRow, st.floats(0, 1e6), st.integers(1, 9999), st.integers(1, 9999), st.integers(0, 3), st.booleans(),
+        st.sampled_from([0, 0, 1, MAX_TOKENS]),
     ),
     max_size=20,
 )
@@ -45,7 +46,7 @@ def test_a_million_requests_are_twenty_megabytes() -> None:
     columns = Columns(np.arange(10**6), np.ones(10**6), np.ones(10**6), np.zeros(10**6), np.zeros(10**6))
     assert columns.cached_tokens is None and columns.is_offline is None
     assert sum(c.nbytes for c in (columns.arrival_s, columns.input_tokens, columns.output_tokens)) == 16 * 10**6
-    assert columns[999_999] == (999_999.0, 1, 1, 0, False)
+    assert columns[999_999] == (999_999.0, 1, 1, 0, False, 0)
 
 
 def test_columns_of_different_lengths_are_refused() -> None:
@@ -60,7 +61,9 @@ def test_a_length_that_a_column_cannot_hold_is_refused_not_wrapped(tokens: float
             Columns([0.0, 1.0], *lengths)
     with pytest.raises(ConfigError, match="a length of"):
         as_columns([TraceRow(0.0, 5, 5)]).with_lengths([tokens], [5])
-    assert Columns([0.0], [MAX_TOKENS], [float(MAX_TOKENS)])[0] == (0.0, MAX_TOKENS, MAX_TOKENS, 0, False)
+    assert Columns([0.0], [MAX_TOKENS], [float(MAX_TOKENS)])[0] == (0.0, MAX_TOKENS, MAX_TOKENS, 0, False, 0)
+    with pytest.raises(ConfigError, match=r"^tenant number"):
+        Columns([0.0], [1], [1], tenant=[tokens])
 
 
 def test_a_number_of_requests_has_a_bound() -> None:

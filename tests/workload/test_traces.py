@@ -247,9 +247,9 @@ def test_stamps_that_are_none_are_bad_rows(tmp_path: Path, stamp: str) -> None:
 
 ROWS = st.lists(
     st.builds(
-        lambda at, tokens, out, cached, offline: TraceRow(at, tokens, out, min(cached, tokens), offline),
+        lambda at, tokens, out, cached, *more: TraceRow(at, tokens, out, min(cached, tokens), *more),
         st.integers(0, 10**12).map(lambda micros: micros / 1e6), st.integers(1, 10**6), st.integers(1, 10**6),
-        st.integers(0, 100), st.booleans(),
+        st.integers(0, 100), st.booleans(), st.sampled_from([0, 0, 1, 2]),
     ),
     min_size=1, max_size=30,
 )  # fmt: skip

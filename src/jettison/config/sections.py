@@ -26,6 +26,7 @@ DType = Literal["auto", "float64", "float32", "bfloat16"]
 Kernels = Literal["auto", "native", "torch"]
 OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
 Lookahead = Literal["on", "off"]
+SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
 Planner = Literal["throughput", "memory"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
@@ -113,6 +114,10 @@ class SchedulerConfig:
     max_num_batched_tokens: int = config_key(512, int_from(1), "Token budget of one step.", metavar="N")
     admission_watermark: float = config_key(
         0.01, float_from(0.0, 0.9), "Part of the blocks kept free when a request is admitted.", metavar="FRACTION")
+    scheduling_policy: SchedulingPolicy = config_key(
+        "fcfs", Choice(SchedulingPolicy), "Whose waiting requests are served first. fcfs: keys take turns, and a "
+        "request's priority counts among its own key's only; priority: it counts against everybody's (anybody may send "
+        "any priority).")
     step_priority: StepPriority = config_key(
         "decode", Choice(StepPriority), "Who gets a step's token budget first. decode: a long prompt holds up no "
         "answer; prefill: first tokens come sooner, answers stand still while prompts fill the budget. Pipelines that "
@@ -214,7 +219,7 @@ class ServerConfig:
         (), nonempty_list, f"Key that clients must send; may be given more than once (also: {API_KEY_VARIABLE}).",
         name="api_key", metavar="KEY")
     max_active_reqs_per_key: int | None = config_key(
-        None, int_from(1), "Generating requests under way beyond which a key is told 429 (none: no limit).",
+        None, int_from(1), "Choices under way (each prompt times n) beyond which a key is told 429 (none: no limit).",
         metavar="N", unset="none")
     record_trace: str | None = config_key(
         None, nonempty, "Record arrivals and lengths of requests, nothing else, for replay (docs/workloads.md).",

@@ -191,9 +191,10 @@ def _is_idle(group: GroupCore, taken: Set[WorkerId]) -> bool:
 
 
 def _load(group: GroupCore) -> InstanceLoad:
-    head = group.blocks_for(group.waiting[0].num_tokens) if group.waiting else 0
+    head = group.waiting.head
+    head_blocks = 0 if head is None else group.blocks_for(head.num_tokens)
     batch = len(group.running) + (1 if group.waiting else 0)
-    return InstanceLoad(group.group_id, group.capacity_blocks, group.used_blocks, head, batch)
+    return InstanceLoad(group.group_id, group.capacity_blocks, group.used_blocks, head_blocks, batch)
 
 
 def _rows(group: GroupCore) -> list[MigrationRow]:

@@ -161,6 +161,10 @@ class ClusterCore:
         """Requests that wait for admission."""
         return sum(len(self.groups[g].waiting) for g in self.state.changes.queued) + len(self.state.homeless)
 
+    def predicted_wait_s(self, now_ns: int) -> float:
+        """How long a request that came now would wait for admission."""
+        return self.loads.predicted_wait_s(now_ns)
+
     def max_request_blocks(self) -> int:
         """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
 
@@ -334,6 +338,7 @@ class ClusterCore:
         for group_id in noted:
             if (group := self.groups.get(group_id)) is not None:
                 self.loads.note_group(group, now_ns)
+        self.loads.note_waiting(bool(changes.queued or self.state.homeless), now_ns)
         if self.state.pipelines:
             self.scale_out.note_touched(noted)
         changes.recent, changes.unnoted = noted, set()

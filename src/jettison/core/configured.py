@@ -33,6 +33,7 @@ def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: It
         eos_token_ids=frozenset(eos_token_ids),
         enable_prefix_caching=config.memory.enable_prefix_caching,
         prefill_first=config.scheduler.step_priority == "prefill",
+        scheduling_policy=config.scheduler.scheduling_policy,
         # Baselines form microbatches as their authors do: by token counts.
         lookahead=LookaheadParams(
             enabled=config.scheduler.lookahead == "on" and config.overload.policy == "drop",

@@ -43,6 +43,7 @@ from jettison.policy.exchange import (
 )
 from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
 from jettison.policy.merge import StagePlan
+from jettison.policy.order import in_service_order
 from jettison.types import NANOSECONDS, LayerRange, MoveId, WorkerId
 
 COUNTS_PER_EXCHANGE = 16
@@ -158,7 +159,7 @@ class Exchange:
         self._started_ns = now_ns
         self._landing = []
         self._num_foreign = None
-        for state in sorted(states, key=lambda s: s.order):
+        for state in in_service_order(states, self._cluster.limits.scheduling_policy):
             if state.phase is Phase.WAITING:
                 group.enqueue(state)
                 continue
@@ -314,9 +315,10 @@ class Exchange:
             state.num_computed, load, {k: v * (num_blocks - num_full) // num_blocks for k, v in load.items()},
             max(remote.values()), num_full > 0,
         )
-        before = sum(s.num_tokens for s in group.waiting if s.order < state.order)
+        ahead = group.waiting.ahead_of(state)
+        before = sum(s.num_tokens for s in ahead)
         waited_s = (now_ns - self._started_ns) / NANOSECONDS
-        behind = sum(s.order > state.order for s in group.waiting)
+        behind = len(group.waiting) - len(ahead)
         num_others = len(group.running) + len(group.moving) + behind - 1
         queue = ExchangeQueue(
             self._queued_bytes, before + sum(s.num_computed for s in given_up), waited_s, max(0, num_others)

@@ -17,11 +17,12 @@ from jettison.core.ports import RunStep, StepCompleted, StepRow
 from jettison.core.queues import GroupCounters, GroupQueues, SchedulerLimits
 from jettison.core.request import RequestState
 from jettison.core.stepplan import StepPlanner
+from jettison.core.waiting import Turns
 from jettison.cost.online import OnlineChunkCost
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
-from jettison.policy.batching import Admission, BatchPlan, BlockedBy
+from jettison.policy.batching import BatchPlan, BlockedBy
 from jettison.policy.merge import StagePlan
 from jettison.types import (
     FAILED_TOKEN_ID,
@@ -69,9 +70,11 @@ class GroupCore(GroupQueues):
         hasher: PrefixHasher,
         chunk_cost: OnlineChunkCost | None = None,
         changes: Changes | None = None,
+        turns: Turns | None = None,
     ) -> None:
-        """``chunk_cost`` predicts microbatches of this many stages and learns from them; ``changes``: the cluster's."""
-        super().__init__(group_id, stages, ledgers, limits, changes)
+        """``chunk_cost`` predicts microbatches of this many stages and learns from them; ``changes`` and ``turns``: the
+        cluster's."""
+        super().__init__(group_id, stages, ledgers, limits, changes, turns)
         self.epoch = epoch
         self.in_flight: dict[int, _InFlight] = {}
         self.stranded: dict[RequestId, RequestState] = {}
@@ -134,7 +137,8 @@ class GroupCore(GroupQueues):
                 self._grow(state, num_new_blocks)
             rows.append(self._schedule(state, num_tokens))
         if plan.admissions:
-            for admission, state in zip(plan.admissions, self._take_waiting(plan.admissions), strict=True):
+            taken = self._take_waiting([admission.request_id for admission in plan.admissions])
+            for admission, state in zip(plan.admissions, taken, strict=True):
                 self._admit(state, admission.num_cached_tokens, now_ns)
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not rows:
@@ -149,21 +153,18 @@ class GroupCore(GroupQueues):
         self.in_flight[step_id] = _InFlight(step, now_ns, num_kv_tokens, num_tokens)
         return step
 
-    def _take_waiting(self, admissions: Sequence[Admission]) -> list[RequestState]:
+    def _take_waiting(self, request_ids: Sequence[RequestId]) -> list[RequestState]:
         """Take these out of the queue, in order; those that have stepped aside stay in front."""
-        taken: list[RequestState] = []
-        aside: list[RequestState] = []
-        while len(taken) < len(admissions):
-            state = self.waiting.popleft()
-            if state.request_id == admissions[len(taken)].request_id:
-                self._count_queued(state, -1)
-                taken.append(state)
-            else:
-                assert self.is_oversized(state) or self.suspects, f"{state} was passed over"
-                aside.append(state)
-        self.waiting.extendleft(reversed(aside))
+        taken = self.waiting.take(request_ids, self._steps_aside)
+        for state in taken:
+            self._count_queued(state, -1)
         self._note_unqueued()
         return taken
+
+    def _steps_aside(self, state: RequestState) -> bool:
+        is_oversized = self.is_oversized(state)
+        assert is_oversized or self.suspects, f"{state} was passed over"
+        return is_oversized
 
     def _grow(self, state: RequestState, num_blocks: int) -> None:
         """Make the request's table longer in every stage."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jettison.core.group import GroupCore
-from jettison.core.monitor import GroupMonitor, TrafficMonitor
+from jettison.core.monitor import TRAFFIC_WINDOW_NS, GroupMonitor, TrafficMonitor
 from jettison.core.params import ClusterParams
 from jettison.core.request import RequestState
 from jettison.core.samples import TickTimes
@@ -19,6 +19,7 @@ from jettison.cost.steptime import StepTimeModel, StepTimePrior
 from jettison.policy.computeload import Arrangement, compute_load
 from jettison.policy.exchange import ExchangeCosts
 from jettison.policy.overload import Assessment, assess_overload, foreseen_missing_blocks, why_queue_is_no_reason
+from jettison.policy.refusal import predicted_wait_s
 from jettison.policy.restore import MergedLoad, is_drowning
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
@@ -42,6 +43,8 @@ class Loads:
         """Groups dissolved when monitors were last forgotten."""
         self._compute_loads: dict[int, float | None] = {}
         """By number of stages; good until anything that they are made from is fed."""
+        self._waiting_since_ns: int | None = None
+        """Since when somebody has waited without a break."""
 
     @property
     def params(self) -> ClusterParams:
@@ -75,6 +78,26 @@ class Loads:
             self.kept_out.discard(group.group_id)
         else:
             self.kept_out.add(group.group_id)
+
+    def note_waiting(self, waits: bool, now_ns: int) -> None:
+        """Follow since when somebody has been waiting, at every event's end."""
+        if not waits:
+            self._waiting_since_ns = None
+        elif self._waiting_since_ns is None:
+            self._waiting_since_ns = now_ns
+
+    def predicted_wait_s(self, now_ns: int) -> float:
+        """How long a request that came now would wait, behind all who wait already; 0.0 where nobody does."""
+        if self._waiting_since_ns is None:
+            return 0.0
+        state, waited_ns = self._state, now_ns - self._waiting_since_ns
+        # What was let in before there was a queue came as it liked, and says nothing of how fast a queue moves.
+        window_ns = min(TRAFFIC_WINDOW_NS, waited_ns)
+        known = [self._monitors[g] for g in state.groups if g in self._monitors]  # asking must change nothing
+        let_in_per_s = sum(monitor.let_in_per_s(window_ns) for monitor in known)
+        homeless = sum(-(-s.num_tokens // state.limits.block_size) for s in state.homeless.values())
+        queued = sum(state.groups[g].queued_blocks() for g in state.changes.queued)
+        return predicted_wait_s(queued + homeless, let_in_per_s, waited_ns / NANOSECONDS)
 
     def note_totals(self, group: GroupCore) -> None:
         """The totals alone, where a tick comes before the event that touched the group has been followed up."""

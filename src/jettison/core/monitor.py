@@ -232,6 +232,12 @@ class GroupMonitor:
         blocks = (freed - grown, freed, arrived, arrived + grown, used, let_in)
         return BlockRates(*(per_s(change, duration_ns) for change in blocks))
 
+    def let_in_per_s(self, window_ns: int) -> float:
+        """Blocks of requests that were let in, less those of preempted ones, a mean over the last window; 0.0 while too
+        little has been seen."""
+        changes = None if self._totals is None else self._totals.changes(window_ns)
+        return 0.0 if changes is None else per_s(changes[0][-1], changes[1])
+
     def note_verdict(self, overloaded: bool, declines: bool, now_ns: int) -> float:
         """Follow for how long the group has been overloaded without a verdict against a drop; in seconds.
 
@@ -306,7 +312,8 @@ class GroupMonitor:
 
     def head_need_blocks(self, group: GroupCore) -> int:
         """What the head of the queue needs to be admitted, watermark included; 0 when nothing waits."""
-        return group.blocks_for(group.waiting[0].num_tokens) + group.watermark_blocks() if group.waiting else 0
+        head = group.waiting.head
+        return 0 if head is None else group.blocks_for(head.num_tokens) + group.watermark_blocks()
 
     def blocked_s(self, now_ns: int) -> float | None:
         """How long memory has kept the head of the queue out without a break; None while it does not."""

@@ -6,15 +6,16 @@ Everything here that changes is noted (``core.changes``). Which requests go into
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
 from jettison.core.request import NOWHERE, Phase, RequestState
+from jettison.core.waiting import Turns, WaitingQueue
 from jettison.memory.blocks import BlockLedger
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.merge import StagePlan
+from jettison.policy.order import SchedulingPolicy, in_service_order
 from jettison.types import NANOSECONDS, GroupId, LayerRange, RequestId, WorkerId
 
 
@@ -34,6 +35,8 @@ class SchedulerLimits:
     lookahead: LookaheadParams = field(default_factory=LookaheadParams)
     prefill_first: bool = False
     """Prompts take a step's token budget before decodes do (in pipelines without lookahead, too)."""
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    """Whose requests go first: ``policy.order``."""
 
 
 @dataclass(slots=True)
@@ -75,6 +78,7 @@ class GroupQueues:
         ledgers: Mapping[WorkerId, BlockLedger],
         limits: SchedulerLimits,
         changes: Changes | None = None,
+        turns: Turns | None = None,
     ) -> None:
         self.group_id = group_id
         self.stages = stages
@@ -82,9 +86,13 @@ class GroupQueues:
         """Its workers, in pipeline order."""
         self.ledgers = tuple(ledgers[w] for w in self.worker_ids)
         self.limits = limits
-        self.waiting: deque[RequestState] = deque()
+        self.waiting = WaitingQueue(turns, limits.scheduling_policy)
         self.running: dict[RequestId, RequestState] = {}
-        """In service order (oldest first)."""
+        """In service order (``policy.order``), as it was when the last one came."""
+        self._tenants: set[str] = set()
+        """Whose requests have run here."""
+        self._newest_turn = 0
+        """Of those that have run here."""
         self.moving: dict[RequestId, RequestState] = {}
         self.suspects: dict[RequestId, RequestState] = {}
         """Of ``waiting`` and ``running``, those that may be what kills workers."""
@@ -266,7 +274,7 @@ class GroupQueues:
     # --- queue ------------------------------------------------------------------------------------------------
 
     def enqueue(self, state: RequestState) -> None:
-        """Put a request into the waiting queue, by priority and arrival."""
+        """Put a request into the waiting queue."""
         self._version += 1
         self._touched.add(self.group_id)
         self._queued.add(self.group_id)
@@ -277,11 +285,7 @@ class GroupQueues:
         if not self.waiting:
             self._largest_queued_tokens = 0
         self._largest_queued_tokens = max(self._largest_queued_tokens, state.num_tokens)
-        if not self.waiting or self.waiting[-1].order <= state.order:
-            self.waiting.append(state)
-            return
-        index = next(i for i, other in enumerate(self.waiting) if other.order > state.order)
-        self.waiting.insert(index, state)
+        self.waiting.add(state)
 
     def _note_suspect(self, state: RequestState) -> None:
         if state.on_trial:
@@ -304,19 +308,33 @@ class GroupQueues:
         state.phase = Phase.RUNNING
         self._note_suspect(state)
         state.kv_at = self._kv_at
-        last = next(reversed(self.running.values()), None)
+        goes_last = self._goes_last(state)
         self.running[state.request_id] = state
         self._sum_scheduled_ns += state.first_scheduled_ns
         if state.num_tokens - state.num_computed > 1:
             self._prefilling[state.request_id] = state
-        if last is not None and last.order > state.order:
-            self.running = dict(sorted(self.running.items(), key=lambda item: item[1].order))
+        if not goes_last:
+            in_order = in_service_order(self.running.values(), self.limits.scheduling_policy)
+            self.running = {s.request_id: s for s in in_order}
+
+    def _goes_last(self, state: RequestState) -> bool:
+        """Whether a request is certainly the last of the running ones in service order. Hardly ever more than O(1)."""
+        self._tenants.add(state.tenant)
+        is_newest, self._newest_turn = (state.turn or 0) > self._newest_turn, max(self._newest_turn, state.turn or 0)
+        last = next(reversed(self.running.values()), None)
+        if last is None:
+            return True
+        if len(self._tenants) == 1:
+            return last.order <= state.order
+        if not is_newest or (self.limits.scheduling_policy == "priority" and state.order[0] < last.order[0]):
+            return False
+        own = next((s for s in reversed(self.running.values()) if s.tenant == state.tenant), None)
+        return own is None or own.order <= state.order
 
     def take_queues(self) -> list[RequestState]:
         """Empty all queues (the group is about to be dissolved) and return what was in them."""
         self._change()
-        states = [*self.waiting, *self.running.values(), *self.moving.values()]
-        self.waiting.clear()
+        states = [*self.waiting.clear(), *self.running.values(), *self.moving.values()]
         self.running.clear()
         self.moving.clear()
         self.suspects.clear()
@@ -388,7 +406,11 @@ class GroupQueues:
         unfinished = {r for r, s in self.running.items() if s.num_tokens - s.num_computed > 1}
         assert unfinished <= self._prefilling.keys() <= self.running.keys()
         assert self._sum_scheduled_ns == sum(s.first_scheduled_ns or 0 for s in self.running.values())
+        self.waiting.check()
         for state in self.waiting:
             assert state.phase is Phase.WAITING and state.num_pending == 0, state
+        for tenant in {s.tenant for s in self.running.values()}:
+            own = [s.order for s in self.running.values() if s.tenant == tenant]
+            assert own == sorted(own), f"running requests of {tenant!r} are out of order"
         layers = LayerRange(self.stages[0].layers.lo, self.stages[-1].layers.hi)
         assert sum(len(s.layers) for s in self.stages) == len(layers), "stages must be contiguous"

@@ -12,6 +12,8 @@ from jettison.core.recovering import FaultParams
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
 from jettison.policy.merge import MergeCandidate, StagePlan, plan_ranges, stage_bytes
+from jettison.policy.order import in_service_order
+from jettison.policy.refusal import why_too_long
 from jettison.types import NANOSECONDS, FinishReason, RequestId
 
 
@@ -33,7 +35,7 @@ class Rehousing:
         if not waiting:
             self._since_ns.clear()
             return []
-        for state in sorted(waiting.values(), key=lambda s: s.order):
+        for state in in_service_order(waiting.values(), self._cluster.limits.scheduling_policy):
             if not self._place(state):
                 break
         # An outage may outlast many requests' patience: each has its own, from its arrival or its group's end on.
@@ -57,13 +59,10 @@ class Rehousing:
         if room is None:
             return None
         state.cut_default_length(room)
-        num_tokens = min(state.num_tokens_to_hold, self._cluster.limits.max_model_len)
-        if num_tokens <= room:
-            return None
-        return (
-            f"a worker is gone for good, and what is left holds {room} tokens of one request; this one needs room for"
-            f" {num_tokens}"
-        )
+        longest = self._cluster.limits.max_model_len
+        # What an answer that nobody gave a length may grow to is no reason to end it, beyond the context least of all.
+        num_more = min(state.num_tokens_to_hold, longest) - state.num_prompt
+        return why_too_long(state.num_prompt, num_more, longest, room)
 
     def share_queues(self) -> None:
         """A new group is there: deal out again what waits."""
@@ -72,7 +71,7 @@ class Rehousing:
         waiting = [s for g in queued if not g.paused for s in g.waiting if s.ending is None]
         for state in waiting:
             groups[state.group_id].take_out(state)
-        for state in sorted(waiting, key=lambda s: s.order):
+        for state in in_service_order(waiting, self._cluster.limits.scheduling_policy):
             self._place(state)
 
 

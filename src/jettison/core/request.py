@@ -93,7 +93,7 @@ class RequestState:
         "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
         "group_id", "kv_at", "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns",
         "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "moves", "paused", "remote",
-        "recompute", "_suspicion",
+        "recompute", "tenant", "turn", "_suspicion",
     )
 
     def __init__(self, request: Request, order: int) -> None:
@@ -125,7 +125,10 @@ class RequestState:
         self.num_preemptions = 0
         self._suspicion: Suspicion | None = None
         self.order = (request.priority, order)
-        """Service order: priority first, then arrival."""
+        """Among its tenant's own: priority first, then arrival. Who else goes before it: ``policy.order``."""
+        self.tenant = request.tenant
+        self.turn: int | None = None
+        """When it was first served, as ``core.waiting`` counts turns."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if request.params.prompt_logprobs is not None else None
         )

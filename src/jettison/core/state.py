@@ -12,6 +12,7 @@ from jettison.core.changes import Changes
 from jettison.core.group import GroupCore, SchedulerLimits
 from jettison.core.ports import Action, Emit, SendKV, SendShard, Transfer
 from jettison.core.request import Phase, RequestState
+from jettison.core.waiting import Turns
 from jettison.cost.linkrate import LinkRate
 from jettison.cost.model import CostModel
 from jettison.cost.online import OnlineChunkCost
@@ -142,6 +143,8 @@ class ClusterState:
     """Version of each worker's ledger that ``check`` has found in order."""
     changes: Changes = field(default_factory=Changes)
     """What the groups write into; shared with all of them."""
+    turns: Turns = field(default_factory=Turns)
+    """Whose turn it is; shared with all groups."""
     groups_of: dict[WorkerId, list[GroupCore]] = field(default_factory=dict)
     """Groups that use a worker: one, but during a restore after its split; none of a dead one."""
     shared_workers: set[WorkerId] = field(default_factory=set)
@@ -204,6 +207,7 @@ class ClusterState:
             self.hasher,
             self._chunk_cost(len(stages)),
             self.changes,
+            self.turns,
         )
         self.next_group_id += 1
         self.next_epoch += 1

@@ -28,6 +28,7 @@ from jettison.policy.lookahead import (
     QueuedChunk,
     plan_microbatches,
 )
+from jettison.policy.order import in_service_order
 from jettison.types import RequestId
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class StepPlanner:
         group = self._group
         if group.in_flight:
             return BatchPlan(group.version, (), (), (), group.head_blocked_by)
-        suspect = min(group.suspects.values(), key=lambda s: (s.phase is not Phase.RUNNING, s.order))
+        running = [s for s in group.suspects.values() if s.phase is Phase.RUNNING]
+        suspect = in_service_order(running or group.suspects.values(), group.limits.scheduling_policy)[0]
         limits = self.limits()._replace(num_microbatches=1)
         own_row = [self._waiting_row(suspect)] if suspect.phase is Phase.WAITING else []
         alone = plan_batch(

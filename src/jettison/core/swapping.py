@@ -30,6 +30,7 @@ from jettison.core.relief import Abandoned, Relief
 from jettison.core.request import NOWHERE, Phase, RequestState
 from jettison.core.state import ClusterState
 from jettison.memory.hostpool import HostPool
+from jettison.policy.order import in_service_order
 from jettison.policy.swapping import (
     StoredRow,
     SwapParams,
@@ -255,10 +256,11 @@ class Swapping(Relief):
             state.num_preemptions += 1
 
     def _swap_in(self, group: GroupCore) -> None:
-        stored = sorted(self._of(group, SwapPhase.STORED), key=lambda s: s.state.order)
+        stored = {s.state.request_id: s for s in self._of(group, SwapPhase.STORED)}
         if not stored:
             return
-        rows = [StoredRow(s.state.request_id, self._blocks_to_return(s)) for s in stored]
+        in_order = in_service_order((s.state for s in stored.values()), group.limits.scheduling_policy)
+        rows = [StoredRow(s.request_id, self._blocks_to_return(stored[s.request_id])) for s in in_order]
         for request_id in choose_swap_ins(
             rows,
             growth_blocks=self._growth_of_running(group),

@@ -137,6 +137,14 @@ class EngineClient(Protocol):
         """
         ...
 
+    def check_queue(self, num_arriving: int = 0) -> None:
+        """Whether the queue takes another request, behind ``num_arriving`` that are not submitted yet. Cheap.
+
+        Raises OverCapacityError. ``submit`` asks the same by itself; who asks on arrival need not read a request that
+        will be refused.
+        """
+        ...
+
     def cancel(self, request_id: RequestId) -> None:
         """Stop a request wherever it is; unknown or finished ids are ignored. Ends with CANCELLED."""
         ...

@@ -39,6 +39,7 @@ from jettison.live.restart import Restarter
 from jettison.live.snapshot import take_snapshot
 from jettison.live.warmup import WarmUp
 from jettison.policy.ranges import Pull, StagePlan
+from jettison.policy.refusal import retry_after_ms, why_queue_full, why_too_long
 from jettison.report.timeline import Timeline
 from jettison.types import FinishReason, GroupId, Request, RequestId, WorkerId
 
@@ -266,21 +267,9 @@ class Engine:
         """See ``EngineClient.submit``."""
         if self._state != "ready" or self._driver is None:
             raise NotReadyError(f"the engine is {self._state}")
-        core = self._driver.core
-        limit = self._config.scheduler.max_num_queued_reqs
-        if limit is not None and not is_further and core.num_waiting >= limit:
-            raise OverCapacityError(f"the queue is full ({limit} requests wait)")
+        if not is_further:
+            self.check_queue()
         self._check(request)
-        info = self.info
-        needed = len(request.prompt_token_ids) + request.params.max_tokens
-        bound = min(info.max_model_len, info.max_request_tokens)
-        if needed > bound:
-            raise TooLongError(
-                f"prompt ({len(request.prompt_token_ids)} tokens) plus max_tokens ({request.params.max_tokens})"
-                f" exceeds what one request may hold ({bound} tokens)",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
         if request.request_id in self._streams:
             raise JettisonError(f"request id {request.request_id} is in use")
         stream = _Stream(request.arrival_ns)
@@ -289,8 +278,17 @@ class Engine:
         self._handle(ports.Arrived(request))
         return self._events(request.request_id, stream)
 
+    def check_queue(self, num_arriving: int = 0) -> None:
+        """See ``EngineClient.check_queue``."""
+        if self._driver is None:
+            return
+        core = self._driver.core
+        why_full = why_queue_full(core.num_waiting + num_arriving, self._config.scheduler.max_num_queued_reqs)
+        if why_full is not None:
+            raise OverCapacityError(why_full, retry_after_ms(core.predicted_wait_s(time.monotonic_ns())))
+
     def _check(self, request: Request) -> None:
-        """What would raise, or read out of bounds, further in. Raises RequestError."""
+        """What would raise, read out of bounds or never fit, further in. Raises RequestError."""
         ids = request.prompt_token_ids
         vocab_size = self.info.vocab_size
         if not ids or min(ids) < 0 or max(ids) >= vocab_size:
@@ -299,6 +297,10 @@ class Engine:
             request.cache_salt.encode()
         except UnicodeEncodeError:
             raise RequestError("cache_salt is no valid text", param="cache_salt") from None
+        info = self.info
+        too_long = why_too_long(len(ids), request.params.max_tokens, info.max_model_len, info.max_request_tokens)
+        if too_long is not None:
+            raise TooLongError(too_long, param="max_tokens", code="context_length_exceeded")
 
     async def _events(self, request_id: RequestId, stream: _Stream) -> AsyncIterator[TokenEvent]:
         try:
@@ -439,6 +441,7 @@ class Engine:
         self._driver.on_worker_event(ready, time.monotonic_ns())
         self._first_step[ready.worker_id] = self.core.state.next_step_id
         self._handle(ports.WorkerJoined(ready.worker_id, ready.capacity_blocks, life))
+        self._info = None  # and longer again
 
     def _on_worker_gone(self, worker_id: WorkerId) -> None:
         self._handle(ports.WorkerGone(worker_id))

@@ -122,14 +122,15 @@ class GenerationEndpoint(ABC):
         check_content_type(scope)
         document = parse_json(await arrival.read_body(receive))
         plan, prompts, answer = await self.prepare(document)
+        arrival.claim(len(prompts) * plan.num_samples)
         # The tenant comes first and has a fixed length: no salt that a client sends reaches another tenant's cache.
         cache_salt = tenant + plan.cache_salt
-        jobs = self._jobs(plan, prompts, arrival_ns, cache_salt)
-        generation = Generation(state.engine, state.admission, state.metrics, jobs, state.settings.record_request)
+        jobs = self._jobs(plan, prompts, arrival_ns, tenant, cache_salt)
+        generation = Generation(state.engine, state.metrics, jobs, state.settings.record_request)
         state.generations.add(generation)
         try:
             generation.submit()
-            arrival.submitted()
+            arrival.accepted()
             if plan.stream:
                 await self._stream(generation, answer, scope, receive, send)
             else:
@@ -137,7 +138,9 @@ class GenerationEndpoint(ABC):
         finally:
             state.generations.discard(generation)
 
-    def _jobs(self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int, cache_salt: str) -> list[Job]:
+    def _jobs(
+        self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int, tenant: str, cache_salt: str
+    ) -> list[Job]:
         jobs: list[Job] = []
         base_id = secrets.token_hex(16)  # never made from what a client sent
         for prompt in prompts:
@@ -153,6 +156,7 @@ class GenerationEndpoint(ABC):
                     priority=plan.priority,
                     cache_salt=cache_salt,
                     has_default_length=plan.wants_default_length,
+                    tenant=tenant,
                 )
                 text = ChoiceText(self.state.tokenizer, plan, prompt.token_ids, num_echoed_chars)
                 jobs.append(Job(len(jobs), prompt, sample == 0, request, text, is_offline=plan.wants_offline))

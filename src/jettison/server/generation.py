@@ -16,7 +16,6 @@ from starlette.types import Receive
 from jettison.live.api import EngineClient, TokenEvent
 from jettison.server.choice import ChoiceText, Delta
 from jettison.server.errors import ApiError
-from jettison.server.limits import Admission
 from jettison.server.metrics import NANOSECONDS, ServerMetrics
 from jettison.server.prompts import Prompt
 from jettison.types import FinishReason, Request
@@ -24,7 +23,7 @@ from jettison.types import FinishReason, Request
 Sink = Callable[["Job", TokenEvent, Delta], Awaitable[None]]
 """Takes what an event added to a choice. Called in order for each choice; choices interleave."""
 
-RecordRequest = Callable[[int, int, int, int, bool], None]
+RecordRequest = Callable[[int, int, int, int, bool, str], None]
 """``ServerSettings.record_request``."""
 
 
@@ -55,14 +54,12 @@ class Generation:
     def __init__(
         self,
         engine: EngineClient,
-        admission: Admission,
         metrics: ServerMetrics,
         jobs: Sequence[Job],
         record: RecordRequest | None = None,
     ) -> None:
         self._engine = engine
         self._record = record
-        self._admission = admission
         self._metrics = metrics
         self.jobs = jobs
         self.client_is_gone = False
@@ -88,7 +85,6 @@ class Generation:
         try:
             for job in self.jobs:
                 job.events = self._engine.submit(job.request, is_further=job.index > 0)
-                self._admission.num_unstarted += 1
         except BaseException:
             self._abandon()
             raise
@@ -178,7 +174,6 @@ class Generation:
 
     def _start(self, job: Job, event: TokenEvent) -> None:
         job.is_started = True
-        self._admission.num_unstarted -= 1
         job.num_cached_tokens = event.num_cached_tokens
         self._metrics.ttft.observe((time.monotonic_ns() - job.request.arrival_ns) / NANOSECONDS)
 
@@ -199,12 +194,13 @@ class Generation:
 
     def _finish(self, job: Job, reason: str, event: TokenEvent | None) -> None:
         job.is_over = True
-        if not job.is_started:
-            self._admission.num_unstarted -= 1
-            if event is not None:
-                job.num_cached_tokens = event.num_cached_tokens
+        if not job.is_started and event is not None:
+            job.num_cached_tokens = event.num_cached_tokens
         timings = event.timings if event is not None else None
         num_prompt, num_output = len(job.prompt.token_ids), job.text.num_tokens
         self._metrics.count_finished(reason, num_prompt, num_output, timings)
         if self._record is not None:
-            self._record(job.request.arrival_ns, num_prompt, num_output, job.num_cached_tokens, job.is_offline)
+            request = job.request
+            self._record(
+                request.arrival_ns, num_prompt, num_output, job.num_cached_tokens, job.is_offline, request.tenant
+            )

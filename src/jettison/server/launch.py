@@ -69,12 +69,14 @@ async def _serve(config: EngineConfig) -> int:
     dtype = engine.prepare()
     recorder = None
     if config.server.record_trace is not None:
-        recorder = TraceRecorder(Path(config.server.record_trace), config.server.record_trace_bytes)
+        recorder = TraceRecorder(
+            Path(config.server.record_trace), config.server.record_trace_bytes,
+            tells_tenants=len(set(config.server.api_keys)) > 1,
+        )
     settings = ServerSettings(
         model_names=(config.model.served_model_name,),
         api_keys=config.server.api_keys,
         default_seed=config.model.seed,
-        max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
         record_request=None if recorder is None else recorder.record,

@@ -7,7 +7,8 @@ and a flood of it costs generation two threads at most.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -15,11 +16,15 @@ from starlette.types import Receive
 
 from jettison.errors import KeyLimitError, OverCapacityError
 from jettison.live.api import EngineClient
-from jettison.server.errors import ApiError
+from jettison.policy.refusal import predicted_end_s, retry_after_ms, why_never_in_share, why_over_share
+from jettison.server.errors import ApiError, bad_request
 from jettison.server.settings import ServerSettings
 
 DISCARD_LIMIT_BYTES = 32 << 20
 DISCARD_LIMIT_S = 2.0
+
+MEAN_OF_LAST = 10
+"""Requests whose times say how long a tenant's next one takes, about."""
 
 CLOSE = {"connection": "close"}
 
@@ -53,33 +58,37 @@ class Admission:
         """Generating HTTP requests, from arrival to the last byte of their answer."""
         self.num_arriving = 0
         """Those not submitted to the engine yet."""
-        self.num_unstarted = 0
-        """Engine requests that have produced nothing yet: at least as many as wait in its queues."""
         self.num_side_jobs = 0
         """Tokenizer requests in the house."""
-        self._num_active_of: Counter[str] = Counter()
+        self._shares: defaultdict[str, Share] = defaultdict(Share)
+        """By tenant: as many as there are keys."""
         self._side_turn = asyncio.Semaphore(settings.max_running_side_jobs)
         self._num_buffered_bytes = 0
 
+    @property
+    def num_choices(self) -> int:
+        """Places that requests hold, of all tenants."""
+        return sum(share.num_choices for share in self._shares.values())
+
     @contextmanager
     def arrival(self, tenant: str) -> Iterator[Arrival]:
-        """Count one request in. Raises OverCapacityError when the queue is full already, or KeyLimitError when the
-        tenant's share is used.
+        """Count one request in, as one choice at first. Raises OverCapacityError when the queue is full already, or
+        KeyLimitError when the tenant's share is used. Whatever comes of the request, what it was counted for is given
+        back once, here.
         """
-        limit = self._settings.max_active_reqs_per_key
-        if limit is not None and self._num_active_of[tenant] >= limit:
-            raise KeyLimitError(f"This key has {limit} requests under way, its limit; retry later.")
-        self._check_queue()
-        arrival = Arrival(self, self._settings)
-        self._num_active_of[tenant] += 1
-        self.num_active += 1
-        self.num_arriving += 1
+        arrival = Arrival(self, self._settings, self._shares[tenant])
+        arrival.claim(1)
         try:
-            yield arrival
+            self._engine.check_queue(self.num_arriving)
+            self.num_active += 1
+            self.num_arriving += 1
+            try:
+                yield arrival
+            finally:
+                arrival.submitted()
+                self.num_active -= 1
         finally:
-            arrival.submitted()
-            self.num_active -= 1
-            self._num_active_of[tenant] -= 1
+            arrival.give_back()
 
     @asynccontextmanager
     async def side_job(self) -> AsyncIterator[SideJob]:
@@ -93,14 +102,6 @@ class Admission:
         finally:
             job.release()
             self.num_side_jobs -= 1
-
-    def _check_queue(self) -> None:
-        limit = self._settings.max_num_queued_reqs
-        if limit is None or self.num_arriving + self.num_unstarted < limit:
-            return  # the snapshot is only taken when the queue could be full
-        num_waiting = sum(group.num_waiting for group in self._engine.snapshot().groups)
-        if self.num_arriving + num_waiting >= limit:
-            raise OverCapacityError(f"The queue is full ({limit} requests wait); retry later.")
 
     def hold(self, num_bytes: int) -> None:
         """Count buffered bytes in. Raises OverCapacityError."""
@@ -158,9 +159,43 @@ class _Body:
 class Arrival(_Body):
     """One generating request on its way from the socket to the engine."""
 
-    def __init__(self, admission: Admission, settings: ServerSettings) -> None:
+    def __init__(self, admission: Admission, settings: ServerSettings, share: Share) -> None:
         super().__init__(admission, settings, settings.max_body_bytes)
+        self._limit = settings.max_active_reqs_per_key
+        self._share = share
+        self._num_choices = 0
+        """Places of its tenant's that it holds."""
         self._is_arriving = True
+        self._is_accepted = False
+
+    def claim(self, num_choices: int) -> None:
+        """It has so many choices: take places for those that have none yet, all or none. Raises KeyLimitError, and
+        ApiError 400 where they could never fit.
+        """
+        why_never = why_never_in_share(num_choices, self._limit)
+        if why_never is not None:
+            raise bad_request(why_never, "n")
+        share, now_s = self._share, time.monotonic()
+        num_more = num_choices - self._num_choices
+        why_not = why_over_share(share.num_choices - self._num_choices, num_choices, self._limit)
+        if why_not is not None:
+            raise KeyLimitError(why_not, retry_after_ms(share.predicted_end_s(now_s, besides=self)))
+        share.num_choices += num_more
+        share.arrived_s.setdefault(self, now_s)
+        self._num_choices = num_choices
+
+    def give_back(self) -> None:
+        """It is over: its places are others'. Idempotent."""
+        self._share.num_choices -= self._num_choices
+        self._num_choices = 0
+        arrived_s = self._share.arrived_s.pop(self, None)
+        if arrived_s is not None and self._is_accepted:
+            self._share.note_took(time.monotonic() - arrived_s)
+
+    def accepted(self) -> None:
+        """The engine has it."""
+        self._is_accepted = True
+        self.submitted()
 
     def submitted(self) -> None:
         """The engine has it, or it was refused. Idempotent."""
@@ -168,6 +203,26 @@ class Arrival(_Body):
             self._is_arriving = False
             self._admission.num_arriving -= 1
             self.release()
+
+
+class Share:
+    """What one tenant has under way."""
+
+    def __init__(self) -> None:
+        self.num_choices = 0
+        self.arrived_s: dict[Arrival, float] = {}
+        """When its requests came, on the monotonic clock; in that order."""
+        self._mean_s: float | None = None
+        """How long its last requests took."""
+
+    def note_took(self, seconds: float) -> None:
+        """One is over."""
+        self._mean_s = seconds if self._mean_s is None else self._mean_s + (seconds - self._mean_s) / MEAN_OF_LAST
+
+    def predicted_end_s(self, now_s: float, besides: Arrival) -> float:
+        """In how long its earliest request ends, ``besides`` left out."""
+        earliest_s = next((at_s for arrival, at_s in self.arrived_s.items() if arrival is not besides), now_s)
+        return predicted_end_s(now_s - earliest_s, self._mean_s)
 
 
 class SideJob(_Body):

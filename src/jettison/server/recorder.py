@@ -1,8 +1,9 @@
 """A trace of the server's own requests, for replay and simulation: when they came and how long they were, nothing else.
 
-No text, no token, no id, no client, no wall-clock time: an arrival is seconds since recording began, rounded. The event
-loop appends a tuple; a thread of its own writes, a few times a second. What the disk refuses stops the recording and
-never the serving. The file is ``workload.traces``' own format, bounded in size: a recording is cut into numbered parts,
+No text, no token, no id, no wall-clock time: an arrival is seconds since recording began, rounded. Of clients no more
+than which requests were of one key, where several are configured: keys are numbered as they appear. The event loop
+appends a tuple; a thread of its own writes, a few times a second. What the disk refuses stops the recording and never
+the serving. The file is ``workload.traces``' own format, bounded in size: a recording is cut into numbered parts,
 whose times run on, and of which the last two are kept.
 """
 
@@ -20,7 +21,7 @@ from typing import IO
 from jettison import __version__
 from jettison.errors import ConfigError
 from jettison.types import NANOSECONDS
-from jettison.workload.formats import CLASSES, OUR_COLUMNS, OUR_EXTRA_COLUMNS, PART
+from jettison.workload.formats import CLASSES, OUR_COLUMNS, OUR_EXTRA_COLUMNS, PART, TENANT_COLUMN
 
 logger = logging.getLogger(__name__)
 
@@ -36,16 +37,19 @@ _ABOUT = (
     f"note: arrivals in seconds since recording began, rounded to {ROUNDED_TO_S:g} s; rows as requests ended",
 )
 
-Ended = tuple[int, int, int, int, bool]
-"""(arrival on the monotonic clock in ns, input, output and cached tokens, whether offline)."""
+Ended = tuple[int, int, int, int, bool, int]
+"""(arrival on the monotonic clock in ns, input, output and cached tokens, whether offline, number of the tenant)."""
 
 
 class TraceRecorder:
     """Records between ``start`` and ``close``. ``path`` and the file before it (``path`` with ``.1`` behind) together
     never exceed ``max_bytes``."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path, max_bytes: int, *, tells_tenants: bool = False) -> None:
         self._path = path
+        self._tells_tenants = tells_tenants
+        self._number_of: dict[str, int] = {}
+        """Tenants, as they appear."""
         self._file_bytes = max(max_bytes, MIN_BYTES) // 2
         self._pending: deque[Ended] = deque()
         self._closing = threading.Event()
@@ -77,13 +81,15 @@ class TraceRecorder:
         logger.info("recording arrivals and lengths of requests to %s", self._path)
 
     def record(
-        self, arrival_ns: int, input_tokens: int, output_tokens: int, cached_tokens: int, is_offline: bool
+        self, arrival_ns: int, input_tokens: int, output_tokens: int, cached_tokens: int, is_offline: bool,
+        tenant: str = "",
     ) -> None:
         """One request has ended. Called on the event loop; never blocks, never raises."""
         if len(self._pending) >= MAX_PENDING or self._file is None:
             self._num_left_out += 1
             return
-        self._pending.append((arrival_ns, input_tokens, output_tokens, cached_tokens, is_offline))
+        number = self._number_of.setdefault(tenant, len(self._number_of) + 1) if tenant else 0
+        self._pending.append((arrival_ns, input_tokens, output_tokens, cached_tokens, is_offline, number))
 
     def close(self) -> None:
         """Write what waits and close the file. Idempotent."""
@@ -132,12 +138,13 @@ class TraceRecorder:
         self._file.flush()
 
     def _line(self, ended: Ended) -> bytes:
-        arrival_ns, input_tokens, output_tokens, cached_tokens, is_offline = ended
+        arrival_ns, input_tokens, output_tokens, cached_tokens, is_offline, tenant = ended
         # A request that came before recording began, and one that ended without a token, count all the same.
         arrival_s = max(0, arrival_ns - self._start_ns) / NANOSECONDS
         rounded_s = round(arrival_s / ROUNDED_TO_S) * ROUNDED_TO_S
         lengths = f"{max(1, input_tokens)},{max(1, output_tokens)},{min(cached_tokens, input_tokens)}"
-        return f"{rounded_s:.2f},{lengths},{CLASSES[is_offline]}\n".encode("ascii")
+        last = f",{tenant}" if self._tells_tenants else ""
+        return f"{rounded_s:.2f},{lengths},{CLASSES[is_offline]}{last}\n".encode("ascii")
 
     def _open(self) -> None:
         if self._path.exists():
@@ -147,5 +154,6 @@ class TraceRecorder:
         self._file = os.fdopen(descriptor, "wb")
         self._num_parts += 1
         about = (f"{PART}: {self._num_parts}", *_ABOUT)
-        head = [*(f"# {line}" for line in about), ",".join((*OUR_COLUMNS, *OUR_EXTRA_COLUMNS)), ""]
+        names = (*OUR_COLUMNS, *OUR_EXTRA_COLUMNS, *((TENANT_COLUMN,) if self._tells_tenants else ()))
+        head = [*(f"# {line}" for line in about), ",".join(names), ""]
         self._num_bytes = self._file.write("\n".join(head).encode("ascii"))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from jettison.live.api import EngineInfo
+from jettison.policy.refusal import shown, why_too_long
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.fields import ChatFields, CompletionFields, GenerationFields
 from jettison.types import SamplingParams
@@ -155,7 +156,7 @@ def _params(
     _check("min_tokens", fields.min_tokens, 0)
     min_tokens = fields.min_tokens or 0
     if min_tokens > max_tokens:
-        asked = f"min_tokens ({_shown(min_tokens)}) is above max_tokens ({_shown(max_tokens)})."
+        asked = f"min_tokens ({shown(min_tokens)}) is above max_tokens ({shown(max_tokens)})."
         raise bad_request(asked, "min_tokens")
     top_k = fields.top_k if fields.top_k and fields.top_k > 0 else None  # 0 and -1 both mean all tokens
     return SamplingParams(
@@ -187,14 +188,7 @@ def _check(name: str, value: float | None, low: float, high: float | None = None
     is_number = isinstance(value, int) or math.isfinite(value)  # an integer may be too large for a float
     if not is_number or value < low or (high is not None and value > high):
         wanted = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise bad_request(f"{name} must be {wanted}, got {_shown(value)}.", name)
-
-
-def _shown(value: float) -> str:
-    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to write more than 4,300 digits
-        return f"about {'-' * (value < 0)}2**{value.bit_length() - 1}"
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
+        raise bad_request(f"{name} must be {wanted}, got {shown(value)}.", name)
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -239,13 +233,8 @@ def too_long(
 
     It names what has to change: the prompt where not even one token fits behind it, else the length asked for.
     """
-    total = num_prompt_tokens + max_tokens
-    asked = f"{_shown(total)} tokens ({num_prompt_tokens} in the prompt, {_shown(max_tokens)} for the completion)"
-    if total > info.max_model_len:
-        message = f"The model's context holds {info.max_model_len} tokens; this request asks for {asked}."
-    elif total > info.max_request_tokens:
-        message = f"All memory holds {info.max_request_tokens} tokens of one request; this one asks for {asked}."
-    else:
+    message = why_too_long(num_prompt_tokens, max_tokens, info.max_model_len, info.max_request_tokens)
+    if message is None:
         return None
     fits_alone = num_prompt_tokens < min(info.max_model_len, info.max_request_tokens)
     param = length_field if length_field is not None and fits_alone else prompt_field

@@ -20,12 +20,10 @@ class ServerSettings:
     """None: what is left of the context."""
     default_seed: int | None = None
     """Seeds of requests that send none are drawn from this one; None draws them from the system."""
-    max_num_queued_reqs: int | None = None
-    """Checked on arrival, before a body is read; the engine checks again, once for all choices of an answer, so the
-    queue may exceed it by ``max_choices``. None: the engine alone."""
     max_active_reqs_per_key: int | None = None
-    """HTTP requests that generate, from arrival to the last byte, of one tenant (``KeyRing.tenant``: with fewer than
-    two keys everybody is one). Checked before a body is read. None: no limit."""
+    """Choices (prompts times ``n``) under way, of one tenant (``KeyRing.tenant``: with fewer than two keys everybody is
+    one). A request has a place from its arrival on, one for each of its choices as soon as its body is read, and all of
+    them until the last byte of its answer. None: no limit."""
     max_body_bytes: int = 4 << 20
     max_header_bytes: int = 16 << 10
     max_buffered_bytes: int = 256 << 20
@@ -33,7 +31,7 @@ class ServerSettings:
     max_side_body_bytes: int = 1 << 20
     """Body of a tokenizer request (/tokenize, /detokenize)."""
     max_side_jobs: int = 64
-    """Tokenizer requests in the house; they do not count against ``max_num_queued_reqs``."""
+    """Tokenizer requests in the house; they take no place in the engine's queue."""
     max_running_side_jobs: int = 2
     """Of these, how many work at one time; the others wait for their turn."""
     max_choices: int = 1024
@@ -52,8 +50,9 @@ class ServerSettings:
     """Requests whose prompts are longer in all are tokenized outside the event loop, so that streams do not stall."""
     health_details: Mapping[str, Any] = field(default_factory=dict)
     """Added to ``/health``: precision, and whether token identity is promised in it."""
-    record_request: Callable[[int, int, int, int, bool], None] | None = None
-    """Told of every request that ends: arrival (monotonic ns), input, output and cached tokens, whether offline."""
+    record_request: Callable[[int, int, int, int, bool, str], None] | None = None
+    """Told of every request that ends: arrival (monotonic ns), input, output and cached tokens, whether offline, and
+    its tenant."""
     event_log: Callable[[], Mapping[str, Any]] | None = None
     """Answers ``GET /jettison/events`` with ``{"now_s": t, "events": [{"t": s, "kind": ...}, ...]}``; None: no such
     endpoint."""

@@ -30,7 +30,8 @@ class EventLog:
             case ports.StepCompleted() | ports.Tick():
                 return
             case ports.Arrived():
-                self.note(now_ns, "arrived", event.request.request_id)
+                request = event.request
+                self.note(now_ns, "arrived", request.request_id, *([request.tenant] if request.tenant else []))
             case ports.LayoutApplied():
                 self.note(now_ns, "layout", event.worker_id, event.result.version, event.result.capacity_blocks)
             case ports.LayoutOffered():

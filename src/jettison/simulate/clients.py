@@ -14,7 +14,7 @@ from jettison.report.results import RequestRecord, Summary
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.host import SharedHost
 from jettison.types import NANOSECONDS, FinishReason, Request, RequestId, SamplingParams
-from jettison.workload.traces import TraceRow
+from jettison.workload.rows import TraceRow, as_columns
 
 _STATUS = {FinishReason.CANCELLED: "cancelled", FinishReason.ERROR: "failed"}
 
@@ -81,6 +81,7 @@ class Clients:
         self.records = [
             RequestRecord(i, row.arrival_s, row.input_tokens, row.output_tokens) for i, row in enumerate(rows)
         ]
+        self._tenants = as_columns(rows).tenant
         self.gaps = GapHistogram()
         self.num_ended = 0
         self.most_open = 0
@@ -194,12 +195,13 @@ class Clients:
         self.most_open = max(self.most_open, len(self._open))
         params = SamplingParams(max_tokens=record.wanted_tokens, temperature=0.0, ignore_eos=True)
         prompt = self._make_prompt(record.index, record.input_tokens)
+        tenant = "" if self._tenants is None else str(self._tenants[record.index])
 
         def send() -> None:
             record.sent_s = cluster.loop.now_ns / NANOSECONDS - self._edge.request_s
-            cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns))
+            cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns, tenant=tenant))
 
         if cluster.host is None:
-            cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns))
+            cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns, tenant=tenant))
         else:
             cluster.host.send_request(send)

@@ -146,11 +146,15 @@ def _parse_ours(record: Record) -> TraceRow | None:
         if record["class"] not in CLASSES:
             raise BadRow(f"class is {record['class']!r}, {' or '.join(CLASSES)} is expected")
         row = row._replace(is_offline=record["class"] == "offline")
+    if TENANT_COLUMN in record:
+        row = row._replace(tenant=count(record, TENANT_COLUMN, minimum=0))
     return row
 
 
 OUR_COLUMNS = ("arrival_s", "input_tokens", "output_tokens")
 OUR_EXTRA_COLUMNS = ("cached_tokens", "class")
+TENANT_COLUMN = "tenant"
+"""Behind those, where tenants are told apart."""
 
 PART = "part"
 """Key of the first line above the header of a recording's file: its number from 1. Times of all parts count from the

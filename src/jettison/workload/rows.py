@@ -47,17 +47,20 @@ class TraceRow(NamedTuple):
     """Of the input, what a prefix cache gave where this was recorded."""
     is_offline: bool = False
     """Best effort."""
+    tenant: int = 0
+    """Whose it is: tenants are numbered from 1; 0 where nobody is told apart."""
 
 
 class Columns(Sequence[TraceRow]):
     """Requests as equally long arrays; a sequence of :class:`TraceRow` that makes rows as they are asked for.
 
-    ``cached_tokens`` and ``is_offline`` are None where all are 0 and False. The arrays must not be changed afterwards.
+    ``cached_tokens``, ``is_offline`` and ``tenant`` are None where all are 0 and False. The arrays must not be changed
+    afterwards.
 
-    Raises ConfigError for token counts that are not from 0 to ``MAX_TOKENS``.
+    Raises ConfigError for token counts and tenants that are not from 0 to ``MAX_TOKENS``.
     """
 
-    __slots__ = ("arrival_s", "cached_tokens", "input_tokens", "is_offline", "output_tokens")
+    __slots__ = ("arrival_s", "cached_tokens", "input_tokens", "is_offline", "output_tokens", "tenant")
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class Columns(Sequence[TraceRow]):
         output_tokens: npt.ArrayLike,
         cached_tokens: npt.ArrayLike | None = None,
         is_offline: npt.ArrayLike | None = None,
+        tenant: npt.ArrayLike | None = None,
     ) -> None:
         self.arrival_s: Floats = np.asarray(arrival_s, dtype=np.float64)
         self.input_tokens: Counts = _counted(input_tokens)
@@ -74,7 +78,9 @@ class Columns(Sequence[TraceRow]):
         offline = None if is_offline is None else np.asarray(is_offline, dtype=np.bool_)
         self.cached_tokens: Counts | None = cached if cached is not None and cached.any() else None
         self.is_offline: Flags | None = offline if offline is not None and offline.any() else None
-        for column in (self.input_tokens, self.output_tokens, cached, offline):
+        whose = None if tenant is None else _counted(tenant, "tenant number {}")
+        self.tenant: Counts | None = whose if whose is not None and whose.any() else None
+        for column in (self.input_tokens, self.output_tokens, cached, offline, whose):
             if column is not None and column.shape != self.arrival_s.shape:
                 raise ValueError("columns of different lengths")
 
@@ -85,10 +91,11 @@ class Columns(Sequence[TraceRow]):
         for start in range(0, len(self), _ROWS_AT_ONCE):
             part = slice(start, start + _ROWS_AT_ONCE)
             columns = [each[part].tolist() for each in (self.arrival_s, self.input_tokens, self.output_tokens)]
-            if self.cached_tokens is None and self.is_offline is None:
+            if self.is_plain:
                 yield from map(TraceRow, *columns)
             else:
-                yield from map(TraceRow, *columns, self.all_cached[part].tolist(), self.all_offline[part].tolist())
+                more = (self.all_cached, self.all_offline, self.all_tenants)
+                yield from map(TraceRow, *columns, *(each[part].tolist() for each in more))
 
     @overload
     def __getitem__(self, index: int) -> TraceRow: ...
@@ -105,6 +112,7 @@ class Columns(Sequence[TraceRow]):
             int(self.output_tokens[index]),
             0 if self.cached_tokens is None else int(self.cached_tokens[index]),
             False if self.is_offline is None else bool(self.is_offline[index]),
+            0 if self.tenant is None else int(self.tenant[index]),
         )
 
     def __eq__(self, other: object) -> bool:
@@ -116,6 +124,16 @@ class Columns(Sequence[TraceRow]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} requests>"
+
+    @property
+    def is_plain(self) -> bool:
+        """Arrivals and lengths are all there is."""
+        return self.cached_tokens is None and self.is_offline is None and self.tenant is None
+
+    @property
+    def all_tenants(self) -> Counts:
+        """``tenant`` as an array in any case."""
+        return np.zeros(len(self), dtype=np.int32) if self.tenant is None else self.tenant
 
     @property
     def all_cached(self) -> Counts:
@@ -135,16 +153,19 @@ class Columns(Sequence[TraceRow]):
             self.output_tokens[index],
             None if self.cached_tokens is None else self.cached_tokens[index],
             None if self.is_offline is None else self.is_offline[index],
+            None if self.tenant is None else self.tenant[index],
         )
 
     def with_arrivals(self, arrival_s: npt.ArrayLike) -> Columns:
         """The same requests at other times."""
-        return Columns(arrival_s, self.input_tokens, self.output_tokens, self.cached_tokens, self.is_offline)
+        return Columns(
+            arrival_s, self.input_tokens, self.output_tokens, self.cached_tokens, self.is_offline, self.tenant
+        )
 
     def with_lengths(self, input_tokens: npt.ArrayLike, output_tokens: npt.ArrayLike) -> Columns:
         """Other lengths at the same times; what was cached cannot exceed the new inputs."""
         cached = None if self.cached_tokens is None else np.minimum(self.cached_tokens, input_tokens)
-        return Columns(self.arrival_s, input_tokens, output_tokens, cached, self.is_offline)
+        return Columns(self.arrival_s, input_tokens, output_tokens, cached, self.is_offline, self.tenant)
 
     def in_order(self) -> Columns:
         """By arrival; requests that arrive together keep their order."""
@@ -153,14 +174,15 @@ class Columns(Sequence[TraceRow]):
         return self.at(np.argsort(self.arrival_s, kind="stable"))
 
 
-def _counted(tokens: npt.ArrayLike) -> Counts:
+def _counted(tokens: npt.ArrayLike, what: str = "a length of {} tokens") -> Counts:
     """As a column. A count that does not fit is refused: a cast would make another number of it."""
     counts = np.asarray(tokens)
     if counts.dtype == np.int32 or not counts.size:
         return counts.astype(np.int32, copy=False)
     low, high = counts.min(), counts.max()
     if not (low >= 0 and high <= MAX_TOKENS):
-        raise ConfigError(f"a length of {low if low < 0 else high:.4g} tokens, 0 to {MAX_TOKENS} are possible")
+        shown = what.format(f"{low if low < 0 else high:.4g}")
+        raise ConfigError(f"{shown}, 0 to {MAX_TOKENS} are possible")
     return counts.astype(np.int32)
 
 
@@ -169,7 +191,7 @@ def as_columns(rows: Iterable[TraceRow]) -> Columns:
     if isinstance(rows, Columns):
         return rows
     listed = list(rows)
-    columns = zip(*listed, strict=True) if listed else ((), (), (), (), ())
+    columns = zip(*listed, strict=True) if listed else ((),) * len(TraceRow._fields)
     return Columns(*(list(column) for column in columns))
 
 

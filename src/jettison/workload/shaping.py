@@ -187,6 +187,7 @@ def joined(parts: list[Columns]) -> Columns:
         np.concatenate([part.output_tokens for part in parts]),
         np.concatenate([part.all_cached for part in parts]),
         np.concatenate([part.all_offline for part in parts]),
+        np.concatenate([part.all_tenants for part in parts]),
     )
 
 
@@ -252,7 +253,9 @@ def swap_lengths(workload: Workload, lengths: Workload) -> Workload:
         raise ConfigError(f"{lengths.source}: has no lengths to take")
     columns = workload.columns
     taken = others.at(np.arange(len(columns)) % len(others))
-    rows = Columns(columns.arrival_s, taken.input_tokens, taken.output_tokens, is_offline=columns.is_offline)
+    rows = Columns(
+        columns.arrival_s, taken.input_tokens, taken.output_tokens, None, columns.is_offline, columns.tenant
+    )
     swapped = workload.with_rows(rows, f"lengths taken in order from {lengths.source}", span_s=workload.span_s)
     left_out = lengths.skipped_rows
     return replace(swapped, notes=(*swapped.notes, *left_out), skipped_rows=(*swapped.skipped_rows, *left_out))
@@ -263,7 +266,7 @@ def draw_lengths(workload: Workload, lengths: LengthModel, seed: int) -> Workloa
     columns = workload.columns
     prompt_rng, output_rng = (np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(2))
     inputs, outputs = lengths.draw(prompt_rng, output_rng, len(columns))
-    rows = Columns(columns.arrival_s, inputs, outputs, is_offline=columns.is_offline)
+    rows = Columns(columns.arrival_s, inputs, outputs, None, columns.is_offline, columns.tenant)
     return workload.with_rows(rows, f"{lengths.describe()}; seed {seed}", span_s=workload.span_s)
 
 

@@ -29,6 +29,7 @@ from jettison.workload.formats import (
     OUR_COLUMNS,
     OUR_EXTRA_COLUMNS,
     PART,
+    TENANT_COLUMN,
     BadRow,
     Record,
     TraceFormat,
@@ -232,11 +233,11 @@ def _fits(trace_format: TraceFormat, names: list[str], ahead: str | None) -> boo
 
 
 class _Read:
-    """Growing columns, 20 bytes a request."""
+    """Growing columns, 25 bytes a request."""
 
     def __init__(self) -> None:
         self.arrival_s, self.input_tokens, self.output_tokens = array("d"), array("i"), array("i")
-        self.cached_tokens, self.is_offline = array("i"), bytearray()
+        self.cached_tokens, self.is_offline, self.tenant = array("i"), bytearray(), array("i")
         self.num_failed = 0
 
     def add(self, row: TraceRow) -> None:
@@ -245,11 +246,13 @@ class _Read:
         self.output_tokens.append(row.output_tokens)
         self.cached_tokens.append(row.cached_tokens)
         self.is_offline.append(row.is_offline)
+        self.tenant.append(row.tenant)
 
     def columns(self) -> Columns:
         return Columns(
             np.array(self.arrival_s), np.array(self.input_tokens), np.array(self.output_tokens),
             np.array(self.cached_tokens), np.frombuffer(bytes(self.is_offline), dtype=np.bool_),
+            np.array(self.tenant),
         )  # fmt: skip
 
 
@@ -406,12 +409,11 @@ def _write_rows(text: IO[str], workload: Workload) -> None:
         about.append(f"span_s: {workload.span_s!r}")
     text.writelines(f"# {' '.join(line.split())}\n" for line in about)
     columns = workload.columns
-    is_full = columns.cached_tokens is not None or columns.is_offline is not None
-    text.write(",".join((*OUR_COLUMNS, *(OUR_EXTRA_COLUMNS if is_full else ()))) + "\n")
-    if is_full:
-        text.writelines(
-            f"{row.arrival_s:.6f},{row.input_tokens},{row.output_tokens},{row.cached_tokens},{CLASSES[row.is_offline]}\n"
-            for row in columns
-        )
-    else:
-        text.writelines(f"{row.arrival_s:.6f},{row.input_tokens},{row.output_tokens}\n" for row in columns)
+    names = OUR_COLUMNS if columns.is_plain else (*OUR_COLUMNS, *OUR_EXTRA_COLUMNS)
+    tells_tenants = columns.tenant is not None
+    text.write(",".join((*names, TENANT_COLUMN) if tells_tenants else names) + "\n")
+    for row in columns:
+        line = f"{row.arrival_s:.6f},{row.input_tokens},{row.output_tokens}"
+        if not columns.is_plain:
+            line += f",{row.cached_tokens},{CLASSES[row.is_offline]}"
+        text.write(f"{line},{row.tenant}\n" if tells_tenants else f"{line}\n")

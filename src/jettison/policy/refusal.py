@@ -1,0 +1,83 @@
+"""What is refused on arrival, in which words, and when to try again: one place for each rule, and all others ask it.
+
+Pure. Messages carry both numbers: what there is, and what was asked for.
+"""
+
+from __future__ import annotations
+
+LEAST_RETRY_S = 1.0
+MOST_RETRY_S = 120.0
+"""No client is sent away for less or longer: sooner it would be refused again, and no forecast reaches further."""
+
+
+# --- too long
+
+
+def why_too_long(num_prompt_tokens: int, max_tokens: int, max_model_len: int, max_request_tokens: int) -> str | None:
+    """Why one request can never be held, all numbers in tokens; None for one that can.
+
+    ``max_model_len``: of the context; ``max_request_tokens``: what all memory could ever hold for one request.
+    """
+    total = num_prompt_tokens + max_tokens
+    asked = f"{shown(total)} tokens ({num_prompt_tokens} in the prompt, {shown(max_tokens)} for the completion)"
+    if total > max_model_len:
+        return f"The model's context holds {max_model_len} tokens; this request asks for {asked}."
+    if total > max_request_tokens:
+        return f"All memory holds {max_request_tokens} tokens of one request; this one asks for {asked}."
+    return None
+
+
+def shown(value: float) -> str:
+    """A number of any size, in a few characters."""
+    if isinstance(value, int) and value.bit_length() > 128:  # Python refuses to write more than 4,300 digits
+        return f"about {'-' * (value < 0)}2**{value.bit_length() - 1}"
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+# --- too many
+
+
+def why_queue_full(num_waiting: int, limit: int | None) -> str | None:
+    """Why another request is not taken; None where it is. ``num_waiting``: those on their way to the queue included."""
+    if limit is None or num_waiting < limit:
+        return None
+    return f"The queue is full: {num_waiting} requests wait, and {limit} may; retry later."
+
+
+def why_over_share(num_active: int, num_asked: int, limit: int | None) -> str | None:
+    """Why a key gets no places for so many more choices; None where it does."""
+    if limit is None or num_active + num_asked <= limit:
+        return None
+    return f"This key has {num_active} of {limit} choices under way, this request asks for {num_asked}; retry later."
+
+
+def why_never_in_share(num_asked: int, limit: int | None) -> str | None:
+    """Why one request has more choices than its key could ever have; None where it has not."""
+    if limit is None or num_asked <= limit:
+        return None
+    return f"This request asks for {num_asked} choices (prompts times n); a key may have {limit} under way."
+
+
+# --- when to try again
+
+
+def predicted_wait_s(queued_blocks: int, let_in_per_s: float, waited_s: float) -> float:
+    """How long the queue ahead takes: what it needs, at the rate at which requests were let in of late.
+
+    Where none was, it takes at least as long again as it has stood still: ``waited_s``, since the queue was last empty.
+    """
+    return queued_blocks / let_in_per_s if let_in_per_s > 0.0 else waited_s
+
+
+def predicted_end_s(age_s: float, mean_s: float | None) -> float:
+    """When a request that has been under way for ``age_s`` ends, if it takes as long as the last ones of its kind.
+
+    One that has taken longer already may end at any moment, as may one of which nothing is known.
+    """
+    return 0.0 if mean_s is None else max(0.0, mean_s - age_s)
+
+
+def retry_after_ms(predicted_s: float) -> int:
+    """The hint for a client, within bounds."""
+    return round(1000 * min(max(predicted_s, LEAST_RETRY_S), MOST_RETRY_S))
