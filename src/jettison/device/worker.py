@@ -102,7 +102,7 @@ class DeviceWorker:
         dtype = resolve_dtype(self._dtype_name, config)
         weights = WeightFolder(self._model_dir, config, dtype)
         weights.open()
-        kernels = load_kernels(self._kernels_name)
+        kernels = load_kernels(self._kernels_name, dtype)
         shape = model_shape(config, dtype)
         memory = DeviceMemory(
             budget_bytes=self._budget_bytes,

@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 
 from jettison.config import EngineConfig
+from jettison.live.assembly import Assembly
 from jettison.live.engine import Engine
 from jettison.live.garbage import settle_garbage_collector
 from jettison.report.output import check_writable
@@ -33,6 +34,19 @@ def serve(config: EngineConfig) -> int:
         return runner.run(_serve(config))
 
 
+def health_details(assembly: Assembly) -> dict[str, object]:
+    """What ``/health`` says of tokens: whether they are promised equal, and what two runs can differ by.
+
+    ``batch_independent``: no request's numbers depend on what shares its steps, so that below ``token_identity`` too
+    only other chunks, stages and ways of attention round otherwise.
+    """
+    dtype = assembly.worker_specs[0].dtype
+    return {
+        "dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "kernels": assembly.kernels,
+        "batch_independent": assembly.rows_are_independent, "overload": assembly.config.overload.policy,
+    }  # fmt: skip
+
+
 async def _start(engine: Engine) -> None:
     await engine.start()
     settle_garbage_collector()
@@ -42,7 +56,7 @@ async def _serve(config: EngineConfig) -> int:
     """HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
     model_dir = Path(config.model.model)
     engine = Engine(config)
-    dtype = engine.prepare()
+    assembly = engine.prepare()
     recorder = None
     if config.server.record_trace is not None:
         recorder = TraceRecorder(Path(config.server.record_trace), config.server.record_trace_bytes)
@@ -52,7 +66,7 @@ async def _serve(config: EngineConfig) -> int:
         default_seed=config.model.seed,
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
-        health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
+        health_details=health_details(assembly),
         record_request=None if recorder is None else recorder.record,
         event_log=engine.event_document,
         deployment=engine.deployment_document,
