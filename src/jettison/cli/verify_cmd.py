@@ -18,6 +18,13 @@ def verify(
     dtype: Annotated[
         str, typer.Option(metavar="DTYPE", help="Precision; tokens are promised equal in float64 only.")
     ] = "float64",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Context that is served; a sliding window must not be shorter."),
+    ] = None,
+    kernels: Annotated[
+        str, typer.Option(metavar="KERNELS", help="As in `jettison serve`: auto, native, native+torch-linear, torch.")
+    ] = "auto",
     full: Annotated[
         bool, typer.Option("--full", help="Also three and four instances, and workers killed in every phase of a move.")
     ] = False,
@@ -29,4 +36,4 @@ def verify(
         check_writable(json_out)  # better told now than after minutes of work
     from jettison.live.verify import run_verify
 
-    raise typer.Exit(run_verify(model_dir, json_out, dtype, full=full))
+    raise typer.Exit(run_verify(model_dir, json_out, dtype, full=full, max_model_len=max_model_len, kernels=kernels))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
+from jettison.errors import StalledError
 from jettison.live import messages as m
 from jettison.live.assembly import Assembly, assemble
 from jettison.live.driver import CoreDriver
@@ -24,6 +25,22 @@ from jettison.types import FinishReason, Request, RequestId, SampledToken, Sampl
 TICK_EVERY_NS = 100_000_000
 NS_PER_UNIT = 1_000_000
 """Virtual time of one unit of work."""
+STALL_NS = 300_000_000_000
+"""Virtual time without any work after which none will come: longer than whatever the core waits for by itself."""
+
+REST = "all requests to end and all moves to be over"
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """A condition to work for, and its name for whoever waits in vain."""
+
+    what: str
+    """Completes "waited for"."""
+    holds: Callable[[], bool]
+
+    def __call__(self) -> bool:
+        return self.holds()
 
 
 @dataclass(slots=True)
@@ -133,8 +150,14 @@ class LocalCluster:
         self._driver.carry_out(self._driver.core.request_restore(self._now_ns))
 
     def run(self, until: Callable[[], bool] | None = None, max_units: int = 10_000_000) -> None:
-        """Work until ``until`` holds (checked after every unit of work), or until nothing is open or on the move."""
+        """Work until ``until`` holds (checked after every unit of work), or until nothing is open or on the move.
+
+        Raises StalledError, with the name of an ``Until``, where no worker has done anything for ``STALL_NS`` (of
+        virtual time: no slow machine is blamed), or where ``max_units`` were not enough.
+        """
         assert self._cluster is not None
+        what = until.what if isinstance(until, Until) else "a condition" if until is not None else REST
+        worked_ns = self._now_ns
         for _ in range(max_units):
             if until is not None and until():
                 return
@@ -142,11 +165,23 @@ class LocalCluster:
                 return
             worked = self._cluster.pump(1)
             self._now_ns += NS_PER_UNIT
+            if worked:
+                worked_ns = self._now_ns
+            elif self._now_ns - worked_ns > STALL_NS:
+                raise StalledError(f"waited for {what}, and nobody works on it: {self._describe()}")
             if self._now_ns >= self._next_tick_ns or not worked:
                 self._now_ns = max(self._now_ns, self._next_tick_ns)
                 self._next_tick_ns = self._now_ns + TICK_EVERY_NS
                 self._handle(ports.Tick())
-        raise RuntimeError("the cluster did not come to rest")
+        raise StalledError(f"waited for {what}, which {max_units} units of work have not brought: {self._describe()}")
+
+    def _describe(self) -> str:
+        """How things stand, for an error."""
+        core = self.core
+        groups = {g.group_id: f"{len(g.stages)} stages" + ", paused" * g.paused for g in core.groups.values()}
+        moves = [str(m.phase) for m in core.merges] + [str(r.phase) for r in core.restores]
+        running = sum(len(g.running) for g in core.groups.values())
+        return f"groups {groups}, moves {moves}, {self._num_open} requests open, {running} of them running"
 
     # --- glue -------------------------------------------------------------------------------------------------
 
