@@ -14,7 +14,7 @@ from jettison.device.kernels import native
 from jettison.device.model.create import create_model
 from jettison.device.reference import Verdict, transformers_available
 from jettison.errors import ConfigError, ModelError, StalledError, WorkerLostError
-from jettison.live import verify
+from jettison.live import scenarios, verify
 from jettison.live.assembly import assemble
 from jettison.live.local_cluster import LocalCluster, Until
 from jettison.live.scenarios import (
@@ -217,11 +217,14 @@ def test_an_engine_that_does_not_start_is_a_row_for_each_place(
     assert all("WorkerLostError: workers [1] were not ready" in found[name]["evidence"] for name in names)
 
 
-def test_too_many_units_of_work_are_told_with_what_was_waited_for(model_dir: Path) -> None:
+def test_too_many_units_of_work_are_told_with_what_was_waited_for(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenarios, "MAX_UNITS", 5)
     with make_cluster(Setting(model_dir, "float64", 20, 1), num_blocks=200) as cluster:
         submit(cluster, [[1, 2, 3]], 20)
         with pytest.raises(StalledError, match=r"waited for all requests to end .*, which 5 units"):
-            cluster.run(max_units=5)
+            cluster.run()
 
 
 def test_without_transformers_the_first_line_says_what_that_means(

@@ -67,7 +67,12 @@ class Completion:
 class LocalCluster:
     """``instances`` workers in this process behind one core."""
 
-    def __init__(self, config: EngineConfig, *, seed: int | None = None, auto_restore: bool = False) -> None:
+    def __init__(
+        self, config: EngineConfig, *, seed: int | None = None, auto_restore: bool = False,
+        max_units: int = 10_000_000,
+    ) -> None:
+        """``max_units``: of work that one ``run`` may take."""
+        self._max_units = max_units
         self._config = config
         self._seed = seed
         self._auto_restore = auto_restore
@@ -149,7 +154,7 @@ class LocalCluster:
         assert self._driver is not None
         self._driver.carry_out(self._driver.core.request_restore(self._now_ns))
 
-    def run(self, until: Callable[[], bool] | None = None, max_units: int = 10_000_000) -> None:
+    def run(self, until: Callable[[], bool] | None = None) -> None:
         """Work until ``until`` holds (checked after every unit of work), or until nothing is open or on the move.
 
         Raises StalledError, with the name of an ``Until``, where no worker has done anything for ``STALL_NS`` (of
@@ -158,7 +163,7 @@ class LocalCluster:
         assert self._cluster is not None
         what = until.what if isinstance(until, Until) else "a condition" if until is not None else REST
         worked_ns = self._now_ns
-        for _ in range(max_units):
+        for _ in range(self._max_units):
             if until is not None and until():
                 return
             if until is None and self._num_open == 0 and not self.core.in_transition and self.core.state.is_idle():
@@ -173,7 +178,9 @@ class LocalCluster:
                 self._now_ns = max(self._now_ns, self._next_tick_ns)
                 self._next_tick_ns = self._now_ns + TICK_EVERY_NS
                 self._handle(ports.Tick())
-        raise StalledError(f"waited for {what}, which {max_units} units of work have not brought: {self._describe()}")
+        raise StalledError(
+            f"waited for {what}, which {self._max_units} units of work have not brought: {self._describe()}"
+        )
 
     def _describe(self) -> str:
         """How things stand, for an error."""

@@ -28,6 +28,8 @@ PAGE_BYTES = 4096
 NUM_REQUESTS = 8
 MAX_NUM_SEQS = 32
 MAX_NUM_TOKENS = 256
+MAX_UNITS = 100_000
+"""Of work that anything in an event may take: they come to about 1,300 in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def why_not(num_stages: int, num_layers: int) -> str | None:
 def make_cluster(setting: Setting, *, num_blocks: int, instances: int = 2, **flags: object) -> Iterator[LocalCluster]:
     """A cluster whose instances hold about ``num_blocks`` blocks each beside parameters and workspace."""
     config = make_config(setting, num_blocks, instances, **flags)
-    with LocalCluster(config, seed=setting.seed) as cluster:
+    with LocalCluster(config, seed=setting.seed, max_units=MAX_UNITS) as cluster:
         yield cluster
 
 
