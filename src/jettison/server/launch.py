@@ -37,8 +37,8 @@ def serve(config: EngineConfig) -> int:
 def health_details(assembly: Assembly) -> dict[str, object]:
     """What ``/health`` says of tokens: whether they are promised equal, and what two runs can differ by.
 
-    ``batch_independent``: no request's numbers depend on what shares its steps, so that below ``token_identity`` too
-    only other chunks, stages and ways of attention round otherwise.
+    ``batch_independent``: no request's numbers depend on what shares its steps. Where it is false, requests beside one
+    may change its tokens, unless equal ones are promised all the same (``token_identity``).
     """
     dtype = assembly.worker_specs[0].dtype
     return {
