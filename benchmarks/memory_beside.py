@@ -114,8 +114,8 @@ def main() -> None:
         for kind in args.kernels or [*KINDS, UNBOUNDED]:
             results.append(run_apart(model_dir, kind, args.tokens, args.seqs))
             print_table(results[-1])
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=2) + "\n")
+            if args.json:
+                args.json.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":
