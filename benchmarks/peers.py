@@ -100,6 +100,8 @@ def all_specs(model: Path, gguf: Path | None, vllm: Path | None, openvino: Path 
     specs.append(transformers_spec("transformers", model, vllm_best, f"generate, {vllm_best}"))
     specs.append(jettison_spec("jettison-f32", model, "the same in float32", dtype="float32",
                                max_num_batched_tokens=2048))  # fmt: skip
+    specs.append(jettison_spec("jettison-torch-linear", model, "products by torch: what auto is where there is AMX",
+                               kernels="native+torch-linear", max_num_batched_tokens=2048))  # fmt: skip
     specs.append(jettison_spec("jettison-default", model, "all defaults: token budget 512"))
     specs.append(jettison_spec("jettison-http", model, "jettison serve, one streaming connection a request",
                                mode="http", max_num_batched_tokens=2048))  # fmt: skip

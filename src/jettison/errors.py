@@ -15,6 +15,7 @@
     |-- OutOfBlocksError          a ledger has no block left: a scheduling miss, never fatal
     |-- OutOfPagesError           the page pool is exhausted
     |-- MappingError              the operating system refused a mapping; state was rolled back
+    |-- StalledError              what was waited for does not come, and nobody is working on it
     `-- WorkerLostError           a worker process is gone
 """
 
@@ -88,6 +89,10 @@ class OutOfPagesError(JettisonError):
 
 class MappingError(JettisonError):
     """The operating system refused a mapping or an allocation; what was done so far is rolled back."""
+
+
+class StalledError(JettisonError):
+    """What was waited for does not come; the message names it, and how things stood."""
 
 
 class WorkerLostError(JettisonError):

@@ -241,7 +241,8 @@ def test_a_verify_that_is_told_to_end_leaves_nothing_behind(monkeypatch):
 
 def test_a_time_line_that_cannot_be_written_is_told_before_the_model_loads(tmp_path, monkeypatch, capsys):
     launch = pytest.importorskip("jettison.server.launch")
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: "float32")
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: None)
+    monkeypatch.setattr(launch, "health_details", lambda _: {})
     monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: None)
     monkeypatch.setattr(launch, "create_app", lambda *_: None)
     monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("it loaded"))
@@ -254,7 +255,8 @@ def test_a_time_line_that_cannot_be_written_is_told_before_the_model_loads(tmp_p
 
 def test_a_port_in_use_is_one_line(tmp_path, monkeypatch, capsys):
     launch = pytest.importorskip("jettison.server.launch")
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: "float32")
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: None)
+    monkeypatch.setattr(launch, "health_details", lambda _: {})
     monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: None)
     monkeypatch.setattr(launch, "create_app", lambda *_: None)
     with socket.socket() as taken:

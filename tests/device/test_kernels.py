@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from jettison.device.kernels import Kernels, build, load_kernels, native
 from jettison.errors import ConfigError
 
-VARIANTS = ["torch", *(f"native-{name}" for name in native.supported_variants())]
+NATIVE = [f"native-{name}" for name in native.supported_variants()]
+VARIANTS = ["torch", *NATIVE, *(f"{name}+torch-linear" for name in NATIVE[:1])]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
 
@@ -151,7 +152,7 @@ def test_linear(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "torch"])
+@pytest.mark.parametrize("name", NATIVE)
 @pytest.mark.parametrize(("n", "k"), [(70, 48), (64, 1500), (9, 33)])
 def test_native_rows_do_not_depend_on_the_batch(name: str, dtype: torch.dtype, n: int, k: int) -> None:
     kernels = load_kernels(name)
@@ -201,7 +202,7 @@ def test_broken_contracts_are_refused(kernels: Kernels) -> None:
 
 
 def test_unknown_kernels_are_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match="auto, native or torch"):
+    with pytest.raises(ConfigError, match=r"must be auto, native, native\+torch-linear or torch"):
         load_kernels("cuda")
     with pytest.raises(ConfigError):
         load_kernels("native-abacus")

@@ -7,14 +7,15 @@ import random
 import pytest
 import torch
 
-from jettison.device.kernels import load_kernels
+from jettison.device.kernels import load_kernels, native
 from jettison.types import LayerRange
 
 NUM_BLOCKS = 256
 NAMES = ["llama", "llama3-rope", "mistral", "qwen2", "qwen3"]
+MIXED = ["native+torch-linear"] if native.supported_variants() else []
 
 
-@pytest.fixture(params=["torch", "auto"], scope="module")
+@pytest.fixture(params=["torch", "auto", *MIXED], scope="module")
 def kernels(request):
     return load_kernels(request.param)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jettison.device.model.dtypes import resolve_dtype
-from jettison.device.model.hf_config import RopeScaling, read_config
+from jettison.device.model.hf_config import FAMILIES, RopeScaling, read_config
 from jettison.errors import ConfigError, ModelError
 
 BASE = {
@@ -62,6 +62,10 @@ def read(tmp_path):
         ({**_without(LLAMA, "num_key_value_heads")}, {"num_kv_heads": 4}),
         ({**_without(MISTRAL, "num_key_value_heads"), "num_attention_heads": 16}, {"num_kv_heads": 8}),
         ({**_without(QWEN3, "num_key_value_heads"), "num_attention_heads": 32}, {"num_kv_heads": 32}),
+        (_without(LLAMA, "max_position_embeddings"), {"max_position_embeddings": 2048, "max_model_len": 2048}),
+        (_without(MISTRAL, "max_position_embeddings"), {"max_position_embeddings": 131_072}),
+        (_without(QWEN2, "max_position_embeddings"), {"max_position_embeddings": 32_768}),
+        (_without(QWEN3, "max_position_embeddings"), {"max_position_embeddings": 32_768}),
         ({**LLAMA, "architectures": []}, {"architecture": "LlamaForCausalLM"}),
         ({**QWEN2, "sliding_window": 16}, {"max_model_len": 1024}),
         ({**QWEN2, "use_sliding_window": True, "sliding_window": 16, "max_window_layers": 2}, {}),
@@ -157,6 +161,12 @@ def test_refused_with_one_line_that_names_the_file(read, tmp_path, values, messa
         read(values)
     assert str(caught.value).startswith(str(tmp_path / "config.json"))
     assert "\n" not in str(caught.value)
+
+
+def test_an_absent_context_is_that_of_transformers():
+    mapping = pytest.importorskip("transformers").CONFIG_MAPPING
+    for family in FAMILIES.values():
+        assert mapping[family.model_type]().max_position_embeddings == family.default_context
 
 
 def test_a_folder_without_config_is_refused(tmp_path):

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from jettison.device.model.create import create_model
+from jettison.live import fault_schedules
 from jettison.live.fault_schedules import FaultRounds, Schedule, Wake, kills
-from jettison.live.safepoints import LIVE_ONLY, NAMES
-from jettison.live.scenarios import Setting
+from jettison.live.safepoints import ALONE, LIVE_ONLY, NAMES
+from jettison.live.scenarios import Outcome, Setting
 from jettison.live.verify import death_plan
 from jettison.policy.exchange import ExchangeMode
 
@@ -55,10 +56,35 @@ async def test_a_stopped_worker_that_wakes_up_reaches_nobody(model_dir: Path) ->
 )
 def test_deaths_for_the_table_reach_their_place(mode: str, instances: int, where: str, model_dir: Path) -> None:
     setting = Setting(model_dir, "float64", 96, seed=0)
-    ((name, outcome),) = kills(setting, [where], exchange=mode, instances=instances)
+    rows: list[tuple[str, Outcome]] = []
+    kills(setting, [where], lambda *row: rows.append(row), exchange=mode, instances=instances)
+    ((name, outcome),) = rows
     assert name == where
     assert outcome.happened, outcome.evidence
     assert sum(len(r.output) for r in outcome.requests) > 1000
+
+
+def test_an_instance_of_one_layer_dies_without_a_pipeline(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    create_model(
+        folder, arch="qwen2", layers=1, hidden=32, heads=4, kv_heads=2, seed=5, max_position_embeddings=160, std=0.2
+    )
+    rows: list[tuple[str, Outcome]] = []
+    kills(Setting(folder, "float64", 96, seed=0), ALONE[1:3], lambda *row: rows.append(row), exchange="live")
+    assert [name for name, _ in rows] == list(ALONE[1:3])
+    assert all(outcome.happened for _, outcome in rows), rows
+    # A context of 160 has room for 120 tokens after the longest prompts.
+    assert max(len(request.output) for _, outcome in rows for request in outcome.requests) == 120
+
+
+async def test_a_round_that_does_not_end_says_what_it_waited_for(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FaultRounds.running(model_dir) as rounds:
+        monkeypatch.setattr(fault_schedules, "ROUND_TIMEOUT_S", 0.0)
+        report = await rounds.run(Schedule(0, 0, "before_flush", 1, signal.SIGKILL))
+        assert not report.reached
+        assert report.problems[0].startswith("waited for the armed life of the victim: not there after 0 s: ready {0:")
 
 
 def test_the_full_table_has_every_death_in_every_mode() -> None:

@@ -235,7 +235,8 @@ async def test_the_launcher_hands_every_limit_on(tmp_path, monkeypatch):
         seen.update(options)
         raise ModelError("seen enough")
 
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: "float32")
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: None)
+    monkeypatch.setattr(launch, "health_details", lambda _: {})
     monkeypatch.setattr(launch.Tokenizer, "from_dir", from_dir)
     with pytest.raises(ModelError, match="enough"):
         await launch._serve(EngineConfig.resolve(model=str(tmp_path)))

@@ -15,7 +15,6 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.hostcosts import HostCosts
 from jettison.cost.model import CostModel
 from jettison.cost.profile_document import StoredProfile
-from jettison.device.kernels import load_kernels
 from jettison.errors import ConfigError
 from jettison.live.assembly import assemble
 from jettison.live.profile_file import costs_path, default_path, fingerprint, save_costs, save_profile
@@ -53,7 +52,7 @@ def test_a_spec_live_and_simulated(tmp_path: Path) -> None:
     spec = parse_spec(raw)
     config = local_config(spec.cluster, spec.settings, tmp_path)
     worker = assemble(config).worker_specs[0]
-    mark = fingerprint(Path(worker.model_dir), worker.dtype, worker.num_threads, load_kernels("auto").name)
+    mark = fingerprint(Path(worker.model_dir), worker.dtype, worker.num_threads, worker.kernels)
     save_profile(default_path(tmp_path / "model", mark), StoredProfile(mark, PROFILE))
     save_costs(costs_path(tmp_path / "model", mark), mark, COSTS)
     console, out = Console(record=True, width=160), tmp_path / "validation.json"

@@ -20,6 +20,13 @@ def verify(
     dtype: Annotated[
         str, typer.Option(metavar="DTYPE", help="Precision; tokens are promised equal in float64 only.")
     ] = "float64",
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Context that is served; a sliding window must not be shorter."),
+    ] = None,
+    kernels: Annotated[
+        str, typer.Option(metavar="KERNELS", help="As in `jettison serve`: auto, native, native+torch-linear, torch.")
+    ] = "auto",
     full: Annotated[
         bool, typer.Option("--full", help="Also three and four instances, and workers killed in every phase of a move.")
     ] = False,
@@ -34,5 +41,5 @@ def verify(
     from jettison.live.verify import run_verify
 
     with ended_by_sigterm():
-        code = run_verify(model_dir, json_out, dtype, full=full)
+        code = run_verify(model_dir, json_out, dtype, full=full, max_model_len=max_model_len, kernels=kernels)
     raise typer.Exit(code)

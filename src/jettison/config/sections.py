@@ -23,7 +23,7 @@ from jettison.config.values import (
 )
 
 DType = Literal["auto", "float64", "float32", "bfloat16"]
-Kernels = Literal["auto", "native", "torch"]
+Kernels = Literal["auto", "native", "native+torch-linear", "torch"]
 OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
 Lookahead = Literal["on", "off"]
 SchedulingPolicy = Literal["fcfs", "priority"]
@@ -76,7 +76,9 @@ class ModelConfig:
     dtype: DType = config_key(
         "auto", Choice(DType), "Precision of weights, activations and KV (auto: the checkpoint's).")
     kernels: Kernels = config_key(
-        "auto", Choice(Kernels), "CPU attention: the compiled kernel, plain torch, or (auto) whichever is there.")
+        "auto", Choice(Kernels), "What computes on the CPU: the compiled kernels, the same with torch's products in "
+        "bfloat16, or torch alone (auto: compiled where they were built, with torch's products where the processor has "
+        "AMX). With torch's products rows depend on their batch in the last bits.")
     max_model_len: int | None = config_key(
         None, int_from(1), "Most tokens (prompt and output) of one request (auto: the model's context).",
         metavar="N", unset="auto")

@@ -70,7 +70,7 @@ class TransformersReference:
     difference this is the same as comparing two greedy generations.
     """
 
-    def __init__(self, model_dir: Path, dtype: str) -> None:
+    def __init__(self, model_dir: Path, dtype: str, max_model_len: int | None = None) -> None:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
@@ -79,7 +79,7 @@ class TransformersReference:
             model_dir, dtype=DTYPES[dtype], attn_implementation="eager", use_safetensors=True, local_files_only=True
         ).eval()
         if DTYPES[dtype] is torch.float64:
-            _compute_in_double(self._model, inverse_frequencies(read_config(Path(model_dir))))
+            _compute_in_double(self._model, inverse_frequencies(read_config(Path(model_dir), max_model_len)))
         self._ulp = torch.finfo(DTYPES[dtype]).eps
         self._is_exact = DTYPES[dtype] is torch.float64
 

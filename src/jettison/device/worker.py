@@ -122,7 +122,7 @@ class DeviceWorker:
         weights = WeightFolder(self._model_dir, config, dtype)
         if not self._starts_empty:
             weights.open()
-        kernels = load_kernels(self._kernels_name)
+        kernels = load_kernels(self._kernels_name, dtype)
         shape = model_shape(config, dtype)
         memory = DeviceMemory(
             budget_bytes=self._budget_bytes,

@@ -14,6 +14,7 @@ from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
+from jettison.device.kernels import resolve_kernels, rows_are_independent
 from jettison.device.memory import check_addresses, span_bytes
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
@@ -52,6 +53,16 @@ class Assembly:
         spec = self.worker_specs[0]
         dtype = resolve_dtype(spec.dtype, self.model)
         return Runner.workspace_bytes(self.model, dtype, spec.max_num_tokens, spec.max_num_seqs)
+
+    @property
+    def kernels(self) -> str:
+        """What all workers compute with: the back end's own name, resolved here, once for the cluster."""
+        return self.worker_specs[0].kernels
+
+    @property
+    def rows_are_independent(self) -> bool:
+        """Whether what a request computes has the same bits whatever shares its steps."""
+        return rows_are_independent(self.kernels, resolve_dtype(self.worker_specs[0].dtype, self.model))
 
     def memory_for_blocks(self, num_blocks: int) -> int:
         """Bytes of a worker that holds all parameters, its workspace and ``num_blocks`` KV blocks."""
@@ -99,13 +110,13 @@ class Assembly:
             if warning is not None:
                 log.warning("%s", warning)
 
-    def load_profile(self, kernels: str) -> HardwareProfile | None:
-        """The profile that the configuration names, if it is valid for workers with these kernels.
+    def load_profile(self) -> HardwareProfile | None:
+        """The profile that the configuration names, if it is valid for these workers.
 
         Raises ConfigError for a file that was named and cannot be read.
         """
         spec = self.worker_specs[0]
-        mark = fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, kernels)
+        mark = fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, spec.kernels)
         return load_profile(self.config.profile, Path(spec.model_dir), mark)
 
     def build_core(
@@ -143,6 +154,7 @@ def assemble(config: EngineConfig) -> Assembly:
         has = "one layer" if config.instances > 1 else "--instances 1"
         raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
     layers_of = {s.worker_id: s.layers for group in stages for s in group}
+    kernels = resolve_kernels(str(config.model.kernels), torch_dtype)
     specs = [
         WorkerSpec(
             worker_id=worker_id,
@@ -155,7 +167,7 @@ def assemble(config: EngineConfig) -> Assembly:
             # A pipeline may hold a decode of every request beside a full prefill budget.
             max_num_tokens=max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs),
             max_num_seqs=config.scheduler.max_num_seqs,
-            kernels=str(config.model.kernels),
+            kernels=kernels,
             num_threads=num_threads,
             piece_bytes=config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
             coordinate=config.overload.coordinate_links,

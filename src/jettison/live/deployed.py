@@ -8,7 +8,6 @@ from pathlib import Path
 from jettison.config import KEYS, EngineConfig
 from jettison.cost.deployment import Deployment
 from jettison.cost.hardware import HardwareProfile
-from jettison.device.kernels import load_kernels
 from jettison.live.assembly import Assembly, assemble
 from jettison.live.profile_file import AUTO, NONE, fingerprint, load_costs, read_profile
 
@@ -25,17 +24,16 @@ def describe(config: EngineConfig, *, kv_tokens: int | None = None) -> Deploymen
 
     Raises ModelError, ConfigError.
     """
-    assembly = assemble(config)
-    return deployment_of(assembly, load_kernels(str(config.model.kernels)).name, kv_tokens=kv_tokens)
+    return deployment_of(assemble(config), kv_tokens=kv_tokens)
 
 
-def deployment_of(assembly: Assembly, kernels: str, *, kv_tokens: int | None = None) -> Deployment:
-    """Of workers with these kernels (a back end's own name). Raises ConfigError for a profile that cannot be read."""
+def deployment_of(assembly: Assembly, *, kv_tokens: int | None = None) -> Deployment:
+    """Of an assembled engine, running or not. Raises ConfigError for a profile that cannot be read."""
     config, spec = assembly.config, assembly.worker_specs[0]
     model_dir = Path(spec.model_dir)
-    mark = fingerprint(model_dir, spec.dtype, spec.num_threads, kernels)
+    mark = fingerprint(model_dir, spec.dtype, spec.num_threads, spec.kernels)
     blocks = None if kv_tokens is None else kv_tokens // config.memory.block_size
-    known = assembly.load_profile(kernels)
+    known = assembly.load_profile()
     return Deployment(
         name=config.model.served_model_name,
         shape=assembly.shape,

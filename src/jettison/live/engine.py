@@ -54,6 +54,8 @@ RESTART_WINDOW_S = 300.0
 LINK_GRACE_S = 1.0
 """A peer that a stage has lost is declared lost when its end has not been reported this much later."""
 
+DEPENDENT_ROWS = ": products by torch, so requests in one step may change each other's last bits (see decisions.md)"
+
 
 class _Stream:
     """Events of one request on their way to its client, the only one who reads them.
@@ -103,8 +105,6 @@ class Engine:
         self._restarter: Restarter | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._warm_up: WarmUp | None = None
-        self._kernels: str | None = None
-        """The workers' back end, by its own name."""
         self._weights: WeightsIdentity | None = None
         """What the workers have read at the start, and serve."""
         self._weights_digest: str | None = None
@@ -122,8 +122,8 @@ class Engine:
 
     # --- life -------------------------------------------------------------------------------------------------
 
-    def prepare(self) -> str:
-        """Read the model's configuration; returns the serving precision. Idempotent.
+    def prepare(self) -> Assembly:
+        """Read the model's configuration, and settle what all workers compute with and in. Idempotent.
 
         Raises ModelError, ConfigError and BudgetError where no worker could start: see ``Assembly.check``.
         """
@@ -131,15 +131,14 @@ class Engine:
             assembly = assemble(self._config)
             assembly.check()
             self._assembly = assembly
-        return self._assembly.worker_specs[0].dtype
+            logger.info("kernels %s%s", assembly.kernels, "" if assembly.rows_are_independent else DEPENDENT_ROWS)
+        return self._assembly
 
     async def start(self) -> None:
         """Start workers and load the model. Raises ModelError, BudgetError, ConfigError. Idempotent."""
         if self._launcher is not None:
             return
-        self.prepare()
-        assembly = self._assembly
-        assert assembly is not None
+        assembly = self.prepare()
         faults = self._config.faults
         self._launcher = LocalLauncher(
             assembly.worker_specs, self._on_worker_event, self._on_worker_exit,
@@ -154,8 +153,7 @@ class Engine:
         self._weights = self._agree_on_weights(ready)
         self._weights_digest = self._weights.summary
         capacity = {r.worker_id: r.capacity_blocks for r in ready}
-        self._kernels = ready[0].kernels
-        profile, machine_of = assembly.load_profile(self._kernels), machines_of(capacity, self._placements)
+        profile, machine_of = assembly.load_profile(), machines_of(capacity, self._placements)
         core = assembly.build_core(
             capacity, os.urandom(16), profile, machine_of, has_profiled_links=not self._placements
         )
@@ -180,7 +178,7 @@ class Engine:
         )
         logger.info(
             "ready: %d instance(s), %s KV blocks each, kernels %s",
-            len(ready), sorted(set(capacity.values())), sorted({r.kernels for r in ready}),
+            len(ready), sorted(set(capacity.values())), assembly.kernels,
         )
 
     def _agree_on_weights(self, ready: Sequence[m.WorkerReady]) -> WeightsIdentity:
@@ -339,11 +337,11 @@ class Engine:
     def deployment_document(self) -> dict[str, object]:
         """What runs here, for whoever simulates it (``cost.deployment``): ``GET /jettison/deployment``.
 
-        Raises NotReadyError before the workers have said what they compute with.
+        Raises NotReadyError before ``start`` has ended.
         """
-        if self._assembly is None or self._kernels is None:
+        if self._assembly is None or self._driver is None:
             raise NotReadyError("the model is still loading")
-        return deployment_to_document(deployment_of(self._assembly, self._kernels))
+        return deployment_to_document(deployment_of(self._assembly))
 
     @property
     def delays(self) -> Delays:

@@ -155,27 +155,36 @@ def _params(num_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
 
 
-def kills(setting: Setting, safepoints: Sequence[str], **flags: object) -> list[tuple[str, Outcome]]:
+def kills(
+    setting: Setting, safepoints: Sequence[str], on_row: Callable[[str, Outcome], None], **flags: object
+) -> None:
     """Rows for a table like ``jettison verify``'s: a worker process dies at each of these places of a move.
 
     Each place is tried with one worker after the other, because not every move passes every place at all of them.
-    ``flags`` of the engine: its number of instances, its mode of exchange.
+    ``on_row`` is told of each when it is over. ``flags`` of the engine: its number of instances, its mode of exchange.
+    Raises what the engine's start does.
     """
+    base: dict[str, object] = {
+        "dtype": setting.dtype, "max_model_len": setting.max_model_len, "kernels": setting.kernels,
+    }  # fmt: skip
+    context = assemble(make_config(setting.model_dir, TABLE_LOAD, base | flags)).limits.max_model_len
+    load = TABLE_LOAD._replace(num_tokens=min(TABLE_LOAD.num_tokens, context - MAX_PROMPT))
 
-    async def run() -> list[tuple[str, Outcome]]:
-        rows = []
-        async with FaultRounds.running(setting.model_dir, TABLE_LOAD, dtype=setting.dtype, **flags) as rounds:
-            for name in safepoints:
+    async def run(names: list[str]) -> None:
+        """Until a round has a problem: what comes after it on this engine would prove nothing."""
+        async with FaultRounds.running(setting.model_dir, load, **base | flags) as rounds:
+            while names:
                 for victim in range(len(rounds.engine.core.state.workers)):
-                    report = await rounds.run(Schedule(setting.seed, victim, name, 1, signal.SIGKILL))
+                    report = await rounds.run(Schedule(setting.seed, victim, names[0], 1, signal.SIGKILL))
                     if report.reached or report.problems:
                         break
-                rows.append((name, _outcome(report)))
+                on_row(names.pop(0), _outcome(report))
                 if report.problems:
-                    break  # what comes after it on this engine proves nothing
-        return rows
+                    return
 
-    return asyncio.run(run())
+    left = list(safepoints)
+    while left:
+        asyncio.run(run(left))
 
 
 def _outcome(report: RoundReport) -> Outcome:
@@ -196,6 +205,8 @@ class FaultRounds:
         self._prompts = [[rng.randrange(vocab) for _ in range(rng.randint(6, MAX_PROMPT))] for _ in range(NUM_REQUESTS)]
         self._expected = expected_tokens(config, self._prompts, load.num_tokens)
         self._num_rounds = 0
+        self._cut_off: list[str] = []
+        """What was waited for when the waiting was ended from outside."""
 
     @staticmethod
     @asynccontextmanager
@@ -216,6 +227,7 @@ class FaultRounds:
         """One round. The armed life is a new one: the victim is restarted first, which is a death as well."""
         report = RoundReport(schedule, reached=False)
         self._num_rounds += 1
+        self._cut_off.clear()
         if schedule.mode is not None:
             self.engine.core.state.exchange_mode = schedule.mode
         self.engine.keep_hung_workers(schedule.wake is Wake.LATE)
@@ -229,13 +241,16 @@ class FaultRounds:
                 try:
                     await self._fate(schedule, report)
                     over.set()
-                    await asyncio.gather(*clients, moves)
-                    await self._until(self._is_quiet)
+                    with self._awaiting("the end of all streams and of the last move"):
+                        await asyncio.gather(*clients, moves)
+                    await self._until(self._is_quiet, "rest after the last request")
                 finally:
                     for task in (*clients, moves):
                         task.cancel()
         except (TimeoutError, JettisonError) as error:
-            report.problems.append(f"{error}, no rest after {ROUND_TIMEOUT_S:.0f} s: {self._describe()}")
+            waited = f"waited for {self._cut_off[0]}" if self._cut_off else "no rest"
+            why = str(error) or f"not there after {ROUND_TIMEOUT_S:.0f} s"
+            report.problems.append(f"{waited}: {why}: {self._describe()}")
             return report
         num_losses = self.engine.core.state.counters.num_worker_losses - losses_before
         if num_losses != (schedule.wake is not Wake.SOON):
@@ -249,7 +264,9 @@ class FaultRounds:
         rule = Rule(schedule.victim, life, schedule.name, schedule.count, schedule.signal)
         os.environ[VARIABLE] = str(rule)
         self._kill(schedule.victim, signal.SIGKILL)
-        await self._until(lambda: self._life(schedule.victim) == life and self._is_quiet())
+        await self._until(
+            lambda: self._life(schedule.victim) == life and self._is_quiet(), "the armed life of the victim"
+        )
         del os.environ[VARIABLE]
 
     async def _fate(self, schedule: Schedule, report: RoundReport) -> None:
@@ -267,22 +284,23 @@ class FaultRounds:
 
         try:
             async with asyncio.timeout(self._load.force_s):
-                await self._until(lambda: is_lost() or _is_stopped(pid))
+                await self._until(lambda: is_lost() or _is_stopped(pid), f"worker {victim} at {schedule.name}")
             report.reached = True
         except TimeoutError:
+            self._cut_off.clear()  # foreseen
             os.kill(pid, schedule.signal)
         rng = random.Random(schedule.seed)
         if schedule.wake is Wake.SOON:
             await asyncio.sleep(rng.uniform(*SHORT_STOP_S))
             os.kill(pid, signal.SIGCONT)
             return
-        await self._until(is_lost)
+        await self._until(is_lost, "the loss of the victim")
         lost = [r for r in list(self.engine.event_log)[num_records:] if r.kind == "worker_lost"]
         report.phases = tuple(str(p) for r in lost if r.fields["worker"] == victim for p in r.fields["moves"])  # type: ignore[attr-defined]
         if schedule.wake is Wake.LATE:
-            await self._until(is_back if rng.random() < 0.5 else is_lost)
+            await self._until(is_back if rng.random() < 0.5 else is_lost, "the victim's successor")
             os.kill(pid, signal.SIGCONT)
-            await self._until(lambda: not _exists(pid))
+            await self._until(lambda: not _exists(pid), "the end of a victim that was woken up late")
 
     async def _moves(self, schedule: Schedule, over: asyncio.Event, clients: Sequence[asyncio.Task[None]]) -> None:
         """Drop and restore under load until the round is over; by lot also while it recovers."""
@@ -297,7 +315,7 @@ class FaultRounds:
             if over.is_set() and not (goes_on and any(not c.done() for c in clients)):
                 return
             order()
-            await self._until(lambda: not self.engine.core.in_transition)
+            await self._until(lambda: not self.engine.core.in_transition, "the end of a drop or restore")
 
     def _orders(self, schedule: Schedule) -> Iterator[Callable[[], None]]:
         drops = [self.engine.request_drop] * (len(self.engine.core.state.workers) - 1)
@@ -368,11 +386,21 @@ class FaultRounds:
         if pid := self._pid(worker):
             os.kill(pid, how)
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            if self.engine.failure is not None:
-                raise JettisonError(self.engine.failure)
-            await asyncio.sleep(0.005)
+    async def _until(self, condition: Callable[[], bool], what: str) -> None:
+        with self._awaiting(what):
+            while not condition():
+                if self.engine.failure is not None:
+                    raise JettisonError(self.engine.failure)
+                await asyncio.sleep(0.005)
+
+    @contextlib.contextmanager
+    def _awaiting(self, what: str) -> Iterator[None]:
+        """Note what is waited for if nobody lets the waiting end by itself."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._cut_off.append(what)
+            raise
 
     def _leaks(self) -> list[str]:
         core = self.engine.core

@@ -29,6 +29,7 @@ import msgspec
 import jettison
 from jettison import errors
 from jettison.config import API_KEY_VARIABLE
+from jettison.device.kernels.onednn import bound_onednn_caches
 from jettison.errors import JettisonError, UserError, WorkerLostError
 from jettison.live import messages as m
 from jettison.live.address_space import shortage_hint
@@ -424,13 +425,15 @@ def _kill(process: _Process) -> None:
 
 
 def worker_environment(num_threads: int) -> dict[str, str]:
-    """A process of ours: this package importable, thread counts in force before any import, no API key."""
+    """A process of ours: this package importable, thread counts and bounds of caches in force before any
+    import, no API key."""
     env = dict(os.environ)
     env.pop(API_KEY_VARIABLE, None)
     package_root = str(Path(jettison.__file__).resolve().parent.parent)
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [package_root, env.get("PYTHONPATH")]))
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         env[variable] = str(num_threads)
+    bound_onednn_caches(env)
     return env
 
 

@@ -14,6 +14,7 @@ from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
 from jettison.device.model.identity import agreed_identity
+from jettison.errors import StalledError
 from jettison.live import messages as m
 from jettison.live.assembly import Assembly, assemble
 from jettison.live.driver import CoreDriver
@@ -26,6 +27,22 @@ from jettison.types import FinishReason, Request, RequestId, SampledToken, Sampl
 TICK_EVERY_NS = 100_000_000
 NS_PER_UNIT = 1_000_000
 """Virtual time of one unit of work."""
+STALL_NS = 300_000_000_000
+"""Virtual time without any work after which none will come: longer than whatever the core waits for by itself."""
+
+REST = "all requests to end and all moves to be over"
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """A condition to work for, and its name for whoever waits in vain."""
+
+    what: str
+    """Completes "waited for"."""
+    holds: Callable[[], bool]
+
+    def __call__(self) -> bool:
+        return self.holds()
 
 
 @dataclass(slots=True)
@@ -52,7 +69,12 @@ class Completion:
 class LocalCluster:
     """``instances`` workers in this process behind one core."""
 
-    def __init__(self, config: EngineConfig, *, seed: int | None = None, auto_restore: bool = False) -> None:
+    def __init__(
+        self, config: EngineConfig, *, seed: int | None = None, auto_restore: bool = False,
+        max_units: int = 10_000_000,
+    ) -> None:
+        """``max_units``: of work that one ``run`` may take."""
+        self._max_units = max_units
         self._config = config
         self._seed = seed
         self._auto_restore = auto_restore
@@ -138,21 +160,41 @@ class LocalCluster:
         assert self._driver is not None
         self._driver.carry_out(self._driver.core.request_restore(self._now_ns))
 
-    def run(self, until: Callable[[], bool] | None = None, max_units: int = 10_000_000) -> None:
-        """Work until ``until`` holds (checked after every unit of work), or until nothing is open or on the move."""
+    def run(self, until: Callable[[], bool] | None = None) -> None:
+        """Work until ``until`` holds (checked after every unit of work), or until nothing is open or on the move.
+
+        Raises StalledError, with the name of an ``Until``, where no worker has done anything for ``STALL_NS`` (of
+        virtual time: no slow machine is blamed), or where ``max_units`` were not enough.
+        """
         assert self._cluster is not None
-        for _ in range(max_units):
+        what = until.what if isinstance(until, Until) else "a condition" if until is not None else REST
+        worked_ns = self._now_ns
+        for _ in range(self._max_units):
             if until is not None and until():
                 return
             if until is None and self._num_open == 0 and not self.core.in_transition and self.core.state.is_idle():
                 return
             worked = self._cluster.pump(1)
             self._now_ns += NS_PER_UNIT
+            if worked:
+                worked_ns = self._now_ns
+            elif self._now_ns - worked_ns > STALL_NS:
+                raise StalledError(f"waited for {what}, and nobody works on it: {self._describe()}")
             if self._now_ns >= self._next_tick_ns or not worked:
                 self._now_ns = max(self._now_ns, self._next_tick_ns)
                 self._next_tick_ns = self._now_ns + TICK_EVERY_NS
                 self._handle(ports.Tick())
-        raise RuntimeError("the cluster did not come to rest")
+        raise StalledError(
+            f"waited for {what}, which {self._max_units} units of work have not brought: {self._describe()}"
+        )
+
+    def _describe(self) -> str:
+        """How things stand, for an error."""
+        core = self.core
+        groups = {g.group_id: f"{len(g.stages)} stages" + ", paused" * g.paused for g in core.groups.values()}
+        moves = [str(m.phase) for m in core.merges] + [str(r.phase) for r in core.restores]
+        running = sum(len(g.running) for g in core.groups.values())
+        return f"groups {groups}, moves {moves}, {self._num_open} requests open, {running} of them running"
 
     # --- glue -------------------------------------------------------------------------------------------------
 

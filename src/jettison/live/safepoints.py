@@ -31,6 +31,9 @@ NAMES = (
     "before_flush", "after_flush",  # the step's tokens go to the controller, which sends them to clients
 )  # fmt: skip
 
+ALONE = ("before_sample", "after_sample", "before_flush", "after_flush")
+"""Reached by an instance that serves without a pipeline, too."""
+
 LIVE_ONLY = ("before_attention", "after_attention")
 """Reached only where requests run while their KV moves."""
 

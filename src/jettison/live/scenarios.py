@@ -19,7 +19,7 @@ from jettison.core.request import RequestState
 from jettison.core.restoring import RestorePhase
 from jettison.core.totals import counters
 from jettison.live.assembly import assemble
-from jettison.live.local_cluster import Completion, LocalCluster
+from jettison.live.local_cluster import Completion, LocalCluster, Until
 from jettison.policy.exchange import ExchangeMode
 from jettison.types import FinishReason, ModelShape, SamplingParams
 
@@ -28,6 +28,8 @@ PAGE_BYTES = 4096
 NUM_REQUESTS = 8
 MAX_NUM_SEQS = 32
 MAX_NUM_TOKENS = 256
+MAX_UNITS = 100_000
+"""Of work that anything in an event may take: they come to about 1,300 in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,9 @@ class Setting:
     dtype: str
     num_output_tokens: int
     seed: int
+    max_model_len: int | None = None
+    """Context that is served; None: the model's."""
+    kernels: str = "auto"
 
     def rng(self) -> random.Random:
         """Prompts depend on the seed only."""
@@ -66,15 +71,36 @@ class Setting:
 Scenario = Callable[[Setting], Outcome]
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A scenario, and what a model must have for it."""
+
+    scenario: Scenario
+    num_stages: int = 1
+    """Of the longest pipeline in it; each takes a layer at least."""
+
+    def __call__(self, setting: Setting) -> Outcome:
+        return self.scenario(setting)
+
+
+def why_not(num_stages: int, num_layers: int) -> str | None:
+    """Why a model cannot have an event with a pipeline of so many stages; None: it can."""
+    if num_stages <= num_layers:
+        return None
+    has = "1 layer" if num_layers == 1 else f"{num_layers} layers"
+    return f"a pipeline of {num_stages} stages needs as many layers; this model has {has}"
+
+
 @contextmanager
 def make_cluster(setting: Setting, *, num_blocks: int, instances: int = 2, **flags: object) -> Iterator[LocalCluster]:
     """A cluster whose instances hold about ``num_blocks`` blocks each beside parameters and workspace."""
-    config = _config(setting, num_blocks, instances, flags)
-    with LocalCluster(config, seed=setting.seed) as cluster:
+    config = make_config(setting, num_blocks, instances, **flags)
+    with LocalCluster(config, seed=setting.seed, max_units=MAX_UNITS) as cluster:
         yield cluster
 
 
-def _config(setting: Setting, num_blocks: int, instances: int, flags: dict[str, object]) -> EngineConfig:
+def make_config(setting: Setting, num_blocks: int, instances: int, **flags: object) -> EngineConfig:
+    """Of ``make_cluster``'s. Raises ModelError, ConfigError."""
     base: dict[str, object] = {
         "model": str(setting.model_dir),
         "dtype": setting.dtype,
@@ -86,6 +112,8 @@ def _config(setting: Setting, num_blocks: int, instances: int, flags: dict[str, 
         "max_num_batched_tokens": MAX_NUM_TOKENS,
         "exchange_piece_bytes": 1 << 14,
         "num_threads": 1,
+        "max_model_len": setting.max_model_len,
+        "kernels": setting.kernels,
     } | flags
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
     base["memory"] = sized.memory_for_blocks(num_blocks)
@@ -141,13 +169,22 @@ def overwrite_tail(cluster: LocalCluster) -> None:
         prompt = [rng.randrange(vocab) for _ in range(length)]
         names.append(f"filler-{i}-{len(cluster.completions)}")
         cluster.submit(names[-1], prompt, SamplingParams(max_tokens=1, temperature=0.0))
-    cluster.run(lambda: all(cluster.completions[name].finish_reason for name in names))
+    cluster.run(Until(
+        "requests that fill the dropped layers' pages", lambda: all(cluster.completions[n].finish_reason for n in names)
+    ))  # fmt: skip
 
 
-def produced(cluster: LocalCluster, num_tokens: int) -> Callable[[], bool]:
+def produced(cluster: LocalCluster, num_tokens: int) -> Until:
     """Until the requests have produced this many tokens together."""
     goal = sum(len(c.tokens) for c in cluster.completions.values()) + num_tokens
-    return lambda: sum(len(c.tokens) for c in cluster.completions.values()) >= goal
+    return Until(
+        f"{num_tokens} more tokens", lambda: sum(len(c.tokens) for c in cluster.completions.values()) >= goal
+    )
+
+
+def moves_over(cluster: LocalCluster, move: str) -> Until:
+    """Until nothing is on the move; ``move``: what was begun."""
+    return Until(f"the end of {move}", lambda: not cluster.core.in_transition)
 
 
 def blocks_for_all(setting: Setting, prompt: int) -> int:
@@ -284,7 +321,7 @@ def restore_and_split(setting: Setting) -> Outcome:
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(produced(cluster, 60))
         cluster.request_drop()
-        cluster.run(lambda: not cluster.core.in_transition)
+        cluster.run(moves_over(cluster, "the drop"))
         overwrite_tail(cluster)
         cluster.run(produced(cluster, 20))
         cluster.request_restore()
@@ -307,7 +344,7 @@ def drop_again_during_restore(setting: Setting) -> Outcome:
         cluster.request_drop()
         phases = []
         for phase in (RestorePhase.PULL, RestorePhase.RETURN):
-            cluster.run(lambda: not cluster.core.in_transition)
+            cluster.run(moves_over(cluster, "the drop"))
             overwrite_tail(cluster)
             cluster.run(produced(cluster, 20))
             cluster.request_restore()
@@ -329,7 +366,7 @@ def cancel_in_mid_exchange(mode: ExchangeMode) -> Scenario:
             submit(cluster, prompts, setting.num_output_tokens)
             cluster.run(produced(cluster, 60))
             cluster.request_drop()
-            cluster.run(lambda: _is_exchanging(cluster, mode))
+            cluster.run(Until("KV on a link", lambda: _is_exchanging(cluster, mode)))
             moving = _on_a_link(cluster, mode)[:2]
             for state in moving:
                 cluster.cancel(state.request_id)
@@ -341,9 +378,9 @@ def cancel_in_mid_exchange(mode: ExchangeMode) -> Scenario:
     return scenario
 
 
-def _reaches(cluster: LocalCluster, phase: RestorePhase) -> Callable[[], bool]:
+def _reaches(cluster: LocalCluster, phase: RestorePhase) -> Until:
     """Until the restore is in this phase, or over."""
-    return lambda: _restore_phase(cluster) in (phase, None)
+    return Until(f"phase {phase} of the restore", lambda: _restore_phase(cluster) in (phase, None))
 
 
 def _restore_phase(cluster: LocalCluster) -> RestorePhase | None:
@@ -365,17 +402,17 @@ def _on_a_link(cluster: LocalCluster, mode: ExchangeMode) -> list[RequestState]:
 SENDING_MODES = (ExchangeMode.TRANSFER, ExchangeMode.LIVE)
 """Modes in which KV is on its way."""
 
-SCENARIOS: dict[str, Scenario] = {
-    "chunked prefill": chunked_prefill("decode"),
-    "chunked prefill, prompts first": chunked_prefill("prefill"),
-    "prefix hit": prefix_hit,
-    "preempt and recompute": preempt_and_recompute,
-    "swap out + in": swap_out_and_in,
-    "migrate while decoding": migrate_while_decoding,
-    "static pipeline": static_pipeline,
-    **{f"drop + exchange ({mode})": drop_and_exchange(mode) for mode in ExchangeMode},
-    "restore + split": restore_and_split,
-    "drop again during restore": drop_again_during_restore,
-    **{f"cancel in mid-exchange ({mode})": cancel_in_mid_exchange(mode) for mode in SENDING_MODES},
+SCENARIOS: dict[str, Event] = {
+    "chunked prefill": Event(chunked_prefill("decode")),
+    "chunked prefill, prompts first": Event(chunked_prefill("prefill")),
+    "prefix hit": Event(prefix_hit),
+    "preempt and recompute": Event(preempt_and_recompute),
+    "swap out + in": Event(swap_out_and_in),
+    "migrate while decoding": Event(migrate_while_decoding),
+    "static pipeline": Event(static_pipeline, 2),
+    **{f"drop + exchange ({mode})": Event(drop_and_exchange(mode), 2) for mode in ExchangeMode},
+    "restore + split": Event(restore_and_split, 2),
+    "drop again during restore": Event(drop_again_during_restore, 2),
+    **{f"cancel in mid-exchange ({mode})": Event(cancel_in_mid_exchange(mode), 2) for mode in SENDING_MODES},
 }
-"""Event -> scenario, in the order of the table."""
+"""By name, in the order of the table."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from jettison.core.totals import counters
 from jettison.live.local_cluster import LocalCluster
 from jettison.live.scenarios import (
+    Event,
     Outcome,
     Scenario,
     Setting,
@@ -15,6 +16,7 @@ from jettison.live.scenarios import (
     exchange_evidence,
     make_cluster,
     make_prompts,
+    moves_over,
     observed,
     overwrite_tail,
     produced,
@@ -24,11 +26,13 @@ from jettison.policy.exchange import ExchangeMode
 
 
 def _merge_all(cluster: LocalCluster) -> int:
-    """Drop until one group is left, with a few tokens between; returns the number of drops."""
+    """Drop until one group is left or a drop changes nothing, with a few tokens between; the number of drops."""
     before = counters(cluster.core)["drops"]
-    while len(cluster.core.groups) > 1:
+    num_groups = len(cluster.core.groups) + 1
+    while 1 < len(cluster.core.groups) < num_groups:
+        num_groups = len(cluster.core.groups)
         cluster.request_drop()
-        cluster.run(lambda: not cluster.core.in_transition)
+        cluster.run(moves_over(cluster, "the drop"))
         cluster.run(produced(cluster, 10))
     return round(counters(cluster.core)["drops"] - before)
 
@@ -43,12 +47,11 @@ def drops_until_one_group(num_instances: int, mode: ExchangeMode) -> Scenario:
             submit(cluster, prompts, setting.num_output_tokens)
             cluster.run(produced(cluster, 40))
             num_drops = _merge_all(cluster)
-            (group,) = cluster.core.groups.values()
-            num_stages = len(group.stages)
+            stages = [len(group.stages) for group in cluster.core.groups.values()]
             cluster.run()
             happened, evidence = exchange_evidence(cluster, mode)
-            evidence = f"{num_drops} drops to {num_stages} stages; {evidence}"
-            return Outcome(observed(cluster, prompts), happened and num_stages == num_instances, evidence)
+            evidence = f"{num_drops} drops to {' + '.join(map(str, stages))} stages; {evidence}"
+            return Outcome(observed(cluster, prompts), happened and stages == [num_instances], evidence)
 
     return scenario
 
@@ -68,7 +71,7 @@ def splits_until_instances(num_instances: int) -> Scenario:
                 if all(len(g.stages) == 1 for g in cluster.core.groups.values()):
                     break
                 cluster.request_restore()
-                cluster.run(lambda: not cluster.core.in_transition)
+                cluster.run(moves_over(cluster, "the restore"))
             apart = len(cluster.core.groups) == num_instances
             cluster.run()
             totals = counters(cluster.core)
@@ -79,10 +82,13 @@ def splits_until_instances(num_instances: int) -> Scenario:
     return scenario
 
 
-def _scenarios(num: int) -> dict[str, Scenario]:
-    drops = {f"drop + exchange ({mode}), {num} instances": drops_until_one_group(num, mode) for mode in ExchangeMode}
-    return drops | {f"restore + split, {num} instances": splits_until_instances(num)}
+def _events(num: int) -> dict[str, Event]:
+    drops = {
+        f"drop + exchange ({mode}), {num} instances": Event(drops_until_one_group(num, mode), num)
+        for mode in ExchangeMode
+    }
+    return drops | {f"restore + split, {num} instances": Event(splits_until_instances(num), num)}
 
 
-MANY: dict[str, Scenario] = _scenarios(3) | _scenarios(4)
-"""Event -> scenario."""
+MANY: dict[str, Event] = _events(3) | _events(4)
+"""By name."""

@@ -2,39 +2,48 @@
 
 Every architecture goes through every memory event on a real cluster (real pages, real moves, in one process); each
 token is compared with what ``transformers`` computes from the same history, up to the first difference of a
-request. Without ``transformers`` the reference is one instance with ample memory.
+request. Without ``transformers`` the reference is one instance with ample memory. An event that a model cannot have,
+and one that fails or hangs, are rows like the others.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import Progress, TaskID
-from rich.table import Table
 
 from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.reference import Reference, TransformersReference, transformers_available
-from jettison.errors import ConfigError
+from jettison.errors import ConfigError, JettisonError
+from jettison.live.assembly import Assembly, assemble
 from jettison.live.fault_schedules import kills
-from jettison.live.safepoints import LIVE_ONLY, NAMES
-from jettison.live.scenarios import SCENARIOS, Outcome, Setting
+from jettison.live.proof_table import Conditions, ProofTable, Row, compare, failed, not_applicable, print_table
+from jettison.live.safepoints import ALONE, LIVE_ONLY, NAMES
+from jettison.live.scenarios import BLOCK_SIZE, SCENARIOS, Event, Outcome, Setting, make_config, why_not
 from jettison.live.scenarios_many import MANY
 from jettison.live.solo_reference import SoloReference
 from jettison.policy.exchange import ExchangeMode
-from jettison.report.output import write_whole
-from jettison.report.terminal import note_phase, print_whole, progress_bar
+from jettison.report.terminal import note_phase, progress_bar
+
+log = logging.getLogger(__name__)
 
 MIN_CONTEXT = 160
 """Tokens: the longest prompts of the events, and answers that are still being written when memory moves."""
 
 NUM_OUTPUT_TOKENS = 96
 """Of a request: 8 requests of it an event and architecture."""
+
+SOLO = "one undisturbed instance"
+NO_REFERENCE = (
+    "transformers is not installed: tokens are compared with what our own kernels compute for each request alone, "
+    "which shows less (a fault of the model's arithmetic would be on both sides); pip install transformers"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,70 +66,144 @@ ARCHITECTURES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table."""
-
-    architecture: str
-    event: str
-    tokens_compared: int
-    mismatches: int
-    ties: int
-    """Differences where both tokens' logits are a few ulps apart (never in float64): not a mismatch."""
-    incomplete: int
-    """Requests that ended early though nobody cancelled them: what is missing was not compared."""
-    happened: bool
-    evidence: str
-
-
 def run_verify(
-    model_dir: Path | None, json_out: Path | None, dtype: str = "float64", seed: int = 0, *, full: bool = False
+    model_dir: Path | None, json_out: Path | None, dtype: str = "float64", seed: int = 0, *, full: bool = False,
+    max_model_len: int | None = None, kernels: str = "auto",
 ) -> int:
-    """Run the table, print it, write it; 0 if every event happened, every request was answered in full and nothing
-    differs, else 1.
+    """Run the table, print it, write it; 0 if every event that the models can have happened, every request was answered
+    in full and nothing differs, else 1. What has been found is in ``json_out`` after each event, and is printed however
+    the run ends.
 
     ``full``: also three and four instances, and real worker processes that are killed at every named place
-    of a move in every mode of exchange (each of these on one of the architectures in turn).
+    of a move in every mode of exchange (each of these on one of the architectures in turn). ``max_model_len``: context
+    that is served, as ``jettison serve`` has it.
 
-    Raises ModelError or ConfigError for a folder or precision that cannot be served.
+    Raises ModelError or ConfigError for a folder or precision that cannot be served, before the first event.
     """
     console = Console()
-    rows: list[Row] = []
-    reference_name = "transformers" if transformers_available() else "one undisturbed instance"
+    has_reference = transformers_available()
+    if not has_reference:
+        console.print(f"[red]{NO_REFERENCE}[/red]")
     with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
-        models = list(_models(model_dir, Path(scratch), seed))
-        with progress_bar(console=console) as progress:
-            events = SCENARIOS | MANY if full else SCENARIOS
-            deaths = [death_plan(i, len(models)) if full else [] for i in range(len(models))]
-            num_deaths = sum(len(names) for plan in deaths for _, _, names in plan)
-            task = progress.add_task("verifying", total=len(models) * len(events) + num_deaths)
-            for index, (name, folder) in enumerate(models):
-                reference: Reference = (
-                    TransformersReference(folder, dtype) if transformers_available() else SoloReference(folder, dtype)
-                )
-                setting = Setting(folder, dtype, NUM_OUTPUT_TOKENS, seed)
-                for event, scenario in events.items():
-                    _note(progress, task, f"{name}: {event}", console)
-                    rows.append(compare(name, event, scenario(setting), reference))
-                    progress.advance(task)
-                for mode, instances, places in deaths[index]:
-                    _note(progress, task, f"{name}: kill -9 ({mode}, {instances} instances)", console)
-                    for where, outcome in kills(setting, places, exchange=str(mode), instances=instances):
-                        event = f"kill -9 {where} ({mode}), {instances} instances"
-                        rows.append(compare(name, event, outcome, reference))
-                        progress.advance(task)
-    _print(console, rows, dtype, reference_name)
-    if json_out is not None:
-        write_whole(json_out, json.dumps(_document(rows, dtype, reference_name), indent=2, sort_keys=True) + "\n")
-    failed = [r for r in rows if r.mismatches or r.incomplete or not r.happened]
-    return 1 if failed else 0
+        models = [
+            (name, Setting(folder, dtype, NUM_OUTPUT_TOKENS, seed, max_model_len, kernels))
+            for name, folder in _models(model_dir, Path(scratch), seed, max_model_len)
+        ]
+        served = [check_served(setting) for _, setting in models]
+        of_all = served[0].worker_specs[0]
+        against = "transformers" if has_reference else SOLO
+        table = ProofTable(Conditions(of_all.dtype, against, of_all.kernels, max_model_len), json_out)
+        events = SCENARIOS | MANY if full else SCENARIOS
+        deaths = [death_plan(i, len(models)) if full else [] for i in range(len(models))]
+        total = len(models) * len(events) + sum(len(places) for plan in deaths for _, _, places in plan)
+        try:
+            with progress_bar(console=console) as progress:
+                bar = _Bar(progress, progress.add_task("verifying", total=total), console)
+                for (name, setting), assembly, plan in zip(models, served, deaths, strict=True):
+                    resolved = replace(setting, dtype=of_all.dtype)
+                    run = _Run(name, resolved, assembly.shape.num_layers, table, bar)
+                    run.events(events)
+                    for mode, instances, places in plan:
+                        run.deaths(mode, instances, places)
+            table.write(is_complete=True)
+        finally:
+            print_table(console, table)
+    return 1 if any(row.is_failed for row in table.rows) else 0
 
 
-def _note(progress: Progress, task: TaskID, text: str, console: Console) -> None:
+def check_served(setting: Setting) -> Assembly:
+    """Raise ModelError or ConfigError now for what every event would fail with."""
+    assembly = assemble(make_config(setting, BLOCK_SIZE, 1))
+    assembly.check()
+    context = assembly.limits.max_model_len
+    if context < MIN_CONTEXT:
+        raise ConfigError(
+            f"{setting.model_dir}: a context of {context} tokens is too short for the events; "
+            f"verify needs {MIN_CONTEXT}"
+        )
+    return assembly
+
+
+def make_reference(setting: Setting) -> Reference:
+    """``transformers`` where it is installed."""
+    if transformers_available():
+        return TransformersReference(setting.model_dir, setting.dtype, setting.max_model_len)
+    return SoloReference(setting.model_dir, setting.dtype, setting.max_model_len)
+
+
+class _Bar:
     """What is tried now: in the bar, or as a line where no bar is seen."""
-    progress.update(task, description=text)
-    found = progress.tasks[0]
-    note_phase(f"{text} ({found.completed:.0f} of {found.total:.0f} done)", console)
+
+    def __init__(self, progress: Progress, task: TaskID, console: Console) -> None:
+        self._progress, self._task, self._console = progress, task, console
+
+    def begin(self, text: str) -> None:
+        self._progress.update(self._task, description=text)
+        found = self._progress.tasks[0]
+        note_phase(f"{text} ({found.completed:.0f} of {found.total:.0f} done)", self._console)
+
+    def advance(self) -> None:
+        self._progress.advance(self._task)
+
+
+class _Run:
+    """One model's way through the events."""
+
+    def __init__(self, name: str, setting: Setting, num_layers: int, table: ProofTable, bar: _Bar) -> None:
+        self._name, self._setting, self._num_layers = name, setting, num_layers
+        self._table, self._bar = table, bar
+        self._reference = make_reference(setting)
+
+    def events(self, events: Mapping[str, Event]) -> None:
+        """One after the other; one that fails is a row that says so, and the others are run."""
+        for name, event in events.items():
+            self._bar.begin(f"{self._name}: {name}")
+            reason = why_not(event.num_stages, self._num_layers)
+            if reason is not None:
+                self._add(not_applicable(self._name, name, reason))
+            else:
+                self._add(self._attempt(name, lambda e=event: e(self._setting)))  # type: ignore[misc]
+
+    def deaths(self, mode: ExchangeMode, instances: int, places: Sequence[str]) -> None:
+        """A worker dies at each of the places that the model has."""
+        left = []
+        for place in places:
+            reason = why_not(1 if place in ALONE else 2, self._num_layers)
+            if reason is None:
+                left.append(place)
+            else:
+                self._add(not_applicable(self._name, death_name(place, mode, instances), reason))
+
+        def on_row(place: str, outcome: Outcome) -> None:
+            left.remove(place)
+            self._add(self._attempt(death_name(place, mode, instances), lambda: outcome))
+
+        while left:
+            self._bar.begin(f"{self._name}: kill -9 ({mode}, {instances} instances)")
+            try:
+                kills(self._setting, tuple(left), on_row, exchange=str(mode), instances=instances)
+            except (JettisonError, AssertionError) as error:  # the engine's start or end, or the core's own checks
+                place = left.pop(0) if left else "of the engine"
+                self._add(failed(self._name, death_name(place, mode, instances), error))
+
+    def _attempt(self, event: str, scenario: Callable[[], Outcome]) -> Row:
+        """What goes wrong in an event is its row."""
+        try:
+            return compare(self._name, event, scenario(), self._reference)
+        except JettisonError as error:
+            return failed(self._name, event, error)
+        except Exception as error:
+            log.exception("%s: %s", self._name, event)
+            return failed(self._name, event, error)
+
+    def _add(self, row: Row) -> None:
+        self._table.add(row)
+        self._bar.advance()
+
+
+def death_name(place: str, mode: ExchangeMode, instances: int) -> str:
+    """Of the row."""
+    return f"kill -9 {place} ({mode}), {instances} instances"
 
 
 def death_plan(index: int, num_models: int) -> list[tuple[ExchangeMode, int, list[str]]]:
@@ -137,15 +220,11 @@ def death_plan(index: int, num_models: int) -> list[tuple[ExchangeMode, int, lis
     return [entry for entry in plan if entry[2]]
 
 
-def _models(model_dir: Path | None, scratch: Path, seed: int) -> Iterator[tuple[str, Path]]:
+def _models(
+    model_dir: Path | None, scratch: Path, seed: int, max_model_len: int | None
+) -> Iterator[tuple[str, Path]]:
     if model_dir is not None:
-        config = read_config(model_dir)
-        if config.max_model_len < MIN_CONTEXT:
-            raise ConfigError(
-                f"{model_dir}: a context of {config.max_model_len} tokens is too short for the events; "
-                f"verify needs {MIN_CONTEXT}"
-            )
-        yield config.architecture, model_dir
+        yield read_config(model_dir, max_model_len).architecture, model_dir
         return
     for index, a in enumerate(ARCHITECTURES):
         folder = scratch / str(index)
@@ -155,51 +234,3 @@ def _models(model_dir: Path | None, scratch: Path, seed: int) -> Iterator[tuple[
             shard_bytes=40_000 if index % 2 else None,
         )
         yield a.name, folder
-
-
-def compare(architecture: str, event: str, outcome: Outcome, reference: Reference) -> Row:
-    """Compare each request with the reference up to its first difference, and count those that are not whole."""
-    problems = [r.problem for r in outcome.requests if r.problem]
-    num_compared = mismatches = ties = 0
-    for request in outcome.requests:
-        if not request.output:
-            continue
-        verdict = reference.check(request.prompt, request.output)
-        num_compared += verdict.num_compared
-        mismatches += verdict.is_mismatch
-        ties += verdict.is_tie
-    evidence = "; ".join([outcome.evidence, *problems[:1]])
-    return Row(architecture, event, num_compared, mismatches, ties, len(problems), outcome.happened, evidence)
-
-
-def _print(console: Console, rows: list[Row], dtype: str, reference_name: str) -> None:
-    table = Table(title=f"Tokens against {reference_name}, {dtype}")
-    for heading, justify in (
-        ("architecture", "left"), ("event", "left"), ("tokens compared", "right"), ("mismatches", "right"),
-        ("ties", "right"), ("evidence", "left"),
-    ):
-        table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-    for row in rows:
-        evidence = row.evidence if row.happened else f"[red]did not happen:[/red] {row.evidence}"
-        if row.incomplete:
-            evidence = f"[red]{row.incomplete} ended early:[/red] {evidence}"
-        mark = f"[red]{row.mismatches}[/red]" if row.mismatches else "0"
-        table.add_row(row.architecture, row.event, f"{row.tokens_compared:,}", mark, str(row.ties), evidence)
-    print_whole(table, console)
-    total = sum(r.tokens_compared for r in rows)
-    console.print(f"{total:,} tokens compared, {sum(r.mismatches for r in rows)} mismatches")
-    if missed := sum(not r.happened for r in rows):
-        console.print(f"[red]{missed} of {len(rows)} events did not happen[/red]: their rows prove nothing")
-    if cut := sum(r.incomplete for r in rows):
-        console.print(f"[red]{cut} requests ended early[/red]: what they lack was not compared")
-
-
-def _document(rows: list[Row], dtype: str, reference_name: str) -> dict[str, object]:
-    return {
-        "dtype": dtype,
-        "reference": reference_name,
-        "rows": [asdict(row) for row in rows],
-        "tokens_compared": sum(r.tokens_compared for r in rows),
-        "mismatches": sum(r.mismatches for r in rows),
-        "incomplete": sum(r.incomplete for r in rows),
-    }

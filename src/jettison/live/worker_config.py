@@ -17,7 +17,8 @@ LinkKind = Literal["shm", "tcp"]
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One worker's device. Bytes and tokens as integers; ``dtype`` and ``kernels`` by name."""
+    """One worker's device. Bytes and tokens as integers; ``dtype`` and ``kernels`` by name, as the controller has
+    resolved them."""
 
     worker_id: WorkerId
     model_dir: str

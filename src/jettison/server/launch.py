@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jettison.config import EngineConfig
+from jettison.live.assembly import Assembly
 from jettison.live.engine import Engine
 from jettison.live.garbage import settle_garbage_collector
 from jettison.live.server_process import ENDS_WITH_STDIN
@@ -57,6 +58,19 @@ def _stopped_with_stdin(stop: asyncio.Event) -> Iterator[None]:
         loop.remove_reader(fd)
 
 
+def health_details(assembly: Assembly) -> dict[str, object]:
+    """What ``/health`` says of tokens: whether they are promised equal, and what two runs can differ by.
+
+    ``batch_independent``: no request's numbers depend on what shares its steps. Where it is false, requests beside one
+    may change its tokens, unless equal ones are promised all the same (``token_identity``).
+    """
+    dtype = assembly.worker_specs[0].dtype
+    return {
+        "dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "kernels": assembly.kernels,
+        "batch_independent": assembly.rows_are_independent, "overload": assembly.config.overload.policy,
+    }  # fmt: skip
+
+
 async def _start(engine: Engine) -> None:
     await engine.start()
     settle_garbage_collector()
@@ -66,7 +80,7 @@ async def _serve(config: EngineConfig) -> int:
     """HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
     model_dir = Path(config.model.model)
     engine = Engine(config)
-    dtype = engine.prepare()
+    assembly = engine.prepare()
     recorder = None
     if config.server.record_trace is not None:
         recorder = TraceRecorder(
@@ -78,7 +92,7 @@ async def _serve(config: EngineConfig) -> int:
         api_keys=config.server.api_keys,
         default_seed=config.model.seed,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
-        health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
+        health_details=health_details(assembly),
         record_request=None if recorder is None else recorder.record,
         event_log=engine.event_document,
         deployment=engine.deployment_document,

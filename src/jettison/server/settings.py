@@ -49,7 +49,7 @@ class ServerSettings:
     thread_tokenize_chars: int = 16 << 10
     """Requests whose prompts are longer in all are tokenized outside the event loop, so that streams do not stall."""
     health_details: Mapping[str, Any] = field(default_factory=dict)
-    """Added to ``/health``: precision, and whether token identity is promised in it."""
+    """Added to ``/health``: precision and kernels, and what they say of token identity."""
     record_request: Callable[[int, int, int, int, bool, str], None] | None = None
     """Told of every request that ends: arrival (monotonic ns), input, output and cached tokens, whether offline, and
     its tenant."""

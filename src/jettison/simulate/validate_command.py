@@ -14,7 +14,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from jettison.device.kernels import load_kernels
 from jettison.errors import ConfigError
 from jettison.live.assembly import assemble
 from jettison.live.host_costs import measure_host_costs
@@ -121,7 +120,7 @@ def ensure_calibrated(spec: ExperimentSpec, base_dir: Path, console: Console, *,
     config = local_config(spec.cluster, spec.settings, base_dir)
     worker = assemble(config).worker_specs[0]
     model_dir = Path(worker.model_dir)
-    mark = fingerprint(model_dir, worker.dtype, worker.num_threads, load_kernels(str(config.model.kernels)).name)
+    mark = fingerprint(model_dir, worker.dtype, worker.num_threads, worker.kernels)
     is_named = spec.cluster.profile != AUTO
     path = found_file(spec.cluster.profile, base_dir, "cluster.profile") if is_named else default_path(model_dir, mark)
     if not is_named and (again or not path.exists()):

@@ -26,12 +26,13 @@ class Kernels(Protocol):
     """The compute of one device. Methods are thread-safe, and write only what they name.
 
     All raise ValueError for shapes, dtypes or strides that break the contract, before anything is written.
-    A row's result never depends, not even in its last bit, on which other rows share the batch (``attention``
-    of every back end; every method of the native one).
+    A row's result never depends, not even in its last bit, on which other rows share the batch: ``attention`` of
+    every back end, and every method of the native one. Where ``linear`` is torch's (the back end ``torch``; in
+    bfloat16 ``native+torch-linear``) the contract excludes it: torch rounds otherwise for other numbers of rows.
     """
 
     name: str
-    """What was chosen, for logs and metrics: ``"native-avx2"``, ``"torch"``, ..."""
+    """What was chosen, for logs and fingerprints: ``"native-avx2"``, ``"native-avx512bf16+torch-linear"``, ..."""
 
     def write_kv(
         self,
@@ -108,6 +109,7 @@ class Kernels(Protocol):
         """``out = x @ weight.T + bias``.
 
         ``x``: [T, K]; ``weight``: plain row-major [N, K]; ``bias``: [N]; ``out``: [T, N], not overlapping ``x``.
+        No copy of ``weight`` outlives the call: a drop gives its pages away.
         """
         ...
 

@@ -65,10 +65,10 @@ class NativeUnavailableError(Exception):
     """Native kernels cannot be had here; the message says why and how to mend it."""
 
 
-def load_native(variant: str | None = None) -> NativeKernels:
+def load_native(variant: str | None = None, back_end: type[NativeKernels] | None = None) -> NativeKernels:
     """The kernels of ``variant``, or of the best instruction set that this CPU runs *and* that passes a self-check.
 
-    Raises NativeUnavailableError.
+    ``back_end``: a subclass to make of them. Raises NativeUnavailableError.
     """
     library = _library()
     names = library.jettison_variants().decode().split()
@@ -77,9 +77,8 @@ def load_native(variant: str | None = None) -> NativeKernels:
         raise NativeUnavailableError(f"no kernels for {variant!r} here; there are {', '.join(supported)}")
     failed = []
     for name in [variant] if variant is not None else supported:
-        kernels = NativeKernels(library, name)
-        if _passes_self_check(kernels):
-            return kernels
+        if _passes_self_check(NativeKernels(library, name)):
+            return (back_end or NativeKernels)(library, name)
         failed.append(name)
     raise NativeUnavailableError(f"native kernels compute wrong results here ({', '.join(failed)})")
 

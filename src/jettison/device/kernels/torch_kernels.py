@@ -26,6 +26,7 @@ from jettison.device.kernels.base import (
     fail,
     sum_dtype,
 )
+from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
 
 
 def _host(array: Int32Array | Tensor) -> npt.NDArray[np.integer]:
@@ -36,6 +37,9 @@ class TorchKernels:
     """``Kernels`` in torch; see ``base.Kernels`` for the contract."""
 
     name = "torch"
+
+    def __init__(self) -> None:
+        bound_onednn_caches()
 
     def write_kv(
         self,
@@ -149,10 +153,7 @@ class TorchKernels:
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """See ``Kernels.linear``."""
         check_linear(x, weight, bias, out)
-        if bias is None:
-            torch.mm(x, weight.t(), out=out)
-        else:
-            torch.addmm(bias, x, weight.t(), out=out)
+        torch_linear(x, weight, bias, out)
 
 
 def _scores(query: Tensor, keys: Tensor, mask: Tensor | None, scale: float) -> Tensor:

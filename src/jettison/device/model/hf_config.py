@@ -24,6 +24,8 @@ class Family:
     """What sets one architecture apart from the others."""
 
     model_type: str
+    default_context: int
+    """``max_position_embeddings`` where the key is absent."""
     qkv_bias: bool = False
     """Always; the others have biases where ``attention_bias`` says so, on the output projection too."""
     reads_attention_bias: bool = False
@@ -37,12 +39,14 @@ class Family:
     """Whether ``sliding_window`` counts: not at all, by itself, or where ``use_sliding_window`` is true."""
 
 
+# Defaults as in transformers 5.23: models/<type>/configuration_<type>.py.
 FAMILIES = {
-    "LlamaForCausalLM": Family("llama", reads_attention_bias=True, reads_mlp_bias=True),
-    "MistralForCausalLM": Family("mistral", default_kv_heads=8, window="always"),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, default_kv_heads=32, window="flagged"),
+    "LlamaForCausalLM": Family("llama", 2048, reads_attention_bias=True, reads_mlp_bias=True),
+    "MistralForCausalLM": Family("mistral", 131_072, default_kv_heads=8, window="always"),
+    "Qwen2ForCausalLM": Family("qwen2", 32_768, qkv_bias=True, default_kv_heads=32, window="flagged"),
     "Qwen3ForCausalLM": Family(
-        "qwen3", reads_attention_bias=True, qk_norm=True, default_head_dim=128, default_kv_heads=32, window="flagged"
+        "qwen3", 32_768, reads_attention_bias=True, qk_norm=True, default_head_dim=128, default_kv_heads=32,
+        window="flagged",
     ),
 }
 
@@ -133,8 +137,8 @@ def parse_config(
     num_kv_heads = keys.positive_int("num_key_value_heads", absent or num_heads)
     if num_heads % num_kv_heads:
         raise keys.fail(f"num_attention_heads {num_heads} is not a multiple of num_key_value_heads {num_kv_heads}")
-    rope_theta, rope_scaling = _rope(keys)
-    context = keys.positive_int("max_position_embeddings")
+    context = keys.positive_int("max_position_embeddings", family.default_context)
+    rope_theta, rope_scaling = _rope(keys, context)
     served = _served_context(keys, context, max_model_len)
     _check_window(keys, family, num_layers, served)
     attention_bias = family.reads_attention_bias and keys.flag("attention_bias")
@@ -211,7 +215,7 @@ def _head_dim(keys: JsonObject, family: Family, hidden_size: int, num_heads: int
     return head_dim
 
 
-def _rope(keys: JsonObject) -> tuple[float, RopeScaling | None]:
+def _rope(keys: JsonObject, context: int) -> tuple[float, RopeScaling | None]:
     """(theta, scaling) from ``rope_theta`` and ``rope_scaling``, or from ``rope_parameters``, their newer spelling."""
     params = keys.object("rope_scaling") or keys.object("rope_parameters") or JsonObject(keys.path, {})
     if any(isinstance(value, dict) for value in params.values.values()):
@@ -231,9 +235,7 @@ def _rope(keys: JsonObject) -> tuple[float, RopeScaling | None]:
             params.positive_float("factor"),
             params.positive_float("low_freq_factor"),
             params.positive_float("high_freq_factor"),
-            params.positive_int(
-                "original_max_position_embeddings", keys.optional_positive_int("max_position_embeddings")
-            ),
+            params.positive_int("original_max_position_embeddings", context),
         )
         if scaling.low_freq_factor >= scaling.high_freq_factor:
             raise keys.fail("rope scaling: low_freq_factor must be below high_freq_factor")

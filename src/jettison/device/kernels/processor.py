@@ -1,0 +1,74 @@
+"""What this processor has, and which kernels are best on it: ``auto`` made into a kind. The choice is a pure function.
+
+Reading only: the permission to use tiles is a process's own, and oneDNN asks for it in the worker that multiplies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+Kind = Literal["native", "native+torch-linear", "torch"]
+
+NATIVE: Kind = "native"
+TORCH_LINEAR: Kind = "native+torch-linear"
+"""Native kernels, but torch's ``linear`` in bfloat16."""
+TORCH: Kind = "torch"
+
+TILES_GRANTED = "tiles_granted"
+"""Beside the processor's flags: the operating system lets processes have the tile registers."""
+
+AMX_BF16 = frozenset({"amx_tile", "amx_bf16", TILES_GRANTED})
+"""All that products of bfloat16 tiles need."""
+
+_SYS_ARCH_PRCTL = 158
+_ARCH_GET_XCOMP_SUPP = 0x1021
+_XTILE_DATA = 1 << 18
+
+
+def choose_kind(dtype: torch.dtype, features: AbstractSet[str], *, has_native: bool) -> Kind:
+    """The kind of kernels for a model that is computed in ``dtype`` on a processor with these features.
+
+    The native products have no AMX, which torch's have: all products in bfloat16 go there, whatever their number of
+    rows. In other precisions AMX has nothing to offer.
+    """
+    if not has_native:
+        return TORCH
+    return TORCH_LINEAR if dtype == torch.bfloat16 and features >= AMX_BF16 else NATIVE
+
+
+def processor_features() -> frozenset[str]:
+    """Flags of the first processor as Linux names them, and ``TILES_GRANTED`` where that is so; elsewhere nothing."""
+    try:
+        flags = cpu_flags(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return frozenset()
+    return flags | {TILES_GRANTED} if grants_tiles() else flags
+
+
+def cpu_flags(cpuinfo: str) -> frozenset[str]:
+    """Flags of the first processor in the text of ``/proc/cpuinfo``."""
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def grants_tiles() -> bool:
+    """Whether this kernel lets processes ask for tile registers (Linux 5.16 and later; a guest's may forbid it)."""
+    if platform.system() != "Linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    supported = ctypes.c_uint64(0)
+    try:
+        code = ctypes.CDLL(None, use_errno=True).syscall(
+            ctypes.c_long(_SYS_ARCH_PRCTL), ctypes.c_long(_ARCH_GET_XCOMP_SUPP), ctypes.byref(supported)
+        )
+    except (OSError, AttributeError):
+        return False
+    return code == 0 and bool(supported.value & _XTILE_DATA)

@@ -1,0 +1,30 @@
+"""Native kernels with torch's ``linear`` in bfloat16: for processors with AMX, which the native products do not use."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from jettison.device.kernels.base import check_linear
+from jettison.device.kernels.native import NativeKernels
+from jettison.device.kernels.onednn import bound_onednn_caches, torch_linear
+from jettison.device.kernels.processor import TORCH_LINEAR
+
+
+class TorchLinearKernels(NativeKernels):
+    """``Kernels`` in C but for ``linear`` of bfloat16; rows of that may depend on the batch in their last bits."""
+
+    def __init__(self, library: ctypes.CDLL, variant: str) -> None:
+        super().__init__(library, variant)
+        self.name = f"native-{variant}{TORCH_LINEAR.removeprefix('native')}"
+        bound_onednn_caches()
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        """See ``Kernels.linear``. Torch's for every number of rows: two kernels would round differently."""
+        if x.dtype != torch.bfloat16:
+            super().linear(x, weight, bias, out)
+            return
+        check_linear(x, weight, bias, out)
+        torch_linear(x, weight, bias, out)

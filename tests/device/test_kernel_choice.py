@@ -1,0 +1,181 @@
+"""Which kernels run: the choice by the processor's features, names, and what ``native+torch-linear`` is made of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from jettison.device import kernels as choice
+from jettison.device.kernels import load_kernels, native, onednn, resolve_kernels, rows_are_independent
+from jettison.device.kernels.processor import AMX_BF16, TILES_GRANTED, choose_kind, cpu_flags
+from jettison.errors import ConfigError
+
+BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
+ZEN4 = frozenset({"avx2", "fma", "avx512f", "avx512_bf16"})
+SAPPHIRE_RAPIDS = ZEN4 | {"amx_tile", "amx_int8", "amx_bf16", TILES_GRANTED}
+
+needs_native = pytest.mark.skipif(not native.supported_variants(), reason="no native kernels built")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "features", "has_native", "expected"),
+    [
+        (BF16, SAPPHIRE_RAPIDS, True, "native+torch-linear"),
+        (BF16, SAPPHIRE_RAPIDS - {TILES_GRANTED}, True, "native"),
+        (BF16, SAPPHIRE_RAPIDS - {"amx_bf16"}, True, "native"),
+        (F32, SAPPHIRE_RAPIDS, True, "native"),
+        (F64, SAPPHIRE_RAPIDS, True, "native"),
+        (BF16, ZEN4, True, "native"),
+        (BF16, frozenset(), True, "native"),
+        (BF16, SAPPHIRE_RAPIDS, False, "torch"),
+        (F64, ZEN4, False, "torch"),
+    ],
+)
+def test_auto_is_a_function_of_features_and_precision(
+    dtype: torch.dtype, features: frozenset[str], has_native: bool, expected: str
+) -> None:
+    assert choose_kind(dtype, features, has_native=has_native) == expected
+
+
+def test_flags_of_the_first_processor() -> None:
+    text = "processor\t: 0\nflags\t\t: fpu amx_bf16 amx_tile\nbugs\t\t: x\n\nprocessor\t: 1\nflags\t\t: fpu\n"
+    assert cpu_flags(text) == {"fpu", "amx_bf16", "amx_tile"}
+    assert cpu_flags("Features\t: fp asimd\n") == {"fp", "asimd"}
+    assert cpu_flags("") == frozenset()
+
+
+@needs_native
+@pytest.mark.parametrize("features", [SAPPHIRE_RAPIDS, ZEN4])
+def test_auto_resolves_to_one_name_that_loads_the_same(
+    features: frozenset[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "processor_features", lambda: features)
+    has_amx = features >= AMX_BF16
+    best = native.supported_variants()[0]
+    expected = {BF16: f"native-{best}" + "+torch-linear" * has_amx, F32: f"native-{best}", F64: f"native-{best}"}
+    for dtype, name in expected.items():
+        assert resolve_kernels("auto", dtype) == name
+        # What the controller has resolved means the same to a worker that sees another processor.
+        monkeypatch.setattr(choice, "processor_features", frozenset)
+        assert load_kernels(name, dtype).name == name
+        monkeypatch.setattr(choice, "processor_features", lambda: features)
+        assert rows_are_independent(name, dtype) == (not (dtype == BF16 and has_amx))
+    assert resolve_kernels("native", BF16) == f"native-{best}", "a name that was given overrides the processor"
+    assert resolve_kernels("torch", BF16) == "torch"
+
+
+@needs_native
+def test_names_say_whether_rows_are_independent() -> None:
+    for name in ("native", "native+torch-linear", "torch"):
+        resolved = resolve_kernels(name, BF16)
+        assert [rows_are_independent(resolved, dtype) for dtype in (F64, F32, BF16)] == {
+            "native": [True, True, True],
+            "native+torch-linear": [True, True, False],
+            "torch": [False, False, False],
+        }[name]
+
+
+@needs_native
+def test_native_with_torch_linear_is_native_but_for_products_in_bfloat16() -> None:
+    mixed, pure = load_kernels("native+torch-linear"), load_kernels("native")
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (F64, F32, BF16):
+        x = torch.randn(37, 96, generator=generator).to(dtype)
+        weight, bias = (torch.randn(*size, generator=generator).to(dtype) for size in ((130, 96), (130,)))
+        for b in (None, bias):
+            ours, theirs = torch.empty(37, 130, dtype=dtype), torch.empty(37, 130, dtype=dtype)
+            mixed.linear(x, weight, b, ours)
+            if dtype == BF16:
+                theirs.copy_(torch.nn.functional.linear(x, weight, b))
+            else:
+                pure.linear(x, weight, b, theirs)
+            assert torch.equal(ours, theirs)
+        normed, expected = torch.empty_like(x), torch.empty_like(x)
+        mixed.rms_norm(x, weight[0], 1e-6, normed)
+        pure.rms_norm(x, weight[0], 1e-6, expected)
+        assert torch.equal(normed, expected)
+
+
+@needs_native
+def test_every_number_of_rows_goes_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixed = load_kernels("native+torch-linear")
+    monkeypatch.setattr(mixed, "_linear", lambda *_: pytest.fail("a native product"))
+    weight = torch.randn(48, 64).to(BF16)
+    for rows in (1, 2, 15, 16, 17, 64, 300):
+        mixed.linear(torch.randn(rows, 64).to(BF16), weight, None, torch.empty(rows, 48, dtype=BF16))
+
+
+@pytest.mark.parametrize("name", ["magic", "torch+torch-linear", "native+", "+torch-linear", "auto+torch-linear"])
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="kernels must be auto, native"):
+        load_kernels(name)
+
+
+def test_kernels_that_cannot_be_had_are_not_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    native._library.cache_clear()
+    monkeypatch.setattr(native, "LIBRARY_PATH", tmp_path / "missing.so")
+    monkeypatch.setattr(choice, "processor_features", lambda: SAPPHIRE_RAPIDS)
+    try:
+        assert resolve_kernels("auto", BF16) == "torch"
+        with pytest.raises(ConfigError, match="not built"):
+            resolve_kernels("native+torch-linear", BF16)
+    finally:
+        native._library.cache_clear()
+
+
+def test_caches_are_bounded_unless_somebody_has_set_them() -> None:
+    environ = {onednn.ONEDNN_CACHES[0]: "7"}
+    onednn.bound_onednn_caches(environ)
+    assert environ == {onednn.ONEDNN_CACHES[0]: "7", onednn.ONEDNN_CACHES[1]: str(onednn.NUM_KEPT_PRODUCTS)}
+
+
+WALK = """
+import json, sys
+from pathlib import Path
+import torch
+from jettison.device.kernels import load_kernels
+
+def resident(field):
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) << 10
+
+kernels = load_kernels(sys.argv[1])
+torch.set_num_threads(2)
+small = [torch.randn(n, k).bfloat16() for n, k in ((192, 128), (128, 128), (512, 128), (128, 256), (320, 128))]
+rows = 160
+inputs = {k: torch.randn(rows, k).bfloat16() for k in (128, 256)}
+outputs = {w.shape[0]: torch.zeros(rows, w.shape[0], dtype=torch.bfloat16) for w in small}
+start = resident("RssAnon")
+for _ in range(2):
+    for m in range(1, rows + 1):
+        for w in small:
+            kernels.linear(inputs[w.shape[1]][:m], w, None, outputs[w.shape[0]][:m])
+walked = resident("RssAnon") - start
+large = torch.zeros(16384, 4096, dtype=torch.bfloat16)
+x, out = torch.ones(64, 4096, dtype=torch.bfloat16), torch.zeros(64, 16384, dtype=torch.bfloat16)
+start = resident("RssAnon")
+Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins anew
+high = resident("VmHWM")
+for m in (1, 2, 16, 33, 64):
+    kernels.linear(x[:m], large, None, out[:m])
+print(json.dumps({"walked": walked, "kept": resident("RssAnon") - start, "peak": resident("VmHWM") - high}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize("name", [*(["native+torch-linear"] if native.supported_variants() else []), "torch"])
+def test_products_keep_little_beside_the_weights(name: str) -> None:
+    """Every number of rows in a fresh process: code for a few products at most, and no copy of the weights."""
+    done = subprocess.run([sys.executable, "-c", WALK, name], capture_output=True, text=True, check=True, timeout=300)
+    found = json.loads(done.stdout)
+    # 160 numbers of rows of five products would keep code of 800; the largest seen is 0.8 MiB.
+    assert found["walked"] < 2 * onednn.NUM_KEPT_PRODUCTS << 20
+    weight_bytes = 16384 * 4096 * 2
+    assert found["kept"] < weight_bytes / 8
+    assert found["peak"] < weight_bytes, "not even while they run"
