@@ -225,6 +225,7 @@ async def test_garbage_behind_requests_says_nothing(serve, watched, caplog, tail
         b"GET \xff\xfe HTTP/1.1\r\nhost: x\r\n\r\n",
         b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n" + b"\x16\x03" * 99,
         b"GET /ping HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\nPRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /ping HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\nx-a: " + b"a" * 16_360 + b"\r\n\r\n" + GET,
         b"GET /ping HTTP/1.0\r\n\r\n" + b"\x00" * 99,
         LAST + GET * 3,
     ],
@@ -238,6 +239,21 @@ async def test_one_answer_and_the_end(serve, caplog, request_bytes):
         assert not answer.startswith(b"HTTP/1.1 5")
         writer.close()
     assert not caplog.records, caplog.text
+
+
+@pytest.mark.parametrize("path", [b"/v1/nothing", b"/ping", b"/v1/completions"])
+async def test_who_is_answered_before_the_request_has_ended_hears_it(serve, path):
+    """Unread input would reset the connection, and the answer would be lost with it."""
+    async with serve(FakeEngine(), api_keys=("secret",)) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 9\r\n\r\n{" % path)
+        head = await reader.readuntil(b"\r\n\r\n")
+        for byte in b'"a": 5}':
+            writer.write(bytes([byte]))
+            await asyncio.sleep(0.01)
+        assert head.startswith((b"HTTP/1.1 401 ", b"HTTP/1.1 405 "))
+        assert (await all_of(reader)).endswith(b"}}")
+        writer.close()
 
 
 async def test_line_ends_between_requests_hold_no_connection(serve):

@@ -53,6 +53,15 @@ class _Flow(FlowControl):
             self.pause_reading()
 
 
+class _AnswerTransport:
+    """What an answer is written to: its end need not be the connection's."""
+
+    def __init__(self, transport: asyncio.Transport, hang_up: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = hang_up
+
+
 class BoundedHttpProtocol(HttpToolsProtocol):
     """One connection. A subclass for each server carries its limits (``bounded_protocol``)."""
 
@@ -161,8 +170,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             # The rest is in another protocol, or its sender must learn that we do not speak it.
-            self.cycle.keep_alive = False
-            self._is_last = True
+            if not self._is_refused:
+                self.cycle.keep_alive = False
+                self._is_last = True
         except httptools.HttpParserError:
             self._refuse(ApiError(400, "Invalid HTTP request received.", code="invalid_http"))
         if self._num_overhead_bytes > self.max_header_bytes:
@@ -197,6 +207,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self._is_refused:
             super().on_headers_complete()  # raises for a target that is none
             self._is_in_headers = False
+            self.cycle.transport = _AnswerTransport(self.transport, self._hang_up)  # type: ignore[assignment]
             self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
 
     def on_body(self, body: bytes) -> None:
@@ -275,11 +286,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_refused = True
         if self._may_answer():
             self._write_error(error)
+        self._linger()
+
+    def _hang_up(self) -> None:
+        """The connection's last answer is out; a client that still sends its request is to hear it."""
+        if self._is_in_headers or self._is_refused or self.transport.is_closing():
+            self.transport.close()
+        else:
+            self._is_refused = True
+            self._linger()
+
+    def _linger(self) -> None:
+        """Closing now, with input unread, would reset the connection and take the answer with it."""
         self._drop_requests()
-        # Closing now, with input unread, would reset the connection and take the answer with it.
-        if self.transport.can_write_eof():
+        try:
             self.transport.write_eof()
-        self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        except OSError:  # the client has reset it: asyncio's loop says so here, uvloop later
+            self.transport.abort()
+        else:
+            self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
 
     def _turn_away(self) -> None:
         """No lingering: descriptors are what is short."""
