@@ -47,7 +47,7 @@ def limits(monkeypatch):
 )
 def test_the_soft_limit_is_raised_as_far_as_it_goes(limits, soft, hard, result):
     limits[:] = soft, hard
-    assert raise_descriptor_limit() == result
+    assert raise_descriptor_limit(65_536) == result
     assert limits == [soft if soft in (result, INFINITY) else result, hard]
 
 
@@ -57,18 +57,26 @@ def test_a_limit_that_cannot_be_raised_stays(limits, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(descriptors.resource, "setrlimit", refuse)
-    assert raise_descriptor_limit() == 1024
+    assert raise_descriptor_limit(65_536) == 1024
 
 
-def test_too_few_connections_for_the_other_limits_are_told(caplog):
-    assert connection_limit(4096, 2, 1000) == 4000
-    assert connection_limit(4096, 2, None) == 4000
+def test_too_few_connections_for_the_other_limits_are_told(limits, caplog):
+    assert connection_limit(2, 1000) == 4000
+    assert connection_limit(2, None) == 4000
     assert not caplog.records
-    assert connection_limit(1024, 2, 1512) == 928
+    limits[:] = 1024, 1024
+    assert connection_limit(2, 1512) == 928
     (record,) = caplog.records
     assert "1024 open files leaves 928 for connections, but 1512 requests" in record.getMessage()
     assert "ulimit -n 1608" in record.getMessage()
-    assert connection_limit(50, 2, None) == 1
+    limits[:] = 50, 50
+    assert connection_limit(2, None) == 1
+
+
+def test_a_long_queue_gets_what_it_needs(limits, caplog):
+    limits[:] = 1024, 1 << 20
+    assert connection_limit(2, 100_000) == 100_000
+    assert not caplog.records
 
 
 async def test_the_launcher_limits_connections(tmp_path, monkeypatch, limits, caplog):

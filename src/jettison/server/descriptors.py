@@ -16,7 +16,7 @@ from jettison.server.quiet_log import Seldom
 logger = logging.getLogger(__name__)
 
 WANTED = 65_536
-"""Enough for any limit that makes sense here, and not so many that what walks over all of them takes long."""
+"""Even where other limits let in fewer: refused clients have connections too. Looking at so many takes milliseconds."""
 RESERVED = 64
 RESERVED_PER_INSTANCE = 16
 """For everything that is no connection: logs, libraries, listeners; a worker's channel, links and restart."""
@@ -24,7 +24,7 @@ RESERVED_PER_INSTANCE = 16
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
 
-def raise_descriptor_limit(wanted: int = WANTED) -> int:
+def raise_descriptor_limit(wanted: int) -> int:
     """Raise the soft limit towards ``wanted``, as far as the hard one allows; returns what is in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -40,13 +40,14 @@ def raise_descriptor_limit(wanted: int = WANTED) -> int:
     return ceiling
 
 
-def connection_limit(num_descriptors: int, instances: int, num_requests: int | None) -> int:
-    """How many connections so many descriptors make.
+def connection_limit(instances: int, num_requests: int | None) -> int:
+    """Raise the limit of open files, and say how many connections it makes.
 
     ``num_requests``: those that the other limits let in at one time, if these bound them; a warning says when there are
     too few connections for them.
     """
     num_reserved = RESERVED + RESERVED_PER_INSTANCE * instances
+    num_descriptors = raise_descriptor_limit(max(WANTED, num_reserved + (num_requests or 0)))
     limit = max(1, num_descriptors - num_reserved)
     if num_requests is not None and limit < num_requests:
         logger.warning(

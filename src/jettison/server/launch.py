@@ -11,7 +11,7 @@ from jettison.live.engine import Engine
 from jettison.live.garbage import settle_garbage_collector
 from jettison.report.output import check_writable
 from jettison.server.app import create_app, server_state
-from jettison.server.descriptors import connection_limit, raise_descriptor_limit
+from jettison.server.descriptors import connection_limit
 from jettison.server.key_file import KeySource
 from jettison.server.quiet_log import PlainFormatter, TracebackLimit
 from jettison.server.recorder import TraceRecorder
@@ -69,7 +69,7 @@ async def _serve(config: EngineConfig) -> int:
         max_num_queued_reqs=config.scheduler.max_num_queued_reqs,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         write_timeout_s=config.server.write_timeout_s,
-        max_connections=connection_limit(raise_descriptor_limit(), config.instances, _most_requests(config)),
+        max_connections=connection_limit(config.instances, _most_requests(config)),
         health_details={"dtype": dtype, "token_identity": dtype in EXACT_DTYPES, "overload": config.overload.policy},
         record_request=None if recorder is None else recorder.record,
         event_log=engine.event_document,
