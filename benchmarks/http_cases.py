@@ -244,6 +244,8 @@ async def play(port: int, case: Case) -> bytes:
     sock.setblocking(False)
     if case.ending == "unread":
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    if case.ending == "reset":
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     try:
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
     except BaseException:
@@ -286,7 +288,6 @@ async def _end(case: Case, reader: asyncio.StreamReader, writer: asyncio.StreamW
             await asyncio.sleep(QUIET_S)
         case "reset":
             await asyncio.sleep(0.005)
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         case "cut":
             writer.close()
 
