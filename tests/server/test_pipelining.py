@@ -195,6 +195,17 @@ async def test_a_half_close_behind_more_than_fits_ends_too(serve, watched, caplo
     assert not caplog.records, caplog.text
 
 
+async def test_no_continue_behind_a_refusal(serve, caplog):
+    async with serve(FakeEngine()) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ntransfer-encoding: chunked\r\n\r\n"
+        writer.write(head + b"no chunk")
+        assert (await all_of(reader)).startswith(b"HTTP/1.1 400 ")
+        await eventually(lambda: served.state.admission.num_active == 0)
+        writer.close()
+    assert not caplog.records, caplog.text
+
+
 @pytest.mark.parametrize("tail", [b"\x00", PART + b"a" * 20_000, b"GET http://[: HTTP/1.1\r\n\r\n\x1b[31m"])
 @pytest.mark.parametrize("engine_delay_s", [0, None])
 async def test_garbage_behind_requests_says_nothing(serve, watched, caplog, tail, engine_delay_s):

@@ -54,12 +54,20 @@ class _Flow(FlowControl):
 
 
 class _AnswerTransport:
-    """What an answer is written to: its end need not be the connection's."""
+    """What answers are written to: their end need not be the connection's, and behind that nothing is written."""
 
-    def __init__(self, transport: asyncio.Transport, hang_up: Callable[[], None]) -> None:
-        self.write = transport.write
-        self.is_closing = transport.is_closing
-        self.close = hang_up
+    def __init__(self, protocol: BoundedHttpProtocol) -> None:
+        self._protocol = protocol
+        self.close = protocol._hang_up
+
+    def write(self, data: bytes) -> None:
+        """Also for a request that asks for ``100 Continue`` when it has been refused already."""
+        if not self._protocol._is_refused:
+            self._protocol.transport.write(data)
+
+    def is_closing(self) -> bool:
+        """As a transport's."""
+        return self._protocol._is_refused or self._protocol.transport.is_closing()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -207,7 +215,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if not self._is_refused:
             super().on_headers_complete()  # raises for a target that is none
             self._is_in_headers = False
-            self.cycle.transport = _AnswerTransport(self.transport, self._hang_up)  # type: ignore[assignment]
+            self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
             self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
 
     def on_body(self, body: bytes) -> None:
