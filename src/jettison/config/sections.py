@@ -220,9 +220,15 @@ class ServerConfig:
     api_keys: tuple[str, ...] = config_key(
         (), nonempty_list, f"Key that clients must send; may be given more than once (also: {API_KEY_VARIABLE}).",
         name="api_key", metavar="KEY")
+    api_key_file: str | None = config_key(
+        None, nonempty, "More of them, one a line (# begins a comment); read again on SIGHUP. Unlike --api-key it "
+        "shows nothing in the process list.", metavar="FILE", unset="none")
     max_active_reqs_per_key: int | None = config_key(
         None, int_from(1), "Choices under way (each prompt times n) beyond which a key is told 429 (none: no limit).",
         metavar="N", unset="none")
+    write_timeout_s: float = config_key(
+        60.0, float_from(1.0), "A client that takes nothing of its answer for so long is cut off, and its request "
+        "cancelled.", name="write_timeout", metavar="SECONDS")
     record_trace: str | None = config_key(
         None, nonempty, "Record arrivals and lengths of requests, nothing else, for replay (docs/workloads.md).",
         metavar="FILE", unset="none")

@@ -4,8 +4,8 @@ Owns what ``WorkerLoop`` does not: sockets, the wait for them, signals, and the 
 thread; it blocks when there is nothing to do.
 
 Who ends it: a Stop command, or the end of its controller (end of file on the control channel; the kernel's
-parent-death signal while it is loading). SIGINT and SIGTERM are ignored on purpose: a terminal or a service
-manager sends them to the whole process group, and the controller needs its workers to drain.
+parent-death signal while it is loading). SIGINT, SIGTERM and SIGHUP are ignored on purpose: a terminal or a service
+manager sends them to the whole process group, and the controller needs its workers to drain, or to go on.
 """
 
 from __future__ import annotations
@@ -260,6 +260,7 @@ def main(make_device: DeviceFactory = make_device_worker) -> int:
     _die_with(config.parent_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[variable] = str(config.spec.num_threads)
     logging.basicConfig(

@@ -13,7 +13,13 @@ OPEN_PATHS = frozenset({"/health", "/ping"})
 class KeyRing:
     """The keys that open the API; without any, everything is open."""
 
-    def __init__(self, keys: Iterable[str]) -> None:
+    def __init__(self, keys: Iterable[str], *, may_change: bool = False) -> None:
+        self._may_change = may_change
+        self._digests: tuple[bytes, ...] = ()
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[str]) -> None:
+        """Other keys from now on. Requests that were admitted go on."""
         self._digests = tuple(dict.fromkeys(hashlib.sha256(key.encode()).digest() for key in keys))
 
     def admits(self, path: str, authorization: bytes | None) -> bool:
@@ -27,11 +33,12 @@ class KeyRing:
         return any(fits)
 
     def tenant(self, authorization: bytes | None) -> str:
-        """A label of fixed length for whoever holds this key, where several are configured; else empty.
+        """A label of fixed length for whoever holds this key, where there are several or they may change; else empty.
 
         ``authorization`` has been admitted. The label goes into cache salts: it says nothing about the key.
         """
-        if len(self._digests) < 2:
+        # A key that is alone today would otherwise share its cache with the one that takes its place.
+        if len(self._digests) < 2 and not self._may_change:
             return ""
         return hashlib.sha256(b"tenant" + (_digest(authorization) or b"")).hexdigest()[:32]
 

@@ -24,7 +24,7 @@ from jettison.server.generation import Generation, Job
 from jettison.server.limits import Arrival
 from jettison.server.prompts import Prompt
 from jettison.server.sampling import GenerationPlan, too_long
-from jettison.server.sse import ABORT_KEY, EventStream, error_event
+from jettison.server.sse import EventStream, error_event
 from jettison.server.state import ServerState
 from jettison.types import Request
 
@@ -132,7 +132,7 @@ class GenerationEndpoint(ABC):
             generation.submit()
             arrival.accepted()
             if plan.stream:
-                await self._stream(generation, answer, scope, receive, send)
+                await self._stream(generation, answer, receive, send)
             else:
                 await self._whole(generation, answer, scope, receive, send)
         finally:
@@ -186,8 +186,8 @@ class GenerationEndpoint(ABC):
         body = msgspec.json.encode(answer.document(generation))
         await Response(body, media_type="application/json")(scope, receive, send)
 
-    async def _stream(self, generation: Generation, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = EventStream(send, scope.get(ABORT_KEY))
+    async def _stream(self, generation: Generation, answer: Answer, receive: Receive, send: Send) -> None:
+        stream = EventStream(send)
 
         async def write(job: Job, event: TokenEvent, delta: Delta) -> None:
             await stream.write(answer.chunk(job, event, delta, generation))

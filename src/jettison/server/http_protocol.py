@@ -1,27 +1,73 @@
-"""uvicorn's HTTP protocol with what it leaves open: limits and deadlines around bodies, and JSON for its own errors.
+"""uvicorn's HTTP protocol with what it leaves open: limits and deadlines around requests, and JSON for its own errors.
 
 llhttp has no limit on the size of headers and trailers; without one, a client that never ends them fills the memory.
-uvicorn watches a connection only between requests; a client whose answer is complete before its request is would
-hold one for ever.
+uvicorn makes objects of every request that lies in what it has read, hundreds of times its bytes, and tells only the
+newest request that the connection is gone. It watches a connection only between requests; a client whose answer is
+complete before its request is, or that never reads its answer, would hold one for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from jettison.server.errors import ApiError
+from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, retry_headers
+from jettison.server.quiet_log import Seldom
 from jettison.server.settings import ServerSettings
-from jettison.server.sse import ABORT_KEY
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.ERROR)  # a line for each malformed request would let any client fill the log
 
 LINGER_S = 1.0
-"""How long bytes that nobody reads any more are still thrown away: a refused client's, the rest of an answered body."""
+"""How long bytes that no request will take are still thrown away: a refused client's, the rest of an answered body."""
+SLICE_BYTES = 2048
+"""Most bytes parsed at one time: the parser cannot be stopped inside of them."""
+MAX_QUEUED = 8
+"""Requests of one connection that wait for their turn. What comes behind them stays bytes."""
+_END_OF_LINES = b"\r\n\r\n"
+"""Behind headers, and behind a chunked body."""
+
+
+class _Flow(FlowControl):
+    """Whoever wants to read on is given what is held first."""
+
+    def __init__(self, transport: asyncio.Transport, read_on: Callable[[], None]) -> None:
+        super().__init__(transport)
+        self._read_on = read_on
+
+    def resume_reading(self) -> None:
+        """An application that asks for its body, or an answer that is complete."""
+        self._read_on()
+
+    def set_reading(self, wanted: bool) -> None:
+        """Read from the socket, or do not."""
+        if wanted:
+            super().resume_reading()
+        else:
+            self.pause_reading()
+
+
+class _AnswerTransport:
+    """What answers are written to: their end need not be the connection's, and behind that nothing is written."""
+
+    def __init__(self, protocol: BoundedHttpProtocol) -> None:
+        self._protocol = protocol
+        self.close = protocol._hang_up
+
+    def write(self, data: bytes) -> None:
+        """Also for a request that asks for ``100 Continue`` when it has been refused already."""
+        if not self._protocol._is_refused:
+            self._protocol.transport.write(data)
+
+    def is_closing(self) -> bool:
+        """As a transport's."""
+        return self._protocol._is_refused or self._protocol.transport.is_closing()
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -29,42 +75,131 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     max_header_bytes = 16 << 10
     header_timeout_s = 20.0
+    write_timeout_s = 60.0
+    max_connections: int | None = None
+    flow: _Flow
+    seldom: Seldom
+    """What clients bring about is said through it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.logger = logger
+        self._held = b""
+        """Received and not parsed: it waits for a place in the queue, or for a body to be taken."""
+        self._running: RequestResponseCycle | None = None
+        """The request that is being answered, or the last one that was; ``cycle`` is the newest one that was read."""
         self._num_overhead_bytes = 0
         """Bytes since the last piece of a body or the last end of a message: headers, trailers, chunk extensions."""
+        self._num_body_bytes = 0
+        """What is still to come of a body whose length was announced."""
         self._is_in_headers = True
         """Also between requests. Else the message of the newest request is incomplete."""
+        self._is_begun = False
+        """The newest message has begun and has not ended."""
+        self._is_last = False
+        """The newest request ends the connection: what comes behind it is thrown away."""
         self._is_refused = False
         self._header_timer: asyncio.TimerHandle | None = None
+        self._num_unsent_bytes = 0
+        """When the connection was last looked at."""
+        self._unread_since_s: float | None = None
+
+    # --- the connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The first request's headers are awaited from here on."""
         super().connection_made(transport)
-        self._await_headers()
+        self.flow = _Flow(transport, self._feed)
+        if self.max_connections is not None and len(self.connections) > self.max_connections:
+            self._turn_away()
+        else:
+            self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The deadline goes with the connection."""
-        self._stop_header_timer()
+        """Deadlines, bytes and queued requests go with the connection, and the request that runs is told."""
+        self._drop_requests()
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """The request that runs is the connection's last."""
+        if self._is_idle:
+            self.transport.close()
+        elif self._running is not None:
+            self._running.keep_alive = False
+
+    def look(self, now_s: float) -> None:
+        """Cut the connection of a client that has taken nothing for ``write_timeout_s``, where something waits for it:
+        an answer that cannot go on, or the end of the connection. Called about every second.
+        """
+        num_bytes = self.transport.get_write_buffer_size()
+        # An answer that can go on adds bytes by itself; how many are left would then say nothing of the client.
+        is_waiting = num_bytes > 0 and (self.flow.write_paused or self._is_idle or self.transport.is_closing())
+        if not is_waiting or self._unread_since_s is None or num_bytes < self._num_unsent_bytes:
+            self._unread_since_s = now_s if is_waiting else None
+        elif now_s - self._unread_since_s >= self.write_timeout_s:
+            self.seldom.warning("dropping a client that has not read its answer for %g s", self.write_timeout_s)
+            self.transport.abort()
+        self._num_unsent_bytes = num_bytes
+
+    # --- what comes in
+
     def data_received(self, data: bytes) -> None:
-        """Count what comes and is no body, whether or not the parser has made lines of it."""
-        if self._is_refused:
+        """Take bytes in; they are parsed as far as there is room for requests."""
+        if self._is_refused or self._is_last:
             return
-        if self._is_in_headers:
-            self._await_headers()
+        self._unset_keepalive_if_required()
+        self._held = self._held + data if self._held else data
+        self._feed()
+
+    def _feed(self) -> None:
+        """Parse what is held until the queue is full; read on when nothing is left."""
+        data = memoryview(self._held)
+        at = 0
+        while at < len(data) and not self._is_full and not self._is_refused and not self._is_last:
+            end = self._end_of_slice(at)
+            self._parse(bytes(data[at:end]))
+            at = end
+        self._held = b"" if self._is_refused or self._is_last else self._held[at:]
+        self.flow.set_reading(not self._held and not self._is_full)
+        self._set_header_timer()
+
+    def _end_of_slice(self, at: int) -> int:
+        """No slice reaches from one message into the next: a hundred short requests would be parsed at once."""
+        end = at + SLICE_BYTES
+        if self._num_body_bytes:
+            return min(end, at + self._num_body_bytes)
+        found = self._held.find(_END_OF_LINES, at, end)
+        return end if found < 0 else found + len(_END_OF_LINES)
+
+    def _parse(self, data: bytes) -> None:
+        """Count what is no body, whether or not the parser has made lines of it."""
         self._num_overhead_bytes += len(data)
-        super().data_received(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # The rest is in another protocol, or its sender must learn that we do not speak it.
+            if not self._is_refused:
+                self.cycle.keep_alive = False
+                self._is_last = True
+        except httptools.HttpParserError:
+            self._refuse(ApiError(400, "Invalid HTTP request received.", code="invalid_http"))
         if self._num_overhead_bytes > self.max_header_bytes:
             self._refuse_headers()
+
+    @property
+    def _is_full(self) -> bool:
+        is_body_waiting = self.cycle is not None and not self.cycle.response_complete
+        return len(self.pipeline) >= MAX_QUEUED or (is_body_waiting and len(self.cycle.body) > HIGH_WATER_LIMIT)
+
+    @property
+    def _is_idle(self) -> bool:
+        """No request is being answered."""
+        return self._running is None or self._running.response_complete
 
     def on_message_begin(self) -> None:
         """A request starts."""
         super().on_message_begin()
-        self._is_in_headers = True
+        self._is_in_headers = self._is_begun = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Trailers are dropped: the application reads its request's headers from the same list."""
@@ -74,18 +209,20 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Headers and target are known: their exact size is checked before the application sees them."""
         self._num_overhead_bytes = 0
-        self._stop_header_timer()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_header_bytes:
             self._refuse_headers()
         if not self._is_refused:
+            super().on_headers_complete()  # raises for a target that is none
             self._is_in_headers = False
-            self.scope[ABORT_KEY] = self.transport.abort  # type: ignore[literal-required]
-            super().on_headers_complete()
+            self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
+            self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
 
     def on_body(self, body: bytes) -> None:
         """Of a refused request nothing is kept."""
         self._num_overhead_bytes = 0
+        if self._num_body_bytes:
+            self._num_body_bytes -= len(body)
         if not self._is_refused:
             super().on_body(body)
 
@@ -94,23 +231,54 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_refused:
             return
         super().on_message_complete()
-        self._is_in_headers = True
-        self._num_overhead_bytes = 0
-        if self.cycle is not None and self.cycle.response_complete:
+        self._is_in_headers, self._is_begun = True, False
+        self._num_overhead_bytes = self._num_body_bytes = 0
+        self._is_last = not self.cycle.keep_alive
+        if self.cycle.response_complete:
             # The answer came first, and the bytes behind it have ended the connection's idle time: it starts again.
             self._stop_header_timer()
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+            self._await_request()
+
+    # --- requests and their answers
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        """What is left of an answered request's message has a deadline."""
-        super().on_response_complete()
-        is_left = not self._is_in_headers and self.cycle.response_complete
-        if is_left and not self._is_refused and not self.transport.is_closing():
+        """The next request's turn; what is left of an answered one's message has a deadline."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing() or self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        self._feed()
+        if not self._is_idle or self._is_refused:
+            return
+        if not self._is_in_headers:
             self._stop_header_timer()
             self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        elif not self._is_begun:
+            self._stop_header_timer()
+            self._await_request()
+
+    def _await_request(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _drop_requests(self) -> None:
+        """Nothing can be written any more: all requests of this connection are over."""
+        self._stop_header_timer()
+        self._unset_keepalive_if_required()
+        self._held = b""
+        self.pipeline.clear()
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
+        self.flow.resume_writing()  # a write that waits for the client finds out
+
+    # --- refusals
 
     def send_400_response(self, msg: str) -> None:
         """For bytes that are no HTTP."""
@@ -121,27 +289,66 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._refuse(ApiError(431, message, code="headers_too_large"))
 
     def _refuse(self, error: ApiError) -> None:
-        if self._is_refused:
+        if self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
-        self._stop_header_timer()
         if self._may_answer():
-            body = error.body
-            head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
-            self.transport.write(STATUS_LINE[error.status] + head + body)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True  # nothing can be written behind the end
-            self.cycle.message_event.set()
-        # Closing now, with input unread, would reset the connection and take the answer with it.
-        if self.transport.can_write_eof():
+            self._write_error(error)
+        self._linger()
+
+    def _hang_up(self) -> None:
+        """The connection's last answer is out; a client that still sends its request is to hear it."""
+        if self._is_in_headers or self._is_refused or self.transport.is_closing():
+            self.transport.close()
+        else:
+            self._is_refused = True
+            self._linger()
+
+    def _linger(self) -> None:
+        """Closing now, with input unread, would reset the connection and take the answer with it."""
+        self._drop_requests()
+        try:
             self.transport.write_eof()
-        self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        except OSError:  # the client has reset it: asyncio's loop says so here, uvloop later
+            self.transport.abort()
+        else:
+            self._header_timer = self.loop.call_later(LINGER_S, self.transport.close)
+
+    def _turn_away(self) -> None:
+        """No lingering: descriptors are what is short."""
+        self._is_refused = True
+        self.seldom.warning("turning clients away: %d connections are open, as many as may be", self.max_connections)
+        message = "The server has as many connections as it can hold; retry later."
+        headers = retry_headers(NOT_READY_RETRY_MS)
+        self._write_error(ApiError(503, message, code="too_many_connections", headers=headers))
+        self.transport.close()
+
+    def _write_error(self, error: ApiError) -> None:
+        headers = error.headers | {
+            "content-type": "application/json", "content-length": str(len(error.body)), "connection": "close",
+        }  # fmt: skip
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(STATUS_LINE[error.status] + lines.encode() + b"\r\n" + error.body)
 
     def _may_answer(self) -> bool:
         """Whether an answer of ours would not land inside another one, or be taken for it."""
-        if self._is_in_headers:
-            return self.cycle is None or self.cycle.response_complete
-        return not self.cycle.response_started and not self.pipeline
+        if self._is_in_headers or self._running is None:
+            return self._is_idle
+        return self.cycle is self._running and not self._running.response_started
+
+    # --- deadlines
+
+    def _set_header_timer(self) -> None:
+        """Only time in which the client is waited for counts: not while an answer is made, or its bytes lie here."""
+        if self._is_refused:
+            return  # the timer is the end of lingering
+        if self._is_in_headers and self._is_idle and not self._held and not self._is_last:
+            if self._is_begun:
+                self._unset_keepalive_if_required()
+            if self.timeout_keep_alive_task is None:
+                self._await_headers()
+        elif self._is_in_headers or not self._is_idle:
+            self._stop_header_timer()
 
     def _await_headers(self) -> None:
         if self._header_timer is None:
@@ -159,5 +366,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 def bounded_protocol(settings: ServerSettings) -> type[BoundedHttpProtocol]:
     """The protocol class with these limits; uvicorn makes one instance for each connection."""
-    limits = {"max_header_bytes": settings.max_header_bytes, "header_timeout_s": settings.header_timeout_s}
+    limits = {
+        "max_header_bytes": settings.max_header_bytes,
+        "header_timeout_s": settings.header_timeout_s,
+        "write_timeout_s": settings.write_timeout_s,
+        "max_connections": settings.max_connections,
+        "seldom": Seldom(logging.getLogger("jettison.server")),
+    }
     return type("HttpProtocol", (BoundedHttpProtocol,), limits)

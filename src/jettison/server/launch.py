@@ -15,7 +15,10 @@ from jettison.live.engine import Engine
 from jettison.live.garbage import settle_garbage_collector
 from jettison.live.server_process import ENDS_WITH_STDIN
 from jettison.report.output import check_writable
-from jettison.server.app import create_app
+from jettison.server.app import create_app, server_state
+from jettison.server.descriptors import connection_limit
+from jettison.server.key_file import KeySource
+from jettison.server.quiet_log import PlainFormatter, TracebackLimit
 from jettison.server.recorder import TraceRecorder
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
@@ -27,7 +30,10 @@ EXACT_DTYPES = frozenset({"float64"})
 
 def serve(config: EngineConfig) -> int:
     """Run until SIGTERM or SIGINT; returns the exit code. Raises ModelError, BudgetError, ConfigError."""
-    logging.basicConfig(level=str(config.log_level).upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(TracebackLimit())
+    logging.basicConfig(level=str(config.log_level).upper(), handlers=[handler])
     try:
         import uvloop
 
@@ -71,6 +77,12 @@ def health_details(assembly: Assembly) -> dict[str, object]:
     }  # fmt: skip
 
 
+def _most_requests(config: EngineConfig) -> int | None:
+    """That run and wait at one time; None where the queue has no bound."""
+    num_queued = config.scheduler.max_num_queued_reqs
+    return None if num_queued is None else num_queued + config.scheduler.max_num_seqs * config.instances
+
+
 async def _start(engine: Engine) -> None:
     await engine.start()
     settle_garbage_collector()
@@ -79,19 +91,25 @@ async def _start(engine: Engine) -> None:
 async def _serve(config: EngineConfig) -> int:
     """HTTP is up while the model loads, so that probes are answered (503) instead of refused."""
     model_dir = Path(config.model.model)
+    key_file = config.server.api_key_file
+    keys = KeySource(config.server.api_keys, None if key_file is None else Path(key_file))
+    api_keys = keys.read()
     engine = Engine(config)
     assembly = engine.prepare()
     recorder = None
     if config.server.record_trace is not None:
         recorder = TraceRecorder(
             Path(config.server.record_trace), config.server.record_trace_bytes,
-            tells_tenants=len(set(config.server.api_keys)) > 1,
+            tells_tenants=keys.path is not None or len(set(api_keys)) > 1,
         )
     settings = ServerSettings(
         model_names=(config.model.served_model_name,),
-        api_keys=config.server.api_keys,
+        api_keys=api_keys,
+        keys_may_change=keys.path is not None,
         default_seed=config.model.seed,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
+        write_timeout_s=config.server.write_timeout_s,
+        max_connections=connection_limit(config.instances, _most_requests(config)),
         health_details=health_details(assembly),
         record_request=None if recorder is None else recorder.record,
         event_log=engine.event_document,
@@ -117,6 +135,7 @@ async def _serve(config: EngineConfig) -> int:
                 config.server.port,
                 shutdown_timeout_s=config.server.shutdown_timeout_s,
                 on_drain=engine.drain,
+                on_hangup=None if keys.path is None else lambda: keys.reload(server_state(app).keys),
                 stop=stop,
             )
     finally:

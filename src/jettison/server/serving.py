@@ -12,14 +12,18 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 
 from jettison.errors import ConfigError
 from jettison.server.app import server_state
+from jettison.server.descriptors import DescriptorWatch
 from jettison.server.http_protocol import bounded_protocol
+from jettison.server.quiet_log import Seldom
 from jettison.server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -28,15 +32,21 @@ BACKLOG = 4096
 ABORT_GRACE_S = 1.0
 """Time for cut-off streams to be told, and for connections to close."""
 
+UNSENT_BYTES = 128 << 10
+"""What the kernel takes of an answer ahead of what it may send."""
+LOOK_TICKS = 10
+"""Of 0.1 s."""
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its own idea of signals, and with an end that need not wait for its next tick."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, watch: DescriptorWatch) -> None:
         super().__init__(config)
         self._stopped = asyncio.Event()
+        self._watch = watch
 
     def stop(self, *, force: bool) -> None:
         """End ``serve``; with ``force`` without waiting for connections."""
@@ -44,12 +54,19 @@ class _Server(uvicorn.Server):
         self._stopped.set()
 
     async def main_loop(self) -> None:
-        """A tick each 0.1 s keeps the date header right."""
+        """A tick each 0.1 s keeps the date header right; about each second connections are looked at."""
         num_ticks = 0
         while not await self.on_tick(num_ticks):
             num_ticks = (num_ticks + 1) % 864000
+            if num_ticks % LOOK_TICKS == 0:
+                self._look(time.monotonic())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopped.wait(), 0.1)
+
+    def _look(self, now_s: float) -> None:
+        for connection in tuple(self.server_state.connections):
+            connection.look(now_s)  # type: ignore[union-attr]  # they are BoundedHttpProtocol, all of them
+        self._watch.look()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -65,6 +82,9 @@ def open_socket(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            # Else the kernel takes megabytes for a client that reads nothing, and it looks like one that reads.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         listener.bind((host, port))
         listener.listen(BACKLOG)
     except OSError as error:
@@ -82,18 +102,21 @@ async def run_server(
     shutdown_timeout_s: float,
     on_drain: Callable[[float], Awaitable[object]] | None = None,
     on_started: Callable[[int], None] | None = None,
+    on_hangup: Callable[[], None] | None = None,
     stop: asyncio.Event | None = None,
 ) -> int:
     """Serve until a signal (or ``stop``); returns the exit code: 1 when a second signal forced the end, else 0.
 
     ``on_drain`` is called once when draining begins, with the seconds it may take, and awaited for no longer.
-    ``on_started`` is told the port. Raises ConfigError when the address cannot be had.
+    ``on_started`` is told the port; ``on_hangup`` is called for every SIGHUP, which without it ends the process.
+    Raises ConfigError when the address cannot be had.
     """
     listener = open_socket(host, port)
     state = server_state(app)
     first, second = stop or asyncio.Event(), asyncio.Event()
-    server = _Server(_uvicorn_config(app, state))
-    with _signals(first, second):
+    watch = DescriptorWatch(Seldom(logger))
+    server = _Server(_uvicorn_config(app, state), watch)
+    with _signals(first, second, on_hangup), _accept_errors(watch):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(first.wait())
         try:
@@ -131,7 +154,29 @@ def _uvicorn_config(app: Starlette, state: ServerState) -> uvicorn.Config:
 
 
 @contextlib.contextmanager
-def _signals(first: asyncio.Event, second: asyncio.Event) -> Iterator[None]:
+def _accept_errors(watch: DescriptorWatch) -> Iterator[None]:
+    """asyncio's own loop complains of every connection that it has no descriptor for, with a traceback each second."""
+    loop = asyncio.get_running_loop()
+    before = loop.get_exception_handler()
+
+    def on_exception(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and watch.note(error):
+            return
+        if before is None:
+            loop.default_exception_handler(context)
+        else:
+            before(loop, context)
+
+    loop.set_exception_handler(on_exception)
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(before)
+
+
+@contextlib.contextmanager
+def _signals(first: asyncio.Event, second: asyncio.Event, on_hangup: Callable[[], None] | None) -> Iterator[None]:
     """The first signal sets one event, every later one the other. Only the main thread hears signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -141,12 +186,15 @@ def _signals(first: asyncio.Event, second: asyncio.Event) -> Iterator[None]:
         (second if first.is_set() else first).set()
 
     loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, on_signal)
+    handlers: dict[signal.Signals, Callable[[], None]] = dict.fromkeys(SIGNALS, on_signal)
+    if on_hangup is not None:
+        handlers[signal.SIGHUP] = on_hangup
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
     try:
         yield
     finally:
-        for number in SIGNALS:
+        for number in handlers:
             loop.remove_signal_handler(number)
 
 

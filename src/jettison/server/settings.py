@@ -15,6 +15,8 @@ class ServerSettings:
     """Names under which clients may ask for the model; the first one is reported."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Empty: no key is asked for."""
+    keys_may_change: bool = False
+    """While the server runs: each key is a tenant then, also one that is alone."""
     default_completion_max_tokens: int = 16
     default_chat_max_tokens: int | None = None
     """None: what is left of the context."""
@@ -42,8 +44,10 @@ class ServerSettings:
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 5.0
     """A kept connection without a request is closed after so long."""
-    write_timeout_s: float = 120.0
-    """A client that takes nothing of its stream for so long is dropped."""
+    write_timeout_s: float = 60.0
+    """A client that takes nothing of its answer for so long is dropped, and its request cancelled."""
+    max_connections: int | None = None
+    """Connections beyond which clients are told 503 and closed at once. None: no limit."""
     keep_alive_s: float = 15.0
     """Silence on a stream after which a comment is sent."""
     thread_tokenize_chars: int = 16 << 10

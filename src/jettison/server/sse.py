@@ -1,7 +1,7 @@
 """Server-sent events: one stream each, and one keeper for all of them.
 
-The keeper sends comments on silent streams (queued requests keep their connection) and drops clients that take
-nothing, so that neither costs a timer for every token.
+The keeper sends comments on silent streams (queued requests keep their connection), so that they cost no timer for
+every token. Clients that take nothing are the HTTP protocol's affair.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.types import Send
 
 from jettison.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
-
-ABORT_KEY = "jettison.abort"
-"""Where the HTTP protocol leaves a way to cut the connection, in the ASGI scope."""
 
 COMMENT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
@@ -33,12 +30,10 @@ _HEADERS = (
 class EventStream:
     """One answer as it is made. ``send`` is ASGI's; each call of it writes whole events."""
 
-    __slots__ = ("_num_sending", "_send", "abort", "is_open", "last_s", "sending_since_s")
+    __slots__ = ("_num_sending", "_send", "is_open", "last_s", "sending_since_s")
 
-    def __init__(self, send: Send, abort: Callable[[], None] | None = None) -> None:
+    def __init__(self, send: Send) -> None:
         self._send = send
-        self.abort = abort
-        """Cuts the connection, unsent bytes and all; the answer then ends as with any client that left."""
         self.is_open = False
         self.last_s = 0.0
         """When the last event went out."""
@@ -102,20 +97,15 @@ class StreamKeeper:
         self._streams.discard(stream)
 
     async def _run(self) -> None:
-        interval_s = min(self._settings.keep_alive_s, self._settings.write_timeout_s) / 2
+        interval_s = self._settings.keep_alive_s / 2
         while self._streams:
             await asyncio.sleep(interval_s)
             self._look(time.monotonic())
 
     def _look(self, now_s: float) -> None:
         for stream in tuple(self._streams):
-            since_s = stream.sending_since_s
-            if since_s is not None:
-                if now_s - since_s >= self._settings.write_timeout_s and stream.abort is not None:
-                    logger.warning("dropping a client that takes nothing of its stream")
-                    stream.abort()
-                    self._streams.discard(stream)
-            elif stream.is_open and now_s - stream.last_s >= self._settings.keep_alive_s:
+            is_silent = stream.sending_since_s is None and now_s - stream.last_s >= self._settings.keep_alive_s
+            if is_silent and stream.is_open:
                 # In a task of its own: a client that has just stopped reading must not hold up the others.
                 write = asyncio.create_task(stream.comment())
                 self._writes.add(write)

@@ -36,7 +36,7 @@ class ServerState:
         self.metrics = ServerMetrics(engine, settings.model_name)
         self.admission = Admission(engine, settings)
         self.keeper = StreamKeeper(settings)
-        self.keys = KeyRing(settings.api_keys)
+        self.keys = KeyRing(settings.api_keys, may_change=settings.keys_may_change)
         self.warnings = FieldWarnings()
         self.draw_seed = seed_source(settings.default_seed)
         self.generations: set[Generation] = set()

@@ -1,0 +1,78 @@
+"""File descriptors: as many as can be had, how many connections they make, and a word when they run out.
+
+Every connection is one. Without any left, connections are reset or left waiting without a line in any log, and so is
+whatever else the process opens: a worker's new channel, the time line, a recorded trace.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+
+from jettison.server.quiet_log import Seldom
+
+logger = logging.getLogger(__name__)
+
+WANTED = 65_536
+"""Even where other limits let in fewer: refused clients have connections too. Looking at so many takes milliseconds."""
+RESERVED = 64
+RESERVED_PER_INSTANCE = 16
+"""For everything that is no connection: logs, libraries, listeners; a worker's channel, links and restart."""
+
+OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+def raise_descriptor_limit(wanted: int) -> int:
+    """Raise the soft limit towards ``wanted``, as far as the hard one allows; returns what is in force."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    ceiling = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft >= ceiling:
+        return soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ceiling, hard))
+    except (ValueError, OSError) as error:  # some systems have a lower ceiling than they say
+        logger.debug("the limit of open files stays at %d: %s", soft, error)
+        return soft
+    return ceiling
+
+
+def connection_limit(instances: int, num_requests: int | None) -> int:
+    """Raise the limit of open files, and say how many connections it makes.
+
+    ``num_requests``: those that the other limits let in at one time, if these bound them; a warning says when there are
+    too few connections for them.
+    """
+    num_reserved = RESERVED + RESERVED_PER_INSTANCE * instances
+    num_descriptors = raise_descriptor_limit(max(WANTED, num_reserved + (num_requests or 0)))
+    limit = max(1, num_descriptors - num_reserved)
+    if num_requests is not None and limit < num_requests:
+        logger.warning(
+            "the limit of %d open files leaves %d for connections, but %d requests may run and wait at one time: "
+            "raise it (ulimit -n %d), or lower --max-num-queued-reqs",
+            num_descriptors, limit, num_requests, num_requests + num_reserved)
+    return limit
+
+
+class DescriptorWatch:
+    """Says, at most once a minute, that there is no descriptor left."""
+
+    def __init__(self, seldom: Seldom) -> None:
+        self._seldom = seldom
+
+    def look(self) -> None:
+        """Try to have one more: event loops reset connections that they have no descriptor for, and tell nobody."""
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            self.note(error)
+
+    def note(self, error: OSError) -> bool:
+        """Whether an error is that there are none left; then it has been told of."""
+        if error.errno not in OUT_OF_DESCRIPTORS:
+            return False
+        self._seldom.warning("no file descriptor is left (%s): new connections are refused", error.strerror)
+        return True
