@@ -86,7 +86,8 @@ async def test_the_launcher_limits_connections(tmp_path, monkeypatch, limits, ca
         seen["max_connections"] = settings.max_connections
         raise RuntimeError("seen enough")
 
-    monkeypatch.setattr(launch.Engine, "prepare", lambda self: "float32")
+    monkeypatch.setattr(launch.Engine, "prepare", lambda self: None)
+    monkeypatch.setattr(launch, "health_details", lambda assembly: {})
     monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda folder, **options: None)
     monkeypatch.setattr(launch, "create_app", create_app)
     with pytest.raises(RuntimeError, match="enough"):

@@ -224,7 +224,7 @@ async def test_garbage_behind_requests_says_nothing(serve, watched, caplog, tail
         await eventually(lambda: len(watched.lost) == 100)
         await eventually(lambda: served.state.admission.num_active == 0)
         assert not engine.running
-        assert served.state.admission.num_unstarted == 0
+        assert served.state.admission.num_choices == 0
     assert not caplog.records, caplog.text
 
 

@@ -120,7 +120,8 @@ class WorkerLost(NamedTuple):
 
 
 class WorkerJoined(NamedTuple):
-    """A lost worker is back, with every layer loaded, all blocks free, and links to all live workers."""
+    """A lost worker is back: the layers of its home are mapped and empty, all blocks are free, and it has links to all
+    live workers."""
 
     worker_id: WorkerId
     capacity_blocks: int
