@@ -15,7 +15,7 @@
     |-- OutOfBlocksError          a ledger has no block left: a scheduling miss, never fatal
     |-- OutOfPagesError           the page pool is exhausted
     |-- MappingError              the operating system refused a mapping; state was rolled back
-    |-- StalledError              what was waited for does not come, and nobody is working on it
+    |-- StalledError              what was waited for does not come, and no worker is working on it
     `-- WorkerLostError           a worker process is gone
 """
 

@@ -118,7 +118,7 @@ class Request:
     """Nobody asked for ``params.max_tokens``: it is only where the answer is cut. What memory the request needs is
     then judged by what it holds."""
     tenant: str = ""
-    """Whose it is, as an opaque label: tenants share capacity. Empty where nobody is told apart."""
+    """Whose it is, as an opaque label: tenants share capacity. Empty where clients are not told apart."""
 
 
 class TokenLogprobs(NamedTuple):

@@ -22,6 +22,7 @@ from jettison.cli.bench import bench
 from jettison.cli.main import app, main
 from jettison.config import KEYS
 from jettison.config.files import read_yaml_mapping
+from jettison.device.model.create import create_model
 from jettison.errors import ConfigError
 from jettison.report.results import RequestCounts, RunResult
 from jettison.workload.bench import BenchOptions
@@ -408,6 +409,25 @@ def test_what_is_wrong_in_a_file_is_told_with_file_and_line(text, flags, told, t
         assert err.count("\n") == 1
         wanted = told.replace("FILE", str(path)) if "FILE" in told else f"{path}{told}"
         assert err.startswith(f"jettison: {wanted}"), err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("max_model_len: 99999\n", "(max_model_len: FILE, line 2)"),
+        ("memory: 1MiB\n", "(memory: FILE, line 2)"),
+        ("host: 192.0.2.7\nmemory: 64MiB\n", "(host: FILE, line 2)"),
+        ("api_key_file: /nonexistent/keys\n", "(api_key_file: FILE, line 2)"),
+    ],
+)
+def test_what_is_found_wrong_later_is_told_with_file_and_line_too(text, told, tmp_path, capsys):
+    """By what reads the model, lays out memory, listens or reads another file."""
+    create_model(tmp_path / "m", arch="llama", layers=1, hidden=64, heads=4, kv_heads=2, max_position_embeddings=64)
+    path = tmp_path / "jettison.yaml"
+    path.write_text(f"model: {tmp_path / 'm'}\n{text}")
+    assert main(["serve", "--config", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert err.splitlines()[-1].endswith(told.replace("FILE", str(path))), err
 
 
 def test_what_is_wrong_elsewhere_names_the_flag_or_the_variable(tmp_path, capsys, monkeypatch):

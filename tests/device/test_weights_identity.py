@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from jettison.device.model import weights
 from jettison.device.model.hf_config import read_config
-from jettison.device.model.identity import agreed_identity, config_digest, digest_of
+from jettison.device.model.identity import FileMark, agreed_identity, changed_at, config_digest, digest_of
 from jettison.device.model.weights import WeightFolder
 from jettison.device.worker import DeviceWorker
-from jettison.errors import ModelError
+from jettison.errors import ModelError, NotReadyError
 from jettison.memory.layout import LayoutSpec
 from jettison.types import LayerRange
 
@@ -97,7 +97,7 @@ def test_an_overwritten_folder_is_refused_and_the_file_is_named(start, folder):
     worker = start()
     edit(folder, double(DOWN_2))
     worker.load_shard_from_disk("layer:1")  # its bytes are the same
-    with pytest.raises(ModelError, match=rf"{FILE}: written 2\d\d\d-.*, after this model was loaded; its layer:2 "):
+    with pytest.raises(ModelError, match=rf"{FILE}: changed 2\d\d\d-.*, after this model was loaded; its layer:2 "):
         worker.load_shard_from_disk("layer:2")
     assert not worker.ready_for(LayerRange(0, 4))
     assert worker.ready_for(LOW)
@@ -125,6 +125,38 @@ def test_what_was_refused_is_read_again_only_when_the_file_changes(start, folder
     os.replace(folder / "old", folder / FILE)
     worker.load_shard_from_disk("layer:2")
     assert worker.ready_for(LayerRange(0, 4))
+
+
+def test_a_copy_that_keeps_its_times_is_told_by_when_it_was_put_there(start, folder):
+    worker = start()
+    old = os.stat(folder / FILE).st_mtime
+    edit(folder, double(DOWN_2))
+    os.utime(folder / FILE, (old - 1e6, old - 1e6))
+    with pytest.raises(ModelError) as caught:
+        worker.load_shard_from_disk("layer:2")
+    assert f"changed {changed_at(FileMark.of(folder / FILE))}, after this model was loaded" in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_read_is_not_read_again_either(start, folder, monkeypatch):
+    worker = start()
+    whole = (folder / FILE).read_bytes()
+    (folder / FILE).write_bytes(whole[:100])
+    opened = []
+    monkeypatch.setattr(weights, "safe_open", lambda *a, real=weights.safe_open, **k: opened.append(a) or real(*a, **k))
+    for _ in range(3):
+        with pytest.raises(ModelError, match="truncated"):
+            worker.load_shard_from_disk("layer:2")
+    assert len(opened) == 1
+    (folder / FILE).write_bytes(whole)
+    worker.load_shard_from_disk("layer:2")
+
+
+def test_nothing_fills_a_worker_that_does_not_know_what_it_serves(start):
+    whole = start()
+    worker = start(config=whole.config, starts_empty=True)
+    worker.shard_bytes("layer:0").copy_(whole.shard_bytes("layer:0"))
+    with pytest.raises(NotReadyError):
+        worker.mark_shard_filled("layer:0")
 
 
 def test_equal_bytes_under_another_inode_and_time_are_accepted(start, folder):
@@ -195,7 +227,7 @@ def test_workers_that_read_different_bytes_at_the_start_are_told_apart(start, fo
     assert whole.digests.keys() == one.shape.all_shards
     edit(folder, double(DOWN_2))
     three = start()
-    with pytest.raises(ModelError, match=rf"{FILE}: written 2\d\d\d-.* of layer:2, so the folder was being changed"):
+    with pytest.raises(ModelError, match=rf"{FILE}: changed 2\d\d\d-.* of layer:2, so the folder was being changed"):
         agreed_identity(folder, [one.weights_identity, two.weights_identity, three.weights_identity])
     with pytest.raises(ModelError):
         three.adopt_weights(whole)

@@ -201,7 +201,7 @@ async def test_refusals(model_dir: Path) -> None:
             engine.submit(request("one too many", [1] * 100, 20))
         assert 1000 <= refused.value.retry_after_ms <= 120_000
         with pytest.raises(OverCapacityError, match=r"4 requests wait, and 1 may"):
-            engine.check_queue(num_arriving=3)
+            engine.check_queue("", num_arriving=3)
         for stream in streams:
             assert [e async for e in stream][-1].finish_reason is FinishReason.LENGTH
         assert await engine.drain(5.0)

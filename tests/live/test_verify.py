@@ -176,7 +176,7 @@ def test_what_fails_or_hangs_is_a_row_with_a_name_and_the_rest_is_run(
     monkeypatch.setattr(verify, "make_reference", lambda _: AgreesWithAll())
     assert verify.run_verify(model_dir, path) == 1
     found = rows_of(path)
-    assert "StalledError: waited for a third instance, and nobody works on it: groups" in found["waits"]["evidence"]
+    assert "StalledError: waited for a third instance, and no worker works on it: groups" in found["waits"]["evidence"]
     assert "KeyError: 'a fault'" in found["breaks"]["evidence"]
     assert found["goes on"]["tokens_compared"] == 2
     assert (found[""]["complete"], found[""]["failed"]) == (True, 2)

@@ -145,7 +145,7 @@ async def test_what_nobody_has_any_more_stays_down_until_the_file_is_back(
             await until(lambda: failures._fetching.is_idle)
             await until(lambda: not failures._fetching.is_idle)
         (reason,) = engine.snapshot().troubles
-        assert f"{served / FILE}: written 20" in reason
+        assert f"{served / FILE}: changed 20" in reason
         assert "put the old file back, or restart the server" in reason
         assert len([r for r in caplog.records if "stays down" in r.message]) == 1
         assert engine.snapshot().groups == []

@@ -34,6 +34,20 @@ def test_a_number_of_any_size_is_told_in_a_few_characters() -> None:
     assert len(why_too_long(1, 1 << 100_000, 10, 10) or "") < 200
 
 
+@given(st.lists(st.integers(0, 5), max_size=300), st.integers(1, 40))
+def test_no_tenant_can_keep_another_out_of_a_full_queue(arrivals: list[int], limit: int) -> None:
+    """None is served meanwhile; each tenant that asks gets at least its equal share, and the queue stays bounded."""
+    waiting: dict[int, int] = {}
+    for tenant in arrivals:
+        own, num_tenants = waiting.get(tenant, 0), len(waiting.keys() | {tenant})
+        if why_queue_full(sum(waiting.values()), limit, own, num_tenants) is None:
+            waiting[tenant] = own + 1
+        else:
+            assert own >= max(1, limit // num_tenants) or num_tenants == 1
+    most = sum(max(1, limit // k) for k in range(1, len(waiting) + 1))
+    assert sum(waiting.values()) <= max(most, limit)
+
+
 @pytest.mark.parametrize(("waiting", "limit", "is_full"), [(9, None, False), (1, 2, False), (2, 2, True), (3, 2, True)])
 def test_the_queue_is_full_at_its_limit(waiting: int, limit: int | None, is_full: bool) -> None:
     why = why_queue_full(waiting, limit)

@@ -96,12 +96,12 @@ class FakeEngine:
         if self.max_running is not None and len(self.running) >= self.max_running:
             raise OverCapacityError("the queue is full", self.retry_after_ms)
         if not is_further:
-            self.check_queue()
+            self.check_queue(request.tenant)
         self.accepted.append(request)
         running = self.running[request.request_id] = _Running(request)
         return self._events(running)
 
-    def check_queue(self, num_arriving: int = 0) -> None:
+    def check_queue(self, tenant: str, num_arriving: int = 0) -> None:
         num_waiting = len(self.running) if self.num_waiting is None else self.num_waiting
         why_full = why_queue_full(num_waiting + num_arriving, self.max_waiting)
         if why_full is not None:

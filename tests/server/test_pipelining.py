@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
+import socket
+import struct
 
 import psutil
 import pytest
 from fake_engine import FakeEngine
 from served import eventually
 
+from jettison.server import http_protocol
 from jettison.server.http_protocol import MAX_QUEUED, SLICE_BYTES, BoundedHttpProtocol
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -277,6 +281,71 @@ async def test_line_ends_between_requests_hold_no_connection(serve):
         writer.close()
 
 
+async def test_a_full_server_still_answers_probes(serve, watched, monkeypatch):
+    """One request each, on a few connections beyond the limit; they are no way in for anything else."""
+    monkeypatch.setattr(http_protocol, "PROBE_CONNECTIONS", 2)
+    async with serve(FakeEngine(), max_connections=1) as served:
+        first = await asyncio.open_connection("127.0.0.1", served.port)
+        first[1].write(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
+        await first[0].readuntil(b"{}")
+        for path in (b"/ping", b"/health"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(b"GET %s HTTP/1.1\r\nhost: x\r\n\r\n" % path * 3)
+            answer = await all_of(reader)
+            assert answer.startswith(b"HTTP/1.1 200 ")
+            assert answer.count(b"HTTP/1.1 ") == 1
+            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(post(stream=True))
+        assert (await all_of(reader)).startswith(b"HTTP/1.1 503 ")
+        writer.close()
+        await eventually(lambda: len(watched.made) - len(watched.lost) == 1)
+        silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
+        await eventually(lambda: len(watched.made) - len(watched.lost) == 3)
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        assert (await all_of(reader)).startswith(b"HTTP/1.1 503 ")
+        for _, other in (*silent, first, (reader, writer)):
+            other.close()
+
+
+@pytest.mark.parametrize("num_behind", [0, 4, 40, 20_000])
+@pytest.mark.parametrize("resets", [False, True])
+async def test_a_client_that_leaves_is_noticed_whatever_it_had_sent(serve, num_behind, resets):
+    """Bytes that are held stop reading, so the end of the connection is looked for."""
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine) as served:
+        sock = socket.create_connection(("127.0.0.1", served.port))
+        sock.sendall(post(stream=True, max_tokens=5))
+        await eventually(lambda: engine.running)
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            sock.send(GET * num_behind)
+        if resets:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+        await eventually(lambda: not engine.running)
+        await eventually(lambda: served.state.admission.num_active == 0)
+
+
+async def test_bytes_held_by_all_connections_are_bounded(serve, watched, caplog):
+    engine = FakeEngine(delay_s=None)
+    async with serve(engine, max_buffered_bytes=100_000) as served:
+        writers = []
+        for _ in range(8):
+            _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(post(stream=True, max_tokens=5) + GET * 1500)
+            writers.append(writer)
+        await eventually(lambda: len(watched.made) == 8 and any(p._is_refused for p in watched.made))
+        held = watched.made[0].held_bytes
+        assert all(p.held_bytes is held for p in watched.made)
+        await eventually(lambda: held.total <= held.limit)
+        for writer in writers:
+            writer.close()
+        await eventually(lambda: len(watched.lost) == 8)
+        assert held.total == 0
+        assert len([r for r in caplog.records if "are held" in r.message]) == 1
+
+
 async def test_connections_have_a_limit(serve, caplog):
     async with serve(FakeEngine(), max_connections=2) as served:
         places = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
@@ -285,6 +354,7 @@ async def test_connections_have_a_limit(serve, caplog):
             assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200 ")
         for _ in range(3):
             reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
             answer = await all_of(reader)
             assert answer.startswith(b"HTTP/1.1 503 ")
             head, _, body = answer.partition(b"\r\n\r\n")

@@ -115,7 +115,7 @@ def connection():
     made.write_timeout_s = 60.0
     made.seldom = Seldom(logging.getLogger("test"))
     made._running = type("Cycle", (), {"response_complete": False})
-    made._num_unsent_bytes, made._unread_since_s = 0, None
+    made._held, made._num_unsent_bytes, made._unread_since_s = b"", 0, None
     return made
 
 

@@ -42,7 +42,7 @@ def bench(
     kv_capacity_tokens: o.KvCapacityTokens = None,
     num_instances: o.NumInstances = None,
 ) -> None:
-    """Replay a load as it was (open loop: nobody waits for an answer before asking) and report TTFT and TPOT.
+    """Replay a load as it was (open loop: no client waits for an answer before it asks) and report TTFT and TPOT.
 
     The exit code is 1 where requests failed or were rejected, after all is printed and
     written; --allow-failures says which part may be.

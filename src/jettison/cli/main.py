@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(told, OSError):
             logger.debug("the operating system refused", exc_info=told)
             return _complain(_reason(told), 2 if told.errno in _MENDABLE else 1)
-        raise  # nobody has foreseen it: its traceback is of use
+        raise  # not foreseen: its traceback is of use
     return code if isinstance(code, int) else 0
 
 

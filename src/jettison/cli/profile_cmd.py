@@ -42,6 +42,6 @@ def profile(
     check_address_limit()
     from jettison.live.profile_command import profile_command
 
-    raise typer.Exit(
-        profile_command(resolved, out=out, json_out=json_out, html_out=html_out, quick=quick, seed=order_seed)
-    )
+    with resolved.placed():
+        code = profile_command(resolved, out=out, json_out=json_out, html_out=html_out, quick=quick, seed=order_seed)
+    raise typer.Exit(code)

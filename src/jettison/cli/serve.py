@@ -31,4 +31,6 @@ def serve(
     check_address_limit()
     from jettison.server.launch import serve as run_server
 
-    raise typer.Exit(run_server(resolved))
+    with resolved.placed():
+        code = run_server(resolved)
+    raise typer.Exit(code)

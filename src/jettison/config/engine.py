@@ -7,7 +7,9 @@ won for each key.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
@@ -27,7 +29,7 @@ from jettison.config.sections import (
     launcher,
 )
 from jettison.config.values import Choice, Parser, did_you_mean, format_bytes, int_from, nonempty
-from jettison.errors import ConfigError
+from jettison.errors import ConfigError, UserError
 
 Source = Literal["default", "file", "env", "flag"]
 
@@ -57,6 +59,25 @@ class EngineConfig:
     provenance: Mapping[str, Source] = field(
         default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
     """Key -> where its value came from."""
+    places: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
+    """Key -> its file and line, of those that came from a file."""
+
+    @contextmanager
+    def placed(self) -> Iterator[None]:
+        """A UserError that is raised inside says which file and line its values stand in, where it is about such ones:
+        it names their flag or key, or, where it names none, quotes what they say."""
+        try:
+            yield
+        except UserError as error:
+            told = str(error)
+            # A key of one plain word ("model", "host") says nothing by standing in a sentence.
+            words = {name: [KEYS[name].flag, *([name] if "_" in name else [])] for name in self.places}
+            named = [name for name in self.places if _has_word(told, *words[name])]
+            shown = {name: KEYS[name].show(self.flat()[name]) for name in self.places}
+            about = named or [name for name, value in shown.items() if len(value) > 6 and _has_word(told, value)]
+            if not about:
+                raise
+            raise type(error)(f"{told} ({'; '.join(f'{name}: {self.places[name]}' for name in about)})") from error
 
     @classmethod
     def resolve(
@@ -92,7 +113,8 @@ class EngineConfig:
             for section, factory in _SECTIONS.items()
         }
         own = {key.field: values[key.name] for key in KEYS.values() if not key.section}
-        return cls(**sections, **own, provenance=MappingProxyType(provenance))
+        places = {name: said.place for name, said in given.items() if said.place}
+        return cls(**sections, **own, provenance=MappingProxyType(provenance), places=MappingProxyType(places))
 
     def flat(self) -> dict[str, Any]:
         """Key -> value, in the order of ``KEYS``: ``resolve(**config.flat()) == config``, also by way of JSON."""
@@ -181,9 +203,13 @@ def _sources(
     return sources
 
 
+def _has_word(text: str, *words: str) -> bool:
+    return any(re.search(rf"(?<![\w-]){re.escape(word)}(?![\w-])", text) for word in words)
+
+
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What somebody has said for a key."""
+    """What was given for a key."""
 
     raw: object
     source: Source

@@ -221,8 +221,8 @@ class ServerConfig:
         (), nonempty_list, f"Key that clients must send; may be given more than once (also: {API_KEY_VARIABLE}).",
         name="api_key", metavar="KEY")
     api_key_file: str | None = config_key(
-        None, nonempty, "More of them, one a line (# begins a comment); read again on SIGHUP. Unlike --api-key it "
-        "shows nothing in the process list.", metavar="FILE", unset="none")
+        None, nonempty, "More of them, one a line (lines that begin with # are left out); read again on SIGHUP. Unlike "
+        "--api-key it shows nothing in the process list.", metavar="FILE", unset="none")
     max_active_reqs_per_key: int | None = config_key(
         None, int_from(1), "Choices under way (each prompt times n) beyond which a key is told 429 (none: no limit).",
         metavar="N", unset="none")

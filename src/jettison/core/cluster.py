@@ -8,6 +8,7 @@ Every accepted request ends with exactly one ``Emit`` that has a finish reason.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from jettison.core.balancing import Balancing
@@ -164,6 +165,13 @@ class ClusterCore:
     def predicted_wait_s(self, now_ns: int) -> float:
         """How long a request that came now would wait for admission."""
         return self.loads.predicted_wait_s(now_ns)
+
+    def num_waiting_of(self, tenant: str) -> tuple[int, int]:
+        """A tenant's requests that wait for admission, and how many tenants wait, this one counted in."""
+        waiting: Counter[str] = Counter(state.tenant for state in self.state.homeless.values())
+        for group_id in self.state.changes.queued:
+            waiting.update(self.groups[group_id].waiting.num_by_tenant())
+        return waiting[tenant], len(waiting.keys() | {tenant})
 
     def max_request_blocks(self) -> int:
         """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.

@@ -44,7 +44,7 @@ class Loads:
         self._compute_loads: dict[int, float | None] = {}
         """By number of stages; good until anything that they are made from is fed."""
         self._waiting_since_ns: int | None = None
-        """Since when somebody has waited without a break."""
+        """Since when requests have waited without a break."""
 
     @property
     def params(self) -> ClusterParams:
@@ -80,14 +80,14 @@ class Loads:
             self.kept_out.add(group.group_id)
 
     def note_waiting(self, waits: bool, now_ns: int) -> None:
-        """Follow since when somebody has been waiting, at every event's end."""
+        """Follow since when requests have been waiting, at every event's end."""
         if not waits:
             self._waiting_since_ns = None
         elif self._waiting_since_ns is None:
             self._waiting_since_ns = now_ns
 
     def predicted_wait_s(self, now_ns: int) -> float:
-        """How long a request that came now would wait, behind all who wait already; 0.0 where nobody does."""
+        """How long a request that came now would wait, behind all that wait already; 0.0 where none does."""
         if self._waiting_since_ns is None:
             return 0.0
         state, waited_ns = self._state, now_ns - self._waiting_since_ns

@@ -211,7 +211,10 @@ class Recovery:
         took_ns = now_ns - self._started_ns
         self._cluster.counters.num_recoveries += 1
         self._cluster.counters.recovery_ns += took_ns
-        return Record("recovered", now_ns, {"worker": worker_id, "ms": took_ns / 1e6})
+        fields: dict[str, object] = {"worker": worker_id, "ms": took_ns / 1e6}
+        if self._told is not None:
+            fields["was_stuck"] = True
+        return Record("recovered", now_ns, fields)
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ class Rehousing:
         self._since_ns = {i: self._since_ns.get(i, now_ns) for i in waiting}
         longest_ns = self._params.max_outage_s * NANOSECONDS
         late = [s for s in waiting.values() if now_ns - self._since_ns[s.request_id] >= longest_ns]
-        message = "no worker could take the request again in time"
+        message = "no worker could take the request in time"
         return [
             action for state in sorted(late, key=lambda s: s.order)
             for action in self._cluster.end(state, FinishReason.ERROR, now_ns, error=message)
@@ -60,7 +60,7 @@ class Rehousing:
             return None
         state.cut_default_length(room)
         longest = self._cluster.limits.max_model_len
-        # What an answer that nobody gave a length may grow to is no reason to end it, beyond the context least of all.
+        # What an answer without a given length may grow to is no reason to end it, beyond the context least of all.
         num_more = min(state.num_tokens_to_hold, longest) - state.num_prompt
         return why_too_long(state.num_prompt, num_more, longest, room)
 

@@ -72,9 +72,13 @@ class WaitingQueue:
             return self._by_turns()
         return iter(next(iter(self._lines.values()), ()))
 
+    def num_by_tenant(self) -> dict[TenantId, int]:
+        """Requests that wait, of each tenant that has any."""
+        return {tenant: len(line) for tenant, line in self._lines.items()}
+
     @property
     def head(self) -> RequestState | None:
-        """Who is next; None where nobody waits."""
+        """The request that is next; None where none waits."""
         if not self._lines:
             return None
         return self._lines[self._ranked[0][1]][0] if self._ranked else next(iter(self._lines.values()))[0]
@@ -148,8 +152,8 @@ class WaitingQueue:
     ) -> list[RequestState]:
         """Serve these, which come in the order of service: each takes its tenant's turn.
 
-        Who is passed over stays; one that steps aside has had its turn by that, and is first again as soon as the group
-        can hold it.
+        A request that is passed over stays; one that steps aside has had its turn by that, and is first again as soon
+        as the group can hold it.
         """
         taken: list[RequestState] = []
         seen: list[RequestState] = []

@@ -106,7 +106,7 @@ class DeviceWorker:
         self._identity: WeightsIdentity | None = None
         """Of the weights that are served. A shard that is not in it yet is taken as it is read."""
         self._refused: dict[ShardId, tuple[dict[str, FileMark], str]] = {}
-        """Shards that the folder had and that are not the ones being served: its files then, and what was said."""
+        """Shards that could not be read or are not the ones being served: the folder's files then, and the reason."""
 
     def start(self) -> None:
         """Read the config, lay out memory, load the resident shards from disk. Idempotent.
@@ -299,6 +299,8 @@ class DeviceWorker:
         """
         if not self._open_memory.is_mapped(shard):
             raise ValueError(f"{shard} is not mapped")
+        if self._identity is None and self._starts_empty:
+            raise NotReadyError(f"{shard} has come before it is known what is served")
         known = {} if self._identity is None else self._identity.digests
         if shard in known:
             digest = digest_of(self.shard_bytes(shard)) if digest is None else digest
@@ -321,15 +323,18 @@ class DeviceWorker:
             raise ValueError(f"{shard} is not mapped")
         self._complete.discard(shard)
         self._ready.clear()
-        self._check_refused(shard)
+        listing = self._weights.listing()
+        self._check_refused(shard, listing)
         try:
             digest = yield from self._weights.loading(shard, self.shard_bytes(shard))
-        except ModelError:
+            known = None if self._identity is None else self._identity.digests.setdefault(shard, digest)
+            if known not in (None, digest):
+                assert self._identity is not None
+                raise ModelError(explain_difference(self._weights.files_of(shard), shard, self._identity.files))
+        except ModelError as error:
             self._weights.forget()
+            self._refused[shard] = (listing, str(error))
             raise
-        known = None if self._identity is None else self._identity.digests.setdefault(shard, digest)
-        if known not in (None, digest):
-            raise self._refuse(shard)
         self.mark_shard_filled(shard, digest)
 
     # --- which weights -------------------------------------------------------------------------------------------
@@ -358,25 +363,10 @@ class DeviceWorker:
             agreed_identity(self._model_dir, [self._identity, identity])
         self._identity = replace(identity, digests=dict(identity.digests))
 
-    def _refuse(self, shard: ShardId) -> ModelError:
-        """What the folder has of a shard is not what is served: remember that, and say why."""
-        assert self._identity is not None
-        files = self._weights.files_of(shard)
-        message = explain_difference(files, shard, self._identity.files)
-        self._refused[shard] = ({path.name: FileMark.of(path) for path in files}, message)
-        self._weights.forget()
-        return ModelError(message)
-
-    def _check_refused(self, shard: ShardId) -> None:
-        """Raise as the last time, without reading, while the files are as they were then."""
-        marks, message = self._refused.pop(shard, ({}, ""))
-        if not marks:
-            return
-        try:
-            is_same = all(FileMark.of(self._model_dir / name) == mark for name, mark in marks.items())
-        except OSError:
-            return
-        if is_same:
+    def _check_refused(self, shard: ShardId, listing: dict[str, FileMark]) -> None:
+        """Raise as the last time, without reading, while the folder's files are as they were then."""
+        marks, message = self._refused.pop(shard, (None, ""))
+        if marks == listing:
             self._refused[shard] = (marks, message)
             raise ModelError(message)
 

@@ -93,7 +93,7 @@ class EngineSnapshot:
     num_homeless: int = 0
     """Accepted requests that wait outside all groups, because no living worker can take them now."""
     troubles: tuple[str, ...] = ()
-    """Why workers that live cannot serve again yet, a line each: weights that nobody has, and what to do."""
+    """Why workers that live cannot serve again yet, a line each: weights that no worker has, and what to do."""
     weights: str | None = None
     """Digest of the weights that are served; None before they are read."""
 
@@ -137,8 +137,9 @@ class EngineClient(Protocol):
         """
         ...
 
-    def check_queue(self, num_arriving: int = 0) -> None:
-        """Whether the queue takes another request, behind ``num_arriving`` that are not submitted yet. Cheap.
+    def check_queue(self, tenant: str, num_arriving: int = 0) -> None:
+        """Whether the queue takes another request of a tenant, behind ``num_arriving`` of all that are not submitted
+        yet. Cheap.
 
         Raises OverCapacityError. ``submit`` asks the same by itself; who asks on arrival need not read a request that
         will be refused.

@@ -25,7 +25,6 @@ from jettison.live.api import (
     EngineInfo,
     EngineSnapshot,
     EngineState,
-    RequestTimings,
     TokenEvent,
 )
 from jettison.live.assembly import Assembly, assemble
@@ -37,6 +36,7 @@ from jettison.live.move_log import log_move
 from jettison.live.netns import Placement, machines_of
 from jettison.live.restart import Restarter
 from jettison.live.snapshot import take_snapshot
+from jettison.live.stream import Stream
 from jettison.live.warmup import WarmUp
 from jettison.policy.ranges import Pull, StagePlan
 from jettison.policy.refusal import retry_after_ms, why_queue_full, why_too_long
@@ -54,39 +54,9 @@ RESTART_WINDOW_S = 300.0
 LINK_GRACE_S = 1.0
 """A peer that a stage has lost is declared lost when its end has not been reported this much later."""
 
-DEPENDENT_ROWS = ": products by torch, so requests in one step may change each other's last bits (see decisions.md)"
-
-
-class _Stream:
-    """Events of one request on their way to its client, the only one who reads them.
-
-    A step wakes up as many clients as it has rows; ``asyncio.Queue``, made for many readers, costs twice as much.
-    """
-
-    __slots__ = ("_events", "_waiter", "ended", "sent_prompt_logprobs", "timings")
-
-    def __init__(self, arrival_ns: int) -> None:
-        self._events: deque[TokenEvent] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self.timings = RequestTimings(arrival_ns)
-        self.sent_prompt_logprobs = False
-        self.ended = False
-
-    def put(self, event: TokenEvent) -> None:
-        """Wakes up the reader."""
-        self._events.append(event)
-        waiter = self._waiter
-        if waiter is not None:
-            self._waiter = None
-            if not waiter.done():  # a reader that was cancelled has left it so
-                waiter.set_result(None)
-
-    async def get(self) -> TokenEvent:
-        """The next event, waited for."""
-        while not self._events:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        return self._events.popleft()
+DEPENDENT_ROWS = (
+    ": products by torch, so requests in one step may change each other's last bits (see docs/decisions.md)"
+)
 
 
 class Engine:
@@ -97,7 +67,7 @@ class Engine:
         self._config = config
         self._placements = placements or {}
         self._state: EngineState = "loading"
-        self._streams: dict[RequestId, _Stream] = {}
+        self._streams: dict[RequestId, Stream] = {}
         self._assembly: Assembly | None = None
         self._info: EngineInfo | None = None
         self._launcher: LocalLauncher | None = None
@@ -173,7 +143,7 @@ class Engine:
             self._state = "ready"
         slowest = max(ready, key=lambda r: r.read_ns)
         logger.info(
-            "weights %s read in %.2f s, of which digests and the look for NaN took %.2f s",
+            "weights %s read in %.2f s, of which hashing and checking took %.2f s",
             self._weights_digest, slowest.read_ns / 1e9, slowest.check_ns / 1e9,
         )
         logger.info(
@@ -266,22 +236,25 @@ class Engine:
         if self._state != "ready" or self._driver is None:
             raise NotReadyError(f"the engine is {self._state}")
         if not is_further:
-            self.check_queue()
+            self.check_queue(request.tenant)
         self._check(request)
         if request.request_id in self._streams:
             raise JettisonError(f"request id {request.request_id} is in use")
-        stream = _Stream(request.arrival_ns)
+        stream = Stream(request.arrival_ns)
         self._streams[request.request_id] = stream
         self._idle.clear()
         self._handle(ports.Arrived(request))
         return self._events(request.request_id, stream)
 
-    def check_queue(self, num_arriving: int = 0) -> None:
+    def check_queue(self, tenant: str, num_arriving: int = 0) -> None:
         """See ``EngineClient.check_queue``."""
         if self._driver is None:
             return
         core = self._driver.core
-        why_full = why_queue_full(core.num_waiting + num_arriving, self._config.scheduler.max_num_queued_reqs)
+        limit, num_waiting = self._config.scheduler.max_num_queued_reqs, core.num_waiting + num_arriving
+        if limit is None or num_waiting < limit:
+            return
+        why_full = why_queue_full(num_waiting, limit, *core.num_waiting_of(tenant))
         if why_full is not None:
             raise OverCapacityError(why_full, retry_after_ms(core.predicted_wait_s(time.monotonic_ns())))
 
@@ -300,7 +273,7 @@ class Engine:
         if too_long is not None:
             raise TooLongError(too_long, param="max_tokens", code="context_length_exceeded")
 
-    async def _events(self, request_id: RequestId, stream: _Stream) -> AsyncIterator[TokenEvent]:
+    async def _events(self, request_id: RequestId, stream: Stream) -> AsyncIterator[TokenEvent]:
         try:
             while True:
                 event = await stream.get()

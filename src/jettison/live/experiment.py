@@ -188,7 +188,7 @@ def measure_speed(setup: ExperimentSetup, *, batches: tuple[int, ...] = (4, 16, 
 def measure_speed_at(
     url: str, setup: ExperimentSetup, *, batches: tuple[int, ...] = (4, 16, 40)
 ) -> MachineSpeed:
-    """The same of a server that runs already, whoever made it: ``setup`` says how many instances stand behind it.
+    """The same of a server that runs already: ``setup`` says how many instances stand behind it.
 
     Raises JettisonError where a request is not answered: times of the others would say nothing.
     """

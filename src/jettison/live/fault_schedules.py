@@ -395,7 +395,7 @@ class FaultRounds:
 
     @contextlib.contextmanager
     def _awaiting(self, what: str) -> Iterator[None]:
-        """Note what is waited for if nobody lets the waiting end by itself."""
+        """Note what is waited for where the waiting does not end by itself."""
         try:
             yield
         except asyncio.CancelledError:

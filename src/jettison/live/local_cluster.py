@@ -35,7 +35,7 @@ REST = "all requests to end and all moves to be over"
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """A condition to work for, and its name for whoever waits in vain."""
+    """A condition to work for, and its name for the error of one that waits in vain."""
 
     what: str
     """Completes "waited for"."""
@@ -179,7 +179,7 @@ class LocalCluster:
             if worked:
                 worked_ns = self._now_ns
             elif self._now_ns - worked_ns > STALL_NS:
-                raise StalledError(f"waited for {what}, and nobody works on it: {self._describe()}")
+                raise StalledError(f"waited for {what}, and no worker works on it: {self._describe()}")
             if self._now_ns >= self._next_tick_ns or not worked:
                 self._now_ns = max(self._now_ns, self._next_tick_ns)
                 self._next_tick_ns = self._now_ns + TICK_EVERY_NS

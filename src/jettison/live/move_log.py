@@ -57,6 +57,8 @@ def log_move(record: Record, core: ClusterCore) -> None:
             )
         case "recovery_stuck":
             log.error("worker %s stays down: %s", fields["worker"], fields["reason"])
+        case "recovered" if fields.get("was_stuck"):
+            log.warning("worker %s serves again", fields["worker"])
         case "restore_turned":
             log.info("restore called off: group %s stays merged; reason: %s", fields["group"], fields["reason"])
 

@@ -30,7 +30,7 @@ class Row:
     ties: int
     """Differences where both tokens' logits are a few ulps apart (never in float64): not a mismatch."""
     incomplete: int
-    """Requests that ended early though nobody cancelled them: what is missing was not compared."""
+    """Requests that ended early without being cancelled: what is missing was not compared."""
     happened: bool
     evidence: str
     applicable: bool = True

@@ -20,7 +20,7 @@ from rich.progress import Progress, TaskID
 from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.reference import Reference, TransformersReference, transformers_available
-from jettison.errors import ConfigError, JettisonError
+from jettison.errors import ConfigError, JettisonError, ModelError
 from jettison.live.assembly import Assembly, assemble
 from jettison.live.fault_schedules import kills
 from jettison.live.proof_table import Conditions, ProofTable, Row, compare, failed, not_applicable, print_table
@@ -187,9 +187,11 @@ class _Run:
                 self._add(failed(self._name, death_name(place, mode, instances), error))
 
     def _attempt(self, event: str, scenario: Callable[[], Outcome]) -> Row:
-        """What goes wrong in an event is its row."""
+        """What goes wrong in an event is its row; what is wrong with the model is no event's affair (ModelError)."""
         try:
             return compare(self._name, event, scenario(), self._reference)
+        except ModelError:
+            raise
         except JettisonError as error:
             return failed(self._name, event, error)
         except Exception as error:

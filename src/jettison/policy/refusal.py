@@ -38,9 +38,16 @@ def shown(value: float) -> str:
 # --- too many
 
 
-def why_queue_full(num_waiting: int, limit: int | None) -> str | None:
-    """Why another request is not taken; None where it is. ``num_waiting``: those on their way to the queue included."""
+def why_queue_full(num_waiting: int, limit: int | None, num_own: int = 0, num_tenants: int = 1) -> str | None:
+    """Why another request is not taken; None where it is. ``num_waiting``: those on their way to the queue included.
+
+    ``num_own`` of them are the asking tenant's, and ``num_tenants`` have requests waiting once this one does. A full
+    queue still takes what a tenant has too little of: up to an equal share of the limit, so that no tenant can shut the
+    others out. With k tenants it can grow to the limit times 1 + 1/2 + ... + 1/k.
+    """
     if limit is None or num_waiting < limit:
+        return None
+    if num_tenants > 1 and num_own < max(1, limit // num_tenants):
         return None
     return f"The queue is full: {num_waiting} requests wait, and {limit} may; retry later."
 

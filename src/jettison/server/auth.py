@@ -33,7 +33,7 @@ class KeyRing:
         return any(fits)
 
     def tenant(self, authorization: bytes | None) -> str:
-        """A label of fixed length for whoever holds this key, where there are several or they may change; else empty.
+        """A label of fixed length for the holder of this key, where there are several or they may change; else empty.
 
         ``authorization`` has been admitted. The label goes into cache salts: it says nothing about the key.
         """

@@ -17,9 +17,10 @@ logger = logging.getLogger(__name__)
 
 WANTED = 65_536
 """Even where other limits let in fewer: refused clients have connections too. Looking at so many takes milliseconds."""
-RESERVED = 64
+RESERVED = 80
 RESERVED_PER_INSTANCE = 16
-"""For everything that is no connection: logs, libraries, listeners; a worker's channel, links and restart."""
+"""For everything that is no client's connection: logs, libraries, listeners, 16 probes; a worker's channel, links and
+restart."""
 
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 
@@ -64,7 +65,7 @@ class DescriptorWatch:
         self._seldom = seldom
 
     def look(self) -> None:
-        """Try to have one more: event loops reset connections that they have no descriptor for, and tell nobody."""
+        """Try to have one more: event loops reset connections that they have no descriptor for, without a word."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from jettison.server.errors import ApiError, bad_request
+from jettison.server.quiet_log import Seldom
 
 logger = logging.getLogger(__name__)
 
@@ -121,16 +122,17 @@ Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 
 class FieldWarnings:
-    """Unknown fields are ignored with one warning each; the memory of them is bounded."""
+    """Unknown fields are ignored with one warning each, and one a minute at most; the memory of them is bounded."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
+        self._seldom = Seldom(logger)
 
     def note(self, name: str) -> None:
         """Warn of a field the first time it is met."""
         if name not in self._seen and len(self._seen) < _MAX_FIELDS_WARNED:
-            self._seen.add(name)
-            logger.warning("ignoring unknown request field %r", name[:64])
+            if self._seldom.warning("ignoring unknown request field %r", name[:64]):
+                self._seen.add(name)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

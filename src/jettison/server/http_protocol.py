@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -30,12 +31,29 @@ SLICE_BYTES = 2048
 """Most bytes parsed at one time: the parser cannot be stopped inside of them."""
 MAX_QUEUED = 8
 """Requests of one connection that wait for their turn. What comes behind them stays bytes."""
+_LEFT_STATES = (7, 8)
+"""TCP_CLOSE and TCP_CLOSE_WAIT, by the kernel's numbers."""
 _END_OF_LINES = b"\r\n\r\n"
 """Behind headers, and behind a chunked body."""
 
 
+PROBE_CONNECTIONS = 16
+"""Connections beyond the limit that are taken all the same, for ``PROBE_PATHS`` alone and for one request each: that a
+server is full is no reason to start it again."""
+PROBE_PATHS = (b"/health", b"/ping")
+PROBE_TIMEOUT_S = 2.0
+
+
+class HeldBytes:
+    """What all connections of a server hold unparsed, in bytes."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+
+
 class _Flow(FlowControl):
-    """Whoever wants to read on is given what is held first."""
+    """A reader that wants to go on is given what is held first."""
 
     def __init__(self, transport: asyncio.Transport, read_on: Callable[[], None]) -> None:
         super().__init__(transport)
@@ -77,6 +95,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     header_timeout_s = 20.0
     write_timeout_s = 60.0
     max_connections: int | None = None
+    held_bytes: HeldBytes
     flow: _Flow
     seldom: Seldom
     """What clients bring about is said through it."""
@@ -99,6 +118,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._is_last = False
         """The newest request ends the connection: what comes behind it is thrown away."""
         self._is_refused = False
+        self._is_probe = False
+        """Beyond the limit of connections: only probes are answered."""
         self._header_timer: asyncio.TimerHandle | None = None
         self._num_unsent_bytes = 0
         """When the connection was last looked at."""
@@ -110,10 +131,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """The first request's headers are awaited from here on."""
         super().connection_made(transport)
         self.flow = _Flow(transport, self._feed)
-        if self.max_connections is not None and len(self.connections) > self.max_connections:
+        num_beyond = 0 if self.max_connections is None else len(self.connections) - self.max_connections
+        if num_beyond > PROBE_CONNECTIONS:
             self._turn_away()
-        else:
-            self._await_headers()
+            return
+        self._is_probe = num_beyond > 0
+        self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Deadlines, bytes and queued requests go with the connection, and the request that runs is told."""
@@ -128,9 +151,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._running.keep_alive = False
 
     def look(self, now_s: float) -> None:
-        """Cut the connection of a client that has taken nothing for ``write_timeout_s``, where something waits for it:
-        an answer that cannot go on, or the end of the connection. Called about every second.
+        """Find out what the socket does not tell by itself. Called about every second.
+
+        Cuts the connection of a client that has taken nothing for ``write_timeout_s``, where something waits for it: an
+        answer that cannot go on, or the end of the connection. And ends the requests of a client that has left: while
+        its bytes are held, nothing is read, so no end of file is met.
         """
+        if self._held and not self._is_idle and self._has_left():
+            self._drop_requests()
+            self.transport.close()
+            return
         num_bytes = self.transport.get_write_buffer_size()
         # An answer that can go on adds bytes by itself; how many are left would then say nothing of the client.
         is_waiting = num_bytes > 0 and (self.flow.write_paused or self._is_idle or self.transport.is_closing())
@@ -141,6 +171,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.abort()
         self._num_unsent_bytes = num_bytes
 
+    def _has_left(self) -> bool:
+        """Whether the client has closed or reset its side, unread bytes or not."""
+        sock = self.transport.get_extra_info("socket")
+        try:
+            state = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        except OSError:  # a Unix socket, in tests
+            return False
+        return state in _LEFT_STATES
+
     # --- what comes in
 
     def data_received(self, data: bytes) -> None:
@@ -148,8 +187,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._is_refused or self._is_last:
             return
         self._unset_keepalive_if_required()
-        self._held = self._held + data if self._held else data
+        self._hold(self._held + data if self._held else data)
         self._feed()
+        if self._held and self.held_bytes.total > self.held_bytes.limit:
+            self.seldom.warning("refusing a client: %d bytes of requests that wait are held", self.held_bytes.total)
+            self._refuse(ApiError(503, "Too many requests wait to be read; retry later.", code="overloaded"))
+
+    def _hold(self, data: bytes) -> None:
+        self.held_bytes.total += len(data) - len(self._held)
+        self._held = data
 
     def _feed(self) -> None:
         """Parse what is held until the queue is full; read on when nothing is left."""
@@ -159,7 +205,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             end = self._end_of_slice(at)
             self._parse(bytes(data[at:end]))
             at = end
-        self._held = b"" if self._is_refused or self._is_last else self._held[at:]
+        self._hold(b"" if self._is_refused or self._is_last else self._held[at:])
         self.flow.set_reading(not self._held and not self._is_full)
         self._set_header_timer()
 
@@ -212,8 +258,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_header_bytes:
             self._refuse_headers()
+        if self._is_probe and not self._is_refused and self.url not in PROBE_PATHS:
+            self._turn_away()
         if not self._is_refused:
             super().on_headers_complete()  # raises for a target that is none
+            if self._is_probe:
+                self.cycle.keep_alive = False
             self._is_in_headers = False
             self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
             self._num_body_bytes = int(dict(self.headers).get(b"content-length", 0))  # llhttp has checked it
@@ -271,7 +321,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Nothing can be written any more: all requests of this connection are over."""
         self._stop_header_timer()
         self._unset_keepalive_if_required()
-        self._held = b""
+        self._hold(b"")
         self.pipeline.clear()
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
@@ -317,6 +367,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _turn_away(self) -> None:
         """No lingering: descriptors are what is short."""
         self._is_refused = True
+        self._stop_header_timer()
         self.seldom.warning("turning clients away: %d connections are open, as many as may be", self.max_connections)
         message = "The server has as many connections as it can hold; retry later."
         headers = retry_headers(NOT_READY_RETRY_MS)
@@ -352,7 +403,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _await_headers(self) -> None:
         if self._header_timer is None:
-            self._header_timer = self.loop.call_later(self.header_timeout_s, self._header_timeout)
+            timeout_s = PROBE_TIMEOUT_S if self._is_probe else self.header_timeout_s
+            self._header_timer = self.loop.call_later(timeout_s, self._header_timeout)
 
     def _header_timeout(self) -> None:
         self._header_timer = None
@@ -371,6 +423,7 @@ def bounded_protocol(settings: ServerSettings) -> type[BoundedHttpProtocol]:
         "header_timeout_s": settings.header_timeout_s,
         "write_timeout_s": settings.write_timeout_s,
         "max_connections": settings.max_connections,
+        "held_bytes": HeldBytes(settings.max_buffered_bytes),
         "seldom": Seldom(logging.getLogger("jettison.server")),
     }
     return type("HttpProtocol", (BoundedHttpProtocol,), limits)

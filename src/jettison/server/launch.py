@@ -46,7 +46,7 @@ def serve(config: EngineConfig) -> int:
 
 @contextmanager
 def _stopped_with_stdin(stop: asyncio.Event) -> Iterator[None]:
-    """Where whoever has started this server wants it so, ``stop`` is set at the end of standard input."""
+    """Where the process that has started this server wants it so, ``stop`` is set at the end of standard input."""
     if os.environ.get(ENDS_WITH_STDIN) != "1":
         yield
         return

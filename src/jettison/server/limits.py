@@ -79,7 +79,7 @@ class Admission:
         arrival = Arrival(self, self._settings, self._shares[tenant])
         arrival.claim(1)
         try:
-            self._engine.check_queue(self.num_arriving)
+            self._engine.check_queue(tenant, self.num_arriving)
             self.num_active += 1
             self.num_arriving += 1
             try:

@@ -22,18 +22,19 @@ class Seldom:
         self._said_s: dict[str, float] = {}
         self._num_unsaid: dict[str, int] = {}
 
-    def warning(self, message: str, *values: object) -> None:
-        """``message`` is a constant: what it is told apart by."""
+    def warning(self, message: str, *values: object) -> bool:
+        """``message`` is a constant: what it is told apart by. Returns whether it was said."""
         now_s = self._clock()
         said_s = self._said_s.get(message)
         if said_s is not None and now_s - said_s < self._interval_s:
             self._num_unsaid[message] = self._num_unsaid.get(message, 0) + 1
-            return
+            return False
         self._said_s[message] = now_s
         num_unsaid = self._num_unsaid.pop(message, 0)
         if num_unsaid:
             message, values = message + " (and %d times since this was last said)", (*values, num_unsaid)
         self._logger.warning(message, *values)
+        return True
 
 
 class TracebackLimit(logging.Filter):

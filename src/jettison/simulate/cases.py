@@ -146,7 +146,7 @@ def run_case(
     case: Case, on_progress: OnProgress | None = None, *, on_time: OnTime | None = None,
     then: MachineThen = AS_MEASURED,
 ) -> RunResult:
-    """Simulate one case. The same case gives the same result, in whichever process, and whoever is told how far it is.
+    """Simulate one case. The same case gives the same result, in any process.
 
     ``then``: how fast this machine was while the live run that is to be compared went on.
     """

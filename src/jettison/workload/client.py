@@ -106,6 +106,13 @@ async def _first_model(session: aiohttp.ClientSession, root: str) -> str:
         raise UserError(f"{root}/v1/models names no model: name it with --model") from error
 
 
+def _told(error: Exception) -> str:
+    """What a failed request says; of an answer that was cut off, in plain words and not in the client library's."""
+    if isinstance(error, aiohttp.ClientPayloadError | aiohttp.ServerDisconnectedError | ConnectionResetError):
+        return "the server closed the connection before its answer was complete"
+    return f"{type(error).__name__}: {error}"
+
+
 class _Replay:
     """One replay: the clock, the dispatcher and the bookkeeping. Used once."""
 
@@ -235,7 +242,7 @@ class _Replay:
             else:
                 record.error = f"no end within {limit_s:g} s"
         except (aiohttp.ClientError, OSError) as error:
-            record.error = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
+            record.error = _told(error)[:_ERROR_CHARS]
         finally:
             self._num_open -= 1
             record.first_s, record.gaps_s, record.output_tokens = meter.first_s, meter.gaps_s, meter.output_tokens

@@ -48,7 +48,7 @@ class TraceRow(NamedTuple):
     is_offline: bool = False
     """Best effort."""
     tenant: int = 0
-    """Whose it is: tenants are numbered from 1; 0 where nobody is told apart."""
+    """Whose it is: tenants are numbered from 1; 0 where clients are not told apart."""
 
 
 class Columns(Sequence[TraceRow]):

@@ -23,7 +23,7 @@ millisecond to make; by themselves both keep 1,024, which was 0.9 GiB and more f
 def bound_onednn_caches(environ: MutableMapping[str, str] = os.environ) -> None:
     """Let oneDNN keep little beside the memory budget. In force where nothing was multiplied by it before.
 
-    What somebody has set is left as it is.
+    What is set already is left as it is.
     """
     for name in ONEDNN_CACHES:
         environ.setdefault(name, str(NUM_KEPT_PRODUCTS))

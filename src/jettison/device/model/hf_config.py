@@ -172,7 +172,8 @@ def parse_config(
 
 def _existing(model_dir: Path) -> Path:
     if not model_dir.is_dir():
-        raise ModelError(f"{model_dir}: no such folder; name a Hugging Face model folder")
+        what = "not a folder" if model_dir.exists() else "no such folder"
+        raise ModelError(f"{model_dir}: {what}; name a Hugging Face model folder")
     path = model_dir / "config.json"
     if not path.is_file():
         raise ModelError(f"{path}: not found; a model folder needs config.json, *.safetensors and tokenizer.json")

@@ -62,13 +62,16 @@ class FileMark(NamedTuple):
 
     num_bytes: int
     modified_ns: int
+    """When its bytes were written; a copy that keeps times has its original's."""
+    changed_ns: int
+    """When it was last put in place, renamed or written, which no copy can set."""
     inode: int
 
     @classmethod
     def of(cls, path: Path) -> FileMark:
         """Raises OSError."""
         stat = os.stat(path)
-        return cls(stat.st_size, stat.st_mtime_ns, stat.st_ino)
+        return cls(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +110,17 @@ def agreed_identity(model_dir: Path, parts: Iterable[WeightsIdentity]) -> Weight
 
 
 def _changed_meanwhile(model_dir: Path, what: str, part: WeightsIdentity) -> ModelError:
-    newest = max(part.files, key=lambda name: part.files[name].modified_ns)
-    when = written_at(part.files[newest])
+    newest = max(part.files, key=lambda name: part.files[name].changed_ns)
+    when = changed_at(part.files[newest])
     return ModelError(
-        f"{model_dir / newest}: written {when}; two workers have read different bytes of {what}, so the folder was "
+        f"{model_dir / newest}: changed {when}; two workers have read different bytes of {what}, so the folder was "
         "being changed while it was loaded: start again when it is complete"
     )
 
 
-def written_at(mark: FileMark) -> str:
-    """When a file was last written, for people, in local time."""
-    return datetime.fromtimestamp(mark.modified_ns / 1e9).isoformat(" ", "seconds")
+def changed_at(mark: FileMark) -> str:
+    """When a file was last changed or put in place, for people, in local time."""
+    return datetime.fromtimestamp(mark.changed_ns / 1e9).isoformat(" ", "seconds")
 
 
 def explain_difference(paths: Iterable[Path], shard: ShardId, at_start: dict[str, FileMark]) -> str:
@@ -126,6 +129,6 @@ def explain_difference(paths: Iterable[Path], shard: ShardId, at_start: dict[str
     mend = "put the old file back, or restart the server to serve the new one"
     marks = {path: FileMark.of(path) for path in paths}
     changed = [path for path, mark in marks.items() if at_start.get(path.name) != mark]
-    path = max(changed or marks, key=lambda path: marks[path].modified_ns)
-    when = f"written {written_at(marks[path])}, after this model was loaded" if changed else "read again"
+    path = max(changed or marks, key=lambda path: marks[path].changed_ns)
+    when = f"changed {changed_at(marks[path])}, after this model was loaded" if changed else "read again"
     return f"{path}: {when}; its {shard} is not the one being served: {mend}"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -85,6 +85,14 @@ class WeightFolder:
     def forget(self) -> None:
         """The folder may hold other files by now: open it anew before the next reading."""
         self._file_of = {}
+
+    def listing(self) -> dict[str, FileMark]:
+        """Weight files in the folder now, by name: whether reading it again could tell anything new."""
+        marks = {}
+        for path in (*self.model_dir.glob("*.safetensors"), self.model_dir / INDEX_FILE):
+            with suppress(OSError):
+                marks[path.name] = FileMark.of(path)
+        return marks
 
     def files_of(self, shard: ShardId) -> list[Path]:
         """The files that a shard's tensors are in. Opens the folder if need be."""
@@ -165,15 +173,18 @@ class WeightFolder:
             copied_ns = time.perf_counter_ns()
             digester.update(piece)
             if not _is_finite(piece):
-                name = str(self._dtype).removeprefix("torch.")
-                raise ModelError(
-                    f"{self._file_of[source.name]}: tensor {source.name} has values that are not finite in {name}; "
-                    "download the file again, or serve it in a wider --dtype"
-                )
+                raise self._not_finite(source, piece)
             ended_ns = time.perf_counter_ns()
             self.check_ns += ended_ns - copied_ns
             self.read_ns += ended_ns - started_ns
             yield
+
+    def _not_finite(self, source: TensorSource, piece: Tensor) -> ModelError:
+        name = str(self._dtype).removeprefix("torch.")
+        is_nan = bool(piece.isnan().any())
+        mend = "download the file again" if is_nan else "download the file again, or serve it in a wider --dtype"
+        what = f"tensor {source.name} has values that are not finite in {name}"
+        return ModelError(f"{self._file_of[source.name]}: {what}; {mend}")
 
     @staticmethod
     def _skip(padding: Tensor, digester: Digester) -> None:
