@@ -15,8 +15,8 @@ Rule 6. A step ends once, and its last stage tells. A stage that fails, refuses 
         hands a ``Failure`` on in place of hidden states, so that each later stage ends its part, too.
         A step of an older epoch than its group has reached is refused. It waits for its input all the same, which
         otherwise no step would take.
-        A step whose input can no longer come is orphaned: it fails as soon as its turn comes. Input that was complete
-        before is used; what comes of it later is not.
+        A step whose input can no longer come is orphaned: it waits no more, and fails when its turn comes. Input, or a
+        failure in its place, that was complete before the loss is used; what comes of it later is not.
 Rule 7. A fence takes effect at once: nothing that the lost worker sent is used any more, and steps received before that
         wait for its output are orphaned. (Steps that wait for its next life are received after the fence.)
         The answer comes in order, as a command's: when every step received before has been run here.
@@ -114,7 +114,7 @@ class GroupEpochs:
     def refusal(self, group_id: int, epoch: int) -> Failure | None:
         """Take note of a step of this group and epoch; why it is not to run, if it is a past one's (rule 6)."""
         newest = self._newest.pop(group_id, epoch)
-        self._newest[group_id] = max(epoch, newest)
+        self._newest[group_id] = epoch if epoch > newest else newest
         if len(self._newest) > self._max_groups:
             del self._newest[next(iter(self._newest))]
         if epoch >= newest:
@@ -196,7 +196,10 @@ class ControlStream(Generic[Step, Command]):
 
     def next_arrival_ns(self, now_ns: int) -> int | None:
         """When the next entry is received that has not been by now."""
-        return min((entry.arrives_ns for entry in self._entries if entry.arrives_ns > now_ns), default=None)
+        for entry in self._entries:
+            if entry.arrives_ns > now_ns:
+                return entry.arrives_ns
+        return None
 
     def begin(self, entry: StepEntry[Step] | CommandEntry[Command]) -> None:
         """An entry starts, and leaves the stream; a load stays until ``end_load``."""

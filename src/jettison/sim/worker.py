@@ -144,7 +144,7 @@ class SimWorker:
         is_linked = previous is None or self._plant.is_linked(previous, self.worker_id)
         refusal = self._epochs.refusal(step.group_id, step.epoch)
         entry = self._stream.admit(task, previous, refusal, is_linked=is_linked, arrives_ns=arrives_ns)
-        is_idle = not self._stream and self._free_ns <= arrives_ns and self._wake_ns() is None
+        is_idle = self._free_ns <= arrives_ns and not self._stream and self._wake_ns() is None
         if is_idle and self._stream.is_ready(entry) and self._plant.host is None:
             self._run_step(entry, arrives_ns)  # nothing can come between: one event less
             return
