@@ -33,9 +33,11 @@ FROM_CORE = {
     "jettison.core.cluster": {"ClusterCore", "initial_groups"},
     "jettison.core.strides": None,
     "jettison.core.bubbles": {"BubbleMeter"},
+    "jettison.core.controlstream": None,
     "jettison.core.totals": {"counters"},
 }
-"""What the simulator may know of the core: its door, its parameters, its meters. None: everything in it."""
+"""What the simulator may know of the core: its door, its parameters, its meters, a worker's control stream. None:
+everything in it."""
 
 ASKED_OF_CORE = {
     "handle", "request_drop", "request_restore", "check", "is_idle", "max_request_blocks", "table", "values", "get",

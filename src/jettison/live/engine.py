@@ -17,6 +17,7 @@ from pathlib import Path
 from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
+from jettison.core.controlstream import LINK_GRACE_S
 from jettison.cost.deployment import deployment_to_document
 from jettison.device.model.identity import WeightsIdentity, agreed_identity
 from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
@@ -50,9 +51,6 @@ MAX_EVENT_LOG = 10_000
 
 RESTART_WINDOW_S = 300.0
 """Restarts are counted over this long."""
-
-LINK_GRACE_S = 1.0
-"""A peer that a stage has lost is declared lost when its end has not been reported this much later."""
 
 DEPENDENT_ROWS = (
     ": products by torch, so requests in one step may change each other's last bits (see docs/decisions.md)"

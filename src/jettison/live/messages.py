@@ -3,9 +3,7 @@
 Small tagged msgspec structs over the control channel; bulk bytes (activations, KV, parameters) go from
 worker to worker over links and are described by ``transport``'s frame header, never by these.
 
-A worker obeys its control stream in order: a command that touches memory (layout, start of a move) begins only
-when every step received before it has finished. Steps themselves may overtake each other when their inputs
-are ready: they belong to different requests.
+In which order a worker obeys them: ``core.controlstream``.
 """
 
 from __future__ import annotations

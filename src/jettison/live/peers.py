@@ -1,7 +1,8 @@
 """A worker's peers: one link to each, what travels on it, and whose turn it is.
 
 Activations, and questions and answers of remote attention, go first, then KV, then shards. ``worker_loop`` says when
-links are served; what is done then is decided here, by that module's rules 4, 5, 7 and 8 (rule numbers are its own).
+links are served; what is done then is decided here, by that module's rules 4, 5 and 8 and by ``core.controlstream``'s
+rules 6 and 7.
 Not here: what the frames say (``activations``, ``remote_attention``, ``moves``), and the control stream.
 
     in use --cut--> closed: what had arrived is still written --bulk turn--> given up

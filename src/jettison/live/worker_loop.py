@@ -5,27 +5,21 @@ it returns False, and then waits for a reason to call again. Control events leav
 go over ``transport`` links, which ``live.peers`` serves; when it does is decided here. No torch: tensors pass through
 untouched.
 
-Rule 1. The control stream is obeyed in order, except that a step whose input has arrived overtakes steps that
-        still wait for theirs.
-Rule 2. Layouts, moves, swaps, LoadShard and ReportMemory begin only when every step received before them has
-        finished here, and one after the other. LoadShard goes on in pieces of a few MiB: one between two steps, and
-        as many as there is time for while no step is ready. Layouts and further loads wait until it is over; nothing
-        else does, so a step waits for one piece at most.
-Rule 3. No step received after an ApplyLayout runs before it. Steps do not wait for anything else.
+What may start next, and which steps cannot run, are rules of the control stream, the same for simulated workers:
+rules 1 to 3, 6 and 7 stand in ``core.controlstream``. Here are those on links and transfers.
+
 Rule 4. Whenever no step is ready each link gets a bulk turn: at most one received frame is written and at most
         one piece is sent. Between two steps it gets one, and more until a quarter of a stage's time has passed.
         KV goes before shards, cancellations before both.
         While this worker takes part in a live exchange, links get such turns between two layers of a step, too, and
         while a step waits for a peer's attention: what arrives is then never what the step reads (the core's care).
 Rule 5. Memory is written by received pieces only in those turns: never while a kernel runs.
-Rule 6. A step ends with exactly one StepDone or StepFailed, and its *last stage* tells. A stage that fails,
-        refuses a step, or has lost the stage before it, hands a failure flag on in place of hidden states.
-        Only a dead worker breaks this, and of that the controller hears from the operating system.
-Rule 7. A fence takes effect at once: the link to the lost worker is closed, no piece it sent is written any more.
-        It is answered like a layout: when every step received before has finished here.
-        A layout without some shard ends what is being sent of it from here.
 Rule 8. A move ends with exactly one MoveEnded, and its *destination* tells. Only when the destination can
         not have heard of the move (no link, or the link failed before MOVE_BEGIN) does the source tell.
+        A layout without some shard ends what is being sent of it from here.
+
+A step's one end (rule 6) is a StepDone or a StepFailed. Only a dead worker gives none, and of that the controller hears
+from the operating system. A fence (rule 7) closes the link to the lost worker: no piece it sent is written any more.
 """
 
 from __future__ import annotations
@@ -33,9 +27,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from jettison.core.controlstream import MAX_GROUPS_KNOWN, ControlStream, Failure, GroupEpochs, Kind, StepEntry
 from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.step import StepInput, StepOutput
 from jettison.errors import JettisonError, RemoteAttentionError, WorkerLostError
@@ -51,39 +45,20 @@ from jettison.types import LayerRange, MoveId, WorkerId
 
 log = logging.getLogger(__name__)
 
-MAX_GROUPS_KNOWN = 256
-"""Groups whose epoch is remembered: far more than exist at one time."""
-
-
-@dataclass(slots=True, eq=False)
-class _PendingStep:
-    step: StepInput
-    refused: str | None = None
-    """Why it will not run. It still waits for its input, which would otherwise be nobody's."""
-    orphaned: bool = False
-    """The stage before it is gone: its input can no longer come."""
-
-
 _Call = m.OfferLayout | m.ApplyLayout | m.FenceWorker | m.ReportMemory
-_Command = _Call | m.SendKV | m.SendShard | m.SwapKV
-_Entry = _PendingStep | _Command | m.LoadShard
+_Command = _Call | m.SendKV | m.SendShard | m.SwapKV | m.LoadShard
+
+_KINDS: dict[type, Kind] = {
+    m.OfferLayout: Kind.OFFER_LAYOUT, m.ApplyLayout: Kind.APPLY_LAYOUT, m.SwapKV: Kind.SWAP, m.LoadShard: Kind.LOAD,
+    m.ReportMemory: Kind.REPORT, m.FenceWorker: Kind.FENCE,
+}
 
 
 class _Loading(NamedTuple):
-    """A shard on its way from the model folder. Its command stays in the control stream until it is here."""
+    """A shard on its way from the model folder."""
 
     command: m.LoadShard
     pieces: Iterator[None]
-
-
-class _Failure(NamedTuple):
-    """Why a stage's part of a step did not happen."""
-
-    message: str
-    lost_worker: WorkerId | None = None
-    """The worker whose part never came."""
-    recompute: bool = False
-    """Only a peer's attention was missing."""
 
 
 class WorkerLoop:
@@ -118,16 +93,14 @@ class WorkerLoop:
         self._reach = safepoint
         self._spec: LayoutSpec | None = None
         """The layout in force, once one has been applied."""
-        self._stream: list[_Entry] = []
-        """The control stream, less what is over. A few entries long: the controller keeps few steps in flight."""
-        self._epochs: dict[int, int] = {}
-        """Group -> newest epoch seen; the ``MAX_GROUPS_KNOWN`` used last, as every move makes a new group."""
+        self._stream: ControlStream[StepInput, _Command] = ControlStream(self._has_input)
+        self._epochs = GroupEpochs(MAX_GROUPS_KNOWN)
         self._bulk_turn = False
         self._loading: _Loading | None = None
         self._keeps_foreign_kv = False
         """Peers may ask for attention over layers that are not run here any more."""
         self._peers = Peers(
-            worker_id, device, emit, self._mark_orphans, piece_bytes=piece_bytes, adapt_pieces=adapt_pieces,
+            worker_id, device, emit, self._stream.orphan, piece_bytes=piece_bytes, adapt_pieces=adapt_pieces,
             coordinate=coordinate, shares_clock=shares_clock, clock_ns=clock_ns, safepoint=safepoint, wait=wait,
         )
         self._inbox = self._peers.inbox
@@ -141,19 +114,21 @@ class WorkerLoop:
         """Take the next command of the control stream. Raises CodecError for a step that cannot be read."""
         match command:
             case m.Step():
-                self._stream.append(self._admit_step(codec.decode_step(command.payload)))
+                self._deliver_step(codec.decode_step(command.payload))
             case m.CancelMove():
                 self._cancel_move(command.move_id)
             case m.FenceWorker():
                 self._peers.fence(command.lost_worker, command.lost_life)
-                self._mark_orphans(command.lost_worker)
-                self._stream.append(command)
+                self._stream.orphan(command.lost_worker)
+                self._stream.append_command(command, Kind.FENCE)
             case m.AdoptWeights():
                 self._device.adopt_weights(command.identity)
             case m.Stop():
                 self.stopped = True
+            case m.SendKV() | m.SendShard():
+                self._stream.append_command(command, Kind.TRANSFER, command.move_id)
             case _:
-                self._stream.append(command)
+                self._stream.append_command(command, _KINDS[type(command)])
 
     def tick(self) -> bool:
         """Do at most one unit of work, the most urgent that is ready; whether anything was done.
@@ -167,23 +142,18 @@ class WorkerLoop:
         if self._bulk_turn:
             self._bulk_turn = False
             was_bulk = self._peers.run_bulk_between_steps()
-            if self._load_piece() or was_bulk:
+            if (self._stream.owes_piece and self._load_piece()) or was_bulk:
                 return True
-        entry = self._next_entry()
+        entry = self._stream.next_entry()
         if entry is None:
             was_bulk = self._peers.run_bulk()
             return self._load_piece() or was_bulk or progressed
-        if isinstance(entry, m.LoadShard):
-            # Its first piece comes in the turn that follows every command.
-            self._loading = _Loading(entry, self._device.loading_shard_from_disk(entry.shard))
-            self._bulk_turn = True
-            return True
-        self._stream.remove(entry)
+        self._stream.begin(entry)
         self._bulk_turn = True
-        if isinstance(entry, _PendingStep):
+        if isinstance(entry, StepEntry):
             self._run_step(entry)
         else:
-            self._run_command(entry)
+            self._run_command(entry.command)
         return True
 
     def serve(self) -> bool:
@@ -207,41 +177,16 @@ class WorkerLoop:
 
     # --- control stream
 
-    def _admit_step(self, step: StepInput) -> _PendingStep:
-        pending = _PendingStep(step)
-        newest = self._epochs.pop(step.group_id, step.epoch)
-        if step.epoch < newest:
-            pending.refused = f"step of epoch {step.epoch} of group {step.group_id}, which is at epoch {newest}"
-        self._epochs[step.group_id] = max(step.epoch, newest)
-        if len(self._epochs) > MAX_GROUPS_KNOWN:
-            del self._epochs[next(iter(self._epochs))]
-        if step.prev_worker is not None:
+    def _deliver_step(self, step: StepInput) -> None:
+        previous = step.prev_worker
+        if previous is not None:
             self._inbox.expect(step.step_id)
-            pending.orphaned = step.prev_worker not in self._peers
-        return pending
+        is_linked = previous is None or previous in self._peers
+        refusal = self._epochs.refusal(step.group_id, step.epoch)
+        self._stream.append(self._stream.admit(step, previous, refusal, is_linked=is_linked))
 
-    def _next_entry(self) -> _Entry | None:
-        """The first entry of the control stream that may start (rules 1 to 3)."""
-        earlier_step = earlier_barrier = False
-        loading = None if self._loading is None else self._loading.command
-        for entry in self._stream:
-            if entry is loading:
-                continue
-            if isinstance(entry, _PendingStep):
-                if self._is_ready(entry):
-                    return entry
-                earlier_step = True
-                continue
-            waits_for_load = loading is not None and isinstance(entry, m.OfferLayout | m.ApplyLayout | m.LoadShard)
-            if not earlier_step and not earlier_barrier and not waits_for_load:
-                return entry
-            if isinstance(entry, m.ApplyLayout):
-                return None
-            earlier_barrier = True
-        return None
-
-    def _is_ready(self, pending: _PendingStep) -> bool:
-        return pending.step.prev_worker is None or pending.orphaned or self._inbox.ready(pending.step.step_id)
+    def _has_input(self, step: StepInput) -> bool:
+        return self._inbox.ready(step.step_id)
 
     def _run_command(self, command: _Command) -> None:
         if isinstance(command, m.SwapKV):
@@ -249,6 +194,10 @@ class WorkerLoop:
             return
         if isinstance(command, m.SendKV | m.SendShard):
             self._peers.start_move(command)
+            return
+        if isinstance(command, m.LoadShard):
+            # Its first piece comes in the turn that follows every command.
+            self._loading = _Loading(command, self._device.loading_shard_from_disk(command.shard))
             return
         try:
             self._emit(self._answer(command))
@@ -270,6 +219,7 @@ class WorkerLoop:
         """Load the next piece of a shard (rule 2); whether one was being loaded."""
         if self._loading is None:
             return False
+        self._stream.note_piece()
         command, pieces = self._loading
         try:
             next(pieces)
@@ -279,7 +229,7 @@ class WorkerLoop:
         except Exception as error:  # noqa: BLE001  # logged by _failure_of
             self._emit(self._failure_of(command, error))
         self._loading = None
-        self._stream.remove(command)
+        self._stream.end_load()
         return True
 
     def _swap(self, command: m.SwapKV) -> None:
@@ -335,15 +285,14 @@ class WorkerLoop:
 
     # --- steps
 
-    def _run_step(self, pending: _PendingStep) -> None:
-        step = pending.step
-        failure = None if pending.refused is None else _Failure(pending.refused)
+    def _run_step(self, entry: StepEntry[StepInput]) -> None:
+        step = entry.step
         started_ns, began_ns = self._clock_ns(), self._processor_clock_ns()
         result: object = None
+        failure: Failure | None = None
         delay_ns = 0
         try:
-            hidden, upstream_failure, delay_ns = self._take_input(step)
-            failure = upstream_failure or failure
+            hidden, failure, delay_ns = self._take_input(entry)
             if failure is None:
                 what = "sample" if step.next_worker is None else "stage"
                 self._reach(f"before_{what}")
@@ -354,10 +303,10 @@ class WorkerLoop:
                 self._reach(f"after_{what}")
         except RemoteAttentionError as error:
             log.warning("step %d: %s", step.step_id, error)
-            failure = _Failure(str(error), error.lost_worker, True)
+            failure = Failure(str(error), error.lost_worker, True)
         except Exception as error:
             log.exception("step %d failed", step.step_id)
-            failure = _Failure(f"{type(error).__name__}: {error}")
+            failure = Failure(f"{type(error).__name__}: {error}")
         processor_ns = self._processor_clock_ns() - began_ns
         span = started_ns, self._clock_ns()
         compute_ns = span[1] - span[0]
@@ -373,7 +322,7 @@ class WorkerLoop:
                 ))  # fmt: skip
             return
         if failure is None and not isinstance(result, StepOutput):
-            failure = _Failure(f"the last stage returned {type(result).__name__}")
+            failure = Failure(f"the last stage returned {type(result).__name__}")
         if failure is not None:
             self._emit(m.StepFailed(self.worker_id, step.step_id, *failure))
         elif isinstance(result, StepOutput):
@@ -384,21 +333,21 @@ class WorkerLoop:
                 self._emit(event)
             self._reach("after_flush")
 
-    def _take_input(self, step: StepInput) -> tuple[object, _Failure | None, int]:
-        """The stage's input, or why there is none; and how long it was on its way."""
+    def _take_input(self, entry: StepEntry[StepInput]) -> tuple[object, Failure | None, int]:
+        """The stage's input, or why it is not computed; and how long the input was on its way."""
+        step = entry.step
         if step.prev_worker is None:
-            return None, None, 0
-        if not self._inbox.ready(step.step_id):
+            return None, entry.failure, 0
+        if entry.orphaned:
             self._inbox.forget(step.step_id)
-            message = f"worker {step.prev_worker} went away before this step's input was complete"
-            return None, _Failure(message, step.prev_worker), 0
+            return None, entry.failure, 0
         arrived = self._inbox.take(step.step_id)
         if arrived.failure is not None:
-            return None, _Failure(arrived.failure, arrived.lost_worker, arrived.recompute), 0
+            return None, Failure(arrived.failure, arrived.lost_worker, arrived.recompute), 0
         delay_ns = self._peers.delay_ns(step.prev_worker, arrived.transit_ns)
-        return self._device.hidden_from_bytes(arrived.data, step.num_tokens), None, delay_ns
+        return self._device.hidden_from_bytes(arrived.data, step.num_tokens), entry.failure, delay_ns
 
-    def _hand_on(self, step: StepInput, next_worker: WorkerId, hidden: object, failure: _Failure | None) -> None:
+    def _hand_on(self, step: StepInput, next_worker: WorkerId, hidden: object, failure: Failure | None) -> None:
         if failure is None:
             activation = OutgoingActivation(step.step_id, as_numpy_uint8(hidden), self._clock_ns())
         else:
@@ -411,19 +360,10 @@ class WorkerLoop:
             return
         self._peers.post(next_worker, activation)
 
-    # --- what a loss or a withdrawal does to the control stream
+    # --- withdrawals
 
     def _cancel_move(self, move_id: MoveId) -> None:
-        for entry in self._stream:
-            if isinstance(entry, m.SendKV | m.SendShard) and entry.move_id == move_id:
-                # Nothing of it will be read, so it need not wait for the steps before it.
-                self._stream.remove(entry)
-                self._peers.start_move(entry)
-                break
+        command = self._stream.withdraw(move_id)
+        if isinstance(command, m.SendKV | m.SendShard):
+            self._peers.start_move(command)
         self._peers.cancel_move(move_id)
-
-    def _mark_orphans(self, worker: WorkerId) -> None:
-        """Steps whose input can no longer come from this worker need not wait for it."""
-        for entry in self._stream:
-            if isinstance(entry, _PendingStep) and entry.step.prev_worker == worker:
-                entry.orphaned = not self._inbox.ready(entry.step.step_id)

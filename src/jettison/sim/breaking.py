@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from jettison.core import ports
+from jettison.core.controlstream import LINK_GRACE_S
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
 from jettison.sim.links import host_of
 from jettison.sim.loop import FAULT
@@ -21,9 +22,6 @@ from jettison.types import NANOSECONDS, WorkerId
 
 if TYPE_CHECKING:
     from jettison.sim.cluster import SimulatedCluster
-
-LINK_GRACE_NS = NANOSECONDS
-"""A peer that a stage has lost is declared lost so much later, if it has not been before."""
 
 DECLARED_RESTART_S = 1.0
 """From then to its next life."""
@@ -67,7 +65,7 @@ class Breaking:
         worker, life = self._cluster.worker(worker_id), self._cluster.worker(worker_id).life
         if worker.alive and any(worker_id in pair for pair in self._cut):
             self._cluster.loop.after(
-                LINK_GRACE_NS,
+                round(LINK_GRACE_S * NANOSECONDS),
                 lambda: self._kill(worker_id, 0.0, DECLARED_RESTART_S) if worker.life == life else None,
             )
 

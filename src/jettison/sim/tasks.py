@@ -1,12 +1,13 @@
-"""What stands in a modelled worker's control stream: parts of steps, and commands; and which of it may start."""
+"""What stands in a modelled worker's control stream: parts of steps, and commands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from jettison.core import ports
+from jettison.core.controlstream import Kind
 from jettison.sim.executor import StepLoad
 from jettison.types import NANOSECONDS, SampledToken, WorkerId
 
@@ -15,14 +16,6 @@ LOAD_PIECE_BYTES = 2 << 20
 
 TOKEN = SampledToken(0)
 """What every simulated row samples."""
-
-
-class Failure(NamedTuple):
-    """Why a stage's part of a step did not happen."""
-
-    message: str
-    lost_worker: WorkerId | None = None
-    recompute: bool = False
 
 
 class FarRows(NamedTuple):
@@ -49,13 +42,11 @@ class StepRun:
 
 @dataclass(slots=True, eq=False)
 class StageTask:
-    """One stage's part of a step, in the control stream."""
+    """One stage's part of a step."""
 
     run: StepRun
     index: int
-    arrives_ns: int
     has_input: bool
-    failure: Failure | None = None
 
     @property
     def previous(self) -> WorkerId | None:
@@ -74,59 +65,29 @@ Command = (
 )  # fmt: skip
 
 
-@dataclass(slots=True, eq=False)
-class CommandEntry:
-    """A command in the control stream."""
-
-    command: Command
-    arrives_ns: int
+KINDS: dict[type, Kind] = {
+    ports.OfferLayout: Kind.OFFER_LAYOUT, ports.ApplyLayout: Kind.APPLY_LAYOUT, ports.SendKV: Kind.TRANSFER,
+    ports.SendShard: Kind.TRANSFER, ports.SwapOut: Kind.SWAP, ports.SwapIn: Kind.SWAP, ports.LoadShard: Kind.LOAD,
+    ports.FenceWorker: Kind.FENCE,
+}  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
 class ShardLoading:
     """A shard on its way from the model folder."""
 
-    entry: CommandEntry
-    """Its command, which stays in the control stream until it is over."""
     command: ports.LoadShard
     left_ns: int
     piece_ns: int
 
     @classmethod
-    def begin(cls, entry: CommandEntry, command: ports.LoadShard, num_bytes: int, took_s: float) -> ShardLoading:
+    def begin(cls, command: ports.LoadShard, num_bytes: int, took_s: float) -> ShardLoading:
         """``took_s``: were nothing else to do."""
         took_ns = max(1, round(took_s * NANOSECONDS))
-        return cls(entry, command, took_ns, -(-took_ns * LOAD_PIECE_BYTES // max(1, num_bytes)))
+        return cls(command, took_ns, -(-took_ns * LOAD_PIECE_BYTES // max(1, num_bytes)))
 
     def take_piece(self) -> int:
         """What the next piece takes."""
         took_ns = min(self.piece_ns, self.left_ns)
         self.left_ns -= took_ns
         return took_ns
-
-
-def next_entry(
-    stream: Iterable[StageTask | CommandEntry], loading: ShardLoading | None, now_ns: int
-) -> StageTask | CommandEntry | None:
-    """The first entry that may start (rules 1 to 3 of ``live.worker_loop``); None if all have to wait."""
-    earlier_step = earlier_barrier = False
-    for entry in stream:
-        if entry.arrives_ns > now_ns:
-            return None
-        if isinstance(entry, StageTask):
-            if entry.has_input:
-                return entry
-            earlier_step = True
-            continue
-        if loading is not None:
-            if entry is loading.entry:
-                continue
-            waits = isinstance(entry.command, ports.OfferLayout | ports.ApplyLayout | ports.LoadShard)
-        else:
-            waits = False
-        if not earlier_step and not earlier_barrier and not waits:
-            return entry
-        if isinstance(entry.command, ports.ApplyLayout):
-            return None
-        earlier_barrier = True
-    return None

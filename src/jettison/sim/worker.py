@@ -1,19 +1,19 @@
 """One modelled worker: its control stream, its memory, and the one thread that takes turns with both.
 
-Obeys the rules of ``live.worker_loop``, of which this is the model (rule numbers are that module's): steps whose input
-is there overtake those that wait (1), layouts, moves and loads begin when every step received before has finished (2),
-no step received after an ApplyLayout runs before it (3), a step that fails is handed on and its last stage tells (6),
-a fence takes effect at once and is answered in order (7). What things take is asked of ``sim.executor`` and of the
-profile; bytes travel in ``sim.transfers``.
+The model of ``live.worker_loop``. Both have a ``core.controlstream``, which says what may start next, which steps
+cannot run and what a fence does (rules 1 to 3, 6 and 7); rules 4, 5 and 8, on links, are ``live.worker_loop``'s. What
+things take is asked of ``sim.executor`` and of the profile; bytes travel in ``sim.transfers``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Protocol
 
 from jettison.core import ports
+from jettison.core.controlstream import ControlStream, Failure, GroupEpochs, StepEntry
 from jettison.cost.hardware import HardwareProfile
 from jettison.errors import JettisonError
 from jettison.sim.executor import Executor, StageShape
@@ -23,17 +23,7 @@ from jettison.sim.loop import EventLoop, Scheduled
 from jettison.sim.memory import ModelledMemory
 from jettison.sim.network import FlowClass
 from jettison.sim.processors import TeamJob
-from jettison.sim.tasks import (
-    TOKEN,
-    Command,
-    CommandEntry,
-    Failure,
-    FarRows,
-    ShardLoading,
-    StageTask,
-    StepRun,
-    next_entry,
-)
+from jettison.sim.tasks import KINDS, TOKEN, Command, FarRows, ShardLoading, StageTask, StepRun
 from jettison.sim.transfers import Transfer, TransferEnd, Transfers
 from jettison.types import NANOSECONDS, LayerRange, ModelShape, MoveId, ShardId, WorkerId
 
@@ -110,16 +100,14 @@ class SimWorker:
         """Mapped shards that hold their bytes."""
         self._plant = plant
         self._make_memory = make_memory
-        self._stream: list[StageTask | CommandEntry] = []
+        self._stream: ControlStream[StageTask, Command] = ControlStream(attrgetter("has_input"))
+        self._epochs = GroupEpochs()
         self._free_ns = 0
         self._running: _Running | None = None
         self._wake: Scheduled | None = None
         self._loading: ShardLoading | None = None
-        self._load_turn = False
-        """A step, or a command, has ended since the last piece of a load."""
         self._shards_out: dict[MoveId, ShardId] = {}
         """Being sent from here."""
-        self._epochs: dict[int, int] = {}
         self._runnable: set[LayerRange] = set()
         """Ranges that have been found complete in the present layout."""
 
@@ -151,20 +139,17 @@ class SimWorker:
 
     def deliver_step(self, run: StepRun, index: int, arrives_ns: int) -> None:
         """Take a step of the control stream."""
-        task = StageTask(run, index, arrives_ns, has_input=index == 0)
-        step = run.step
-        newest = self._epochs.get(step.group_id, step.epoch)
-        if step.epoch < newest:
-            task.failure = Failure(f"step of epoch {step.epoch} of group {step.group_id}, which is at {newest}")
-        self._epochs[step.group_id] = max(step.epoch, newest)
+        task, step = StageTask(run, index, has_input=index == 0), run.step
         previous = task.previous
-        if previous is not None and not self._plant.is_linked(previous, self.worker_id):
-            self._orphan(task)
-        is_next = not self._stream and task.has_input and self._free_ns <= arrives_ns and self._wake_ns() is None
-        if is_next and self._plant.host is None:
-            self._run_step(task, arrives_ns)  # nothing can come between: one event less
+        is_linked = previous is None or self._plant.is_linked(previous, self.worker_id)
+        refusal = self._epochs.refusal(step.group_id, step.epoch)
+        entry = self._stream.admit(task, previous, refusal, is_linked=is_linked, arrives_ns=arrives_ns)
+        is_idle = self._free_ns <= arrives_ns and not self._stream and self._wake_ns() is None
+        if is_idle and self._stream.is_ready(entry) and self._plant.host is None:
+            self._run_step(entry, arrives_ns)  # nothing can come between: one event less
             return
-        self._enqueue(task)
+        self._stream.append(entry)
+        self._wake_at(arrives_ns)
 
     def can_stride(self, arrives_ns: int) -> bool:
         """A step that arrives then would start at once, and nobody minds if it is not told of by itself."""
@@ -175,7 +160,7 @@ class SimWorker:
     def hold(self, run: StepRun, end: Scheduled, end_ns: int) -> None:
         """Compute steps of a lone stage until a time; ``end`` tells of the last one (``sim.striding``)."""
         self._free_ns = end_ns
-        self._running = _Running(StageTask(run, 0, end_ns, has_input=True), end, end_ns)
+        self._running = _Running(StageTask(run, 0, has_input=True), end, end_ns)
 
     def count_steps(self, num_steps: int, busy_ns: int) -> None:
         """Steps that were not run one by one."""
@@ -185,32 +170,30 @@ class SimWorker:
     def deliver(self, command: Command, arrives_ns: int) -> None:
         """Take a command of the control stream; what a controller sends to the dead reaches no later life."""
         if self.alive:
-            self._enqueue(CommandEntry(command, arrives_ns))
+            move_id = command.move_id if isinstance(command, ports.SendKV | ports.SendShard) else None
+            self._stream.append_command(command, KINDS[type(command)], move_id, arrives_ns)
+            self._wake_at(arrives_ns)
 
     def cancel_move(self, move_id: MoveId) -> None:
         """Rule 4: cancellations go before everything. What has not begun ends at once, as nothing."""
-        for entry in self._stream:
-            if isinstance(entry, CommandEntry) and isinstance(entry.command, ports.SendKV | ports.SendShard):
-                if entry.command.move_id == move_id:
-                    self._stream.remove(entry)
-                    self._tell_end(entry.command, TransferEnd(False, 0, 0))
-                    return
-        self._plant.transfers.cancel(self.worker_id, move_id)
+        command = self._stream.withdraw(move_id)
+        if isinstance(command, ports.SendKV | ports.SendShard):
+            self._tell_end(command, TransferEnd(False, 0, 0))
+        else:
+            self._plant.transfers.cancel(self.worker_id, move_id)
 
     def take_input(self, run: StepRun, failure: Failure | None) -> None:
         """The stage before has handed on."""
-        for entry in self._stream:
-            if isinstance(entry, StageTask) and entry.run is run:
-                entry.has_input = True
+        for entry in self._stream.steps():
+            if entry.step.run is run and not entry.orphaned:
+                entry.step.has_input = True
                 entry.failure = failure or entry.failure
                 self._wake_at(self._plant.loop.now_ns)
                 return
 
     def lose_link(self, peer: WorkerId) -> None:
         """Nothing comes from there any more: steps that wait for it fail, and one that attends to its KV."""
-        for entry in self._stream:
-            if isinstance(entry, StageTask) and entry.previous == peer and not entry.has_input:
-                self._orphan(entry)
+        self._stream.orphan(peer)
         now_ns = self._plant.loop.now_ns
         running = self._running
         if running is not None and running.end_ns > now_ns:
@@ -220,15 +203,6 @@ class SimWorker:
                 message = f"the link to worker {peer}, which holds KV that this step needs, is down"
                 self._finish(running.task, now_ns, now_ns, Failure(message, peer, True))
         self._wake_at(now_ns)
-
-    def _orphan(self, task: StageTask) -> None:
-        task.has_input = True
-        lost = task.previous
-        task.failure = Failure(f"worker {lost} went away before this step's input was complete", lost)
-
-    def _enqueue(self, entry: StageTask | CommandEntry) -> None:
-        self._stream.append(entry)
-        self._wake_at(entry.arrives_ns)
 
     def _wake_ns(self) -> int | None:
         return self._wake.time_ns if self._wake is not None and self._wake.is_pending else None
@@ -248,33 +222,29 @@ class SimWorker:
         """Take the next entry that may start, one after the other, until one takes time."""
         now_ns = self._plant.loop.now_ns
         while self.alive and self._free_ns <= now_ns:
-            entry = next_entry(self._stream, self._loading, now_ns)
-            if self._loading is not None and (entry is None or self._load_turn):
+            entry = self._stream.next_entry(now_ns)
+            if self._loading is not None and (entry is None or self._stream.owes_piece):
                 self._load_piece(self._loading, now_ns)
                 continue
             if entry is None:
                 break
-            self._load_turn = True
-            if isinstance(entry, CommandEntry) and isinstance(entry.command, ports.LoadShard):
-                self._load(entry, entry.command, now_ns)
-                continue
-            self._stream.remove(entry)
-            if isinstance(entry, StageTask):
+            self._stream.begin(entry)
+            if isinstance(entry, StepEntry):
                 self._run_step(entry, now_ns)
             else:
                 self._run_command(entry.command, now_ns)
-        later = [entry.arrives_ns for entry in self._stream if entry.arrives_ns > now_ns]
         if self._free_ns > now_ns:
             self._wake_at(self._free_ns)
-        elif later:
-            self._wake_at(min(later))
+        elif (next_ns := self._stream.next_arrival_ns(now_ns)) is not None:
+            self._wake_at(next_ns)
 
     # --- steps ------------------------------------------------------------------------------------------------
 
-    def _run_step(self, task: StageTask, start_ns: int) -> None:
-        run, plant = task.run, self._plant
+    def _run_step(self, entry: StepEntry[StageTask], start_ns: int) -> None:
+        task, plant = entry.step, self._plant
+        run = task.run
         stage = run.step.stages[task.index]
-        failure = task.failure or self._why_not(run, stage.layers)
+        failure = entry.failure or self._why_not(run, stage.layers)
         if failure is not None:
             self._finish(task, start_ns, start_ns, failure)
             return
@@ -382,6 +352,8 @@ class SimWorker:
                 self._send(command)
             case ports.SwapOut() | ports.SwapIn():
                 self._swap(command, now_ns)
+            case ports.LoadShard():
+                self._load(command, now_ns)
             case ports.FenceWorker():
                 self._answer(ports.WorkerFenced(self.worker_id, command.call_id), now_ns)
             case ports.OfferLayout() | ports.ApplyLayout():
@@ -412,21 +384,21 @@ class SimWorker:
         result = replace(result, duration_ns=took_ns)
         self._answer(ports.LayoutApplied(self.worker_id, command.call_id, result), now_ns + took_ns)
 
-    def _load(self, entry: CommandEntry, command: ports.LoadShard, now_ns: int) -> None:
+    def _load(self, command: ports.LoadShard, now_ns: int) -> None:
         """Rule 2: in pieces, one between two steps."""
         if command.shard not in self.memory.shards:
-            self._stream.remove(entry)
+            self._stream.end_load()
             self._answer(ports.CallFailed(self.worker_id, command.call_id, f"{command.shard} is not mapped"), now_ns)
             return
         num_bytes = self._plant.shape.shard_bytes[command.shard]
-        self._loading = ShardLoading.begin(entry, command, num_bytes, self._plant.profile.disk_cost_s(num_bytes))
+        self._loading = ShardLoading.begin(command, num_bytes, self._plant.profile.disk_cost_s(num_bytes))
 
     def _load_piece(self, loading: ShardLoading, now_ns: int) -> None:
-        self._load_turn = False
+        self._stream.note_piece()
         end_ns = self._free_ns = now_ns + loading.take_piece()
         if not loading.left_ns:
             self._loading = None
-            self._stream.remove(loading.entry)
+            self._stream.end_load()
             self.filled.add(loading.command.shard)
             self._answer(ports.ShardLoaded(self.worker_id, loading.command.call_id), end_ns)
 

@@ -1,0 +1,256 @@
+"""The control stream of one worker: what it was told to do, what of it may start next, and which steps cannot run.
+
+One set of rules for the live worker (``live.worker_loop``) and the modelled one (``sim.worker``), which keep no copy of
+them. Only the order is decided here: what an entry does, how long it takes and when bytes travel is the worker's.
+The numbers are one row with the rules on links and transfers (4, 5 and 8: ``live.worker_loop``).
+
+Rule 1. The stream is obeyed in order, except that a step whose input has arrived overtakes steps that still wait for
+        theirs.
+Rule 2. A command (a layout, a transfer, a swap, a load, a report, a fence) begins only when every step received before
+        it has been run here, and commands begin one after the other. A load goes on in pieces of a few MiB: one between
+        two entries, and as many as there is time for while no entry may start. Layouts and further loads wait until it
+        is over; nothing else does, so a step waits for one piece at most.
+Rule 3. No step received after an ApplyLayout runs before it. Steps do not wait for anything else.
+Rule 6. A step ends once, and its last stage tells. A stage that fails, refuses a step, or has lost the stage before it,
+        hands a ``Failure`` on in place of hidden states, so that each later stage ends its part, too.
+        A step of an older epoch than its group has reached is refused. It waits for its input all the same, which
+        otherwise no step would take.
+        A step whose input can no longer come is orphaned: it waits no more, and fails when its turn comes. Input, or a
+        failure in its place, that was complete before the loss is used; what comes of it later is not.
+Rule 7. A fence takes effect at once: nothing that the lost worker sent is used any more, and steps received before that
+        wait for its output are orphaned. (Steps that wait for its next life are received after the fence.)
+        The answer comes in order, as a command's: when every step received before has been run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Generic, NamedTuple, TypeVar
+
+from jettison.types import MoveId, WorkerId
+
+MAX_GROUPS_KNOWN = 256
+"""Groups whose epoch a worker remembers: far more than exist at one time."""
+
+LINK_GRACE_S = 1.0
+"""A worker that a ``Failure`` names as lost is declared lost when its end has not been reported this much later."""
+
+
+class Failure(NamedTuple):
+    """Why a stage's part of a step did not happen."""
+
+    message: str
+    lost_worker: WorkerId | None = None
+    """The worker whose part never came."""
+    recompute: bool = False
+    """Only a peer's attention was missing."""
+
+    @classmethod
+    def of_lost_input(cls, worker: WorkerId) -> Failure:
+        """The stage before, on this worker, is gone."""
+        return cls(f"worker {worker} went away before this step's input was complete", worker)
+
+
+class Kind(Enum):
+    """What a command is, as far as the order goes."""
+
+    OFFER_LAYOUT = auto()
+    APPLY_LAYOUT = auto()
+    TRANSFER = auto()
+    """KV or a shard to a peer; it may be withdrawn until it begins."""
+    SWAP = auto()
+    LOAD = auto()
+    """A shard from the model folder, in pieces."""
+    REPORT = auto()
+    FENCE = auto()
+
+
+WAITS_FOR_LOAD = (Kind.OFFER_LAYOUT, Kind.APPLY_LAYOUT, Kind.LOAD)
+"""They change what is mapped, or fill it: not while a shard is being filled."""
+
+Step = TypeVar("Step")
+"""One stage's part of a step, as the worker keeps it."""
+Command = TypeVar("Command")
+
+
+@dataclass(slots=True, eq=False)
+class StepEntry(Generic[Step]):
+    """One stage's part of a step."""
+
+    step: Step
+    previous: WorkerId | None
+    """Whose output it waits for; None on a first stage."""
+    failure: Failure | None = None
+    """Why it will not run. If the stage before has failed, that failure goes before this one."""
+    orphaned: bool = False
+    """Its input can no longer come."""
+    arrives_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class CommandEntry(Generic[Command]):
+    """Anything else that waits for its turn."""
+
+    command: Command
+    kind: Kind
+    move_id: MoveId | None = None
+    """Of a transfer."""
+    arrives_ns: int = 0
+
+
+class GroupEpochs:
+    """The newest epoch of each group, of the ``max_groups`` used last: every move makes a new group."""
+
+    def __init__(self, max_groups: int = MAX_GROUPS_KNOWN) -> None:
+        self._max_groups = max_groups
+        self._newest: dict[int, int] = {}
+        """The group used last is the last."""
+
+    def __len__(self) -> int:
+        return len(self._newest)
+
+    def refusal(self, group_id: int, epoch: int) -> Failure | None:
+        """Take note of a step of this group and epoch; why it is not to run, if it is a past one's (rule 6)."""
+        newest = self._newest.pop(group_id, epoch)
+        self._newest[group_id] = epoch if epoch > newest else newest
+        if len(self._newest) > self._max_groups:
+            del self._newest[next(iter(self._newest))]
+        if epoch >= newest:
+            return None
+        return Failure(f"step of epoch {epoch} of group {group_id}, which is at epoch {newest}")
+
+    def clear(self) -> None:
+        """Forget all groups: a new life."""
+        self._newest.clear()
+
+
+class ControlStream(Generic[Step, Command]):
+    """What one worker has received and not begun, in order, and the load that is under way. See the module's rules."""
+
+    def __init__(self, has_input: Callable[[Step], bool]) -> None:
+        """``has_input``: whether all that a later stage's step needs of the stage before is here, be it a failure."""
+        self._has_input = has_input
+        self._entries: list[StepEntry[Step] | CommandEntry[Command]] = []
+        """A few entries long: the controller keeps few steps in flight."""
+        self._loading: CommandEntry[Command] | None = None
+        """Stays among the entries until it is over."""
+        self._began_since_piece = False
+
+    def __len__(self) -> int:
+        """Entries that have not begun, and the load under way."""
+        return len(self._entries)
+
+    # --- what is received -------------------------------------------------------------------------------------
+
+    def admit(
+        self, step: Step, previous: WorkerId | None, refusal: Failure | None, *, is_linked: bool, arrives_ns: int = 0
+    ) -> StepEntry[Step]:
+        """A step's entry, still outside of the stream. ``is_linked``: the stage before can reach this worker.
+
+        ``arrives_ns``: an entry may be put into the stream before it is received; it, and all behind it, wait until
+        then.
+        """
+        entry = StepEntry(step, previous, refusal, False, arrives_ns)
+        if previous is not None and not is_linked:
+            self._orphan(entry, previous)
+        return entry
+
+    def append(self, entry: StepEntry[Step]) -> None:
+        """Take a step into the stream."""
+        self._entries.append(entry)
+
+    def append_command(
+        self, command: Command, kind: Kind, move_id: MoveId | None = None, arrives_ns: int = 0
+    ) -> None:
+        """Take a command into the stream; ``move_id``: of a transfer."""
+        self._entries.append(CommandEntry(command, kind, move_id, arrives_ns))
+
+    # --- what comes next --------------------------------------------------------------------------------------
+
+    def is_ready(self, entry: StepEntry[Step]) -> bool:
+        """Whether a step waits for no input: it is here, none is needed, or it can no longer come."""
+        return entry.previous is None or entry.orphaned or self._has_input(entry.step)
+
+    def next_entry(self, now_ns: int = 0) -> StepEntry[Step] | CommandEntry[Command] | None:
+        """The first entry that may start (rules 1 to 3); None if all have to wait."""
+        earlier_step = earlier_command = False
+        for entry in self._entries:
+            if entry.arrives_ns > now_ns:
+                return None
+            if isinstance(entry, StepEntry):
+                if self.is_ready(entry):
+                    return entry
+                earlier_step = True
+                continue
+            if entry is self._loading:
+                continue
+            waits_for_load = self._loading is not None and entry.kind in WAITS_FOR_LOAD
+            if not earlier_step and not earlier_command and not waits_for_load:
+                return entry
+            if entry.kind is Kind.APPLY_LAYOUT:
+                return None
+            earlier_command = True
+        return None
+
+    def next_arrival_ns(self, now_ns: int) -> int | None:
+        """When the next entry is received that has not been by now."""
+        for entry in self._entries:
+            if entry.arrives_ns > now_ns:
+                return entry.arrives_ns
+        return None
+
+    def begin(self, entry: StepEntry[Step] | CommandEntry[Command]) -> None:
+        """An entry starts, and leaves the stream; a load stays until ``end_load``."""
+        self._began_since_piece = True
+        if isinstance(entry, CommandEntry) and entry.kind is Kind.LOAD:
+            self._loading = entry
+        else:
+            self._entries.remove(entry)
+
+    @property
+    def owes_piece(self) -> bool:
+        """A load is under way, and a piece of it comes before the next entry begins (rule 2)."""
+        return self._loading is not None and self._began_since_piece
+
+    def note_piece(self) -> None:
+        """A piece of the load under way has been loaded."""
+        self._began_since_piece = False
+
+    def end_load(self) -> None:
+        """The load under way is over, whether it is complete or has failed."""
+        assert self._loading is not None, "no load is under way"
+        self._entries.remove(self._loading)
+        self._loading = None
+
+    # --- losses and withdrawals -------------------------------------------------------------------------------
+
+    def orphan(self, worker: WorkerId) -> None:
+        """The link to a worker is lost, or fenced: steps that still wait for its output get none (rules 6 and 7)."""
+        for entry in self.steps():
+            if entry.previous == worker:
+                self._orphan(entry, worker)
+
+    def _orphan(self, entry: StepEntry[Step], worker: WorkerId) -> None:
+        if not entry.orphaned and not self._has_input(entry.step):
+            entry.orphaned = True
+            entry.failure = Failure.of_lost_input(worker)
+
+    def withdraw(self, move_id: MoveId) -> Command | None:
+        """Take a transfer out that has not begun; None if no such one waits. It need not wait for the steps before it:
+        nothing of it will be read."""
+        for entry in self._entries:
+            if isinstance(entry, CommandEntry) and entry.kind is Kind.TRANSFER and entry.move_id == move_id:
+                self._entries.remove(entry)
+                return entry.command
+        return None
+
+    def steps(self) -> Iterator[StepEntry[Step]]:
+        """Steps that have not begun, in order."""
+        return (entry for entry in self._entries if isinstance(entry, StepEntry))
+
+    def clear(self) -> None:
+        """The worker is dead."""
+        self._entries.clear()
+        self._loading = None
