@@ -10,7 +10,6 @@ import pytest
 
 from jettison.cost.deployment import Deployment, deployment_from_document, deployment_to_document
 from jettison.cost.hardware import BatchPoint, HardwareProfile
-from jettison.cost.hostcosts import HostCosts
 from jettison.cost.model import CostModel
 from jettison.cost.profile_document import Fingerprint
 from jettison.errors import ConfigError
@@ -24,11 +23,7 @@ PROFILE = HardwareProfile(COST, 1e9, 1e-5, 1e-3, 0.0, 1e9, 1e9, (BatchPoint(1, 2
 MARK = Fingerprint("a machine", "digest", "0.1.0", "float32", 1, "native")
 DEPLOYMENT = Deployment(
     "tiny", SHAPE, 2, 1000, 10, 4, 512, PROFILE, True, {"block_size": 8},
-    HostCosts(
-        num_cores=2, core_speeds=(1.0, 0.75), hop_s=1e-5, packs_wakes=True, step_shape=((1, 0.9), (8, 1.1)),
-        crowded_shape=((1, 1.1), (64, 0.95)),
-        worker_stage_s=1e-4,
-    ), MARK,
+    MARK,
 )
 
 
@@ -55,13 +50,6 @@ def test_there_and_back_by_way_of_json() -> None:
         (["shape", "shard_bytes", "layer:1"], -4, "shape.shard_bytes.layer:1 is -4: not a size"),
         (["shape", "shard_bytes", "layer:7"], 4, "shape.shard_bytes does not name every lending unit once"),
         (["fingerprint", "num_threads"], "two", "fingerprint.num_threads is 'two'"),
-        (["costs", "core_speeds"], [1.0], "costs: core_speeds needs a speed"),
-        (["costs", "core_speeds"], ["fast", 1.0], "costs.core_speeds needs numbers"),
-        (["costs", "step_shape"], [[1, 0.9, 3]], "costs.step_shape needs pairs of numbers"),
-        (["costs", "step_shape"], [[8, 0.9], [1, 1.0]], "costs: step_shape needs factors"),
-        (["costs", "crowded_shape"], [[1]], "costs.crowded_shape needs pairs of numbers"),
-        (["costs", "crowded_shape"], [[1, 6.0]], "costs: crowded_shape needs factors"),
-        (["costs", "packs_wakes"], "yes", "costs.packs_wakes is 'yes'"),
     ],
 )
 def test_what_is_wrong_is_named(place: list[str], value: object, message: str) -> None:
@@ -81,12 +69,9 @@ def test_earlier_documents_have_no_fingerprint() -> None:
     assert deployment_from_document(earlier, "here") == replace(DEPLOYMENT, fingerprint=None)
 
 
-def test_earlier_documents_know_less_of_the_host() -> None:
-    earlier = document()
-    for key in ("packs_wakes", "step_shape", "crowded_shape", "worker_stage_s", "controller_stage_s", "client_wake_s"):
-        del earlier["costs"][key]
-    costs = deployment_from_document(earlier, "here").costs
-    assert costs == HostCosts(num_cores=2, core_speeds=(1.0, 0.75), hop_s=1e-5)
+def test_what_earlier_documents_say_of_a_hosts_cores_is_left_aside() -> None:
+    assert "costs" not in document()
+    assert deployment_from_document(document() | {"costs": {"num_cores": 2}}, "here") == DEPLOYMENT
 
 
 def test_which_profiles_are_foreign_as_far_as_is_known() -> None:

@@ -26,7 +26,7 @@ costs = st.builds(CostModel, st.integers(1, 99), *[times] * len(COEFFICIENTS), *
 points = st.builds(BatchPoint, st.integers(1, 8), st.integers(1, 256), st.integers(1, 4096), rates)
 profiles = st.builds(
     HardwareProfile, costs, rates, times, times, times, rates, rates, st.lists(points, max_size=4).map(tuple),
-    st.none() | rates,
+    st.none() | rates, st.none() | times, st.floats(1.0, 1e3), st.integers(1, 9),
 )
 marks = st.builds(Fingerprint, *[st.text(max_size=9)] * 4, st.integers(1, 64), st.text(max_size=9))
 
@@ -73,6 +73,11 @@ def changed(path: str, value: object, *, remove: bool = False) -> dict:
         (changed("profile/cost/layer_s", -1.0), "layer_s"),
         (changed("profile/cost/row_tile", 1.5), "profile.cost.row_tile"),
         (changed("profile/link_bytes_per_s", 0), "link_bytes_per_s"),
+        (changed("profile/hop_s", -1.0), "hop_s"),
+        (changed("profile/hop_s", "soon"), "profile.hop_s"),
+        (changed("profile/contention", 0.9), "contention"),
+        (changed("profile/contention_instances", 0), "contention"),
+        (changed("profile/contention_instances", 1.5), "profile.contention_instances"),
         (changed("profile/batch_points", {}), "batch_points"),
         (changed("profile/batch_points/0/batch_size", 0), "batch points"),
         (changed("profile/batch_points/0/batch_size", None, remove=True), "'batch_size'"),
@@ -139,3 +144,15 @@ def test_sizes_of_the_model_survive_and_may_be_missing() -> None:
     assert "sizes" not in to_document(STORED)
     with pytest.raises(ProfileDocumentError, match="sizes has no key 'hidden_size'"):
         from_document(to_document(STORED) | {"sizes": {"num_layers": 6, "dtype_bytes": 4}})
+
+
+def test_profiles_of_earlier_versions_know_no_hop_and_no_contention():
+    plain = to_document(STORED)["profile"]
+    assert not {"hop_s", "contention", "contention_instances"} & plain.keys()
+    assert not a_profile().shares_cores and a_profile().slowdown(9) == 1.0
+
+
+def test_contention_grows_with_those_who_compute():
+    profile = a_profile(contention=1.6, contention_instances=3)
+    assert [profile.slowdown(number) for number in (1, 2, 3, 5)] == pytest.approx([1.0, 1.3, 1.6, 2.2])
+    assert not a_profile(contention=1.6).shares_cores, "measured of one instance, it is of no others"

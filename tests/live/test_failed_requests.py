@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from jettison.cost.drift import MachineThen
+from jettison.cost.model import CostModel
 from jettison.errors import JettisonError
 from jettison.live import demo, experiment
 from jettison.live.demo import DemoModel, make_setup, run_demo
@@ -17,7 +17,7 @@ from jettison.live.experiment import measure_speed_at
 from jettison.report.failures import exit_if_unanswered
 from jettison.report.results import RequestCounts, RequestRecord, RunResult, build_run
 from jettison.simulate import validate_command as validating
-from jettison.simulate.validation import Pair
+from jettison.simulate.validation import Trio
 from jettison.workload.probe import MachineSpeed
 from jettison.workload.synthetic import Burst, Lengths, SyntheticSpec
 
@@ -63,12 +63,17 @@ def test_a_demo_with_failures_says_so_first_and_fails(tmp_path: Path, monkeypatc
     assert (tmp_path / "report.html").read_text().index(told) > 0
 
 
-def test_a_validation_with_failures_says_so_first_and_fails(tmp_path: Path, monkeypatch) -> None:
-    then = MachineThen(((0.0, 1.0), (3.0, 1.0)), (1.0, 0.9), 1.0)
-    pair = Pair("s", "drop", 0, half_failed("drop"), build_run("drop", [answered(0), answered(1)]), then=then)
-    monkeypatch.setattr(validating, "run_pairs", lambda *_: [pair])
+COST = CostModel(2, 1e-9, 1e-8, 2e-6, 5e-5, 3e-4, 0.0, 0.0, 5e-5, 2e-6)
+
+
+@pytest.mark.parametrize("fails_first", [True, False])
+def test_a_validation_with_failures_says_so_first_and_fails(tmp_path: Path, monkeypatch, fails_first: bool) -> None:
+    good = build_run("drop", [answered(0), answered(1)])
+    live, again = (half_failed("drop"), good) if fails_first else (good, half_failed("drop"))
+    trio = Trio("s", "drop", 0, live, again, good, COST)
+    monkeypatch.setattr(validating, "run_trios", lambda *_: [trio])
     monkeypatch.setattr(validating, "parse_spec", lambda *_: None)
-    for name in ("check_both_sides", "ensure_calibrated"):
+    for name in ("check_both_sides", "ensure_profiled"):
         monkeypatch.setattr(validating, name, lambda *_, **__: None)
     monkeypatch.setattr(validating, "cases_of", lambda *_, **__: [])
     written: list[object] = []
@@ -77,7 +82,8 @@ def test_a_validation_with_failures_says_so_first_and_fails(tmp_path: Path, monk
     with pytest.raises(JettisonError, match=r"^drop: 1 of 2 requests were not answered"):
         validating.validate_command({}, "s", tmp_path, json_out=tmp_path / "v.json", console=console)
     text = console.export_text()
-    assert text.index("s, drop, seed 0, live: 1 of 2 requests") < text.index("metric") and written
+    told = f"s, drop, seed 0, {'live' if fails_first else 'live again'}: 1 of 2 requests"
+    assert text.index(told) < text.index("metric") and written
 
 
 def test_a_script_ends_with_one_where_requests_failed() -> None:

@@ -15,15 +15,18 @@ import pytest
 from jettison.cli.main import main
 from jettison.config import EngineConfig
 from jettison.core.cluster import ClusterParams
+from jettison.cost.recorded import RecordedStep
 from jettison.cost.shapes import ShapeKind
 from jettison.device.model.create import create_model
 from jettison.errors import ConfigError, ModelError
+from jettison.live import serving_probe
 from jettison.live.assembly import assemble
 from jettison.live.engine import Engine
 from jettison.live.link_probe import measure_link
 from jettison.live.profile import ATTENTION_FREE, FULL_MODEL, NO_PREFIX, ProfileResult, run_profile
 from jettison.live.profile_command import document, panels, tables
 from jettison.live.profile_file import default_path, fingerprint, load_profile, read_profile, save_profile
+from jettison.live.serving_probe import measure_serving
 from jettison.report.cost_report import draw_predictions, render_cost_page
 
 FLAGS = {
@@ -69,6 +72,8 @@ def test_every_shape_ran_and_everything_is_predicted(result: ProfileResult) -> N
 def test_speeds_and_batches_were_measured(result: ProfileResult) -> None:
     profile = result.stored.profile
     assert profile.link_latency_s > 0
+    assert profile.hop_s is not None and 0.0 < profile.hop_s < 1.0
+    assert profile.contention == 1.0 and profile.contention_instances == 1, "there is but one instance"
     assert profile.remap_fixed_s + profile.remap_s_per_byte > 0
     assert {point.num_stages for point in profile.batch_points} == {1, 2}
     assert profile.batch_limit(2) in {point.batch_size for point in profile.batch_points}
@@ -183,3 +188,42 @@ def test_a_link_has_a_speed() -> None:
     speed = measure_link(1 << 14, rounds=2)
     assert speed.latency_s > 0
     assert speed.bytes_per_s > 0
+
+
+def test_what_serving_adds_is_measured_with_one_instance_and_with_all(
+    result: ProfileResult, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost, served = result.stored.profile.cost, []
+
+    async def decode(engine: Engine, index: int) -> None:
+        served.append(len(engine.core.groups))
+        await serving_probe_decode(engine, index)
+
+    serving_probe_decode = serving_probe._decode
+    monkeypatch.setattr(serving_probe, "_decode", decode)
+    speed = measure_serving(config_of(model_dir, instances=2), cost, rounds=2)
+    assert served == [1, 2, 1, 2], "in turn"
+    assert 0.0 < speed.hop_s < 1.0 and speed.contention >= 1.0 and speed.num_instances == 2
+
+
+@pytest.mark.parametrize(("factor", "contention"), [(1.65, 1.5), (0.9, 1.0)])
+def test_contention_is_what_steps_take_with_all_over_what_they_take_alone(
+    result: ProfileResult, model_dir: Path, monkeypatch: pytest.MonkeyPatch, factor: float, contention: float
+) -> None:
+    cost = result.stored.profile.cost
+
+    def steps(times: float) -> list[RecordedStep]:
+        """Decodes of growing contexts, 0.4 ms after one another."""
+        made, at_s = [], 0.0
+        for context in range(20, 40):
+            step = RecordedStep(0, at_s, 1.0, 8, 8, 8 * context, 8 * context, 4, True, 8)
+            made.append(step._replace(seconds=times * step.predicted_s(cost)))
+            at_s += made[-1].seconds + 4e-4
+        return made
+
+    async def serve(*_: object) -> tuple[list[RecordedStep], list[RecordedStep]]:
+        return steps(1.1), steps(factor)
+
+    monkeypatch.setattr(serving_probe, "_serve", serve)
+    speed = measure_serving(config_of(model_dir, instances=2), cost, rounds=1)
+    assert speed.contention == pytest.approx(contention) and speed.hop_s == pytest.approx(2e-4)

@@ -160,7 +160,7 @@ def records():
     st.integers(1, 2000),
 )
 def test_logprobs_in_parts_are_the_same_and_every_part_is_small(logprobs, prompt_logprobs, max_bytes):
-    done = m.StepDone(1, 7, [1, 2], 5, logprobs, prompt_logprobs, 1, 2, 3, 4, 5)
+    done = m.StepDone(1, 7, [1, 2], 5, logprobs, prompt_logprobs, 1, 2, 3, 4)
     *parts, last = codec.step_answer(done, max_bytes)
     largest = max([32 + 16 * len(r.top) for r in logprobs.values()]
                   + [32 + 16 * len(r.top) for rows in prompt_logprobs.values() for r in rows], default=0)

@@ -32,15 +32,16 @@ def test_a_stage_is_a_slice_of_its_worker_in_microseconds():
     timeline = Timeline()
     timeline.step_issued(step(1, [StepRow(state(), 0, 3, True), StepRow(state("r2"), 5, 1, True)]))
     timeline.stage_done(0, 1, 5_000_000, 7_000_000)
-    timeline.stage_done(1, 1, 7_500_000, 9_000_000, 1_200_000)
+    timeline.stage_done(1, 1, 7_500_000, 9_000_000)
     timeline.step_ended(1)
     first, second = events(timeline, "X")
     assert (first["tid"], first["ts"], first["dur"], first["name"]) == (0, 0.0, 2000.0, "prefill")
     assert (second["tid"], second["ts"], second["dur"]) == (1, 2500.0, 1500.0)
     assert first["args"] | {} == {
-        "step": 1, "group": 7, "requests": 2, "tokens": 4, "prompt_tokens": 3, "layers": [0, 2],
+        "step": 1, "group": 7, "requests": 2, "tokens": 4, "prompt_tokens": 3, "pairs": 6 + 6, "kv_tokens": 3 + 6,
+        "samples": 2, "layers": [0, 2],
     }
-    assert second["args"]["processor_us"] == 1200.0
+    assert second["args"] == first["args"] | {"layers": [2, 4]}
 
 
 def test_a_step_that_nobody_issued_or_that_is_over_draws_nothing():

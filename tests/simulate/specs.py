@@ -11,20 +11,21 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "sim"))
 from scenarios import BLOCK_SIZE, PAGE_BYTES, PROFILE, make_shape
 
 from jettison.cost.deployment import Deployment, deployment_to_document
-from jettison.cost.hostcosts import HostCosts
+from jettison.cost.hardware import HardwareProfile
 from jettison.sim.setup import MemorySetup
 
 EAGER = {"overload_min_wait_ms": 10, "overload_check_interval_ms": 20, "drop_dwell_ms": 50, "restore_dwell_ms": 100}
 
 
-def deployment(*, num_instances: int = 2, num_blocks: int = 36, costs: HostCosts | None = None) -> Deployment:
+def deployment(
+    *, num_instances: int = 2, num_blocks: int = 36, profile: HardwareProfile = PROFILE
+) -> Deployment:
     """Two instances of the simulator's little model, each with so many blocks."""
     shape = make_shape()
     memory = MemorySetup.for_blocks(shape, BLOCK_SIZE, num_blocks, page_bytes=PAGE_BYTES)
     return Deployment(
-        "little", shape, num_instances, memory.budget_bytes, 0, PAGE_BYTES, 4096, PROFILE,
+        "little", shape, num_instances, memory.budget_bytes, 0, PAGE_BYTES, 4096, profile,
         settings={"block_size": BLOCK_SIZE, "max_num_batched_tokens": 128, "max_num_seqs": 64, "page_size": PAGE_BYTES},
-        costs=costs or HostCosts(),
     )
 
 

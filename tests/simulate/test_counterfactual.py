@@ -83,7 +83,7 @@ def test_a_simulation_that_is_far_from_what_was_measured_is_told(
     for times in (0.5, 2.0):
         far = near | {own: replace(drop, ttft_s=replace(drop.ttft_s, p99=times * drop.ttft_s.p99))}
         told = told_if_far(live, far)
-        assert told is not None and "\n" not in told and "P99 TTFT" in told and "validate SPEC.yaml --calibrate" in told
+        assert told is not None and "\n" not in told and "P99 TTFT" in told
         assert untold_of(live, far, told) == {own, other}
     slow = replace(drop.ttft_s, p99=100 * drop.ttft_s.p99)
     write_results(tmp_path / "runs.json", [replace(live, ttft_s=slow)])

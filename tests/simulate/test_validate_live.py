@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,11 @@ from rich.console import Console
 
 from jettison.config.files import parse_yaml
 from jettison.cost.hardware import HardwareProfile
-from jettison.cost.hostcosts import HostCosts
 from jettison.cost.model import CostModel
 from jettison.cost.profile_document import StoredProfile
 from jettison.errors import ConfigError
 from jettison.live.assembly import assemble
-from jettison.live.profile_file import costs_path, default_path, fingerprint, save_costs, save_profile
+from jettison.live.profile_file import default_path, fingerprint, save_profile
 from jettison.simulate.counterfactual import counterfactual_runs
 from jettison.simulate.local import local_config
 from jettison.simulate.spec import parse_spec
@@ -40,44 +39,36 @@ variants: [drop]
 PROFILE = HardwareProfile(
     CostModel(2, 1e-9, 1e-8, 2e-6, 5e-5, 3e-4, 0.0, 0.0, 5e-5, 2e-6), 1e9, 2e-5, 1e-3, 0.0, 1e9, 1e9
 )
-COSTS = HostCosts(
-    num_cores=2, core_speeds=(1.0, 0.9), controller_step_s=3e-4, controller_request_s=1e-3, hop_s=5e-5
-)
-
 
 @pytest.mark.live
 def test_a_spec_live_and_simulated(tmp_path: Path) -> None:
     raw: dict[str, Any] = parse_yaml(SPEC.format(folder=tmp_path / "model"), "test")
-    # In place of two minutes of measuring.
+    # In place of a minute of measuring.
     spec = parse_spec(raw)
     config = local_config(spec.cluster, spec.settings, tmp_path)
     worker = assemble(config).worker_specs[0]
     mark = fingerprint(Path(worker.model_dir), worker.dtype, worker.num_threads, worker.kernels)
-    save_profile(default_path(tmp_path / "model", mark), StoredProfile(mark, PROFILE))
-    save_costs(costs_path(tmp_path / "model", mark), mark, COSTS)
+    path = default_path(tmp_path / "model", mark)
+    save_profile(path, StoredProfile(mark, PROFILE))
     console, out = Console(record=True, width=160), tmp_path / "validation.json"
-    (pair,) = validate_command(raw, "tiny", tmp_path, json_out=out, console=console)
-    for run in (pair.live, pair.simulated):
+    (trio,) = validate_command(raw, "tiny", tmp_path, json_out=out, console=console)
+    for run in (trio.live, trio.again, trio.simulated):
         assert run.requests.completed == 4
         assert [row["output_tokens"] for row in run.requests_detail or []] == [10, 12, 20, 5]
-    assert "TTFT mean" in console.export_text()
+    shown = console.export_text()
+    assert "TTFT mean" in shown and "live again" in shown
     document = json.loads(out.read_text())
     assert {row["metric"] for row in document["rows"]} >= {"output tokens/s", "TPOT mean", "TTFT P99", "drops"}
-    assert document["host_costs"]["num_cores"] == 2
-    # How fast the machine was meanwhile is in the file, and the simulator's was as fast.
-    [run] = document["runs"]
-    assert run["machine_speed"][0][0] == 0.0 and all(speed > 0.0 for _, speed in run["machine_speed"])
-    # What is kept of the live run is enough to simulate it again, and with other constants it is not.
+    # Steps are those that the live run recorded: not the profile's, which was made up.
+    assert trio.steps != PROFILE.cost and trio.steps.num_layers == 2
+    assert document["runs"][0]["steps"] == asdict(trio.steps)
+    # What is kept of the live runs is enough to simulate them again, and with another profile it is not.
     (again,) = simulate_again(raw, "tiny", tmp_path, read_document(out))
-    assert again.simulated.ttft_s == pair.simulated.ttft_s and again.then == pair.then
+    assert again.simulated.ttft_s == trio.simulated.ttft_s and again.steps == trio.steps
     assert [row.as_dict() for row in compare(again)] == document["rows"]
-    # A file of a version that knew less of the same constants is as good.
-    del document["host_costs"]["crowded_shape"]
-    (earlier,) = simulate_again(raw, "tiny", tmp_path, document)
-    assert earlier.simulated.ttft_s == pair.simulated.ttft_s
-    save_costs(costs_path(tmp_path / "model", mark), mark, replace(COSTS, hop_s=6e-5))
+    save_profile(path, StoredProfile(mark, replace(PROFILE, hop_s=6e-5)))
     with pytest.raises(ConfigError, match="measured anew"):
         simulate_again(raw, "tiny", tmp_path, document)
     # The live run says of itself what a simulation needs.
-    others = counterfactual_runs(pair.live, ["recompute"], num_processes=1)
+    others = counterfactual_runs(trio.live, ["recompute"], num_processes=1)
     assert all(run.requests.completed == 4 for run in others.values()) and len(others) == 2

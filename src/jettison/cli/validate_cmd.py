@@ -1,4 +1,4 @@
-"""``jettison validate``: one spec, live and simulated."""
+"""``jettison validate``: one spec, live twice and simulated."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from jettison.live.address_space import MORE_PROGRAM_BYTES, check_address_limit
 def validate(
     spec: SpecArgument,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Measure profile and host costs anew, also where they are there.")
+        bool, typer.Option("--calibrate", help="Measure the profile anew, also where it is there.")
     ] = False,
     assignments: SetOption = None,
     seeds: SeedsOption = None,
     json_out: JsonOption = None,
 ) -> None:
-    """Run a spec live on this machine and simulated with what was measured here, and compare metric by metric.
+    """Run a spec live on this machine, twice, and simulated with the steps that the live run recorded, and compare.
 
-    The cluster must be a model folder. What is missing of its profile and of the
-    host's costs is measured first, with loads of its own. The exit code says
-    whether it ran: how near the two are stands in the table and the result.
+    The cluster must be a model folder. A missing profile is measured first. The
+    exit code says whether it ran: how near the simulation is, and how near the
+    second live run, stands in the table and the result.
     """
     raw = read_spec(spec, assignments, seeds)
     check_address_limit(MORE_PROGRAM_BYTES)

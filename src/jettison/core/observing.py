@@ -19,9 +19,7 @@ class RunObserver(Protocol):
         """A microbatch goes to its stages."""
         ...
 
-    def stage_done(
-        self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int, processor_ns: int = 0
-    ) -> None:
+    def stage_done(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
         """A stage has computed its part; times of the worker's own clock."""
         ...
 

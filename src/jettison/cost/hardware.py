@@ -49,14 +49,26 @@ class HardwareProfile:
     batch_points: tuple[BatchPoint, ...] = ()
     device_copy_bytes_per_s: float | None = None
     """From one place in a device's memory to another; None: its memory is the host's."""
+    hop_s: float | None = None
+    """From a worker that tells to the controller, or back, one way; half of the controller's turn is in each. None:
+    nobody has measured it."""
+    contention: float = 1.0
+    """How many times as long a step takes while ``contention_instances`` compute as it does alone: instances that share
+    a machine's cores, caches and memory. 1 where each has an accelerator of its own."""
+    contention_instances: int = 1
+    """That ``contention`` was measured with; 1: with no others."""
 
     def __post_init__(self) -> None:
         rates = ("link_bytes_per_s", "host_copy_bytes_per_s", "disk_bytes_per_s", "device_copy_bytes_per_s")
         bad = [name for name in rates if (rate := getattr(self, name)) is not None and not 0.0 < rate < float("inf")]
         times = ("link_latency_s", "remap_fixed_s", "remap_s_per_byte")
         bad += [name for name in times if not 0.0 <= getattr(self, name) < float("inf")]
+        if self.hop_s is not None and not 0.0 <= self.hop_s < float("inf"):
+            bad.append("hop_s")
         if bad:
             raise ValueError(f"rates must be finite and > 0, times finite and >= 0: {', '.join(bad)}")
+        if not 1.0 <= self.contention < float("inf") or self.contention_instances < 1:
+            raise ValueError("contention must be finite and >= 1, of >= 1 instances")
         if any(min(point) <= 0 for point in self.batch_points):
             raise ValueError("batch points must be > 0")
 
@@ -67,6 +79,18 @@ class HardwareProfile:
     def remap_cost_s(self, num_bytes: int) -> float:
         """Seconds to turn ``num_bytes`` of parameters into KV, or back, without filling them."""
         return self.remap_fixed_s + self.remap_s_per_byte * num_bytes if num_bytes > 0 else 0.0
+
+    @property
+    def shares_cores(self) -> bool:
+        """Steps take longer while other instances compute."""
+        return self.contention > 1.0 and self.contention_instances > 1
+
+    def slowdown(self, num_computing: int) -> float:
+        """How many times as long a step takes while so many instances compute, its own among them, as it does alone:
+        on a straight line through what was measured."""
+        if not self.shares_cores:
+            return 1.0
+        return 1.0 + (self.contention - 1.0) * (num_computing - 1) / (self.contention_instances - 1)
 
     def host_copy_cost_s(self, num_bytes: int) -> float:
         """Seconds to copy inside the host's memory."""

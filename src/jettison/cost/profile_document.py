@@ -79,8 +79,11 @@ class StoredProfile:
     """None: in documents of earlier versions."""
 
 
-_OPTIONAL = ("device_copy_bytes_per_s",)
-"""Keys that are absent where they say nothing: a profiled device's memory is the host's."""
+_OPTIONAL: dict[str, tuple[Any, Any]] = {
+    "device_copy_bytes_per_s": (float, None), "hop_s": (float, None), "contention": (float, 1.0),
+    "contention_instances": (int, 1),
+}  # fmt: skip
+"""Keys that are absent where they say nothing: their kind, and the value that says nothing."""
 
 
 def to_document(stored: StoredProfile) -> dict[str, Any]:
@@ -108,13 +111,14 @@ def from_document(document: object) -> StoredProfile:
 def profile_to_plain(profile: HardwareProfile) -> dict[str, Any]:
     """A profile alone, as part of a document."""
     plain = dataclasses.asdict(profile) | {"batch_points": [point._asdict() for point in profile.batch_points]}
-    return {name: value for name, value in plain.items() if name not in _OPTIONAL or value is not None}
+    return {name: value for name, value in plain.items() if name not in _OPTIONAL or value != _OPTIONAL[name][1]}
 
 
 def profile_from_plain(plain: object, where: str) -> HardwareProfile:
     """Back again. Raises ProfileDocumentError whose places begin with ``where``."""
     given = plain.keys() if isinstance(plain, Mapping) else ()
-    kinds = field_kinds(HardwareProfile) | {"cost": dict, "batch_points": list} | dict.fromkeys(_OPTIONAL, float)
+    kinds = field_kinds(HardwareProfile) | {"cost": dict, "batch_points": list}
+    kinds |= {name: kind for name, (kind, _) in _OPTIONAL.items()}
     kinds = {name: kind for name, kind in kinds.items() if name not in _OPTIONAL or name in given}
     values = checked(plain, kinds, where)
     cost = checked(values["cost"], field_kinds(CostModel), f"{where}.cost")

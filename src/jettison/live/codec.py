@@ -171,7 +171,7 @@ def logprobs_from_record(record: m.SampledRecord) -> TokenLogprobs:
 
 def step_done(
     worker_id: WorkerId, output: StepOutput, compute_ns: int, span: tuple[int, int] = (0, 0), input_delay_ns: int = 0,
-    remote_wait_ns: int = 0, processor_ns: int = 0,
+    remote_wait_ns: int = 0,
 ) -> m.StepDone:
     """The event that tells ``output``; ``span`` is when the stage began and ended it, on the worker's clock."""
     return m.StepDone(
@@ -184,7 +184,6 @@ def step_done(
         *span,
         input_delay_ns,
         remote_wait_ns,
-        processor_ns,
     )
 
 

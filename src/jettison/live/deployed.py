@@ -9,7 +9,7 @@ from jettison.config import KEYS, EngineConfig
 from jettison.cost.deployment import Deployment
 from jettison.cost.hardware import HardwareProfile
 from jettison.live.assembly import Assembly, assemble
-from jettison.live.profile_file import AUTO, NONE, fingerprint, load_costs, read_profile
+from jettison.live.profile_file import AUTO, NONE, fingerprint, read_profile
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,6 @@ def deployment_of(assembly: Assembly, *, kv_tokens: int | None = None) -> Deploy
         profile=known if known is not None else _elsewhere(config),
         core_knows_profile=known is not None,
         settings=settings_of(config),
-        costs=load_costs(model_dir, mark),
         fingerprint=mark,
     )
 

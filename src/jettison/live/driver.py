@@ -177,9 +177,7 @@ class CoreDriver:
         self.bubbles.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
         self.delays.note(event)
         if self._observer is not None:
-            self._observer.stage_done(
-                event.worker_id, event.step_id, event.started_ns, event.ended_ns, event.processor_ns
-            )
+            self._observer.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
 
     def _note_step_ended(self, step_id: int) -> None:
         self.bubbles.ended(step_id)

@@ -6,15 +6,12 @@ The same code behind ``jettison demo`` and the live benchmarks: a fresh server p
 from __future__ import annotations
 
 import json
-import resource
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from jettison.config import KEYS, EngineConfig
 from jettison.live.assembly import assemble
-from jettison.live.machine_time import machine_time
 from jettison.live.server_process import ServerProcess
 from jettison.report.failures import check_answered
 from jettison.report.output import safe_name
@@ -135,10 +132,11 @@ def run_config(
     seed: int = 0,
     slo_ttft_s: float | None = None,
     slo_tpot_s: float | None = None,
+    timeline: Path | None = None,
 ) -> RunResult:
     """A fresh server told these keys of ``jettison serve`` (the model folder among them) meets the arrivals.
 
-    Raises JettisonError when the server does not come up.
+    ``timeline``: where it writes its time line at its end. Raises JettisonError when the server does not come up.
     """
     told = {key: value for key, value in keys.items() if KEYS[key].section != "server" and key != "log_level"}
     told["max_num_queued_reqs"] = "none"  # a queue is what an overload makes
@@ -146,36 +144,17 @@ def run_config(
     config = work_dir / "serve.yaml"
     given = {key: value for key, value in told.items() if value not in (None, "")}
     config.write_text(json.dumps(given), encoding="utf-8")  # JSON is YAML
-    before = _ProcessorTime.now()
-    with ServerProcess(model_dir, {"config": config}, work_dir / "server.log") as server:
+    flags: dict[str, object] = {"config": config}
+    if timeline is not None:
+        flags["timeline"] = timeline
+    with ServerProcess(model_dir, flags, work_dir / "server.log") as server:
         options = ReplayOptions(
             name=name, seed=seed, prompts=PromptMaker(seed=seed), slo_ttft_s=slo_ttft_s, slo_tpot_s=slo_tpot_s,
             total_timeout_s=10.0 * workload.duration_s + 300.0,
         )
         run = replay_sync(server.url, workload, options)
     run.config |= {"policy": str(told.get("overload")), "flags": {key: str(value) for key, value in told.items()}}
-    run.client["foreign_cores"] = _ProcessorTime.now().foreign_cores_since(before)
     return run
-
-
-@dataclass(frozen=True, slots=True)
-class _ProcessorTime:
-    """Of this machine and of this process with the children that have ended, in seconds."""
-
-    wall_s: float
-    machine_s: float
-    own_s: float
-
-    @classmethod
-    def now(cls) -> _ProcessorTime:
-        own, ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        own_s = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
-        return cls(time.monotonic(), machine_time().busy_s, own_s)
-
-    def foreign_cores_since(self, before: _ProcessorTime) -> float:
-        """Cores that others have kept busy meanwhile, on average: what disturbs a measurement."""
-        foreign_s = (self.machine_s - before.machine_s) - (self.own_s - before.own_s)
-        return max(0.0, foreign_s / max(self.wall_s - before.wall_s, 1e-9))
 
 
 def measure_speed(setup: ExperimentSetup, *, batches: tuple[int, ...] = (4, 16, 40)) -> MachineSpeed:

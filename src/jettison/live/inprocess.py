@@ -113,7 +113,7 @@ class InProcessCluster:
         for worker in workers:
             self._loops[worker] = WorkerLoop(
                 worker, self._devices[worker], self._links[worker], self._emitter(worker), self._piece_bytes,
-                clock_ns=self._clock_ns, processor_clock_ns=self._clock_ns, wait=self._waiter(worker),
+                clock_ns=self._clock_ns, wait=self._waiter(worker),
             )
 
     def _waiter(self, worker: WorkerId) -> Callable[[], None]:

@@ -191,9 +191,6 @@ class StepDone(msgspec.Struct, tag="step_done", array_like=True):
     stage."""
     remote_wait_ns: int = 0
     """Time this stage waited for attention at peers."""
-    processor_ns: int = 0
-    """Processor time of the thread that computed the stage: of its span what it waited neither for a core nor for peers
-    or a device."""
 
 
 class StepLogprobs(msgspec.Struct, tag="step_logprobs", array_like=True):
@@ -216,8 +213,7 @@ class StageDone(msgspec.Struct, tag="stage_done", array_like=True):
     ended_ns: int = 0
     input_delay_ns: int = 0
     remote_wait_ns: int = 0
-    processor_ns: int = 0
-    """All three as in StepDone."""
+    """Both as in StepDone."""
 
 
 class StepFailed(msgspec.Struct, tag="step_failed", array_like=True):

@@ -24,6 +24,7 @@ from jettison.device.worker import DeviceWorker
 from jettison.live.assembly import Assembly, assemble
 from jettison.live.link_probe import measure_link
 from jettison.live.profile_file import fingerprint
+from jettison.live.serving_probe import measure_serving
 from jettison.live.speeds import measure_disk, measure_host_copy, measure_remap
 from jettison.live.step_timer import StepTimer
 
@@ -32,6 +33,7 @@ MAX_CONTEXT = 2048
 MAX_KV_TOKENS = 16384
 """KV that all requests of one profiled step hold together."""
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
+SERVING_ROUNDS, QUICK_SERVING_ROUNDS = 5, 2
 SHORT_S, MAX_REPEATS = 0.1, 5
 """Steps shorter than this run up to so many times a round."""
 
@@ -96,7 +98,8 @@ def run_profile(
     """Profile the model on this machine, as a worker of this configuration would run it.
 
     ``budget_s``: about how long steps are measured (None = 45 s, or 6 s with ``quick``); at least ``MIN_ROUNDS``
-    rounds run whatever they take. Raises ModelError, ConfigError, BudgetError, WorkerLostError.
+    rounds run whatever they take. Runs an event loop of its own at the end, so it needs a thread without one. Raises
+    ModelError, ConfigError, BudgetError, WorkerLostError, JettisonError (as ``measure_serving`` does).
     """
     started = time.monotonic()
     assembly = assemble(config)
@@ -119,9 +122,13 @@ def run_profile(
         device.close()
     progress(0.95, "the link between two processes")
     link = measure_link(spec.piece_bytes)
+    host_copy = measure_host_copy()
+    progress(0.97, "one instance serving, and all of them")
+    serving = measure_serving(config, cost, rounds=QUICK_SERVING_ROUNDS if quick else SERVING_ROUNDS)
     profile = HardwareProfile(
-        cost, link.bytes_per_s, link.latency_s, remap.fixed_s, remap.s_per_byte, measure_host_copy(), disk,
-        _batch_points(plan.batches, measured),
+        cost, link.bytes_per_s, link.latency_s, remap.fixed_s, remap.s_per_byte, host_copy, disk,
+        _batch_points(plan.batches, measured), hop_s=serving.hop_s, contention=serving.contention,
+        contention_instances=serving.num_instances,
     )  # fmt: skip
     models: dict[str, StepPredictor] = {
         FULL_MODEL: cost,

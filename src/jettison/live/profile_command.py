@@ -122,6 +122,8 @@ def speed_rows(result: ProfileResult) -> Rows:
     return [
         ["speed", ""],
         ["link", f"{profile.link_bytes_per_s / 1e9:.2f} GB/s after {1e6 * profile.link_latency_s:.0f} us"],
+        ["hop to the controller", f"{1e6 * (profile.hop_s or 0.0):.0f} us"],
+        [f"a step while {profile.contention_instances} compute", f"{profile.contention:.2f} times as long"],
         ["remap", f"{1e3 * profile.remap_fixed_s:.2f} ms and {1e12 * profile.remap_s_per_byte:.3g} ms a GB"],
         ["host copy", f"{profile.host_copy_bytes_per_s / 1e9:.2f} GB/s"],
         ["model folder (cached)", f"{profile.disk_bytes_per_s / 1e9:.2f} GB/s"],

@@ -11,29 +11,21 @@ import json
 import logging
 import os
 import platform
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jettison import __version__
-from jettison.cost.deployment import costs_from_plain, costs_to_plain
 from jettison.cost.hardware import HardwareProfile
-from jettison.cost.hostcosts import HostCosts
 from jettison.cost.profile_document import (
     Fingerprint,
     ProfileDocumentError,
     StoredProfile,
-    checked,
-    field_kinds,
     from_document,
     to_document,
 )
 from jettison.errors import ConfigError, ModelError
 
 logger = logging.getLogger(__name__)
-
-COSTS_FORMAT = "jettison-host-1"
 
 AUTO, NONE = "auto", "none"
 """Values of the configuration key ``profile`` that are no path."""
@@ -58,44 +50,13 @@ def default_path(model_dir: Path, mark: Fingerprint) -> Path:
 
 def save_profile(path: Path, stored: StoredProfile) -> None:
     """Write, replacing what was there in one go. Raises ConfigError when the folder cannot be written."""
-    _save(path, to_document(stored))
-
-
-def _save(path: Path, document: dict[str, Any]) -> None:
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        staged.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        staged.write_text(json.dumps(to_document(stored), indent=1) + "\n", encoding="utf-8")
         os.replace(staged, path)
     except OSError as error:
         staged.unlink(missing_ok=True)
         raise ConfigError(f"cannot write the profile {path}: {error.strerror}; name another place with --out") from None
-
-
-def costs_path(model_dir: Path, mark: Fingerprint) -> Path:
-    """Beside the model and its profile."""
-    return model_dir / f"jettison-host-{mark.digest()}.json"
-
-
-def save_costs(path: Path, mark: Fingerprint, costs: HostCosts) -> None:
-    """Write what serving takes of this host. Raises ConfigError."""
-    _save(path, {"format": COSTS_FORMAT, "fingerprint": asdict(mark), "costs": costs_to_plain(costs)})
-
-
-def load_costs(model_dir: Path, mark: Fingerprint) -> HostCosts:
-    """What was measured for this fingerprint; nothing at all where nobody has, or (with a warning) it is damaged."""
-    path = costs_path(model_dir, mark)
-    if not path.exists():
-        return HostCosts()
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        top = checked(document, {"format": str, "fingerprint": dict, "costs": dict}, "the document")
-        stored = Fingerprint(**checked(top["fingerprint"], field_kinds(Fingerprint), "fingerprint"))
-        if top["format"] != COSTS_FORMAT or stored != mark:
-            raise ProfileDocumentError("it was made by another version, or for something else")
-        return costs_from_plain(top["costs"], "costs")
-    except (OSError, ValueError) as error:
-        logger.warning("host costs ignored: %s: %s", path, error)
-        return HostCosts()
 
 
 def read_profile(path: Path) -> StoredProfile:

@@ -75,7 +75,6 @@ class WorkerLoop:
         coordinate: bool = True,
         shares_clock: bool = False,
         clock_ns: Callable[[], int] = time.monotonic_ns,
-        processor_clock_ns: Callable[[], int] = time.thread_time_ns,
         safepoint: Safepoint = nowhere,
         wait: Callable[[], None] | None = None,
     ) -> None:
@@ -89,7 +88,6 @@ class WorkerLoop:
         self._device = device
         self._emit = emit
         self._clock_ns = clock_ns
-        self._processor_clock_ns = processor_clock_ns
         self._reach = safepoint
         self._spec: LayoutSpec | None = None
         """The layout in force, once one has been applied."""
@@ -287,7 +285,7 @@ class WorkerLoop:
 
     def _run_step(self, entry: StepEntry[StepInput]) -> None:
         step = entry.step
-        started_ns, began_ns = self._clock_ns(), self._processor_clock_ns()
+        started_ns = self._clock_ns()
         result: object = None
         failure: Failure | None = None
         delay_ns = 0
@@ -307,7 +305,6 @@ class WorkerLoop:
         except Exception as error:
             log.exception("step %d failed", step.step_id)
             failure = Failure(f"{type(error).__name__}: {error}")
-        processor_ns = self._processor_clock_ns() - began_ns
         span = started_ns, self._clock_ns()
         compute_ns = span[1] - span[0]
         waited_ns, self._attention.waited_ns = self._attention.waited_ns, 0
@@ -317,9 +314,7 @@ class WorkerLoop:
         if step.next_worker is not None:
             self._hand_on(step, step.next_worker, result, failure)  # first: the next stage waits for it
             if failure is None:
-                self._emit(m.StageDone(
-                    self.worker_id, step.step_id, compute_ns, *span, delay_ns, waited_ns, processor_ns
-                ))  # fmt: skip
+                self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns, *span, delay_ns, waited_ns))
             return
         if failure is None and not isinstance(result, StepOutput):
             failure = Failure(f"the last stage returned {type(result).__name__}")
@@ -328,7 +323,7 @@ class WorkerLoop:
         elif isinstance(result, StepOutput):
             self._reach("before_flush")
             computed_ns = result.compute_ns or compute_ns
-            done = codec.step_done(self.worker_id, result, computed_ns, span, delay_ns, waited_ns, processor_ns)
+            done = codec.step_done(self.worker_id, result, computed_ns, span, delay_ns, waited_ns)
             for event in codec.step_answer(done):
                 self._emit(event)
             self._reach("after_flush")

@@ -47,6 +47,11 @@ class _OpenStep:
     num_requests: int
     num_tokens: int
     num_prompt_tokens: int
+    num_pairs: int
+    """Query-key pairs under the causal mask."""
+    num_kv_tokens: int
+    """Contexts and the step's own tokens."""
+    num_samples: int
 
 
 class Timeline:
@@ -66,16 +71,17 @@ class Timeline:
 
     def step_issued(self, step: RunStep) -> None:
         """A microbatch goes to its stages."""
-        num_tokens = sum(row.num_tokens for row in step.rows)
-        num_prompt = sum(row.num_tokens for row in step.rows if row.num_tokens > 1 or not row.samples)
+        rows = step.rows
+        num_prompt = sum(row.num_tokens for row in rows if row.num_tokens > 1 or not row.samples)
         self._steps[step.step_id] = _OpenStep(
-            step.group_id, {s.worker_id: s.layers for s in step.stages}, len(step.rows), num_tokens, num_prompt
-        )
+            step.group_id, {s.worker_id: s.layers for s in step.stages}, len(rows),
+            sum(row.num_tokens for row in rows), num_prompt,
+            sum(row.num_tokens * (2 * row.context_len + row.num_tokens + 1) for row in rows) // 2,
+            sum(row.context_len + row.num_tokens for row in rows), sum(row.samples for row in rows),
+        )  # fmt: skip
 
-    def stage_done(
-        self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int, processor_ns: int = 0
-    ) -> None:
-        """A stage has computed its part of a step. ``processor_ns``: what it took of a core; 0 where nobody knows."""
+    def stage_done(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
+        """A stage has computed its part of a step."""
         step = self._steps.get(step_id)
         if step is None:
             return
@@ -86,8 +92,8 @@ class Timeline:
             "ts": started_ns / 1e3, "dur": (ended_ns - started_ns) / 1e3, "pid": _STAGES, "tid": worker_id,
             "args": {
                 "step": step_id, "group": step.group_id, "requests": step.num_requests, "tokens": step.num_tokens,
-                "prompt_tokens": step.num_prompt_tokens, "layers": None if layers is None else list(layers),
-                **({"processor_us": processor_ns / 1e3} if processor_ns else {}),
+                "prompt_tokens": step.num_prompt_tokens, "pairs": step.num_pairs, "kv_tokens": step.num_kv_tokens,
+                "samples": step.num_samples, "layers": None if layers is None else list(layers),
             },
         })
 

@@ -26,7 +26,6 @@ from jettison.sim.breaking import Breaking
 from jettison.sim.eventlog import EventLog
 from jettison.sim.executor import StepLoad
 from jettison.sim.faults import Fault
-from jettison.sim.host import SharedHost
 from jettison.sim.loop import ARRIVAL, LATE, EventLoop, Scheduled
 from jettison.sim.memory import home_memory
 from jettison.sim.network import Network
@@ -77,9 +76,8 @@ class SimulatedCluster:
         self._on_event = on_event
         self._on_tokens = on_tokens
         self._observer = observer
-        self.host = SharedHost(self.loop, setup.host, setup.drift) if setup.host.is_shared else None
-        """None: the controller is never busy, and workers have cores of their own."""
-        takes_strides = observer is None and self.host is None and (on_tokens is not None or on_emit is None)
+        self.shares_cores = setup.profile.shares_cores
+        takes_strides = observer is None and not self.shares_cores and (on_tokens is not None or on_emit is None)
         self._compress = setup.compress and takes_strides
         self._workers = {
             stage.worker_id: SimWorker(stage.worker_id, self, partial(
@@ -100,8 +98,6 @@ class SimulatedCluster:
         self.breaking = Breaking(self)
         self._num_arriving = 0
         self._tick: Scheduled | None = None
-        self._tick_waits = False
-        """A tick has come, and the controller has not got to it yet."""
         self._next_tick_ns = setup.tick_ns
 
     # --- what users call --------------------------------------------------------------------------------------
@@ -123,7 +119,7 @@ class SimulatedCluster:
 
     def arrive_now(self, request: Request) -> None:
         """A request arrives in this moment."""
-        self._control(ports.Arrived(request), self.start_ticks)
+        self.handle(ports.Arrived(request))
 
     def cancel(self, request_id: RequestId, at_ns: int) -> None:
         """A client hangs up at a time."""
@@ -166,26 +162,14 @@ class SimulatedCluster:
 
     # --- the core's events and actions ------------------------------------------------------------------------
 
-    def _control(self, event: ports.Event, then: Callable[[], None] = lambda: None) -> None:
-        """Handle an event as soon as the controller has got to it."""
-
-        def act() -> None:
-            self.handle(event)
-            then()
-
-        if self.host is None:
-            act()
-        else:
-            self.host.controller.do(self.host.event_ns(event), act)
-
     def handle(self, event: ports.Event) -> None:
         """Let the core handle an event and carry out what follows."""
         now_ns = self.loop.now_ns
         observer = self._observer
-        self._pass_ticks()
         if isinstance(event, ports.Tick):
             self._next_tick_ns = now_ns + self.setup.tick_ns
-            self._tick_waits = False
+        else:
+            self._pass_ticks()
         if not self.striding.is_idle:
             self._catch_up(event)
         self.log.note_event(now_ns, event)
@@ -277,16 +261,8 @@ class SimulatedCluster:
                 continue
             if observer is not None:
                 observer.emitted(action)
-            self._emit(action, now_ns)
-
-    def _emit(self, emit: ports.Emit, now_ns: int) -> None:
-        on_emit, host = self._on_emit, self.host
-        if on_emit is None:
-            return
-        if host is None:
-            on_emit(emit, now_ns)
-        else:
-            host.controller.do(host.emit_ns(emit), lambda: on_emit(emit, self.loop.now_ns))
+            if self._on_emit is not None:
+                self._on_emit(action, now_ns)
 
     def _after_hop(self, worker_id: WorkerId, act: Callable[[SimWorker], None]) -> None:
         """Do something at a worker that need not wait for its turn there, if it lives and still does then."""
@@ -299,8 +275,6 @@ class SimulatedCluster:
         self.bubbles.issued(step)
         if self._observer is not None:
             self._observer.step_issued(step)
-        if self.host is not None:
-            self.host.issued(step)
         load = StepLoad.of(step.rows)
         if load.num_samples == load.num_tokens and len(step.stages) == 1 and self._compress:
             run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
@@ -340,20 +314,19 @@ class SimulatedCluster:
     # --- ticks ------------------------------------------------------------------------------------------------
 
     def start_ticks(self) -> None:
-        """See that the next tick comes, where it could decide something, or is looked at, or takes time."""
-        is_planned = self._tick_waits or (self._tick is not None and self._tick.is_pending)
-        counts = self.host is not None or self._observer is not None
+        """See that the next tick comes, where it could decide something, or is looked at."""
+        is_planned = self._tick is not None and self._tick.is_pending
+        counts = self._observer is not None
         if not is_planned and (counts or self.core.awaits_tick) and not self.is_at_rest:
             self._tick = self.loop.at(max(self._next_tick_ns, self.loop.now_ns), self._on_tick, LATE)
 
     def _on_tick(self) -> None:
-        self._tick_waits = True
-        self._control(ports.Tick())
+        self.handle(ports.Tick())
 
     def _pass_ticks(self) -> None:
         """Ticks before this moment had nothing to decide: the core takes note of them together."""
         tick_ns, now_ns = self.setup.tick_ns, self.loop.now_ns
-        if now_ns <= self._next_tick_ns or self._tick_waits:
+        if now_ns <= self._next_tick_ns:
             return
         # The first one at this moment or later.
         next_ns = -(-now_ns // tick_ns) * tick_ns
@@ -382,13 +355,6 @@ class SimulatedCluster:
         return self.loop.at(at_ns, arrive)
 
     def _receive(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
-        if self.host is None:
-            self._deliver(worker_id, life, event)
-        else:
-            work_ns = self.host.event_ns(event)
-            self.host.controller.do(work_ns, lambda: self._deliver(worker_id, life, event))
-
-    def _deliver(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
         if self.breaking.is_told_dead(worker_id, life):
             return  # nothing that a dead worker has sent is delivered
         if isinstance(event, ports.StepCompleted | ports.StepFailed):
@@ -415,6 +381,13 @@ class SimulatedCluster:
         """Both live, and nothing has cut them from each other."""
         return self._workers[a].alive and self._workers[b].alive and not self.breaking.is_cut(a, b)
 
+    def slowdown(self) -> float:
+        """How many times as long a step takes that begins now as it does alone."""
+        if not self.shares_cores:
+            return 1.0
+        now_ns = self.loop.now_ns
+        return self.profile.slowdown(1 + sum(worker.is_busy(now_ns) for worker in self._workers.values()))
+
     @property
     def is_watched(self) -> bool:
         """Stages of groups of one are to be told of, too."""
@@ -430,5 +403,3 @@ class SimulatedCluster:
         """An activation was so long on its way."""
         self.num_activations += 1
         self.activation_ns += delay_ns
-        if self.host is not None:
-            self.host.hear_of_stage()

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from jettison.core.ports import StepRow
-from jettison.cost.hostcosts import shape_at
 from jettison.cost.model import CostModel
 from jettison.types import NANOSECONDS, LayerRange, WorkerId
 
@@ -92,10 +91,6 @@ class ModelledExecutor:
     noise: float = 0.0
     """Standard deviation of the logarithm of a step's time over its prediction."""
     seed: int = 0
-    factor: float = 1.0
-    """What steps take while serving over what the model says of them."""
-    shape: tuple[tuple[int, float], ...] = ()
-    """The same by the number of tokens, over ``factor`` (``cost.hostcosts.shape_at``)."""
 
     def stage_ns(self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape) -> int:
         """See ``Executor``. Noise depends on the seed, the worker and the number alone."""
@@ -106,8 +101,7 @@ class ModelledExecutor:
         )
         if self.noise:
             seconds *= random.Random(f"{self.seed}/{worker_id}/{number}").lognormvariate(0.0, self.noise)
-        factor = self.factor * shape_at(self.shape, load.num_tokens)
-        return round((factor * seconds + self.overhead_s) * NANOSECONDS)
+        return round((seconds + self.overhead_s) * NANOSECONDS)
 
     def decode_ns(
         self, worker_id: WorkerId, number: int, load: StepLoad, stage: StageShape, count: int
@@ -122,12 +116,11 @@ class ModelledExecutor:
             load.num_tokens, cast(Any, load.num_pairs + grown), cast(Any, load.num_kv_tokens + grown), stage.num_layers,
             is_first=stage.is_first, num_samples=samples,
         )
-        factor = self.factor * shape_at(self.shape, load.num_tokens)
-        whole: npt.NDArray[np.int64] = np.rint((factor * seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
+        whole: npt.NDArray[np.int64] = np.rint((seconds + self.overhead_s) * NANOSECONDS).astype(np.int64)
         return whole
 
     def attention_ns(self, num_kv_tokens: int, num_rows: int) -> int:
         """See ``Executor``."""
         per_token_s = self.cost.pair_layer_s + self.cost.kv_token_layer_s
         seconds = num_kv_tokens * per_token_s + num_rows * self.cost.pair_layer_s
-        return round(self.factor * seconds * NANOSECONDS)
+        return round(seconds * NANOSECONDS)

@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 from jettison.core.group import SchedulerLimits
 from jettison.core.params import ClusterParams
-from jettison.cost.drift import SpeedLine
 from jettison.cost.hardware import HardwareProfile
-from jettison.cost.hostcosts import HostCosts
 from jettison.sim.executor import Executor, ModelledExecutor
 from jettison.sim.links import LinkClass, LinkSpec, Topology
 from jettison.types import NANOSECONDS, ModelShape
@@ -65,7 +63,8 @@ class ClusterSetup:
     """Instances: tensor parallelism is inside the executor and the ports."""
     memory: MemorySetup
     profile: HardwareProfile
-    """What remaps, copies and loads take. What the *core* knows is ``params.profile``."""
+    """What remaps, copies and loads take, and how much slower steps are beside others. What the *core* knows is
+    ``params.profile``."""
     executor: Executor
     topology: Topology
     hops: Hops = field(default_factory=Hops)
@@ -76,10 +75,6 @@ class ClusterSetup:
     compress: bool = True
     """Advance decode steps with nothing to decide in between together. The results are the same."""
     tick_s: float = 0.1
-    host: HostCosts = field(default_factory=HostCosts)
-    """What workers, controller and clients take of cores that they share; by default they share none."""
-    drift: SpeedLine = ()
-    """How fast the shared cores are, as time passes, over what they were when ``host`` was measured."""
     secret: bytes = b"simulated"
 
     @property

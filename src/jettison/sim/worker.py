@@ -17,12 +17,10 @@ from jettison.core.controlstream import ControlStream, Failure, GroupEpochs, Ste
 from jettison.cost.hardware import HardwareProfile
 from jettison.errors import JettisonError
 from jettison.sim.executor import Executor, StageShape
-from jettison.sim.host import SharedHost
 from jettison.sim.links import host_of
 from jettison.sim.loop import EventLoop, Scheduled
 from jettison.sim.memory import ModelledMemory
 from jettison.sim.network import FlowClass
-from jettison.sim.processors import TeamJob
 from jettison.sim.tasks import KINDS, TOKEN, Command, FarRows, ShardLoading, StageTask, StepRun
 from jettison.sim.transfers import Transfer, TransferEnd, Transfers
 from jettison.types import NANOSECONDS, LayerRange, ModelShape, MoveId, ShardId, WorkerId
@@ -38,12 +36,19 @@ class Plant(Protocol):
     shape: ModelShape
     has_copy_engine: bool
     """Swaps travel over the host link beside the steps."""
-    host: SharedHost | None
-    """Steps share cores with everything else."""
 
     @property
     def is_watched(self) -> bool:
         """Stages of groups of one are to be told of, too."""
+        ...
+
+    @property
+    def shares_cores(self) -> bool:
+        """A step takes longer while other workers compute."""
+        ...
+
+    def slowdown(self) -> float:
+        """How many times as long a step takes that begins now as it does alone."""
         ...
 
     def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
@@ -67,18 +72,13 @@ class Plant(Protocol):
         ...
 
 
-NEVER = 1 << 62
-"""Later than any time: when a worker is free whose step ends by an event."""
-
-
 @dataclass(slots=True)
 class _Running:
     """The step that the worker computes."""
 
     task: StageTask
-    end: Scheduled | TeamJob
+    end: Scheduled
     end_ns: int
-    """``NEVER`` where only the end tells."""
 
 
 class SimWorker:
@@ -145,11 +145,15 @@ class SimWorker:
         refusal = self._epochs.refusal(step.group_id, step.epoch)
         entry = self._stream.admit(task, previous, refusal, is_linked=is_linked, arrives_ns=arrives_ns)
         is_idle = self._free_ns <= arrives_ns and not self._stream and self._wake_ns() is None
-        if is_idle and self._stream.is_ready(entry) and self._plant.host is None:
+        if is_idle and self._stream.is_ready(entry) and not self._plant.shares_cores:
             self._run_step(entry, arrives_ns)  # nothing can come between: one event less
             return
         self._stream.append(entry)
         self._wake_at(arrives_ns)
+
+    def is_busy(self, now_ns: int) -> bool:
+        """It computes, copies or loads, and will for some time."""
+        return self.alive and self._free_ns > now_ns
 
     def can_stride(self, arrives_ns: int) -> bool:
         """A step that arrives then would start at once, and nobody minds if it is not told of by itself."""
@@ -208,7 +212,7 @@ class SimWorker:
         return self._wake.time_ns if self._wake is not None and self._wake.is_pending else None
 
     def _wake_at(self, time_ns: int) -> None:
-        if not self._stream or self._free_ns == NEVER:
+        if not self._stream:
             return
         time_ns = max(time_ns, self._free_ns)
         planned = self._wake_ns()
@@ -252,33 +256,15 @@ class SimWorker:
             self.memory.note_written(run.high_blocks[self.worker_id])
         shape = StageShape.of(stage.layers, plant.shape.num_layers)
         took_ns = plant.executor.stage_ns(self.worker_id, self.num_steps, run.load, shape)
-        if self.slowness != 1.0:
-            took_ns = round(took_ns * self.slowness)
+        slowness = self.slowness * plant.slowdown()
+        if slowness != 1.0:
+            took_ns = round(took_ns * slowness)
         for far in run.far.get(self.worker_id, ()):
             took_ns += self._far_ns(far)
         self.num_steps += 1
         self.busy_ns += took_ns
-        if plant.host is not None:
-            self._compute(plant.host, task, took_ns)
-            return
         self._free_ns = start_ns + took_ns
         self._finish(task, start_ns, self._free_ns, None)
-
-    def _compute(self, host: SharedHost, task: StageTask, took_ns: int) -> None:
-        """On cores that others use as well: how long it takes is known at its end."""
-        loop, around_ns = self._plant.loop, host.worker_ns(task.run.step)
-
-        def done() -> None:
-            now_ns = self._free_ns = loop.now_ns
-            began_ns = now_ns if job.began_ns is None else job.began_ns
-            # Neither waiting for its first core nor what the worker does around the step is counted as the step's.
-            start_ns = began_ns + round((now_ns - began_ns) * around_ns / max(1, took_ns + around_ns))
-            self._finish(task, start_ns, now_ns, None)
-            self._work()  # at once: a thread whose next step is there does not sleep in between
-
-        self._free_ns = NEVER
-        job = host.compute(self.worker_id, task.run.load.num_tokens, took_ns + around_ns, done)
-        self._running = _Running(task, job, NEVER)
 
     def _why_not(self, run: StepRun, layers: LayerRange) -> Failure | None:
         if layers not in self._runnable:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jettison.cost.deployment import deployment_to_document
-from jettison.cost.drift import AS_MEASURED, MachineThen
+from jettison.cost.model import CostModel
 from jettison.cost.profile_document import to_document
 from jettison.errors import ConfigError
 from jettison.live.profile_file import AUTO, read_profile
@@ -29,6 +29,7 @@ from jettison.simulate.machines import (
     found_file,
     resolve_config,
     resolve_machine,
+    step_executor,
 )
 from jettison.simulate.run import SimulationOptions, simulate_workload
 from jettison.simulate.spec import DEFAULT_POLICY, ExperimentSpec, RandomFaults, parse_spec
@@ -144,16 +145,16 @@ def _one(plain: Mapping[str, Any], index: int, seed: int) -> dict[str, Any]:
 
 def run_case(
     case: Case, on_progress: OnProgress | None = None, *, on_time: OnTime | None = None,
-    then: MachineThen = AS_MEASURED,
+    steps: CostModel | None = None,
 ) -> RunResult:
     """Simulate one case. The same case gives the same result, in any process.
 
-    ``then``: how fast this machine was while the live run that is to be compared went on.
+    ``steps``: what steps take, where a live run has told it: what they lose to each other is in it. None: as the
+    machine's profile has it. What the core knows stays the profile.
     """
     spec = parse_spec(case.raw, case.name)
     base_dir = Path(case.base_dir)
     machine = resolve_machine(spec.cluster, spec.settings, base_dir)
-    machine = replace(machine, costs=then.costs(machine.costs))
     workload = build_workload(spec.workload, case.seed, base_dir, factor=case.factor)
     variant = spec.variants[0]
     config = resolve_config(machine, spec, variant)
@@ -175,7 +176,9 @@ def run_case(
         observer=timeline,
     )
     setup = cluster_setup(machine, spec, variant, case.seed)
-    setup = replace(setup, drift=then.speed)
+    if steps is not None:
+        told = replace(setup.profile, cost=steps, contention=1.0)
+        setup = replace(setup, profile=told, executor=step_executor(told, spec.timing, case.seed))
     run = simulate_workload(workload, setup, options)
     run.config["spec"] = dict(case.raw)
     run.config["point"] = dict(case.point)

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from jettison.core import ports
 from jettison.report.results import RequestRecord, Summary
 from jettison.sim.cluster import SimulatedCluster
-from jettison.sim.host import SharedHost
 from jettison.types import NANOSECONDS, FinishReason, Request, RequestId, SamplingParams
 from jettison.workload.rows import TraceRow, as_columns
 
@@ -93,14 +92,9 @@ class Clients:
         self._open: dict[RequestId, RequestRecord] = {}
         self._last_s: dict[RequestId, float] = {}
         self._next = 0
-        self._host: SharedHost | None = None
-        """Where clients take turns on cores that they share with the cluster."""
-        self._now_ns: Callable[[], int] = lambda: 0
 
     def start(self, cluster: SimulatedCluster) -> None:
         """Send every request at its time. One event ahead at a time, so that a long workload needs no heap of it."""
-        self._host = cluster.host
-        self._now_ns = lambda: cluster.loop.now_ns
         self._await_next(cluster)
 
     @property
@@ -118,13 +112,6 @@ class Clients:
 
     def on_emit(self, emit: ports.Emit, now_ns: int) -> None:
         """A token, or an end, has left the engine."""
-        host = self._host
-        if host is None:
-            self._see(emit, now_ns)
-        else:
-            host.receive(len(emit.tokens), lambda: self._see(emit, self._now_ns()))
-
-    def _see(self, emit: ports.Emit, now_ns: int) -> None:
         record = self._open.get(emit.request_id)
         if record is None:
             return
@@ -196,12 +183,4 @@ class Clients:
         params = SamplingParams(max_tokens=record.wanted_tokens, temperature=0.0, ignore_eos=True)
         prompt = self._make_prompt(record.index, record.input_tokens)
         tenant = "" if self._tenants is None else str(self._tenants[record.index])
-
-        def send() -> None:
-            record.sent_s = cluster.loop.now_ns / NANOSECONDS - self._edge.request_s
-            cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns, tenant=tenant))
-
-        if cluster.host is None:
-            cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns, tenant=tenant))
-        else:
-            cluster.host.send_request(send)
+        cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns, tenant=tenant))

@@ -107,14 +107,7 @@ def told_if_far(run: RunResult, simulated: Mapping[str, RunResult]) -> str | Non
     figures = "; ".join(
         f"{label} {format_value(theirs, 's')} and not {format_value(ours, 's')}" for label, ours, theirs in known
     )
-    told = f"the simulation of this run is far from what it measured ({figures}): the simulated figures say nothing"
-    described = run.config.get("deployment")
-    if isinstance(described, Mapping) and not deployment_from_document(described, "config.deployment").costs.is_shared:
-        told += (
-            ". What serving took of the host's processors is not known: `jettison validate SPEC.yaml --calibrate`"
-            " measures it, and a server that is started afterwards tells it"
-        )
-    return told
+    return f"the simulation of this run is far from what it measured ({figures}): the simulated figures say nothing"
 
 
 def _is_own(run: RunResult, name: str) -> bool:

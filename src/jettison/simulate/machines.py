@@ -18,7 +18,6 @@ from jettison.core.group import SchedulerLimits
 from jettison.cost.deployment import Deployment, deployment_from_document
 from jettison.cost.gpus import LINE_RATE_REACHED, LinkPreset
 from jettison.cost.hardware import HardwareProfile
-from jettison.cost.hostcosts import HostCosts
 from jettison.cost.presets import ClusterPreset, InstancePreset, cluster_preset, instance_preset
 from jettison.cost.profile_document import ProfileDocumentError, StoredProfile, from_document
 from jettison.errors import BudgetError, ConfigError
@@ -64,7 +63,6 @@ class Machine:
     max_model_len: int = DEFAULT_CONTEXT
     settings: Settings = field(default_factory=dict)
     """Of the deployment that was measured; a spec's beat them."""
-    costs: HostCosts = field(default_factory=HostCosts)
     caches_prefixes: bool = False
     """Prefix caching where the settings do not say: only a cluster that was measured had it on."""
     core_knows_profile: bool = True
@@ -276,7 +274,6 @@ def of_deployment(deployment: Deployment, cluster: ClusterSpec | None = None) ->
         page_bytes=deployment.page_bytes,
         max_model_len=deployment.max_model_len,
         settings=deployment.settings,
-        costs=deployment.costs,
         caches_prefixes=True,
         core_knows_profile=deployment.core_knows_profile,
     )
@@ -333,7 +330,7 @@ def resolve_config(machine: Machine, spec: ExperimentSpec, variant: VariantSpec)
     if "enable_prefix_caching" not in settings:
         settings["enable_prefix_caching"] = machine.caches_prefixes
     try:
-        return EngineConfig.resolve(needs_model=False, num_cores=machine.costs.num_cores or 1, **settings)
+        return EngineConfig.resolve(needs_model=False, num_cores=1, **settings)
     except ConfigError as error:
         raise ConfigError(f"variant {variant.name!r}: {error}") from None
 
@@ -363,18 +360,19 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
         num_workers=machine.num_instances,
         memory=MemorySetup(machine.budget_bytes, machine.workspace_bytes, page_bytes),
         profile=machine.profile,
-        executor=ModelledExecutor(
-            machine.profile.cost, timing.step_s or 0.0, timing.noise, seed, machine.costs.step_factor,
-            machine.costs.step_shape,
-        ),
+        executor=step_executor(machine.profile, timing, seed),
         topology=machine.topology,
         hops=_hops(timing, machine),
         piece_bytes=config.overload.exchange_piece_bytes
         or (PIECE_BYTES if machine.is_preset else MAX_PIECE_BYTES),
         coordinate_links=config.overload.coordinate_links,
         tick_s=config.overload.check_interval_ms / 1e3,
-        host=machine.costs,
     )
+
+
+def step_executor(profile: HardwareProfile, timing: Timing, seed: int) -> ModelledExecutor:
+    """Steps as the profile has them, with what the spec says is around them."""
+    return ModelledExecutor(profile.cost, timing.step_s or 0.0, timing.noise, seed)
 
 
 def _check_books(machine: Machine, block_size: int, num_slots: int) -> None:
@@ -397,7 +395,8 @@ def _limits(machine: Machine, config: EngineConfig) -> SchedulerLimits:
 
 
 def _hops(timing: Timing, machine: Machine) -> Hops:
-    usual = Hops() if not machine.costs.is_shared else Hops(machine.costs.hop_s, machine.costs.hop_s)
+    hop_s = machine.profile.hop_s
+    usual = Hops() if hop_s is None else Hops(hop_s, hop_s)
     return Hops(
         usual.command_s if timing.command_s is None else timing.command_s,
         usual.report_s if timing.report_s is None else timing.report_s,

@@ -66,8 +66,6 @@ class Observer:
             self._take()
             if self._on_time is not None:
                 self._on_time(self._cluster.loop.now_ns / NANOSECONDS)
-            if self._cluster.host is not None:
-                self._cluster.host.scrape()
             self._cluster.loop.after(self._interval_ns, self._sample, LATE)
 
     def _take(self) -> None:

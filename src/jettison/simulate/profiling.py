@@ -42,8 +42,9 @@ def with_profile(deployment: Deployment, path: Path) -> Deployment:
 
 
 def profile_of_preset(stored: StoredProfile, instance: InstancePreset, where: str) -> HardwareProfile:
-    """What was measured, but over the preset's own host link: links are the preset's. Raises ConfigError where it was
-    measured for another model, and for instances of several GPUs: `jettison profile` measures one."""
+    """What was measured, but over the preset's own host link: links and hops are the preset's, and each instance has a
+    GPU of its own. Raises ConfigError where it was measured for another model, and for instances of several GPUs:
+    `jettison profile` measures one."""
     wanted, found = ModelSizes.of(instance.model.shape()), stored.sizes
     num_layers = stored.profile.cost.num_layers
     if num_layers != wanted.num_layers or found not in (None, wanted):
@@ -54,7 +55,8 @@ def profile_of_preset(stored: StoredProfile, instance: InstancePreset, where: st
         raise ConfigError(f"{where} is of one GPU, and an instance of {instance.name} has {instance.num_gpus}")
     inside = stored.profile.device_copy_bytes_per_s or instance.device_copy_bytes_per_s
     return replace(
-        stored.profile, host_copy_bytes_per_s=instance.host_link_bytes_per_s, device_copy_bytes_per_s=inside
+        stored.profile, host_copy_bytes_per_s=instance.host_link_bytes_per_s, device_copy_bytes_per_s=inside,
+        hop_s=None, contention=1.0, contention_instances=1,
     )
 
 

@@ -1,9 +1,7 @@
-"""What ``jettison validate`` does with a spec: run it live and simulated, interleaved over the seeds, and compare."""
+"""What ``jettison validate`` does with a spec: run it live, live again and simulated, seed by seed, and compare."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -16,18 +14,8 @@ from rich.table import Table
 
 from jettison.errors import ConfigError
 from jettison.live.assembly import assemble
-from jettison.live.host_costs import measure_host_costs
 from jettison.live.profile import run_profile
-from jettison.live.profile_file import (
-    AUTO,
-    costs_path,
-    default_path,
-    fingerprint,
-    load_costs,
-    read_profile,
-    save_costs,
-    save_profile,
-)
+from jettison.live.profile_file import AUTO, default_path, fingerprint, read_profile, save_profile
 from jettison.report.failures import check_answered, print_failures
 from jettison.report.output import check_writable
 from jettison.report.results import RunResult
@@ -39,21 +27,16 @@ from jettison.simulate.machines import found_file
 from jettison.simulate.spec import ExperimentSpec, LinkChange, RunSpec, Timing, parse_spec
 from jettison.simulate.sweeps import expand_sweep
 from jettison.simulate.validate_live import serve_all
-from jettison.simulate.validation import Comparison, Pair, compare, compare_means, worst
+from jettison.simulate.validation import Comparison, Trio, compare_means
 from jettison.simulate.validation_file import write_document
-
-MUCH_STOLEN_CORES = 0.1
-"""Withheld by a hypervisor on average of a run without a word about it."""
-STEADY = 1.2
-"""By how much cores may have become faster or slower since they were calibrated without a word about it."""
 
 
 def validate_command(
     raw: Mapping[str, Any], name: str, base_dir: Path, *, json_out: Path | None = None, calibrates: bool = False,
     console: Console | None = None,
-) -> list[Pair]:
-    """Run every case live and simulated and print what differs. ``calibrates``: measure profile and host costs first,
-    also where they are there. Raises ConfigError as ``check_both_sides`` does, and JettisonError, after all is written
+) -> list[Trio]:
+    """Run every case live, live again and simulated, and print what differs. ``calibrates``: measure the profile first,
+    also where it is there. Raises ConfigError as ``check_both_sides`` does, and JettisonError, after all is written
     and printed, where requests of a live run were not answered."""
     console = console or Console()
     if json_out is not None:
@@ -62,15 +45,15 @@ def validate_command(
     for spec in specs:
         check_both_sides(spec)
     for spec in specs:
-        ensure_calibrated(spec, base_dir, console, again=calibrates)
+        ensure_profiled(spec, base_dir, console, again=calibrates)
     with spinner("preparing", console) as status:
         cases = cases_of(raw, name, base_dir, on_pilot=lambda number, *_: status.update(f"mean load: pilot {number}"))
-    pairs = run_pairs(cases, raw, name, base_dir, console)
+    trios = run_trios(cases, raw, name, base_dir, console)
     if json_out is not None:
-        write_document(json_out, pairs)
-    print_comparison(pairs, console)
-    check_answered([pair.live for pair in pairs])
-    return pairs
+        write_document(json_out, trios)
+    print_comparison(trios, console)
+    check_answered([run for trio in trios for run in (trio.live, trio.again)])
+    return trios
 
 
 def check_both_sides(spec: ExperimentSpec) -> None:
@@ -90,97 +73,73 @@ def check_both_sides(spec: ExperimentSpec) -> None:
             raise ConfigError(f"{place} acts on simulated runs only: the two sides would be different experiments")
 
 
-def run_pairs(
+def run_trios(
     cases: Sequence[Case], raw: Mapping[str, Any], name: str, base_dir: Path, console: Console
-) -> list[Pair]:
-    """The cases live, then simulated on a machine that is as fast as it was then.
+) -> list[Trio]:
+    """Each case live, live once more, and simulated with the steps that the first of them recorded.
 
     Variants of a seed follow each other, so that the machine's drift meets both.
     """
     specs = {str(sorted(point.values.items())): parse_spec(point.raw, name) for point in expand_sweep(raw)}
-    pairs: list[Pair] = []
+    trios: list[Trio] = []
     for key, same in groupby(cases, lambda case: str(sorted(case.point.items()))):
-        lived = serve_all(list(same), specs[key], base_dir, console)
-        with phase("simulating the same", console) as status:
-            for case, live, then in lived:
-                status.update(f"simulating {case.name}")
-                simulated = run_case(case, then=then)
-                pairs.append(Pair(specs[key].name, case.label, case.seed, live, simulated, case.factor, then))
-    return pairs
+        for case, live, again, steps in serve_all(list(same), specs[key], base_dir, console):
+            with phase(f"simulating {case.name}", console):
+                simulated = run_case(case, steps=steps)
+            trios.append(Trio(specs[key].name, case.label, case.seed, live, again, simulated, steps, case.factor))
+    return trios
 
 
-# --- calibration
+# --- the profile
 
 
-def ensure_calibrated(spec: ExperimentSpec, base_dir: Path, console: Console, *, again: bool = False) -> None:
-    """Measure what is missing of the profile and the host's costs, and keep it beside the model.
+def ensure_profiled(spec: ExperimentSpec, base_dir: Path, console: Console, *, again: bool = False) -> None:
+    """Measure the profile where it is missing, or ``again``, and keep it beside the model.
 
-    A profile that the spec names is taken as it is, ``again`` or not. Raises ConfigError where it is not one.
+    A profile that the spec names is taken as it is. Raises ConfigError where it is not one.
     """
+    if spec.cluster.profile != AUTO:
+        read_profile(found_file(spec.cluster.profile, base_dir, "cluster.profile"))
+        return
     config = local_config(spec.cluster, spec.settings, base_dir)
     worker = assemble(config).worker_specs[0]
     model_dir = Path(worker.model_dir)
-    mark = fingerprint(model_dir, worker.dtype, worker.num_threads, worker.kernels)
-    is_named = spec.cluster.profile != AUTO
-    path = found_file(spec.cluster.profile, base_dir, "cluster.profile") if is_named else default_path(model_dir, mark)
-    if not is_named and (again or not path.exists()):
-        with phase("profiling steps, about a minute", console) as status:
+    path = default_path(model_dir, fingerprint(model_dir, worker.dtype, worker.num_threads, worker.kernels))
+    if again or not path.exists():
+        with phase("profiling, about a minute", console) as status:
             result = run_profile(config, progress=lambda share, text: status.update(f"profile: {text}"))
         save_profile(path, result.stored)
-    if again or not load_costs(model_dir, mark).is_shared:
-        with phase("measuring what serving takes, about a minute", console) as status:
-            measured = measure_host_costs(
-                config, read_profile(path).profile, progress=lambda share, text: status.update(f"host: {text}")
-            )
-        save_costs(costs_path(model_dir, mark), mark, measured.costs)
 
 
 # --- results
 
 
-def print_comparison(pairs: Sequence[Pair], console: Console) -> None:
-    """What was not answered; means over seeds against what is demanded, then the worst single scenario."""
-    print_failures(both_sides(pairs), console)
+def print_comparison(trios: Sequence[Trio], console: Console) -> None:
+    """What was not answered; means over seeds, of the simulation and of the second live run over the first."""
+    print_failures(all_runs(trios), console)
     table = Table(header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for header in ("", "metric", "real", "simulated", "difference", "within", ""):
+    for header in ("", "metric", "live", "live again", "simulated", "simulated / live", "live again / live"):
         table.add_column(header, justify="left" if header in ("", "metric") else "right")
     before = ""
-    for row in compare_means(pairs):
-        table.add_row("" if row.scenario == before else row.scenario, *_cells(row))
+    for row in compare_means(trios):
+        table.add_row("" if row.scenario == before else row.scenario, row.metric, *_cells(row))
         before = row.scenario
     print_whole(table, console)
-    console.print("means over seeds; goal: within the goal, yes: within what is demanded, NO: beyond it", style="dim")
-    single = worst([row for pair in pairs for row in compare(pair)])
-    foreign = max((pair.live.client.get("foreign_cores") or 0.0) for pair in pairs)
-    if foreign > 0.05:
-        console.print(f"others kept up to {foreign:.2f} cores busy meanwhile: the live side is not what it could be, "
-                      "and nothing is simulated of that")
-    stolen = max((pair.live.client.get("stolen_cores") or 0.0) for pair in pairs)
-    if stolen > MUCH_STOLEN_CORES:
-        console.print(f"a hypervisor withheld up to {stolen:.2f} cores meanwhile: simulated as cores that are slower "
-                      "for some seconds, which says little of single requests")
-    speeds = [statistics.median(speed for _, speed in pair.then.speed) / pair.then.had_share for pair in pairs]
-    if max(abs(math.log(speed)) for speed in speeds) > math.log(STEADY):
-        console.print(f"cores were {min(speeds):.2f} to {max(speeds):.2f} times as fast as when they were calibrated: "
-                      "the constants may be of a bad minute, and calibrating anew (--calibrate) is worth its time")
     console.print(
-        f"furthest beyond what is demanded of it, of all runs: {single.scenario}: {' '.join(_cells(single))}",
-        highlight=False,
-    )
+        "means over seeds; the last column is what two live runs of the same requests differ by: no simulation can be "
+        "asked for less", style="dim", soft_wrap=True,
+    )  # fmt: skip
 
 
-def both_sides(pairs: Sequence[Pair]) -> list[RunResult]:
-    """All runs, the live one before the simulated one, named by scenario and side."""
+def all_runs(trios: Sequence[Trio]) -> list[RunResult]:
+    """Live, live again, simulated, scenario by scenario, named so."""
     return [
-        replace(run, name=f"{pair.scenario}, {side}")
-        for pair in pairs
-        for side, run in (("live", pair.live), ("simulated", pair.simulated))
+        replace(run, name=f"{trio.scenario}, {side}")
+        for trio in trios
+        for side, run in (("live", trio.live), ("live again", trio.again), ("simulated", trio.simulated))
     ]
 
 
 def _cells(row: Comparison) -> list[str]:
-    difference = f"{row.difference:+.1f}" if row.is_count else f"{row.difference:+.1%}"
-    mark = "goal" if row.is_within_goal else "yes" if row.is_within else "NO"
-    figures = [format_value(float(f"{value:.4g}"), row.unit) for value in (row.real, row.simulated)]
-    demanded = f"{row.demanded:g}" if row.is_count else f"{row.demanded:.0%}"
-    return [row.metric, *figures, difference, demanded, mark]
+    figures = [format_value(float(f"{value:.4g}"), row.unit) for value in (row.live, row.again, row.simulated)]
+    return figures + [f"{value:+.1f}" if row.is_count else f"{value:+.1%}" for value in (row.difference, row.floor)]

@@ -1,56 +1,56 @@
-"""How near a simulation comes to the live run of the same spec: metric by metric, with what is demanded of each.
+"""How near a simulation comes to the live run of the same spec, and how near a second live run does.
 
 Runs in, rows out; who runs them is ``simulate.validate_command``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jettison.cost.drift import AS_MEASURED, MachineThen
+from jettison.cost.model import CostModel
 from jettison.report.results import RunResult
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """One metric. Relative differences; counts by how many they may be apart."""
+class Metric:
+    """One figure of a run. Differences are relative; of counts, how many more."""
 
     name: str
     value: Callable[[RunResult], float | None]
-    demanded: float
-    goal: float
     is_count: bool = False
     unit: str = "s"
 
 
-TARGETS = (
-    Target("output tokens/s", lambda run: run.output_tokens_per_s, 0.05, 0.03, unit=""),
-    Target("TPOT mean", lambda run: run.tpot_s.mean, 0.08, 0.05),
-    Target("end to end mean", lambda run: run.e2e_s.mean, 0.08, 0.05),
-    Target("TTFT mean", lambda run: run.ttft_s.mean, 0.12, 0.08),
-    Target("TTFT P99", lambda run: run.ttft_s.p99, 0.20, 0.15),
-    Target("TPOT P99", lambda run: run.tpot_s.p99, 0.20, 0.15),
-    Target("end to end P99", lambda run: run.e2e_s.p99, 0.20, 0.15),
-    Target("drops", lambda run: float(run.events.get("drops", 0)), 1.0, 1.0, is_count=True, unit=""),
-    Target("preemptions", lambda run: float(run.events.get("preemptions", 0)), 1.0, 1.0, is_count=True, unit=""),
+METRICS = (
+    Metric("output tokens/s", lambda run: run.output_tokens_per_s, unit=""),
+    Metric("TPOT mean", lambda run: run.tpot_s.mean),
+    Metric("end to end mean", lambda run: run.e2e_s.mean),
+    Metric("TTFT mean", lambda run: run.ttft_s.mean),
+    Metric("TTFT P99", lambda run: run.ttft_s.p99),
+    Metric("TPOT P99", lambda run: run.tpot_s.p99),
+    Metric("end to end P99", lambda run: run.e2e_s.p99),
+    Metric("drops", lambda run: float(run.events.get("drops", 0)), is_count=True, unit=""),
+    Metric("preemptions", lambda run: float(run.events.get("preemptions", 0)), is_count=True, unit=""),
 )
-"""Of must-show 1 and its goals."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """One scenario, live and simulated."""
+class Trio:
+    """One scenario: live, live once more, and simulated."""
 
     spec: str
     variant: str
     seed: int
     live: RunResult
+    again: RunResult
+    """The same requests live, right after it."""
     simulated: RunResult
+    steps: CostModel
+    """What steps took in ``live``: the simulation's."""
     factor: float = 1.0
     """Of the workload: what a mean load came to."""
-    then: MachineThen = AS_MEASURED
 
     @property
     def scenario(self) -> str:
@@ -64,82 +64,60 @@ class Comparison:
 
     scenario: str
     metric: str
-    real: float
+    live: float
+    again: float
     simulated: float
     is_count: bool
-    demanded: float
-    goal: float
     unit: str
-    apart: float | None = None
-    """Of a mean of counts: the largest difference of a single seed."""
 
     @property
     def difference(self) -> float:
-        """Simulated over real, less 1; of counts how many more, of the seed where that is most."""
-        if self.apart is not None:
-            return self.apart
+        """Of the simulation, over the live run."""
+        return self._over_live(self.simulated)
+
+    @property
+    def floor(self) -> float:
+        """Of the second live run, over the first: no simulation can be asked for less."""
+        return self._over_live(self.again)
+
+    def _over_live(self, other: float) -> float:
         if self.is_count:
-            return self.simulated - self.real
-        return self.simulated / self.real - 1.0 if self.real else 0.0 if not self.simulated else float("inf")
-
-    @property
-    def is_within(self) -> bool:
-        """What is demanded."""
-        return abs(self.difference) <= self.demanded + 1e-12
-
-    @property
-    def is_within_goal(self) -> bool:
-        """What is aimed at."""
-        return abs(self.difference) <= self.goal + 1e-12
-
-    @property
-    def severity(self) -> float:
-        """The difference over what is demanded: above 1 it is missed."""
-        return abs(self.difference) / self.demanded
+            return other - self.live
+        return other / self.live - 1.0 if self.live else 0.0 if not other else float("inf")
 
     def as_dict(self) -> dict[str, Any]:
         """For a result file."""
         return {
-            "scenario": self.scenario, "metric": self.metric, "real": self.real, "simulated": self.simulated,
-            "difference": self.difference, "within": self.is_within, "within_goal": self.is_within_goal,
-            "severity": self.severity,
+            "scenario": self.scenario, "metric": self.metric, "live": self.live, "live_again": self.again,
+            "simulated": self.simulated, "is_count": self.is_count, "unit": self.unit, "difference": self.difference,
+            "floor": self.floor,
         }
 
 
-def compare(pair: Pair) -> list[Comparison]:
-    """Every metric that both runs have."""
-    return [row for target in TARGETS if (row := _row(target, pair.scenario, [pair])) is not None]
+def compare(trio: Trio) -> list[Comparison]:
+    """Every metric that all three runs have."""
+    return _rows(trio.scenario, [trio])
 
 
-def compare_means(pairs: Sequence[Pair]) -> list[Comparison]:
-    """The same of scenarios that differ in their seeds only: means of both sides."""
-    groups: dict[tuple[str, str], list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault((pair.spec, pair.variant), []).append(pair)
-    return [
-        row for (spec, variant), same in groups.items() for target in TARGETS
-        if (row := _row(target, f"{spec}, {variant}", same)) is not None
-    ]
+def compare_means(trios: Iterable[Trio]) -> list[Comparison]:
+    """The same of scenarios that differ in their seeds only: means over the seeds."""
+    groups: dict[tuple[str, str], list[Trio]] = {}
+    for trio in trios:
+        groups.setdefault((trio.spec, trio.variant), []).append(trio)
+    return [row for (spec, variant), same in groups.items() for row in _rows(f"{spec}, {variant}", same)]
 
 
-def _row(target: Target, scenario: str, pairs: Sequence[Pair]) -> Comparison | None:
-    real = [target.value(pair.live) for pair in pairs]
-    simulated = [target.value(pair.simulated) for pair in pairs]
-    if None in real or None in simulated:
-        return None
-    apart = None
-    if target.is_count:
-        apart = max(((s or 0.0) - (r or 0.0) for r, s in zip(real, simulated, strict=True)), key=abs)
-    return Comparison(
-        scenario, target.name, _mean(real), _mean(simulated), target.is_count, target.demanded, target.goal,
-        target.unit, apart,
-    )
+def _rows(scenario: str, trios: Sequence[Trio]) -> list[Comparison]:
+    rows = []
+    for metric in METRICS:
+        sides = ("live", "again", "simulated")
+        live, again, simulated = (_mean([metric.value(getattr(trio, side)) for trio in trios]) for side in sides)
+        if live is not None and again is not None and simulated is not None:
+            rows.append(Comparison(scenario, metric.name, live, again, simulated, metric.is_count, metric.unit))
+    return rows
 
 
-def _mean(values: Sequence[float | None]) -> float:
-    return sum(value or 0.0 for value in values) / len(values)
-
-
-def worst(rows: Sequence[Comparison]) -> Comparison:
-    """The one that misses most of what is demanded of it."""
-    return max(rows, key=lambda row: row.severity)
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None where one run does not have it."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(values) if values and len(known) == len(values) else None

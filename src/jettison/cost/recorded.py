@@ -1,0 +1,73 @@
+"""Steps that a live run recorded, and the cost model bent so that it takes as long for them. Pure.
+
+A profile times steps with nobody else about. In a run they take what the machine gives them then: other instances, the
+controller and clients on the same cores. A simulation that is to be laid beside that run takes its times from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from jettison.cost.fit import non_negative_least_squares
+from jettison.cost.model import COEFFICIENTS, CostModel
+
+KV_TERMS = ("pair_layer_s", "kv_token_layer_s")
+ROW_TERMS = ("token_layer_s", "entry_token_s", "sample_s")
+FIXED_TERMS = tuple(name for name in COEFFICIENTS if name not in KV_TERMS + ROW_TERMS)
+
+TRUST = 0.01
+"""Of the profile's proportions, over the steps': they decide only where the steps do not tell two terms apart."""
+
+
+class RecordedStep(NamedTuple):
+    """One stage's part of one step. Totals are over its rows."""
+
+    worker_id: int
+    began_s: float
+    """Of the worker's clock."""
+    seconds: float
+    num_requests: int
+    num_tokens: int
+    num_pairs: int
+    """Query-key pairs under the causal mask."""
+    num_kv_tokens: int
+    """Contexts and own tokens."""
+    num_layers: int
+    is_first: bool
+    num_samples: int
+    """0 on all but the last stage."""
+
+    def predicted_s(self, cost: CostModel) -> float:
+        """What the model says of it."""
+        return cost.totals_cost_s(
+            self.num_tokens, self.num_pairs, self.num_kv_tokens, self.num_layers,
+            is_first=self.is_first, num_samples=self.num_samples,
+        )
+
+
+def fitted_to(cost: CostModel, steps: Sequence[RecordedStep]) -> CostModel:
+    """``cost`` with a factor for what hangs on KV, one for what hangs on rows, and one for the rest: by least squares
+    of the relative error, then all of them so that the steps take as long together as they took. Without steps, or
+    where the model says that they take no time: as it is."""
+    took = np.array([step.seconds for step in steps])
+    predicted_s = sum(step.predicted_s(cost) for step in steps)
+    if not len(took) or took.min() <= 0.0 or predicted_s <= 0.0:
+        return cost
+    cost = _scaled(cost, dict.fromkeys(COEFFICIENTS, float(took.sum()) / predicted_s))
+    groups = (KV_TERMS, ROW_TERMS, FIXED_TERMS)
+    parts = [_scaled(cost, {name: float(name in group) for name in COEFFICIENTS}) for group in groups]
+    matrix = np.array([[step.predicted_s(part) for part in parts] for step in steps]) / took[:, None]
+    trust = TRUST**0.5 * np.linalg.norm(matrix, axis=0)
+    _, factors = non_negative_least_squares(np.vstack([matrix, np.diag(trust)]), np.append(np.ones(len(took)), trust))
+    told = {name: float(factor) for group, factor in zip(groups, factors, strict=True) for name in group}
+    fitted = _scaled(cost, told)
+    over = float(took.sum()) / sum(step.predicted_s(fitted) for step in steps)
+    return _scaled(fitted, dict.fromkeys(COEFFICIENTS, over))
+
+
+def _scaled(cost: CostModel, factors: dict[str, float]) -> CostModel:
+    return replace(cost, **{name: factors[name] * getattr(cost, name) for name in COEFFICIENTS})
