@@ -1,39 +1,31 @@
-"""The page of validations: what it says of two live runs, and of one beside its simulation."""
+"""The page of validations: live, live again and simulated, and how far apart they are."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from validate import render, render_twice
+from validate import render
 
 
-def row(scenario: str, metric: str, real: float, simulated: float, difference: float) -> dict[str, object]:
+def row(scenario: str, metric: str, sides: tuple[float, float, float], is_count: bool = False) -> dict[str, object]:
+    live, again, simulated = sides
+    over = (simulated - live, again - live) if is_count else (simulated / live - 1, again / live - 1)
     return {
-        "scenario": scenario, "metric": metric, "real": real, "simulated": simulated, "difference": difference,
-        "within": True, "within_goal": False,
+        "scenario": scenario, "metric": metric, "live": live, "live_again": again, "simulated": simulated,
+        "difference": over[0], "floor": over[1], "is_count": is_count,
     }  # fmt: skip
 
 
-def test_two_live_runs_differ_by_their_means_and_by_the_seed_that_differs_most(tmp_path: Path) -> None:
-    means = [row("chat, drop", "TTFT mean", 0.2, 0.15, -0.25), row("chat, drop", "preemptions", 10.0, 7.5, 9.0)]
-    seeds = [
-        row("chat, drop, seed 0", "TTFT mean", 0.2, 0.1, -0.5), row("chat, drop, seed 1", "TTFT mean", 0.2, 0.2, 0.0),
-        row("chat, drop, seed 0", "preemptions", 10.0, 14.0, 4.0),
-        row("chat, drop, seed 1", "preemptions", 10.0, 1.0, -9.0),
-        row("chat-4, drop, seed 0", "TTFT mean", 0.2, 0.9, 3.5),
+def test_each_line_has_the_simulation_and_the_floor_beside_the_live_run(tmp_path: Path) -> None:
+    means = [
+        row("chat, drop", "TTFT mean", (0.2, 0.3, 0.15)), row("chat, drop", "preemptions", (10.0, 7.5, 14.0), True),
     ]  # fmt: skip
-    (tmp_path / "chat.json").write_text(json.dumps({"means": means, "rows": seeds}))
-    text = render_twice(tmp_path)
-    assert "| chat, drop | TTFT mean | 0.2 | 0.15 | -25.0% | -50.0% |" in text
-    assert "| chat, drop | preemptions | 10 | 7.5 | -2.5 | -9.0 |" in text
+    (tmp_path / "chat.json").write_text(json.dumps({"format": "jettison-validation-4", "means": means}))
+    text = render(tmp_path)
+    assert "| chat, drop | TTFT mean | 0.2 | 0.3 | 0.15 | -25.0% | +50.0% |" in text
+    assert "|  | preemptions | 10 | 7.5 | 14 | +4.0 | -2.5 |" in text
 
 
-def test_where_nothing_ran_twice_nothing_is_said(tmp_path: Path) -> None:
-    assert render_twice(tmp_path) == ""
-
-
-def test_the_committed_page_is_of_the_committed_results() -> None:
-    folder = Path(__file__).parents[2] / "benchmarks" / "validation"
-    page = (folder / "README.md").read_text(encoding="utf-8")
-    assert page == render(folder / "results") + render_twice(folder / "twice")
+def test_where_nothing_ran_there_is_no_table(tmp_path: Path) -> None:
+    assert "|" not in render(tmp_path)
