@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from http_cases import Verdicts, play_all
 
 from jettison.live.server_process import free_port
+from jettison.server.descriptors import RESERVED, RESERVED_PER_INSTANCE
+from jettison.server.http_protocol import PROBE_CONNECTIONS
 
 pytestmark = pytest.mark.live
 
@@ -96,6 +98,7 @@ def test_a_bad_key_file_ends_the_start_with_one_line(model_dir, tmp_path, conten
 def test_the_limit_of_open_files_is_raised_and_told(model_dir, memory_for, tmp_path):
     """Started with few files allowed, and few more to be had."""
     soft, hard = 128, 200
+    limit = hard - RESERVED - RESERVED_PER_INSTANCE
     port, log_path = free_port(), tmp_path / "log"
     flags = COMMON_FLAGS | {"instances": 1, "port": port, "memory": memory_for(96, instances=1)}
     command = [PYTHON, "-m", "jettison", "serve", str(model_dir),
@@ -109,9 +112,9 @@ def test_the_limit_of_open_files_is_raised_and_told(model_dir, memory_for, tmp_p
         eventually(lambda: is_ready(url), "the server is ready", START_TIMEOUT_S)
         assert psutil.Process(process.pid).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
         (warning,) = [line for line in log_path.read_text().splitlines() if " WARNING " in line]
-        assert f"the limit of {hard} open files leaves {hard - 80} for connections" in warning
+        assert f"the limit of {hard} open files leaves {limit} for connections" in warning
         clients = [socket.create_connection(("127.0.0.1", port), WAIT_S) for _ in range(hard)]
-        for client in clients[hard - 80 :]:
+        for client in clients[limit + PROBE_CONNECTIONS :]:
             assert client.recv(1 << 16).startswith(b"HTTP/1.1 503 ")
         clients[0].sendall(b"GET /ping HTTP/1.1\r\nhost: x\r\n\r\n")
         assert clients[0].recv(1 << 16).startswith(b"HTTP/1.1 200 ")

@@ -19,6 +19,9 @@ from jettison.server.quiet_log import Seldom
 INFINITY = resource.RLIM_INFINITY
 
 
+RESERVED_BY_TWO = descriptors.RESERVED + 2 * descriptors.RESERVED_PER_INSTANCE
+"""Descriptors that two instances and the server itself may need."""
+
 @pytest.fixture
 def limits(monkeypatch):
     """(soft, hard), as the operating system would hold them."""
@@ -61,14 +64,15 @@ def test_a_limit_that_cannot_be_raised_stays(limits, monkeypatch, error):
 
 
 def test_too_few_connections_for_the_other_limits_are_told(limits, caplog):
-    assert connection_limit(2, 1000) == 4000
-    assert connection_limit(2, None) == 4000
+    assert connection_limit(2, 1000) == 4096 - RESERVED_BY_TWO
+    assert connection_limit(2, None) == 4096 - RESERVED_BY_TWO
     assert not caplog.records
     limits[:] = 1024, 1024
-    assert connection_limit(2, 1512) == 928
+    assert connection_limit(2, 1512) == 1024 - RESERVED_BY_TWO
     (record,) = caplog.records
-    assert "1024 open files leaves 928 for connections, but 1512 requests" in record.getMessage()
-    assert "ulimit -n 1608" in record.getMessage()
+    left = 1024 - RESERVED_BY_TWO
+    assert f"1024 open files leaves {left} for connections, but 1512 requests" in record.getMessage()
+    assert f"ulimit -n {1512 + RESERVED_BY_TWO}" in record.getMessage()
     limits[:] = 50, 50
     assert connection_limit(2, None) == 1
 
