@@ -36,7 +36,7 @@ def check_address_limit(least_bytes: int = PROGRAM_BYTES) -> None:
     """Raise UserError where libraries need more than the limit. To be called before they are loaded."""
     limit = address_limit()
     if limit is not None and limit < least_bytes:
-        raise UserError(f"{_name(limit)}, and this command needs at least {_gib(least_bytes)}: {_MEND}")
+        raise UserError(f"{_name(limit)}, and this command needs at least {gib(least_bytes)}: {_MEND}")
 
 
 def spans_complaint(span_bytes: int) -> str | None:
@@ -44,7 +44,7 @@ def spans_complaint(span_bytes: int) -> str | None:
     limit, needed = address_limit(), PROGRAM_BYTES + span_bytes
     if limit is None or needed <= limit:
         return None
-    return f"{_name(limit)}, and a worker with this memory needs about {_gib(needed)}: lower --memory, or {_MEND}"
+    return f"{_name(limit)}, and a worker with this memory needs about {gib(needed)}: lower --memory, or {_MEND}"
 
 
 def explained(error: Exception) -> Exception:
@@ -61,7 +61,7 @@ def explained(error: Exception) -> Exception:
     told = str(error) if isinstance(error, JettisonError) else f"{type(sign).__name__}: {sign}".removesuffix(": ")
     kind = type(error) if isinstance(error, UserError) else UserError
     return kind(
-        f"{' '.join(told.split())[:300]}; {_name(limit)}, which is too little: a process needs {_gib(PROGRAM_BYTES)},"
+        f"{' '.join(told.split())[:300]}; {_name(limit)}, which is too little: a process needs {gib(PROGRAM_BYTES)},"
         f" and a worker its --memory once for each layer besides; {_MEND}"
     )
 
@@ -77,10 +77,11 @@ _MEND = f"raise that limit, or lift it with `{_NAME} unlimited`"
 
 
 def _name(limit: int) -> str:
-    return f"{_NAME} lets a process have {_gib(limit)} of addresses"
+    return f"{_NAME} lets a process have {gib(limit)} of addresses"
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
+    """For people: ``1.50 GiB``."""
     return f"{num_bytes / 2**30:.2f} GiB"
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from jettison.live.address_space import gib
+
 INTERPRETER_BYTES = 160 << 20
 """Memory of a worker's process beside its budget: Python, libraries and what they allocate (150 MiB were seen)."""
 
@@ -55,9 +57,9 @@ class Wanted:
         if limit is None or start_bytes <= limit[0]:
             return None
         return (
-            f"{self.num_instances} instances need {_gib(start_bytes)} before they serve anything"
-            f" ({_gib(self.process_bytes)} of it for {self.num_instances + 1} interpreters), more than the"
-            f" {_gib(limit[0])} of {limit[1]}: lower --instances"
+            f"{self.num_instances} instances need {gib(start_bytes)} before they serve anything"
+            f" ({gib(self.process_bytes)} of it for {self.num_instances + 1} interpreters), more than the"
+            f" {gib(limit[0])} of {limit[1]}: lower --instances"
         )
 
     def warning(self, limit: tuple[int, str] | None) -> str | None:
@@ -66,8 +68,8 @@ class Wanted:
         if limit is None or wanted_bytes <= limit[0]:
             return None
         return (
-            f"all instances together may come to use {_gib(wanted_bytes)} ({_gib(self.process_bytes)} of it for"
-            f" {self.num_instances + 1} interpreters), more than the {_gib(limit[0])} of {limit[1]}: the kernel will"
+            f"all instances together may come to use {gib(wanted_bytes)} ({gib(self.process_bytes)} of it for"
+            f" {self.num_instances + 1} interpreters), more than the {gib(limit[0])} of {limit[1]}: the kernel will"
             " end a worker when they do; lower --memory or --instances"
         )
 
@@ -80,10 +82,6 @@ def cores_warning(num_instances: int, num_threads: int, num_cores: int) -> str |
         f"{num_instances} instances of {num_threads} thread(s) on {num_cores} core(s): they start and compute in turns;"
         " lower --instances"
     )
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def _memory_and_swap_bytes(meminfo: Path) -> int:
