@@ -25,6 +25,7 @@ from pathlib import Path
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.group import SchedulerLimits
+from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.policy.swapping import SwapParams
@@ -71,10 +72,10 @@ class VirtualCluster:
         self.shape = model_shape()
         limits = SchedulerLimits(BLOCK_SIZE, 2048, 64, 100_000, enable_prefix_caching=False)
         params = ClusterParams(
-            overload_policy=load.policy, swap=SwapParams(num_host_slots=4096)  # type: ignore[arg-type]
+            **parse_overload(load.policy)._asdict(), swap=SwapParams(num_host_slots=4096)  # type: ignore[arg-type]
         )
         self.full_blocks = load.blocks
-        groups = initial_groups(params.overload_policy, range(load.num_groups), self.shape)
+        groups = initial_groups(range(load.num_groups), self.shape, static_pipeline=params.static_pipeline)
         stages = [stage for group in groups for stage in group]
         specs = {s.worker_id: LayoutSpec(self.shape.shards_for(s.layers), s.layers) for s in stages}
         capacity = {w: self.capacity(spec) for w, spec in specs.items()}
@@ -148,7 +149,7 @@ class VirtualCluster:
                 version, capacity = self.versions[action.worker_id], self.capacity(action.spec)
                 result = LayoutResult(version, capacity, 0, 1, CALL_NS, frozenset(), frozenset(missing))
                 self.at(now_ns + CALL_NS, ports.LayoutApplied(action.worker_id, action.call_id, result))
-            case ports.SendKV() | ports.SendShard() | ports.SwapOut() | ports.SwapIn():
+            case ports.SendKV() | ports.SendShard():
                 self.at(now_ns + TRANSFER_NS, ports.MoveEnded(action.move_id, True, 1_000_000, TRANSFER_NS))
             case ports.LoadShard():
                 self.at(now_ns + TRANSFER_NS, ports.ShardLoaded(action.worker_id, action.call_id))

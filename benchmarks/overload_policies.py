@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jettison.core.group import SchedulerLimits
+from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
@@ -64,7 +65,7 @@ def setup(policy: str, params: ClusterParams) -> ClusterSetup:
         limits = replace(limits, lookahead=replace(limits.lookahead, enabled=False))
     memory = MemorySetup.for_blocks(SHAPE, limits.block_size, KV_BLOCKS, page_bytes=65536)
     return setup_from_profile(
-        SHAPE, limits, replace(params, overload_policy=policy), 2, memory, PROFILE,  # type: ignore[arg-type]
+        SHAPE, limits, replace(params, **parse_overload(policy)._asdict()), 2, memory, PROFILE,  # type: ignore[arg-type]
         overhead_s=0.5e-3, noise=0.08, hops=Hops(3e-4, 3e-4),
     )
 

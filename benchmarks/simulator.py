@@ -43,6 +43,7 @@ from engines.simulator_host import (
 )  # fmt: skip
 
 from jettison.core.group import SchedulerLimits
+from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
@@ -72,7 +73,7 @@ def qwen14_setup(num_instances: int, policy: str, compress: bool) -> ClusterSetu
     limits = SchedulerLimits(
         64, 2048, 256, 32768, enable_prefix_caching=False, lookahead=LookaheadParams(enabled=policy == "drop")
     )
-    params = ClusterParams(overload_policy=policy, profile=profile)  # type: ignore[arg-type]
+    params = ClusterParams(**parse_overload(policy)._asdict(), profile=profile)  # type: ignore[arg-type]
     setup = setup_from_profile(shape, limits, params, num_instances, MemorySetup(int(0.9 * 80 * GIB)), profile)
     return replace(setup, compress=compress)
 

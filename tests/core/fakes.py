@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
 from jettison.core.group import SchedulerLimits
+from jettison.core.ladder.lists import parse_overload
 from jettison.core.monitor import MAX_DOUBLINGS
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.policy.exchange import ExchangeMode
@@ -24,6 +25,7 @@ from jettison.types import (
     EMBED_SHARD,
     HEAD_SHARD,
     FinishReason,
+    LayerRange,
     ModelShape,
     Request,
     SampledToken,
@@ -182,7 +184,7 @@ class FakeCluster:
             prefill_first=prefill_first, scheduling_policy=scheduling_policy,
         )
         params = ClusterParams(
-            overload_policy=policy, auto_restore=auto_restore,  # type: ignore[arg-type]
+            **parse_overload(policy)._asdict(), auto_restore=auto_restore,  # type: ignore[arg-type]
             swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
             migration=MigrationParams(threshold_blocks=migrate_threshold, period_s=0.01),
             exchange=ExchangeMode(exchange), overload=OverloadParams(horizon_s=horizon_s),
@@ -199,7 +201,9 @@ class FakeCluster:
             s.worker_id: FakeWorker(
                 s.worker_id, self.shape, full_blocks, LayoutSpec(self.shape.shards_for(s.layers), s.layers)
             )
-            for stages in initial_groups(params.overload_policy, range(num_workers), self.shape)
+            for stages in initial_groups(
+                range(num_workers), self.shape, static_pipeline=params.static_pipeline
+            )
             for s in stages
         }
         self.start_specs = {w: worker.spec for w, worker in self.workers.items()}
@@ -208,7 +212,12 @@ class FakeCluster:
         capacity = {w: worker.capacity for w, worker in self.workers.items()}
         self.core = ClusterCore(self.shape, limits, params, capacity, b"secret")
         self.host_slots = host_slots
-        self.swapped: list[ports.SwapOut | ports.SwapIn] = []
+        self.swapped: list[ports.SendKV] = []
+        self.under_way: dict[int, ports.SendKV | ports.SendShard] = {}
+        """Transfers that the core has asked for and cannot know to be over."""
+        self.lost_life_transfers: dict[int, set[int]] = {}
+        """By worker that was lost: what it was sending then. A peer's fence ends what came to it."""
+        self.fence_calls: dict[int, int] = {}
         for worker in self.workers.values():
             worker.spoilt = lambda: self.fault_rng.random() < 0.7
         self.now = 0
@@ -296,7 +305,7 @@ class FakeCluster:
         return f"groups {groups}, moves {moves}, blocks held of capacity {blocks}"
 
     def _settled(self) -> bool:
-        restores = self.core.params.auto_restore and self.core.params.overload_policy == "drop"
+        restores = self.core.params.auto_restore and "restore" in self.core.params.rungs
         return not restores or all(len(g.stages) == 1 for g in self.core.groups.values())
 
     def _process(self, event: object) -> None:
@@ -307,16 +316,47 @@ class FakeCluster:
         if isinstance(event, ports.Tick):
             self.at(self.now + 100 * MS, ports.Tick())
         self.log.append((self.now, type(event).__name__))
+        self._note_ended(event)
         actions = self.core.handle(event, self.now)  # type: ignore[arg-type]
         if self.recording is not None:
             self.recording.append((event, self.now, [describe(a) for a in actions]))
         self.carry_out(actions)
         if self.check_every_event:
             self.core.check()
+            self.check_links()
 
     def carry_out(self, actions: list[ports.Action]) -> None:
         for action in actions:
+            if isinstance(action, ports.SendKV | ports.SendShard):
+                self.under_way[action.move_id] = action
             self._carry_out(action)
+
+    def _note_ended(self, event: object) -> None:
+        """What the core can know of transfers that are over, counted without the core's book."""
+        match event:
+            case ports.MoveEnded():
+                self.under_way.pop(event.move_id, None)
+            case ports.WorkerLost():
+                self.lost_life_transfers[event.worker_id] = {
+                    i for i, sent in self.under_way.items() if sent.src == event.worker_id
+                } | self.lost_life_transfers.get(event.worker_id, set())
+                self.under_way = {i: sent for i, sent in self.under_way.items() if sent.dst != event.worker_id}
+            case ports.WorkerFenced():
+                lost = self.fence_calls.pop(event.call_id)
+                for move_id in self.lost_life_transfers.get(lost, ()):
+                    if move_id in self.under_way and self.under_way[move_id].dst == event.worker_id:
+                        del self.under_way[move_id]
+
+    def check_links(self) -> None:
+        """The core's book has the bytes of each link that are under way."""
+        num_bytes: dict[tuple[int, int], int] = {}
+        for sent in self.under_way.values():
+            if isinstance(sent, ports.SendShard):
+                size = self.shape.shard_bytes[sent.shard]
+            else:
+                size = len(sent.layers) * len(sent.src_blocks) * self.shape.block_bytes_per_layer(BLOCK_SIZE)
+            num_bytes[sent.src, sent.dst] = num_bytes.get((sent.src, sent.dst), 0) + size
+        assert self.core.state.book.queued_bytes() == {link: n for link, n in num_bytes.items() if n}
 
     def order(self, what: str) -> None:
         """An administrator's "drop" or "restore", now."""
@@ -409,12 +449,12 @@ class FakeCluster:
                     action.worker_id, action.call_id, LayoutOffer(worker.version, line, capacity)))
             case ports.ApplyLayout():
                 self._in_order(action.worker_id, 1.0, lambda: self._apply(action))
+            case ports.SendKV() if action.src == action.dst:
+                self.swapped.append(action)
+                self._in_order(action.src, 0.05 * len(action.src_blocks), lambda: self._copy_here(action))
             case ports.SendKV():
                 self.sent.append(action)
                 self._in_order(action.src, 0.0, lambda: self._begin_kv(action))
-            case ports.SwapOut() | ports.SwapIn():
-                self.swapped.append(action)
-                self._in_order(action.worker_id, 0.05 * len(action.blocks), lambda: self._swap(action))
             case ports.SendShard():
                 self.fetched.append(action)
                 num_drops = self.workers[action.src].num_drops[action.shard]
@@ -423,6 +463,7 @@ class FakeCluster:
                 )
                 self.at(self.now + self.delay(1, 40), arrives)
             case ports.FenceWorker():
+                self.fence_calls[action.call_id] = action.lost
                 self._in_order(action.worker_id, 0.1, lambda: self._fence(action))
             case ports.LoadShard():
                 self.fetched.append(action)
@@ -568,11 +609,14 @@ class FakeCluster:
 
     def _begin_kv(self, move: ports.SendKV) -> None:
         src = self.workers[move.src]
-        content = {}
+        content: dict[tuple[int, int], dict[int, object]] = {}
+        if move.move_id in self.cancelled_moves:  # nothing of it is read, and something else may be there by now
+            move = move._replace(layers=LayerRange(0, 0))
+        store = src.host if move.from_host else src.kv
         for layer in move.layers.layers():
             for there, here in zip(move.src_blocks, move.dst_blocks, strict=True):
-                assert (layer, there) in src.kv, f"{move.move_id}: layer {layer} block {there} is not at {move.src}"
-                content[layer, here] = dict(src.kv[layer, there])
+                assert (layer, there) in store, f"{move.move_id}: layer {layer} block {there} is not at {move.src}"
+                content[layer, here] = dict(store[layer, there])
 
         fails = self._strikes(self.faults.move) or self.fails_move(move)
 
@@ -581,6 +625,9 @@ class FakeCluster:
             if complete:
                 worker = self.workers[move.dst]
                 for (layer, block), value in content.items():
+                    if move.to_host:
+                        worker.host[layer, block] = value
+                        continue
                     assert worker.spec.kv_layers.lo <= layer < worker.spec.kv_layers.hi and block < worker.capacity
                     worker.kv[layer, block] = value
             num_bytes = len(content) * self.shape.block_bytes_per_layer(BLOCK_SIZE)
@@ -624,14 +671,15 @@ class FakeCluster:
 
         return maybe
 
-    def _swap(self, piece: ports.SwapOut | ports.SwapIn) -> ports.Event:
-        worker = self.workers[piece.worker_id]
+    def _copy_here(self, piece: ports.SendKV) -> ports.Event:
+        worker = self.workers[piece.src]
         if self._strikes(self.faults.swap):
             return ports.MoveEnded(piece.move_id, False, 0, 1)
         for layer in piece.layers.layers():
-            for block, slot in zip(piece.blocks, piece.slots, strict=True):
+            for source, target in zip(piece.src_blocks, piece.dst_blocks, strict=True):
+                block, slot = (source, target) if piece.to_host else (target, source)
                 assert 0 <= slot < self.host_slots and block < worker.capacity
-                if isinstance(piece, ports.SwapOut):
+                if piece.to_host:
                     worker.host[layer, slot] = dict(worker.kv[layer, block])
                 else:
                     worker.kv[layer, block] = dict(worker.host[layer, slot])

@@ -130,15 +130,10 @@ class NeutralLog:
             case "SendShard":
                 return (*head, ("device", action.src), ("device", action.dst), action.shard)
             case "SendKV":
-                ends = ("device", action.src), ("device", action.dst)
+                place = {False: "device", True: "host"}
+                ends = (place[action.from_host], action.src), (place[action.to_host], action.dst)
                 blocks = tuple(action.src_blocks), tuple(action.dst_blocks)
                 return (*head, *ends, tuple(action.layers), *blocks, action.urgent)
-            case "SwapOut":
-                ends = ("device", action.worker_id), ("host", action.worker_id)
-                return (*head, *ends, tuple(action.layers), tuple(action.blocks), tuple(action.slots), False)
-            case "SwapIn":
-                ends = ("host", action.worker_id), ("device", action.worker_id)
-                return (*head, *ends, tuple(action.layers), tuple(action.slots), tuple(action.blocks), False)
         raise AssertionError(f"{kind} has no word yet")
 
     def _record(self, record: object) -> tuple[object, ...]:

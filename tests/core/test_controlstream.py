@@ -28,7 +28,7 @@ def has_input(stage: Stage) -> bool:
 
 Stream = ControlStream[Stage, str]
 KINDS = {
-    "offer": Kind.OFFER_LAYOUT, "apply": Kind.APPLY_LAYOUT, "transfer": Kind.TRANSFER, "swap": Kind.SWAP,
+    "offer": Kind.OFFER_LAYOUT, "apply": Kind.APPLY_LAYOUT, "transfer": Kind.TRANSFER, "swap": Kind.COPY,
     "load": Kind.LOAD, "report": Kind.REPORT, "fence": Kind.FENCE,
 }  # fmt: skip
 
@@ -138,7 +138,7 @@ def test_a_transfer_is_withdrawn_until_it_begins_and_nothing_else_is() -> None:
     assert stream.withdraw(5) == "transfer"
     assert stream.withdraw(5) is None
     assert len(stream) == 2
-    stream.append_command("swap", Kind.SWAP, move_id=8)
+    stream.append_command("swap", Kind.COPY, move_id=8)
     assert stream.withdraw(8) is None
 
 

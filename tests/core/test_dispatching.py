@@ -140,7 +140,7 @@ class Witness:
         queues = {i: list(g.waiting) for i, g in groups.items()}
         places = {i: self.num_places(g) for i, g in groups.items()}
         blocks = {i: g.num_free_blocks - g.watermark_blocks() for i, g in groups.items()}
-        busy = core.moves.busy_workers()
+        busy = core.ladder.worker_ids() | core.moves.moving_workers()
         takers = [
             i for i, g in groups.items()
             if g.admission_cap_blocks is None and busy.isdisjoint(g.worker_ids) and places[i] > len(queues[i])
@@ -161,7 +161,7 @@ class Witness:
                 if to != i:
                     assert position >= kept_out, "it had a place, and room"
                     arrived.setdefault(to, []).append(state)
-        assert not arrived or core.params.overload_policy != "migrate"
+        assert not arrived or "migrate" not in core.params.rungs
         for to, states in arrived.items():
             need = sum(groups[to].blocks_for(s.num_tokens) for s in (*queues[to], *states))
             assert to in takers and len(queues[to]) + len(states) <= places[to] and need <= blocks[to], "no better"
@@ -172,7 +172,7 @@ class Witness:
     def check_rest(self, takers: list[int], places: dict[int, int], blocks: dict[int, int]) -> None:
         """Who overflows a batch and stays has nowhere to go."""
         core = self.cluster.core
-        if core.params.overload_policy == "migrate" or not core.params.rebalance:
+        if "migrate" in core.params.rungs or not core.params.rebalance:
             return
         for i, group in core.groups.items():
             for state in list(group.waiting)[max(0, places[i]) :]:

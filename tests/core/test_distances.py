@@ -110,7 +110,7 @@ def test_a_missing_shard_comes_from_a_near_holder(machine_of: dict[int, int], se
     seen: set[tuple[int, int]] = set()
 
     def note() -> bool:
-        seen.update((m.src, m.dst) for m in cluster.core.state.open_moves.values() if isinstance(m, SendShard))
+        seen.update(p.ends for p in cluster.core.state.book.transfers.values() if isinstance(p.transfer, SendShard))
         return False
 
     cluster.run(stop=note)

@@ -9,30 +9,9 @@ from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
 from jettison.core.group import GroupCore
 from jettison.core.migrating import MAX_FINAL_BLOCKS, Migration, MigrationPhase
-from jettison.core.relief import Relief
 from jettison.core.request import RequestState
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange
-
-
-class OneMigration(Relief):
-    """Drives a single migration, as a cluster-wide planner would drive many."""
-
-    def __init__(self, migration: Migration) -> None:
-        self.migration = migration
-
-    @property
-    def worker_ids(self) -> tuple[int, ...]:
-        return () if self.migration.is_over else self.migration.worker_ids
-
-    def on_move(self, event: object, now_ns: int) -> object:
-        return self.migration.on_move(event, now_ns)  # type: ignore[arg-type]
-
-    def cancel(self, state: RequestState) -> list[object]:
-        return self.migration.cancel() if state is self.migration.state else []
-
-    def before_steps(self, busy: object, now_ns: int) -> list[object]:
-        return self.migration.advance(now_ns)
 
 
 def tokens(seed: int, num: int) -> list[int]:
@@ -59,8 +38,9 @@ def begin(
 
 
 def start(cluster: FakeCluster, state: RequestState, source: GroupCore, destination: GroupCore) -> Migration:
-    migration = Migration(cluster.core.state, state, source, destination)
-    cluster.core.relief = OneMigration(migration)
+    migrations = cluster.core.migrations
+    migration = Migration(cluster.core.state, state, source, destination, migrations._note_over)
+    migrations.under_way.append(migration)
     cluster.carry_out(migration.start(cluster.now))
     return migration
 
@@ -196,12 +176,18 @@ def test_from_an_instance_to_a_pipeline() -> None:
     expect_all_well(cluster)
 
 
-def test_busy_workers_are_not_dropped_or_restored() -> None:
+def test_a_migration_gives_way_to_a_drop_and_its_request_stays_at_its_source() -> None:
     cluster, migration = begin()
+    state = migration.state
     cluster.order("drop")
-    assert not cluster.core.merges
+    assert len(cluster.core.merges) == 1, "at once"
+    assert migration.phase is MigrationPhase.FAILED and state.group_id == migration.source.group_id
+    assert not state.moves and not state.paused, "nothing of the migration holds the request up"
+    (destination,) = migration.destination.worker_ids
+    assert cluster.core.state.workers[destination].ghosts, "what is still being written is nobody else's yet"
     cluster.run()
-    assert migration.phase is MigrationPhase.DONE
+    assert cluster.core.state.counters.migrations_given_way == 1
+    assert not cluster.core.state.workers[destination].ghosts
     expect_all_well(cluster)
 
 

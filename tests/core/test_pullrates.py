@@ -10,6 +10,7 @@ from fakes import FakeCluster
 from test_loads import PROFILE
 from test_pulls import RESIDENCIES, arranged
 
+from jettison.core.dropping import DropPlanner
 from jettison.core.pullrates import PullRates
 from jettison.policy.merge import DropPlan
 
@@ -23,12 +24,12 @@ def placed(cluster: FakeCluster, **params: object) -> FakeCluster:
 
 
 def rates_of(cluster: FakeCluster) -> PullRates:
-    return PullRates(cluster.core.state, cluster.core.params)
+    return PullRates(cluster.core.state)
 
 
 def plan(cluster: FakeCluster, max_pull_s: float) -> DropPlan:
     groups = list(cluster.core.groups.values())
-    return cluster.core.watching._plan_drop(groups, 1, groups[0].group_id, max_pull_s)
+    return DropPlanner(cluster.core.state, cluster.core.loads).plan(groups, 1, groups[0].group_id, max_pull_s)
 
 
 def num_pulls(found: DropPlan) -> int:

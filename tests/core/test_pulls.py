@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from test_any_schedule import N_EXAMPLES
 
 from jettison.core import ports
-from jettison.core.dropping import ScaleOutWatch
+from jettison.core.ladder.lists import parse_overload
+from jettison.core.ladder.rung import Moment
+from jettison.core.ladder.scale import ScaleRung
 from jettison.core.merging import MergePhase
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.merge import StagePlan
@@ -206,8 +208,8 @@ def die_in(cluster: FakeCluster, phase: MergePhase, victim: int, *, some_have_co
     cluster.run(stop=lambda: any(m.phase is phase for m in cluster.core.merges))
     assert any(m.phase is phase for m in cluster.core.merges), f"{phase} was not reached"
     if some_have_come:
-        moves = len(cluster.core.state.open_moves)
-        cluster.run(stop=lambda: len(cluster.core.state.open_moves) < moves)
+        moves = len(cluster.core.state.book.transfers)
+        cluster.run(stop=lambda: len(cluster.core.state.book.transfers) < moves)
     cluster.kill(victim)
     cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
     fill(cluster, 4, tag="after", at_ms=cluster.now / MS)
@@ -289,7 +291,7 @@ def test_a_burst_no_plan_can_hold_asks_once_and_is_served_all_the_same() -> None
     cluster.expect_outputs()
     cluster.expect_nothing_left()
     asked = [r for r in cluster.records if r.kind == "scale_out"]
-    assert len(asked) == 1 == cluster.core.scale_out.num_requests
+    assert len(asked) == 1 == cluster.core.num_scale_outs
     assert asked[0].fields["missing_bytes"] > 0  # type: ignore[operator]
 
 
@@ -317,13 +319,17 @@ class Merged:
 def watch(demands: Sequence[int], step_ms: int = 500) -> list[ports.Action]:
     """Records of a watch that sees these demands."""
     core = FakeCluster().core
-    group, watcher = Merged(), ScaleOutWatch()
+    group, watcher = Merged(), core.ladder.rung("scale")
+    assert isinstance(watcher, ScaleRung)
     records: list[ports.Action] = []
     for i, demand in enumerate(demands):
         group.used_blocks = demand
         core.state.pipelines = {group.group_id: group}  # type: ignore[dict-item]
         watcher.note_touched({group.group_id})
-        records += watcher.look(core.state, i * step_ms * MS)
+        now_ns = i * step_ms * MS
+        for offer in watcher.look(Moment.TICK, now_ns):
+            records += watcher.begin(offer, now_ns)
+        records += watcher.leave(now_ns)
     return records
 
 
@@ -354,7 +360,7 @@ def test_what_every_overloaded_group_needs_is_required() -> None:
         cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(16)], 40, i * 0.2)
     cluster.run(until_ms=60)
     at_once = OverloadParams(min_overloaded_s=0.0)
-    cluster.core.params = replace(cluster.core.params, overload_policy="drop", overload=at_once)
+    cluster.core.params = replace(cluster.core.params, **parse_overload("drop")._asdict(), overload=at_once)
     cluster.run(stop=lambda: "drop_decided" in kinds(cluster))
     decided = next(r.fields for r in cluster.records if r.kind == "drop_decided")
     assert len(decided["overloaded_groups"]) > 1  # type: ignore[arg-type]

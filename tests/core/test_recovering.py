@@ -384,8 +384,8 @@ def test_blocks_that_a_dead_peer_may_still_write_are_not_given_away_before_the_f
     fill(cluster, 8)
     cluster.run(until_ms=40)
     cluster.order("drop")
-    cluster.run(stop=lambda: bool(cluster.core.state.open_moves))
-    move = next(iter(cluster.core.state.open_moves.values()))
+    cluster.run(stop=lambda: bool(cluster.core.state.book.transfers))
+    move = next(iter(cluster.core.state.book.transfers.values())).transfer
     cluster.kill(move.src)
     cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
     survivor = cluster.core.state.workers[move.dst]
@@ -511,7 +511,7 @@ def test_a_holder_may_drop_what_it_sends() -> None:
     """A burst there is served first: nobody who sends a shard is kept from a move of its own."""
     cluster, survivor, helpers = half_dead(4)
     cluster.run(stop=lambda: all(sends(cluster, h) for h in helpers))
-    assert cluster.core.moves.busy_workers() == {survivor}
+    assert cluster.core.moves.moving_workers() == {survivor}
     groups = [g for g in cluster.core.groups.values() if set(g.worker_ids) <= set(helpers)]
     stages = (StagePlan(helpers[1], LayerRange(0, 2)), StagePlan(helpers[0], LayerRange(2, 4)))
     cluster.carry_out(cluster.core.moves.merge(groups, stages, cluster.now))

@@ -211,7 +211,7 @@ def split_of_pair() -> tuple[FakeCluster, Restoring]:
     cluster.order("restore")
     (moving,) = cluster.core.restores
     cluster.run(stop=lambda: moving.has_split)
-    assert moving.returning is not None and moving.returning.move_ids
+    assert moving.returning is not None and moving.returning._moves
     return cluster, moving
 
 
@@ -223,12 +223,12 @@ def num_preemptions(cluster: FakeCluster) -> int:
 @pytest.mark.parametrize("num_lost", [1, 6])
 def test_requests_whose_way_home_fails_are_computed_again_there_and_not_sent_twice(num_lost: int) -> None:
     cluster, moving = split_of_pair()
-    returning, owner_of = moving.returning, cluster.core.state.move_owner
+    returning, transfers = moving.returning, cluster.core.state.book.transfers
     assert returning is not None
     lost: dict[str, int] = {}
 
     def fails(move: ports.SendKV) -> bool:
-        name = owner_of[move.move_id].request_id
+        name = transfers[move.move_id].request.request_id
         if name in lost or len(lost) < num_lost:
             lost[name] = lost.get(name, 0) + 1
         return name in lost
@@ -254,7 +254,7 @@ def test_requests_whose_way_home_fails_are_computed_again_there_and_not_sent_twi
 def test_requests_whose_way_home_is_called_off_are_not_computed_again() -> None:
     cluster, moving = split_of_pair()
     assert moving.returning is not None
-    under_way = moving.returning.move_ids
+    under_way = set(moving.returning._moves)
     cluster.carry_out(cluster.core.request_drop(cluster.now))  # turns it round
     assert moving.phase is RestorePhase.TURNING
     assert cluster.cancelled_moves & under_way

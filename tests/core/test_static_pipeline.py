@@ -32,7 +32,7 @@ def test_pairs_serve_and_stay(num_workers: int) -> None:
 
 def test_every_stage_has_its_layers_once() -> None:
     cluster = FakeCluster(num_workers=5, num_layers=5)
-    groups = initial_groups("pipeline", range(5), cluster.shape)
+    groups = initial_groups(range(5), cluster.shape, static_pipeline=True)
     assert [w for g in groups for w in [s.worker_id for s in g]] == [0, 1, 2, 3, 4]
     for stages in groups:
         layers = [layer for s in stages for layer in s.layers.layers()]

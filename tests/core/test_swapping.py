@@ -7,8 +7,7 @@ import random
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
-from jettison.core.ports import SwapIn, SwapOut
-from jettison.core.swapping import Swapping
+from jettison.core.ports import SendKV
 
 
 def burst(cluster: FakeCluster, num: int, *, prompt: int = 12, output: int = 60) -> None:
@@ -18,12 +17,6 @@ def burst(cluster: FakeCluster, num: int, *, prompt: int = 12, output: int = 60)
         cluster.submit(f"r{i}", tokens, output + i % 7, 0.5 * i)
 
 
-def swapping(cluster: FakeCluster) -> Swapping:
-    relief = cluster.core.relief
-    assert isinstance(relief, Swapping)
-    return relief
-
-
 def recomputed(cluster: FakeCluster) -> int:
     return sum(g.counters.num_recomputed_tokens for g in cluster.core.groups.values())
 
@@ -31,7 +24,7 @@ def recomputed(cluster: FakeCluster) -> int:
 def expect_all_well(cluster: FakeCluster) -> None:
     cluster.expect_outputs()
     cluster.expect_nothing_left()
-    for pool in swapping(cluster).pools.values():
+    for pool in cluster.core.hosted.pools.values():
         assert pool.num_free == pool.num_slots
 
 
@@ -44,7 +37,7 @@ def test_what_does_not_fit_goes_to_the_host_and_nothing_is_computed_twice(budget
     expect_all_well(cluster)
     counters = cluster.core.state.counters
     assert counters.swapped_out_blocks > 0 and counters.swapped_in_blocks == counters.swapped_out_blocks
-    assert sum(len(s.blocks) for s in cluster.swapped if isinstance(s, SwapIn)) == counters.swapped_in_blocks
+    assert sum(len(s.src_blocks) for s in cluster.swapped if s.from_host) == counters.swapped_in_blocks
     assert recomputed(cluster) == 0
 
 
@@ -57,7 +50,7 @@ def test_a_step_carries_at_most_the_budget_in_and_out() -> None:
 
     def handle(event: object, now_ns: int) -> list[object]:
         actions = original(event, now_ns)  # type: ignore[arg-type]
-        carried = sum(len(a.blocks) for a in actions if isinstance(a, SwapOut | SwapIn))
+        carried = sum(len(a.src_blocks) for a in actions if isinstance(a, SendKV))
         if group.in_flight:
             per_step[group.counters.num_steps] = per_step.get(group.counters.num_steps, 0) + carried
         return actions  # type: ignore[return-value]
@@ -105,11 +98,11 @@ def test_cancelled_in_each_phase(phase: str) -> None:
     burst(cluster, 12)
 
     def reached() -> bool:
-        return any(str(s.phase) == phase for s in swapping(cluster)._swaps.values())
+        return any(str(s.phase) == phase for s in cluster.core.hosted._entries.values())
 
     cluster.run(stop=reached)
     assert reached()
-    victim = next(r for r, s in swapping(cluster)._swaps.items() if str(s.phase) == phase)
+    victim = next(r for r, s in cluster.core.hosted._entries.items() if str(s.phase) == phase)
     cluster.cancel(victim, cluster.now / MS)
     cluster.run()
     assert cluster.ends[victim] == ["cancelled"]
@@ -132,7 +125,7 @@ def test_newcomers_wait_for_who_was_admitted_before_them() -> None:
     burst(cluster, 10)
     cluster.run(stop=lambda: cluster.core.state.counters.swapped_out_blocks > 0)
     group = cluster.core.groups[0]
-    needs = sum(-(-len(s.tokens) // BLOCK_SIZE) for s in group.moving.values())
+    needs = sum(-(-len(s.tokens) // BLOCK_SIZE) for s in [*group.moving.values(), *group.stored.values()])
     assert group.landing.of(0) == needs > 0
     cluster.run()
     expect_all_well(cluster)

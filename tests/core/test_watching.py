@@ -8,7 +8,9 @@ from collections.abc import Mapping
 import pytest
 from fakes import MS, FakeCluster
 
-from jettison.core import ports, watching
+from jettison.core import dropping, ports
+from jettison.core.ladder import drop
+from jettison.core.ladder.scale import ScaleRung
 from jettison.core.monitor import GroupMonitor
 from jettison.core.samples import TickTimes
 from jettison.policy.merge import DropPlan, plan_drop
@@ -23,7 +25,7 @@ class Planned:
     def __init__(self, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
         self.plans: list[tuple[int, DropPlan]] = []
         self.asked_ns: list[int] = []
-        ask = cluster.core.scale_out.ask
+        ask = cluster.core.ladder.rung("scale").on_unmet
 
         def counted_plan(*args: object, **kwargs: object) -> DropPlan:
             plan = plan_drop(*args, **kwargs)  # type: ignore[arg-type]
@@ -34,8 +36,8 @@ class Planned:
             self.asked_ns.append(now_ns)
             return ask(group_id, missing_bytes, reason, now_ns)
 
-        monkeypatch.setattr(watching, "plan_drop", counted_plan)
-        monkeypatch.setattr(type(cluster.core.scale_out), "ask", lambda _, *args: counted_ask(*args))
+        monkeypatch.setattr(dropping, "plan_drop", counted_plan)
+        monkeypatch.setattr(ScaleRung, "on_unmet", lambda _, *args: counted_ask(*args))
 
     def num_ticks(self, times_ns: list[int]) -> int:
         return len({now // (100 * MS) for now in times_ns})
@@ -101,7 +103,7 @@ def test_every_merge_is_judged_by_its_own_length_not_only_that_of_who_asks(monke
     loads = {1: 0.5, 2: 0.6, 3: 1.5, 4: 1.5}
     cluster, planned = crowded(monkeypatch, loads, num_workers=5, num_requests=200)
     copy = cluster.shape.parameter_bytes
-    monkeypatch.setattr(watching, "required_bytes", lambda *_: 3 * copy)
+    monkeypatch.setattr(drop, "required_bytes", lambda *_: 3 * copy)
     cluster.run(until_ms=DROPS_UNTIL_MS)
     assert sorted(len(m.stages) for m in planned.plans[0][1].merges) == [2, 3]
     assert sizes(cluster) == [1, 2, 2]
@@ -145,7 +147,7 @@ def test_others_do_not_merge_for_a_group_that_they_do_not_relieve(monkeypatch: p
     hot = cluster.core.groups[0]
     monkeypatch.setattr(cluster.core.loads, "may_be_overloaded", lambda group, now_ns: group is hot)
     wanted = 3 * cluster.shape.parameter_bytes // 2
-    monkeypatch.setattr(watching, "required_bytes", lambda *_: wanted)
+    monkeypatch.setattr(drop, "required_bytes", lambda *_: wanted)
     rng = random.Random(1)
     for i in range(160):
         cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(14)], 30, i * 0.2)

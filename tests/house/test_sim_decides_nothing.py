@@ -28,6 +28,7 @@ FROM_CORE = {
     "jettison.core.ports": None,
     "jettison.core.params": {"ClusterParams"},
     "jettison.core.configured": {"scheduler_limits", "cluster_params"},
+    "jettison.core.ladder.lists": {"overload_name"},
     "jettison.core.observing": None,
     "jettison.core.group": {"SchedulerLimits"},
     "jettison.core.cluster": {"ClusterCore", "initial_groups"},
@@ -59,7 +60,7 @@ CHANGING = {
 """Methods that change what they are called of, wherever it lies inside of the core."""
 
 ACTIONS = {
-    "RunStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "SwapOut", "SwapIn", "LoadShard", "CancelMove",
+    "RunStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "LoadShard", "CancelMove",
     "FenceWorker", "Emit", "Record",
 }  # fmt: skip
 
@@ -299,7 +300,7 @@ def fingerprint(core: ClusterCore) -> object:
         ],
         [(w.worker_id, w.ledger.version, w.ledger.capacity, sorted(w.unfilled), w.layout) for w in
          state.workers.values()],
-        repr(state.counters), sorted(state.open_moves), sorted(state.homeless), core.num_issued,
+        repr(state.counters), sorted(state.book.transfers), sorted(state.homeless), core.num_issued,
     )  # fmt: skip
 
 

@@ -284,7 +284,7 @@ async def test_a_step_that_was_lost_with_the_arrival_fails_the_engine(
             assert engine.core.state.next_step_id == num_steps + 1, "the step has been planned, and is lost here"
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr(engine.core.relief, "after_steps", broken)
+        monkeypatch.setattr(engine.core.ladder, "after_steps", broken)
         [event] = [e async for e in engine.submit(request("bad", [1, 2, 3], 5))]
         assert event.finish_reason is FinishReason.ERROR
         assert engine.core.state.next_step_id == num_steps + 1 and engine.state == "failed"
@@ -384,7 +384,7 @@ async def test_the_baselines_serve_over_real_processes(model_dir: Path, policy: 
 
     async def serve(engine: Engine) -> list[list[int]]:
         tasks = [asyncio.create_task(collect(engine, request(f"r{i}", p, num_tokens))) for i, p in enumerate(prompts)]
-        if engine.core.params.overload_policy == "migrate":
+        if "migrate" in engine.core.params.rungs:
             # Clients of one instance leave; the other is then the fuller one.
             leaving = [f"r{i}" for i in range(len(prompts))]
             async with asyncio.timeout(60):

@@ -465,12 +465,12 @@ def test_a_swap_waits_for_earlier_steps_and_comes_back_whole():
     device = cluster.devices[0]
     before = device.kv.copy()
     cluster.send(0, codec.step_command(make_step(1, [3])))
-    cluster.send(0, m.SwapKV(7, True, 0, 4, [2, 5], [1, 0]))
+    cluster.send(0, m.SendKV(7, 0, 0, 4, [2, 5], [1, 0], to_host=True))
     cluster.pump()
-    assert device.log == [("step", 1), ("swap_out", [2, 5])]
+    assert device.log == [("step", 1), ("copy_to_host", [2, 5])]
     assert cluster.take()[1:] == [m.MoveEnded(0, 7, True, 4 * 2 * device.kv_block_bytes, 0)]
     device.kv[:] = 0
-    cluster.send(0, m.SwapKV(8, False, 0, 4, [9, 3], [1, 0]))
+    cluster.send(0, m.SendKV(8, 0, 0, 4, [1, 0], [9, 3], from_host=True))
     cluster.pump()
     assert names(cluster.take()) == ["MoveEnded"]
     assert (device.kv[:, [9, 3]] == before[:, [2, 5]]).all()
@@ -478,7 +478,7 @@ def test_a_swap_waits_for_earlier_steps_and_comes_back_whole():
 
 def test_a_swap_that_cannot_be_copied_ends_incomplete_and_the_worker_lives():
     cluster = Cluster(1)
-    cluster.send(0, m.SwapKV(7, True, 0, 4, [2], [99]))
+    cluster.send(0, m.SendKV(7, 0, 0, 4, [2], [99], to_host=True))
     cluster.send(0, codec.step_command(make_step(1, [3])))
     cluster.pump()
     assert cluster.take() == [m.MoveEnded(0, 7, False, 0, 0), m.StepDone(0, 1, [3 * 3 + 4], 0)]

@@ -78,24 +78,28 @@ class FakeDevice:
         self.layout_version += 1
         return LayoutResult(self.layout_version, self.capacity_blocks, 0, 0, 0, frozenset(), frozenset())
 
-    def kv_gather(self, layers: LayerRange, block_ids, out):
-        rows = self.kv[layers.lo : layers.hi][:, np.asarray(block_ids)]
+    @property
+    def num_host_slots(self):
+        return self.host.shape[1]
+
+    def kv_gather(self, layers: LayerRange, block_ids, out, *, from_host=False):
+        rows = (self.host if from_host else self.kv)[layers.lo : layers.hi][:, np.asarray(block_ids)]
         out[:] = rows.reshape(-1)
         return rows.size
 
-    def kv_scatter(self, layers: LayerRange, block_ids, data):
+    def kv_scatter(self, layers: LayerRange, block_ids, data, *, to_host=False):
         assert layers.hi <= self.num_layers
-        self.kv[layers.lo : layers.hi, np.asarray(block_ids)] = data.reshape(
+        (self.host if to_host else self.kv)[layers.lo : layers.hi, np.asarray(block_ids)] = data.reshape(
             len(layers), len(block_ids), self.kv_block_bytes
         )
 
-    def swap_out(self, layers: LayerRange, block_ids, slots):
-        self.log.append(("swap_out", list(block_ids)))
+    def copy_to_host(self, layers: LayerRange, block_ids, slots):
+        self.log.append(("copy_to_host", list(block_ids)))
         self.host[layers.lo : layers.hi, slots] = self.kv[layers.lo : layers.hi, block_ids]
         return len(layers) * len(block_ids) * self.kv_block_bytes
 
-    def swap_in(self, layers: LayerRange, block_ids, slots):
-        self.log.append(("swap_in", list(block_ids)))
+    def copy_from_host(self, layers: LayerRange, block_ids, slots):
+        self.log.append(("copy_from_host", list(block_ids)))
         self.kv[layers.lo : layers.hi, block_ids] = self.host[layers.lo : layers.hi, slots]
         return len(layers) * len(block_ids) * self.kv_block_bytes
 

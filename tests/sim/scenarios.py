@@ -9,6 +9,7 @@ from typing import Any
 
 from jettison.core import ports
 from jettison.core.group import SchedulerLimits
+from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
@@ -57,7 +58,7 @@ def make_setup(policy: str = "drop", *, num_workers: int = 2, num_blocks: int = 
     lookahead = LookaheadParams(enabled=policy == "drop")
     limits = SchedulerLimits(BLOCK_SIZE, 128, 64, 4096, enable_prefix_caching=False, lookahead=lookahead)
     params = ClusterParams(
-        overload_policy=policy, swap=SwapParams(num_host_slots=512),  # type: ignore[arg-type]
+        **parse_overload(policy)._asdict(), swap=SwapParams(num_host_slots=512),  # type: ignore[arg-type]
         migration=MigrationParams(threshold_blocks=3.0, period_s=0.02),
         exchange=ExchangeMode(exchange), profile=PROFILE,
     )

@@ -35,7 +35,7 @@ def told(described: Deployment) -> Conditions:
 def device_tokens(policy: str, num_instances: int, budget_bytes: int = BUDGET_BYTES) -> int:
     """What modelled devices say that they hold."""
     total = 0
-    for group in initial_groups(policy, range(num_instances), SHAPE):
+    for group in initial_groups(range(num_instances), SHAPE, static_pipeline=policy == "pipeline"):
         layouts = [LayoutSpec(SHAPE.shards_for(stage.layers), stage.layers) for stage in group]
         devices = [
             ModelledMemory(

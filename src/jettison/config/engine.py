@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from jettison.config.rungs import uses_host_pool
 from jettison.config.sections import (
     API_KEY_VARIABLE,
     DEFAULT_MAX_NUM_SEQS,
@@ -260,7 +261,7 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
     if values["served_model_name"] is None:
         values["served_model_name"] = os.path.basename(os.path.abspath(values["model"])) if values["model"] else ""
     if values["host_memory"] is None:
-        values["host_memory"] = values["memory"]
+        values["host_memory"] = values["memory"] if uses_host_pool(values["overload"]) else 0
     if values["num_threads"] is None:
         values["num_threads"] = max(1, num_cores // values["instances"])
     budget = values["max_num_batched_tokens"]

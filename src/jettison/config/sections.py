@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jettison.config.rungs import overload_list
 from jettison.config.values import (
     Choice,
     Parser,
@@ -24,7 +25,6 @@ from jettison.config.values import (
 
 DType = Literal["auto", "float64", "float32", "bfloat16"]
 Kernels = Literal["auto", "native", "native+torch-linear", "torch"]
-OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
 Lookahead = Literal["on", "off"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
@@ -98,7 +98,8 @@ class MemoryConfig:
         name="page_size", metavar="SIZE")
     block_size: int = config_key(16, int_from(1, 1024), "Tokens of one KV-cache block.", metavar="N")
     host_memory_bytes: int = config_key(
-        None, size_from(0), "Host memory of each instance for swapped KV, with --overload swap (auto: as --memory).",
+        None, size_from(0), "Host memory of each instance for KV (auto: as --memory where --overload has swap, else "
+        "none).",
         name="host_memory", metavar="SIZE", unset="auto", bare=1 << 30)
     enable_prefix_caching: bool = config_key(
         True, truth, "Reuse the KV cache of equal prompt prefixes.", metavar="BOOL")
@@ -126,7 +127,7 @@ class SchedulerConfig:
         "look ahead mix both by cost, whatever is said here.")
     lookahead: Lookahead = config_key(
         "on", Switch(Lookahead), "In a pipeline, form microbatches of equal predicted time from all queued "
-        "tokens. Only with --overload drop: baselines form theirs by token counts, whatever is said here.")
+        "tokens. Only where --overload has drop: baselines form theirs by token counts, whatever is said here.")
     lookahead_min_tokens: int | None = config_key(
         None, int_from(1), "Fewest prompt tokens of such a microbatch (auto: 16; their number follows from costs).",
         metavar="N", unset="auto")
@@ -139,11 +140,11 @@ class SchedulerConfig:
 class OverloadConfig:
     """When memory is what binds, and what is done about it."""
 
-    policy: OverloadPolicy = config_key(
-        "drop", Choice(OverloadPolicy),
+    policy: str = config_key(
+        "drop", overload_list,
         "Out of KV memory: drop replicated layers and merge instances (drop), or a baseline: preempt and recompute, "
         "swap to the host, migrate between instances, static pipelines of two, an odd instance alone "
-        "(docs/baselines.md).", name="overload")
+        "(docs/baselines.md). Several together with +, as swap+migrate+drop.", name="overload", metavar="RUNGS")
     planner: Planner = config_key(
         "throughput", Choice(Planner),
         "How far a drop merges: as little as frees enough memory, or until the KV cache has doubled.")

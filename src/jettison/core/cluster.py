@@ -8,49 +8,45 @@ Every accepted request ends with exactly one ``Emit`` that has a finish reason.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from jettison.core.balancing import Balancing
 from jettison.core.dispatching import Dispatcher
-from jettison.core.dropping import ScaleOutWatch
 from jettison.core.group import GroupCore, SchedulerLimits
+from jettison.core.hosted import Hosted
+from jettison.core.ladder.climb import Ladder
+from jettison.core.ladder.orders import Orders
+from jettison.core.ladder.rung import Moment
+from jettison.core.ladder.scale import ScaleRung
+from jettison.core.ladder.shed import Refusal, ShedRung
 from jettison.core.loads import Loads
 from jettison.core.merging import MergePhase, Merging
+from jettison.core.migrations import Migrations
 from jettison.core.monitor import TrafficMonitor
 from jettison.core.moves import Moves
-from jettison.core.params import ClusterParams, OverloadPolicy
+from jettison.core.params import ClusterParams
 from jettison.core.ports import (
     Action,
     Arrived,
-    CallFailed,
     CancelRequested,
     Event,
     FinishRequested,
-    LayoutApplied,
-    LayoutOffered,
-    MoveEnded,
     Record,
-    ShardLoaded,
     StepCompleted,
     StepFailed,
     Tick,
-    WorkerFenced,
     WorkerGone,
     WorkerJoined,
     WorkerLost,
 )
 from jettison.core.recovering import Recoveries
 from jettison.core.rehousing import Rehousing, max_request_blocks
-from jettison.core.relief import Relief
 from jettison.core.request import Phase, RequestState
 from jettison.core.restoring import Restoring
 from jettison.core.state import ClusterState, WorkerState
 from jettison.core.stepping import Stepping
 from jettison.core.strides import Strides
-from jettison.core.swapping import Swapping
-from jettison.core.watching import Watching
 from jettison.cost.steptime import StepTimeModel
+from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
@@ -58,7 +54,7 @@ from jettison.policy.merge import StagePlan
 from jettison.policy.pipeline import plan_static_groups
 from jettison.types import FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
 
-__all__ = ["ClusterCore", "ClusterParams", "OverloadPolicy", "initial_groups"]
+__all__ = ["ClusterCore", "ClusterParams", "initial_groups"]
 
 
 class ClusterCore:
@@ -72,7 +68,7 @@ class ClusterCore:
         capacity_blocks: Mapping[WorkerId, int],
         secret: bytes,
     ) -> None:
-        groups = initial_groups(params.overload_policy, sorted(capacity_blocks), shape)
+        groups = initial_groups(sorted(capacity_blocks), shape, static_pipeline=params.static_pipeline)
         workers = {
             s.worker_id: WorkerState(
                 s.worker_id, BlockLedger(capacity_blocks[s.worker_id], limits.block_size),
@@ -81,26 +77,24 @@ class ClusterCore:
             for stages in groups
             for s in stages
         }
-        self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers)
-        self.state.profiled_cost = None if params.profile is None else params.profile.cost
-        self.state.exchange_mode = params.exchange
-        self.state.machine_of = params.machine_of
+        self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers, params)
         for stages in groups:
             self.state.form_group(stages)
-        relief = Relief()
-        if params.overload_policy == "swap":
-            relief = Swapping(self.state, params.swap)
-        elif params.overload_policy == "migrate":
-            relief = Balancing(self.state, params.migration)
-        self.recoveries = Recoveries(self.state, params.faults, groups, relief)
-        self.loads = Loads(self.state, params)
+        self.hosted = Hosted(self.state, params.swap.num_host_slots)
+        self.migrations = Migrations(self.state)
+        self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
+        self.loads = Loads(self.state)
         self.state.exchange_costs = self.loads.exchange_costs
-        self.moves = Moves(self.state, self.loads, self.recoveries, relief)
-        self.watching = Watching(self.state, self.loads, self.moves)
-        self.dispatcher = Dispatcher(self.state, self.loads, self.moves)
-        self.rehousing = Rehousing(self.state, params.faults, self.dispatcher.place)
-        self.strides = Strides(self.state, self.loads, self.moves, self.recoveries)
-        self.stepping = Stepping(self.state, self.loads, self.moves)
+        self.moves = Moves(self.state, self.loads, self.recoveries)
+        self.ladder = self._make_ladder()
+        self._orders = Orders(self.state, self.loads, self.moves)
+        self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, lambda: self.ladder)
+        self.rehousing = Rehousing(self.state, self.dispatcher.place)
+        self.strides = Strides(self.state, self.loads, self.moves, self.recoveries, lambda: self.ladder)
+        self.stepping = Stepping(self.state, self.loads, self.moves, self._note_step, self._stop_moves_of)
+
+    def _make_ladder(self) -> Ladder:
+        return Ladder(self.params.rungs, self.state, self.loads, self.moves, self.hosted, self.migrations)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -111,22 +105,21 @@ class ClusterCore:
 
     @property
     def params(self) -> ClusterParams:
-        """Policies and their parameters; others may be put in their place between two events."""
-        return self.loads.params
+        """Policies and their parameters; others may be put in their place between two events.
+
+        Raises ConfigError for another layout at the start, or for another number of host slots.
+        """
+        return self.state.params
 
     @params.setter
     def params(self, params: ClusterParams) -> None:
-        self.loads.params = params
-        self.state.machine_of = params.machine_of
-
-    @property
-    def relief(self) -> Relief:
-        """What a policy other than dropping does."""
-        return self.moves.relief
-
-    @relief.setter
-    def relief(self, relief: Relief) -> None:
-        self.moves.relief = relief
+        before, self.state.params = self.state.params, params
+        self.loads.forget_predictions()
+        if (before.static_pipeline, before.swap.num_host_slots) != (params.static_pipeline, params.swap.num_host_slots):
+            self.state.params = before
+            raise ConfigError("the layout at the start and the size of host pools cannot be changed later")
+        if before.rungs != params.rungs:
+            self.ladder = self._make_ladder()
 
     @property
     def merges(self) -> list[Merging]:
@@ -139,9 +132,9 @@ class ClusterCore:
         return self.moves.restores
 
     @property
-    def scale_out(self) -> ScaleOutWatch:
-        """Requests for more instances."""
-        return self.watching.scale_out
+    def num_scale_outs(self) -> int:
+        """Requests for more instances so far."""
+        return sum(rung.num_requests for rung in self.ladder.rungs if isinstance(rung, ScaleRung))
 
     @property
     def traffic(self) -> TrafficMonitor:
@@ -162,23 +155,20 @@ class ClusterCore:
         """Requests that wait for admission."""
         return sum(len(self.groups[g].waiting) for g in self.state.changes.queued) + len(self.state.homeless)
 
-    def predicted_wait_s(self, now_ns: int) -> float:
-        """How long a request that came now would wait for admission."""
-        return self.loads.predicted_wait_s(now_ns)
-
-    def num_waiting_of(self, tenant: str) -> tuple[int, int]:
-        """A tenant's requests that wait for admission, and how many tenants wait, this one counted in."""
-        waiting: Counter[str] = Counter(state.tenant for state in self.state.homeless.values())
-        for group_id in self.state.changes.queued:
-            waiting.update(self.groups[group_id].waiting.num_by_tenant())
-        return waiting[tenant], len(waiting.keys() | {tenant})
+    def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
+        """Whether another request of a tenant would be taken: see ``ShedRung.why_refuse``."""
+        refusals = (
+            rung.why_refuse(tenant, limit, num_coming, now_ns)
+            for rung in self.ladder.rungs if isinstance(rung, ShedRung)
+        )
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
     def max_request_blocks(self) -> int:
         """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
 
         Dead workers count unless they are gone for good: requests can wait for them. 0 when nothing can serve again.
         """
-        may_merge = self.params.overload_policy == "drop"
+        may_merge = self.ladder.forms_pipelines
         return max_request_blocks(self.state, self.recoveries.homes, may_merge=may_merge)
 
     # --- the one entry ----------------------------------------------------------------------------------------
@@ -191,10 +181,10 @@ class ClusterCore:
         actions += self._advance_moves(now_ns)
         actions += self.rehousing.advance(now_ns)
         actions += self.dispatcher.rebalance_merged(now_ns)
-        relief = self.moves.relief
-        actions += relief.before_steps(self.moves.moving_workers(), now_ns)
+        actions += self.migrations.advance(now_ns)
+        actions += self.ladder.climb(Moment.BEFORE_STEPS, now_ns)
         actions += self.stepping.plan(now_ns)
-        actions += relief.after_steps(now_ns)
+        actions += self.ladder.after_steps(now_ns)
         self._follow_up(now_ns)
         return actions
 
@@ -203,40 +193,38 @@ class ClusterCore:
             case Arrived():
                 return self._dispatch(event.request, now_ns)
             case StepCompleted():
-                return self.stepping.on_completed(event, now_ns) + self.watching.look(now_ns, after_step=True)
+                actions = self.stepping.on_completed(event, now_ns)
+                return actions + self._climb(Moment.STEP_ENDED, now_ns)
             case StepFailed():
                 return self.stepping.on_failed(event, now_ns)
             case CancelRequested():
                 return self._end_early(event.request_id, FinishReason.CANCELLED, now_ns)
             case FinishRequested():
                 return self._end_early(event.request_id, FinishReason.STOP, now_ns)
-            case LayoutOffered() | LayoutApplied() | CallFailed():
-                answer = self.moves.on_layout(event, now_ns)
-                return (self.recoveries.on_layout(event, now_ns) if answer is None else answer) or []
-            case ShardLoaded():
-                answer = self.moves.on_shard_loaded(event, now_ns)
-                return (self.recoveries.on_shard_loaded(event, now_ns) if answer is None else answer) or []
             case WorkerLost():
                 return self._on_worker_lost(event, now_ns)
             case WorkerJoined():
                 return self._on_worker_joined(event, now_ns)
             case WorkerGone():
                 return self._on_worker_gone(event, now_ns)
-            case WorkerFenced():
-                return [a for ended in self.recoveries.on_fenced(event) for a in self._on(ended, now_ns)]
-            case MoveEnded():
-                if (actions := self.recoveries.on_move(event, now_ns)) is not None:
-                    return actions
-                transfer = self.state.open_moves.pop(event.move_id, None)
-                answer = self.moves.on_move(event, transfer, now_ns)
-                return (self.relief.on_move(event, now_ns) if answer is None else answer) or []
             case Tick():
                 # Whatever was done between two events (an administrator's order) is seen by this tick.
                 for group in self.state.changed_groups():
                     self.loads.note_totals(group)
                 self.loads.note_tick(now_ns)
-                looks = self.dispatcher.rebalance(now_ns) + self.watching.look(now_ns)
-                return looks + self.scale_out.look(self.state, now_ns)
+                return self.dispatcher.rebalance(now_ns) + self._climb(Moment.TICK, now_ns)
+            case _:
+                return self.state.book.answer(event, now_ns)
+
+    def _climb(self, moment: Moment, now_ns: int) -> list[Action]:
+        self.loads.forget_dissolved()
+        return self.ladder.climb(moment, now_ns)
+
+    def _note_step(self, group: GroupCore, seconds: float) -> None:
+        self.ladder.note_step(group, seconds)
+
+    def _stop_moves_of(self, state: RequestState) -> list[Action]:
+        return self.moves.cancel(state) + self.migrations.cancel(state) + self.hosted.cancel(state)
 
     # --- ticks ------------------------------------------------------------------------------------------------
 
@@ -246,8 +234,7 @@ class ClusterCore:
         state, changes = self.state, self.state.changes
         return bool(
             changes.touched or changes.ledgers or changes.unnoted or changes.queued or state.pipelines
-            or state.homeless or state.distrusted or self.in_transition or self.scale_out.is_open
-            or self.relief.awaits_tick or self.watching.foresees
+            or state.homeless or state.distrusted or self.in_transition or self.ladder.awaits_tick
         )
 
     def skip_ticks(self, times_ns: Sequence[int]) -> None:
@@ -264,7 +251,7 @@ class ClusterCore:
     @property
     def num_issued(self) -> int:
         """Steps, calls and moves begun so far: while it stays the same, no worker has been asked for anything."""
-        return self.state.next_step_id + self.state.next_call_id + self.state.next_move_id
+        return self.state.next_step_id + self.state.book.next_call_id + self.state.book.next_transfer_id
 
     def withdraw(self, request_id: RequestId) -> bool:
         """Take out a request whose arrival raised, as if it had never come. False when it is more than queued.
@@ -302,8 +289,7 @@ class ClusterCore:
         if state is None or state.is_finished:
             return []
         self.loads.note_cut_short(state)
-        stop = self.moves.cancel(state) + self.relief.cancel(state)
-        return stop + self.state.end(state, reason, now_ns, error=error)
+        return self._stop_moves_of(state) + self.state.end(state, reason, now_ns, error=error)
 
     # --- dead workers -----------------------------------------------------------------------------------------
 
@@ -312,8 +298,7 @@ class ClusterCore:
             return []
         involved = self.moves.take_out(event.worker_id)
         actions = self.recoveries.lose(event.worker_id, involved, now_ns)
-        for ended in self.recoveries.ended_with(event.worker_id):
-            actions += self._on(ended, now_ns)
+        actions += self.recoveries.end_transfers_to(event.worker_id, now_ns)
         self.loads.note_settled(tuple(w for m in involved for w in m.worker_ids), now_ns)
         self.stepping.forget_ended()
         return actions
@@ -347,8 +332,7 @@ class ClusterCore:
             if (group := self.groups.get(group_id)) is not None:
                 self.loads.note_group(group, now_ns)
         self.loads.note_waiting(bool(changes.queued or self.state.homeless), now_ns)
-        if self.state.pipelines:
-            self.scale_out.note_touched(noted)
+        self.ladder.note_touched(noted)
         changes.recent, changes.unnoted = noted, set()
 
     # --- moves ------------------------------------------------------------------------------------------------
@@ -368,26 +352,27 @@ class ClusterCore:
 
         Static pipelines stay as they are.
         """
-        return self.watching.request_drop(now_ns) + self.stepping.plan(now_ns)
+        return self._orders.drop(self.ladder, now_ns) + self.stepping.plan(now_ns)
 
     def request_restore(self, now_ns: int) -> list[Action]:
         """Restore every merged group that no move is touching (administration, verification), static ones excepted."""
-        return self.watching.request_restore(now_ns) + self.stepping.plan(now_ns)
+        return self._orders.restore(self.ladder, now_ns) + self.stepping.plan(now_ns)
 
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Invariants 5 to 7, for tests and idle moments. Raises AssertionError."""
         self.state.check()
-        self.relief.check()
+        self.hosted.check()
+        self.migrations.check()
+        self.ladder.check()
         assert all(m.phase is not MergePhase.SETTLED for m in self.merges)
 
 
 def initial_groups(
-    policy: OverloadPolicy, worker_ids: Sequence[WorkerId], shape: ModelShape
+    worker_ids: Sequence[WorkerId], shape: ModelShape, *, static_pipeline: bool
 ) -> tuple[tuple[StagePlan, ...], ...]:
     """Groups and stages that a cluster starts with: workers must load exactly these layers."""
-    if policy == "pipeline":
+    if static_pipeline:
         return plan_static_groups(worker_ids, shape)
     return tuple((StagePlan(w, shape.all_layers),) for w in worker_ids)
-

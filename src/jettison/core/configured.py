@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from jettison.config import EngineConfig
 from jettison.core.group import SchedulerLimits
-from jettison.core.params import ClusterParams
-from jettison.core.recovering import FaultParams
+from jettison.core.ladder.lists import forms_pipelines, parse_overload
+from jettison.core.params import ClusterParams, FaultParams
 from jettison.cost.hardware import HardwareProfile
 from jettison.policy.exchange import ExchangeMode
 from jettison.policy.links import MachineId
@@ -24,6 +24,7 @@ from jettison.types import WorkerId
 
 def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: Iterable[int] = ()) -> SchedulerLimits:
     """Bounds of every group's steps."""
+    ladder = parse_overload(config.overload.policy)
     return SchedulerLimits(
         block_size=config.memory.block_size,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
@@ -36,7 +37,7 @@ def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: It
         scheduling_policy=config.scheduler.scheduling_policy,
         # Baselines form microbatches as their authors do: by token counts.
         lookahead=LookaheadParams(
-            enabled=config.scheduler.lookahead == "on" and config.overload.policy == "drop",
+            enabled=config.scheduler.lookahead == "on" and forms_pipelines(ladder.rungs),
             min_tokens=config.scheduler.lookahead_min_tokens,
         ),
     )
@@ -51,9 +52,10 @@ def cluster_params(
 
     ``machine_of``: where workers are not all in one machine.
     """
-    overload = config.overload
+    overload, ladder = config.overload, parse_overload(config.overload.policy)
     return ClusterParams(
-        overload_policy=overload.policy,
+        rungs=ladder.rungs,
+        static_pipeline=ladder.static_pipeline,
         overload=OverloadParams(
             min_blocked_s=overload.min_wait_ms / 1e3,
             min_chance_blocked_s=overload.chance_wait_ms / 1e3,

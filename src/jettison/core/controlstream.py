@@ -6,7 +6,7 @@ The numbers are one row with the rules on links and transfers (4, 5 and 8: ``liv
 
 Rule 1. The stream is obeyed in order, except that a step whose input has arrived overtakes steps that still wait for
         theirs.
-Rule 2. A command (a layout, a transfer, a swap, a load, a report, a fence) begins only when every step received before
+Rule 2. A command (a layout, a transfer, a copy, a load, a report, a fence) begins only when every step received before
         it has been run here, and commands begin one after the other. A load goes on in pieces of a few MiB: one between
         two entries, and as many as there is time for while no entry may start. Layouts and further loads wait until it
         is over; nothing else does, so a step waits for one piece at most.
@@ -60,7 +60,8 @@ class Kind(Enum):
     APPLY_LAYOUT = auto()
     TRANSFER = auto()
     """KV or a shard to a peer; it may be withdrawn until it begins."""
-    SWAP = auto()
+    COPY = auto()
+    """KV to this worker's host pool, or from there."""
     LOAD = auto()
     """A shard from the model folder, in pieces."""
     REPORT = auto()

@@ -9,9 +9,12 @@ The choices are ``policy.dispatch``'s and ``policy.rebalance``'s; here are their
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jettison.core.freest import FreestGroups
 from jettison.core.group import GroupCore
-from jettison.core.loads import Loads
+from jettison.core.hosted import Hosted
+from jettison.core.ladder.climb import Ladder
 from jettison.core.moves import Moves
 from jettison.core.ports import Action, Record
 from jettison.core.request import RequestState
@@ -25,10 +28,11 @@ from jettison.types import GroupId
 class Dispatcher:
     """Queues requests in groups."""
 
-    def __init__(self, state: ClusterState, loads: Loads, moves: Moves) -> None:
+    def __init__(self, state: ClusterState, moves: Moves, hosted: Hosted, ladder: Callable[[], Ladder]) -> None:
         self._state = state
-        self._loads = loads
         self._moves = moves
+        self._hosted = hosted
+        self._ladder = ladder
         self._num_drops = 0
         """Merges that had been executed when queues were last rebalanced after one."""
         self._freest = FreestGroups(
@@ -59,8 +63,8 @@ class Dispatcher:
             group_id,
             min(capacity, group.admission_cap_blocks or capacity),
             group.used_blocks,
-            group.queued_blocks() + self._moves.relief.owed_blocks(group),
-            len(group.running) + len(group.moving) + len(group.waiting),
+            group.queued_blocks() + self._hosted.owed_blocks(group),
+            group.num_served + len(group.waiting),
             len(group.stages),
             group.queued_tokens() + group.unfinished_tokens(),
             group.limits.max_num_batched_tokens,
@@ -77,7 +81,7 @@ class Dispatcher:
         for state in self._fitting_elsewhere([s for g in queued for s in groups[g].oversized()]):
             groups[state.group_id].take_out(state)
             self.place(state)
-        if not self._loads.params.rebalance or self._moves.relief.dispatches_once:
+        if not self._state.params.rebalance or self._ladder().dispatches_once:
             return []
         plan = plan_rebalance(self._group_queues())
         for entry in plan:
@@ -111,13 +115,13 @@ class Dispatcher:
         limits = {n: self._batch_limit(n) for n in {len(g.stages) for g in groups.values()}}
 
         def num_free_places(group: GroupCore) -> int:
-            return limits[len(group.stages)] - len(group.running) - len(group.moving)
+            return limits[len(group.stages)] - group.num_served
 
         queued = [groups[g] for g in sorted(self._state.changes.queued)]
         full = {g.group_id for g in queued if len(g.waiting) > max(0, num_free_places(g)) or self._is_blocked(g)}
         if not full:
             return []
-        busy = self._moves.busy_workers()
+        busy = self._ladder().worker_ids().union(self._moves.moving_workers())
         takers = {
             g.group_id for g in groups.values()
             if num_free_places(g) > len(g.waiting) and g.admission_cap_blocks is None and busy.isdisjoint(g.worker_ids)
@@ -134,7 +138,7 @@ class Dispatcher:
         return group.head_blocked_by is BlockedBy.MEMORY
 
     def _batch_limit(self, num_stages: int) -> int:
-        params, most = self._loads.params, self._state.limits.max_num_seqs
+        params, most = self._state.params, self._state.limits.max_num_seqs
         profile = params.profile
         limit = params.batch_limit or (profile.batch_limit(num_stages) if profile is not None else None)
         # A pipeline has as many microbatches in flight as stages, each of them a batch.
@@ -145,7 +149,7 @@ class Dispatcher:
         return GroupQueue(
             group.group_id,
             batch_limit,
-            len(group.running) + len(group.moving),
+            group.num_served,
             group.num_free_blocks - group.watermark_blocks(),
             [QueuedRequest(s.request_id, group.blocks_for(s.num_tokens)) for s in group.waiting],
             takes_new=takes_new,

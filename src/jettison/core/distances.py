@@ -23,9 +23,9 @@ def known_links(cluster: ClusterState) -> Links | None:
     They are where nobody has said which machines there are, where one has all workers, and where each worker has a
     machine of its own and no network has been seen to be slower than the others.
     """
-    if not cluster.machine_of:
+    if not cluster.params.machine_of:
         return None
-    links = Links(cluster.machine_of, _slow_networks(cluster))
+    links = Links(cluster.params.machine_of, _slow_networks(cluster))
     num_workers = Counter(links.machine(w) for w in cluster.workers)
     if len(num_workers) == 1 or (max(num_workers.values()) == 1 and not links.between):
         return None
@@ -34,7 +34,7 @@ def known_links(cluster: ClusterState) -> Links | None:
 
 def network_rates(cluster: ClusterState) -> dict[tuple[MachineId, MachineId], float]:
     """By (from, to) of two machines, bytes per second of the best transfers between them; only what was measured."""
-    machine = Links(cluster.machine_of).machine
+    machine = Links(cluster.params.machine_of).machine
     rates: dict[tuple[MachineId, MachineId], float] = {}
     for (src, dst), rate in cluster.link_rates.items():
         pair = machine(src), machine(dst)

@@ -27,7 +27,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from jettison.core.arriving import Arriving, ArrivingSet
 from jettison.core.group import GroupCore
 from jettison.core.landed import Landed, LandedBlocks
-from jettison.core.ports import Action, CallFailed, CancelMove, LayoutApplied, LayoutOffered, MoveEnded, SendKV
+from jettison.core.pending import KV_PURPOSES, Owner, PendingTransfer, Purpose
+from jettison.core.ports import Action, CancelMove, MoveEnded, SendKV
 from jettison.core.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.request import Phase, RemotePart, RequestState
 from jettison.core.state import ClusterState
@@ -57,8 +58,9 @@ WAITED_FOR_ATTEMPTS = 8
 class Exchange:
     """Transfers of one merge into ``stages``."""
 
-    def __init__(self, cluster: ClusterState, stages: tuple[StagePlan, ...]) -> None:
+    def __init__(self, cluster: ClusterState, owner: Owner, stages: tuple[StagePlan, ...]) -> None:
         self._cluster = cluster
+        self._owner = owner
         self._stages = {s.worker_id: s.layers for s in stages}
         self._stage_order = stages
         self.group: GroupCore | None = None
@@ -67,11 +69,11 @@ class Exchange:
         self._landing: list[tuple[RequestState, tuple[KVMovePlan, ...]]] = []
         """Stalled requests whose transfers have not started, in service order."""
         self._moves: dict[MoveId, SendKV] = {}
+        self._links: set[LinkId] = set()
+        """On which something has been sent."""
         self._landed = LandedBlocks(cluster)
         """Shared prefixes move once."""
         self._arriving = ArrivingSet()
-        self._queued_bytes: dict[LinkId, int] = {}
-        """Of transfers that have not ended."""
         self.num_by_choice: Counter[ExchangeMode] = Counter()
         self._started_ns = 0
         self._num_foreign: dict[WorkerId, int] | None = None
@@ -163,6 +165,10 @@ class Exchange:
             if state.phase is Phase.WAITING:
                 group.enqueue(state)
                 continue
+            if state.phase is Phase.STORED:
+                group.keep_stored(state)
+                self._cluster.counters.hosted_carried += 1
+                continue
             state.paused = False
             moves = plan_kv_moves(state.kv_at, self._stage_order)
             if not moves and state.ending is None:
@@ -198,26 +204,21 @@ class Exchange:
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
-        """Take the answer to a layout call of the exchange; None if it is not one."""
-        for relayout in self._relayouts:
-            actions = relayout.on(event)
-            if actions is not None:
-                if relayout.is_over:
-                    self._relayouts.remove(relayout)
-                    failed = relayout.phase is RelayoutPhase.FAILED
-                    self._num_refused = self._num_refused + 1 if failed else 0
-                    if failed:
-                        self._retry_ns = now_ns + RETRY_NS
-                return actions
-        return None
+    def note_answers(self, now_ns: int) -> list[Action]:
+        """Something was answered: layout changes that are over are forgotten."""
+        for relayout in [r for r in self._relayouts if r.is_over]:
+            self._relayouts.remove(relayout)
+            failed = relayout.phase is RelayoutPhase.FAILED
+            self._num_refused = self._num_refused + 1 if failed else 0
+            if failed:
+                self._retry_ns = now_ns + RETRY_NS
+        return []
 
-    def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
-        """Take the end of a transfer; None if it is not one of this exchange."""
-        move = self._moves.pop(event.move_id, None)
-        if move is None:
-            return None
-        state = self._cluster.end_move(event.move_id)
+    def on_ended(self, pending: PendingTransfer, event: MoveEnded, now_ns: int) -> list[Action]:
+        """Take the end of a transfer."""
+        move, state = self._moves.pop(event.move_id), pending.request
+        assert state is not None, pending
+        self._cluster.touch(state)
         self._account(move, event)
         entries = self._arriving.ended(event.move_id)
         actions: list[Action] = []
@@ -237,9 +238,7 @@ class Exchange:
         """Book what a move has carried."""
         self.num_moved_bytes += event.num_bytes
         self._cluster.counters.exchanged_bytes += event.num_bytes
-        link = (move.src, move.dst)
-        self._queued_bytes[link] -= self._num_bytes(move)
-        self._cluster.link_rate(link).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
+        self._cluster.link_rate((move.src, move.dst)).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
         self._num_ended += 1
         if self._num_ended * COUNTS_PER_EXCHANGE > len(self._moves):
             self._num_foreign = None
@@ -259,10 +258,6 @@ class Exchange:
             # Nobody may count on blocks of which perhaps nothing has arrived.
             self._landed.forget(state, move)
         return [CancelMove(move.src, move.move_id) for move in cancelled]
-
-    def abandon(self) -> tuple[list[Relayout], set[MoveId]]:
-        """A member is dead: layout changes and transfers that are still under way."""
-        return self._relayouts, set(self._moves)
 
     # --- transfers --------------------------------------------------------------------------------------------
 
@@ -320,10 +315,11 @@ class Exchange:
         waited_s = (now_ns - self._started_ns) / NANOSECONDS
         behind = len(group.waiting) - len(ahead)
         num_others = len(group.running) + len(group.moving) + behind - 1
+        queued = {link: cluster.book.bytes_between(*link, *KV_PURPOSES) for link in self._links | load.keys()}
         queue = ExchangeQueue(
-            self._queued_bytes, before + sum(s.num_computed for s in given_up), waited_s, max(0, num_others)
+            queued, before + sum(s.num_computed for s in given_up), waited_s, max(0, num_others)
         )
-        return choose_exchange(request, queue, cluster.exchange_costs(group), cluster.exchange_mode)
+        return choose_exchange(request, queue, cluster.exchange_costs(group), cluster.params.exchange)
 
     def _start(
         self, state: RequestState, moves: tuple[KVMovePlan, ...], live: bool,
@@ -382,15 +378,13 @@ class Exchange:
         workers = self._cluster.workers
         there = workers[move.src].ledger.table(state.request_id).ids[first:end]
         here = workers[move.dst].ledger.table(state.request_id).ids[first:end]
-        action = self._cluster.send_kv(state, move.src, move.dst, move.layers, there, here, urgent=urgent)
+        action = self._cluster.send_kv(
+            state, move.src, move.dst, move.layers, there, here, owner=self._owner, waiter=self,
+            purpose=Purpose.EXCHANGE, urgent=urgent,
+        )
         self._moves[action.move_id] = action
-        link = (move.src, move.dst)
-        self._queued_bytes[link] = self._queued_bytes.get(link, 0) + self._num_bytes(action)
+        self._links.add((move.src, move.dst))
         return action
-
-    def _num_bytes(self, move: SendKV) -> int:
-        block_bytes = self._cluster.shape.block_bytes_per_layer(self._cluster.limits.block_size)
-        return len(move.layers) * len(move.src_blocks) * block_bytes
 
     def _shared_prefix(self, state: RequestState, moves: tuple[KVMovePlan, ...], dst: WorkerId) -> list[Landed]:
         """Blocks at ``dst`` that already hold (or will hold) this request's leading blocks."""
@@ -403,7 +397,7 @@ class Exchange:
         blocks = {p.block for p in prefix}
         return {
             m
-            for m in theirs
+            for m in theirs & self._moves.keys()
             if (sent := self._moves[m]).src == move.src and sent.dst == move.dst
             and sent.layers.lo < move.layers.hi and move.layers.lo < sent.layers.hi
             and not blocks.isdisjoint(sent.dst_blocks)
@@ -464,7 +458,7 @@ class Exchange:
                 continue
             if needed and not (pressed and 4 * needed <= 3 * kept):
                 continue
-            relayout = Relayout(self._cluster, worker, self.spec(worker_id), shrinks=False)
+            relayout = Relayout(self._cluster, self._owner, worker, self.spec(worker_id), shrinks=False)
             self._relayouts.append(relayout)
             actions += relayout.start()
         return actions

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 
 from jettison.core.distances import known_links
-from jettison.core.ports import Action, CancelMove, LoadShard, MoveEnded, SendShard
+from jettison.core.pending import CallAnswer, Owner, PendingCall, PendingTransfer, Purpose
+from jettison.core.ports import Action, CallFailed, CancelMove, LoadShard, MoveEnded, SendShard
 from jettison.core.state import ClusterState
 from jettison.policy.links import NEAR
 from jettison.types import MoveId, ShardId, WorkerId
@@ -26,9 +27,12 @@ class Fetching:
     """What one restore fetches, the pulls of one merge, or one attempt at filling a survivor of a death
     or of a failed drop."""
 
-    def __init__(self, cluster: ClusterState, members: tuple[WorkerId, ...]) -> None:
+    def __init__(self, cluster: ClusterState, owner: Owner, members: tuple[WorkerId, ...]) -> None:
         self._cluster = cluster
+        self._owner = owner
         self._members = members
+        self.failure: str | None = None
+        """Why the last load that failed did; see ``take_failure``."""
         self._is_called_off = False
         self.moves: dict[MoveId, SendShard] = {}
         """Under way."""
@@ -58,7 +62,9 @@ class Fetching:
         if source is not None:
             self._asked[worker_id, shard].add(source)
             self._num_asked[source] += 1
-            move = self._cluster.send_shard(source, worker_id, shard)
+            book = self._cluster.book
+            move = SendShard(book.next_transfer_id, source, worker_id, shard)
+            book.open_transfer(move, self._owner, self, Purpose.PARAMETERS)
             self.moves[move.move_id] = move
             return [move]
         if any(load.worker_id == worker_id for load in self.loads.values()):
@@ -76,11 +82,9 @@ class Fetching:
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def on_move(self, event: MoveEnded) -> list[Action] | None:
-        """Take the end of a transfer; None if it is not one of these."""
-        move = self.moves.pop(event.move_id, None)
-        if move is None:
-            return None
+    def on_ended(self, pending: PendingTransfer, event: MoveEnded, now_ns: int) -> list[Action]:
+        """Take the end of a transfer; what did not arrive is fetched elsewhere."""
+        move = self.moves.pop(event.move_id)
         self.num_bytes += event.num_bytes
         self._cluster.counters.pulled_bytes += event.num_bytes
         if event.complete:
@@ -88,19 +92,20 @@ class Fetching:
             return []
         return [] if self._is_called_off else self.fetch(move.dst, move.shard)
 
-    def on_loaded(self, call_id: int) -> list[Action] | None:
-        """Take the end of a load; None if it is not one of these."""
-        load = self.loads.pop(call_id, None)
-        if load is None:
-            return None
+    def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
+        """Take the end of a load, or its failure."""
+        load = self.loads.pop(event.call_id)
+        if isinstance(event, CallFailed):
+            self.failure = f"worker {load.worker_id} could not load {load.shard}: {event.message}"
+            return []
         self._cluster.workers[load.worker_id].unfilled.discard(load.shard)
         waiting = self._to_load[load.worker_id]
         return [self._load(load.worker_id, waiting.popleft())] if waiting else []
 
-    def on_failed(self, call_id: int, message: str) -> str | None:
-        """Take the failure of a load: what to say of it; None if it is not one of these."""
-        load = self.loads.pop(call_id, None)
-        return None if load is None else f"worker {load.worker_id} could not load {load.shard}: {message}"
+    def take_failure(self) -> str | None:
+        """Why a load has failed since this was asked last; None if none has."""
+        failure, self.failure = self.failure, None
+        return failure
 
     # --- asking -----------------------------------------------------------------------------------------------
 
@@ -121,6 +126,8 @@ class Fetching:
         return min(holders, key=rank, default=None)
 
     def _load(self, worker_id: WorkerId, shard: ShardId) -> LoadShard:
-        load = LoadShard(worker_id, self._cluster.new_call(), shard)
+        book = self._cluster.book
+        load = LoadShard(worker_id, book.next_call_id, shard)
+        book.open_call(load, self._owner, self)
         self.loads[load.call_id] = load
         return load

@@ -1,6 +1,7 @@
 """What is known of load: monitors of groups and traffic, step times, and the views that policies decide by.
 
-Nothing is decided here and nothing is started; ``core.watching`` reads these views, ``core.cluster`` feeds them.
+Nothing is decided here and nothing is started: the rungs of ``core.ladder`` read these views, ``core.cluster`` feeds
+them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Sequence
 
 from jettison.core.group import GroupCore
 from jettison.core.monitor import TRAFFIC_WINDOW_NS, GroupMonitor, TrafficMonitor
-from jettison.core.params import ClusterParams
 from jettison.core.request import RequestState
 from jettison.core.samples import TickTimes
 from jettison.core.state import ClusterState
@@ -27,7 +27,7 @@ from jettison.types import NANOSECONDS, GroupId, WorkerId
 class Loads:
     """Everything that is measured of a cluster's load."""
 
-    def __init__(self, state: ClusterState, params: ClusterParams) -> None:
+    def __init__(self, state: ClusterState) -> None:
         self.ticks = TickTimes()
         self.traffic = TrafficMonitor(self.ticks)
         self.steptimes: dict[int, StepTimeModel] = {}
@@ -35,7 +35,6 @@ class Loads:
         self.efficiencies: dict[int, PipelineEfficiency] = {}
         """Of pipelines, by number of stages."""
         self._state = state
-        self._params = params
         self._monitors: dict[GroupId, GroupMonitor] = {}
         self.kept_out: set[GroupId] = set()
         """Groups whose queue memory has kept out since some event before this one."""
@@ -46,14 +45,8 @@ class Loads:
         self._waiting_since_ns: int | None = None
         """Since when requests have waited without a break."""
 
-    @property
-    def params(self) -> ClusterParams:
-        """Policies and their parameters."""
-        return self._params
-
-    @params.setter
-    def params(self, params: ClusterParams) -> None:
-        self._params = params
+    def forget_predictions(self) -> None:
+        """Parameters have changed: what was computed from them is computed again."""
         self._compute_loads.clear()
 
     # --- feeding ----------------------------------------------------------------------------------------------
@@ -189,7 +182,7 @@ class Loads:
 
     def steptime(self, num_stages: int) -> StepTimeModel:
         """The step-time fit of groups of so many stages; until it has data, the profile answers."""
-        profile = self._params.profile
+        profile = self._state.params.profile
         if num_stages not in self.steptimes:
             prior = None if profile is None else StepTimePrior(profile.cost, num_stages)
             self.steptimes[num_stages] = StepTimeModel(prior=prior)
@@ -198,9 +191,10 @@ class Loads:
     def efficiency(self, num_stages: int) -> PipelineEfficiency:
         """What pipelines of so many stages reach; until one has been seen, as profiled or as configured."""
         if num_stages not in self.efficiencies:
-            profile = self._params.profile
+            profile = self._state.params.profile
             profiled = None if profile is None else profile.pipeline_efficiency(num_stages)
-            self.efficiencies[num_stages] = PipelineEfficiency(profiled or self._params.overload.pipeline_efficiency)
+            configured = self._state.params.overload.pipeline_efficiency
+            self.efficiencies[num_stages] = PipelineEfficiency(profiled or configured)
         return self.efficiencies[num_stages]
 
     def group_rates(self) -> dict[int, float]:
@@ -208,7 +202,7 @@ class Loads:
 
         Of a length that pipelines have served with, as they did: their bubbles and their uneven microbatches are in it.
         """
-        profile, traffic = self._params.profile, self.traffic.traffic()
+        profile, traffic = self._state.params.profile, self.traffic.traffic()
         if profile is None:
             return {}
         prompts = 0.0 if traffic is None else traffic.prompt_tokens / max(1.0, traffic.output_tokens)
@@ -222,7 +216,7 @@ class Loads:
         """Its last move ended long enough ago for the next drop."""
         monitor = self.monitor(group)
         since = monitor.settled_since_ns
-        return since is None or now_ns - since >= monitor.patience(self._params.drop_dwell_s) * NANOSECONDS
+        return since is None or now_ns - since >= monitor.patience(self._state.params.drop_dwell_s) * NANOSECONDS
 
     def compute_load(self, num_stages: int) -> float | None:
         """Of the whole cluster, were it made of groups of so many members; None while too little is known."""
@@ -251,7 +245,7 @@ class Loads:
 
     def may_be_overloaded(self, group: GroupCore, now_ns: int) -> bool:
         """Whether ``assess`` could find the group overloaded, or a drop not worth it: a look at its queue alone."""
-        params = self._params.overload
+        params = self._state.params.overload
         if params.horizon_s > 0.0:
             return True  # memory that will be missing is foreseen from rates
         monitor = self.monitor(group)
@@ -275,7 +269,7 @@ class Loads:
             merged, separate = num_stages, 1
         else:
             merged, separate = num_merged or num_stages + self._least_partner(group), num_stages
-        missing = foreseen_missing_blocks(load, self._params.overload)
+        missing = foreseen_missing_blocks(load, self._state.params.overload)
         load = load._replace(
             admitted_share=self.traffic.admitted_share,
             mean_stay_s=self._stay_s(group, now_ns),
@@ -283,7 +277,7 @@ class Loads:
             foreseen_s=self.monitor(group).note_foreseen(missing, now_ns),
             merged_compute_load=self.compute_load(merged), separate_compute_load=self.compute_load(separate)
         )
-        return assess_overload(load, self._params.overload)
+        return assess_overload(load, self._state.params.overload)
 
     def _stay_s(self, group: GroupCore, now_ns: int) -> float:
         """How long its requests stay: as those before them, or as they have already; 0 while nothing is known."""
@@ -303,7 +297,7 @@ class Loads:
         load = MergedLoad(
             group.used_blocks,
             sum(self._state.workers[w].full_blocks for w in group.worker_ids),
-            len(group.waiting) + len(group.moving),
+            len(group.waiting) + len(group.moving) + len(group.stored),
             0.0 if (rates := monitor.rates()) is None else rates.used,
             0.0 if since is None else (now_ns - since) / NANOSECONDS,
             self.compute_load(len(group.stages)),
@@ -312,7 +306,7 @@ class Loads:
             recompute_block_s=self._recompute_block_s(group),
             mean_stay_s=self._stay_s(group, now_ns),
         )
-        drowns = is_drowning(load, self._params.restore)
+        drowns = is_drowning(load, self._state.params.restore)
         return load._replace(drowning_s=monitor.note_drowning(drowns, now_ns))
 
     def _separate_pace(self, group: GroupCore) -> float | None:
@@ -337,7 +331,7 @@ class Loads:
         fit = self.steptimes.get(num_stages)
         if fit is None:
             fit, num_stages = self.steptimes.get(1) or StepTimeModel(), 1
-        assumed, round_trip_s = self._params.profiled_link or (None, 0.0)
+        assumed, round_trip_s = self._state.params.profiled_link or (None, 0.0)
         usual = ExchangeCosts()
 
         def recompute_s(num_tokens: int) -> float | None:

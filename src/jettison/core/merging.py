@@ -24,17 +24,9 @@ from enum import StrEnum
 from jettison.core.exchanging import Exchange
 from jettison.core.fetching import Fetching
 from jettison.core.group import GroupCore
-from jettison.core.ports import (
-    Action,
-    CallFailed,
-    LayoutApplied,
-    LayoutOffered,
-    MoveEnded,
-    Record,
-    ShardLoaded,
-)
+from jettison.core.ports import Action, Record
 from jettison.core.pulling import Pulling
-from jettison.core.relayout import RETRY_NS, Leftovers, Relayout, RelayoutPhase
+from jettison.core.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
@@ -70,14 +62,14 @@ class Merging:
         self._stages = {s.worker_id: s.layers for s in stages}
         self._stage_order = stages
         self.phase = MergePhase.DRAIN if pulls else MergePhase.QUIESCE
-        self._pulling = Pulling(cluster, pulls)
+        self._pulling = Pulling(cluster, self, pulls)
         self.group: GroupCore | None = None
         self.failure: str | None = None
         self._started_ns = now_ns
         self._relayouts: list[Relayout] = []
         self._before: dict[WorkerId, LayoutSpec] = {}
-        self._exchange = Exchange(cluster, stages)
-        self._refilling = Fetching(cluster, self.worker_ids)
+        self._exchange = Exchange(cluster, self, stages)
+        self._refilling = Fetching(cluster, self, self.worker_ids)
         """The present attempt at REFILLING, or none yet."""
         self._retry_ns = 0
         for group in sources:
@@ -125,53 +117,21 @@ class Merging:
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
-        """Take the answer to one of this merge's layout calls; None if it is not one."""
-        if isinstance(event, CallFailed) and self._refilling.on_failed(event.call_id, event.message) is not None:
+    def go_on(self, now_ns: int) -> list[Action]:
+        """A call or a transfer of this merge has been answered."""
+        if self._refilling.take_failure() is not None:
             self._retry_ns = now_ns + RETRY_NS
-            return []
-        for relayout in self._relayouts:
-            actions = relayout.on(event)
-            if actions is not None:
-                return actions + self.advance(now_ns)
-        actions = self._pulling.on_layout(event)
-        if actions is not None:
-            return actions + self.advance(now_ns)
-        actions = self._exchange.on_layout(event, now_ns)
-        return None if actions is None else actions + self.advance(now_ns)
-
-    def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
-        """Take the end of a load from the model folder; None if it is not one of this merge's."""
-        actions = self._pulling.on_shard_loaded(event)
-        if actions is None:
-            actions = self._refilling.on_loaded(event.call_id)
-        return None if actions is None else actions + self.advance(now_ns)
-
-    def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
-        """Take the end of one of this merge's transfers; None if it is not one."""
-        actions = self._pulling.on_move(event)
-        if actions is None:
-            actions = self._refilling.on_move(event)
-        if actions is None:
-            actions = self._exchange.on_move(event, now_ns)
-        return None if actions is None else actions + self.advance(now_ns)
+        return self._pulling.note_answers() + self._exchange.note_answers(now_ns) + self.advance(now_ns)
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop its transfers unless another request needs the prefix they carry."""
         return self._exchange.cancel(state)
 
-    def abandon(self) -> Leftovers:
-        """A member is dead: what is still under way. Before any layout has changed the old groups simply serve on."""
+    def abandon(self) -> None:
+        """A member is dead. Before any layout has changed the old groups simply serve on."""
         if self._is_untouched:
             for group in self._sources:
                 group.paused = False
-            return Leftovers([], {}, set())
-        pulls, refilling = self._pulling.abandon(), self._refilling
-        relayouts, moves = self._exchange.abandon()
-        return Leftovers(
-            [*pulls.relayouts, *self._relayouts, *relayouts],
-            pulls.loads | refilling.loads, pulls.moves | refilling.moves.keys() | moves,
-        )
 
     def advance(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows."""
@@ -225,7 +185,7 @@ class Merging:
         """The old groups serve again; requests that ended while ledgers were locked are reaped."""
         for group in self._sources:
             group.paused = False
-            for state in [*group.running.values(), *group.waiting]:
+            for state in group.all_requests():
                 self._cluster.reap(state)
 
     # --- remap ------------------------------------------------------------------------------------------------
@@ -239,7 +199,7 @@ class Merging:
             self._before[worker_id] = self._pulling.before.get(worker_id, worker.layout)
             # Whoever runs layers that it did not run before keeps the others' KV beside them: its blocks may get fewer.
             is_new_range = worker_id in self._pulling.before
-            relayout = Relayout(self._cluster, worker, self._exchange.spec(worker_id), shrinks=is_new_range)
+            relayout = Relayout(self._cluster, self, worker, self._exchange.spec(worker_id), shrinks=is_new_range)
             self._relayouts.append(relayout)
             actions += relayout.start()
         return actions
@@ -261,7 +221,7 @@ class Merging:
         return actions or self._reverted(now_ns)
 
     def _take_back(self, worker: WorkerState) -> list[Action]:
-        relayout = Relayout(self._cluster, worker, self._before[worker.worker_id], shrinks=True)
+        relayout = Relayout(self._cluster, self, worker, self._before[worker.worker_id], shrinks=True)
         self._relayouts.append(relayout)
         return relayout.start()
 
@@ -285,7 +245,7 @@ class Merging:
             return self._reverted(now_ns)
         if now_ns < self._retry_ns:
             return []
-        self._refilling = Fetching(self._cluster, self.worker_ids)
+        self._refilling = Fetching(self._cluster, self, self.worker_ids)
         return [action for w in lacking for action in self._refilling.fetch_all(w)]
 
     def _reverted(self, now_ns: int) -> list[Action]:
@@ -294,7 +254,7 @@ class Merging:
             group.paused = False
             for ledger in group.ledgers:
                 ledger.forget_cached()
-            for state in [*group.running.values(), *group.waiting]:
+            for state in group.all_requests():
                 state.num_sealed = 0
                 # Those that ended while the ledgers were locked.
                 self._cluster.reap(state)

@@ -10,14 +10,16 @@
 
 Ownership: the source owns the request, and has all of its KV, in every phase before DONE; the destination's blocks are
 reserved before the first byte travels. The groups may differ in shape but share no worker. Who moves where, and when,
-is a policy's decision (``core.balancing`` for the Llumnix baseline).
+is a policy's decision (``core.ladder.migrate`` for the Llumnix baseline).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 from jettison.core.group import GroupCore
+from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelMove, MoveEnded, Record, SendKV
 from jettison.core.request import Phase, RequestState
 from jettison.core.state import ClusterState
@@ -45,9 +47,12 @@ class Migration:
     """One request on its way from ``source`` to ``destination``; ``start`` reserves and sends."""
 
     def __init__(
-        self, cluster: ClusterState, state: RequestState, source: GroupCore, destination: GroupCore
+        self, cluster: ClusterState, state: RequestState, source: GroupCore, destination: GroupCore,
+        on_over: Callable[[Migration], None] = lambda migration: None,
     ) -> None:
+        """``on_over`` is called once, at its end."""
         self._cluster = cluster
+        self._on_over = on_over
         self.state = state
         self.source = source
         self.destination = destination
@@ -97,23 +102,34 @@ class Migration:
         self._reserve(needed)
         return self.advance(now_ns)
 
-    def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
-        """Take the end of one of this migration's transfers; None if it is not one."""
-        if self._moves.pop(event.move_id, None) is None:
-            return None
-        self._cluster.end_move(event.move_id)
+    def on_ended(self, pending: PendingTransfer, event: MoveEnded, now_ns: int) -> list[Action]:
+        """Take the end of one of this migration's transfers."""
+        del self._moves[event.move_id]
+        self._cluster.touch(self.state)
         self.num_bytes += event.num_bytes
-        actions: list[Action] = []
         if not event.complete and self.phase is not MigrationPhase.FALLING_BACK:
             self.lost_transfer = True
-            actions = self._fall_back("a transfer did not complete")
-        return actions + self.advance(now_ns)
+            return self._fall_back("a transfer did not complete")
+        return []
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """A transfer has ended."""
+        return self.advance(now_ns)
 
     def cancel(self) -> list[Action]:
         """Leave the request where it is (it is ending, or somebody thought better of it)."""
         if self.is_over or self.phase is MigrationPhase.FALLING_BACK:
             return []
         return self._fall_back("cancelled")
+
+    def let_go(self) -> None:
+        """Leave the request where it is, at once: the caller takes care of what is under way and reserved."""
+        self.phase = MigrationPhase.FAILED
+        self.failure = "it gave way to a change of layouts"
+        self._moves.clear()
+        if self.state.phase is Phase.RUNNING:
+            self.state.paused = False
+            self._cluster.touch(self.state)
 
     def advance(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows."""
@@ -165,7 +181,10 @@ class Migration:
         for part in self._plan if end > first else ():
             there = self._cluster.workers[part.src].ledger.table(state.request_id).ids[first:end]
             here = self._cluster.workers[part.dst].ledger.table(state.request_id).ids[first:end]
-            move = self._cluster.send_kv(state, part.src, part.dst, part.layers, there, here)
+            move = self._cluster.send_kv(
+                state, part.src, part.dst, part.layers, there, here,
+                owner=self, waiter=self, purpose=Purpose.MIGRATION,
+            )
             self._moves[move.move_id] = move
             actions.append(move)
         return actions
@@ -180,6 +199,7 @@ class Migration:
         """The last block has arrived: from here on the request is the destination's."""
         state = self.state
         self.phase = MigrationPhase.DONE
+        self._on_over(self)
         self.source.take_out(state)
         for ledger in self.source.ledgers:
             ledger.release(state.request_id)
@@ -223,3 +243,4 @@ class Migration:
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self.phase = MigrationPhase.FAILED
+        self._on_over(self)

@@ -1,7 +1,7 @@
 """The drops and restores under way: begun, advanced, followed up, and taken out when a member dies.
 
-Whether to begin one is ``core.watching``'s decision; what happens inside one is ``core.merging``'s and
-``core.restoring``'s. Recoveries and what a baseline does (``core.relief``) only count here as users of workers.
+Whether to begin one is decided in ``core.ladder``; what happens inside one is ``core.merging``'s and
+``core.restoring``'s. Recoveries only count here as users of workers.
 
 An event concerns few of them, so each is found by its workers: a worker is in one move at a time. A move is advanced
 when a group on its workers was touched, when it was told or asked something, when its last advance did something, and
@@ -16,18 +16,8 @@ from jettison.core.firstserved import FirstServed
 from jettison.core.group import GroupCore
 from jettison.core.loads import Loads
 from jettison.core.merging import MergePhase, Merging
-from jettison.core.ports import (
-    Action,
-    CallFailed,
-    LayoutApplied,
-    LayoutOffered,
-    MoveEnded,
-    ShardLoaded,
-    Transfer,
-    transfer_ends,
-)
+from jettison.core.ports import Action
 from jettison.core.recovering import Recoveries
-from jettison.core.relief import Relief
 from jettison.core.request import RequestState
 from jettison.core.restoring import RestorePhase, Restoring, fits, will_hold
 from jettison.core.state import ClusterState
@@ -40,12 +30,11 @@ Move = Merging | Restoring
 
 
 class Moves:
-    """One move a worker at a time: whoever begins one has looked at ``busy_workers``."""
+    """One move a worker at a time: who begins one has looked at ``moving_workers``."""
 
-    def __init__(self, state: ClusterState, loads: Loads, recoveries: Recoveries, relief: Relief) -> None:
+    def __init__(self, state: ClusterState, loads: Loads, recoveries: Recoveries) -> None:
         self.merges: list[Merging] = []
         self.restores: list[Restoring] = []
-        self.relief = relief
         self.first_served = FirstServed()
         self._state = state
         self._loads = loads
@@ -76,18 +65,11 @@ class Moves:
             return self._of_worker.keys()
         return self._of_worker.keys() | self._recoveries.busy_workers()
 
-    def busy_workers(self) -> set[WorkerId]:
-        """Workers where no move may begin."""
-        return {*self.moving_workers(), *self.relief.worker_ids}
-
-    def is_busy(self, group: GroupCore) -> bool:
-        """No move of the group may begin: some worker of it is busy."""
+    def is_moving(self, group: GroupCore) -> bool:
+        """No move of the group may begin: some worker of it is in one, or on its way back."""
         if any(w in self._of_worker for w in group.worker_ids):
             return True
-        others = set(self.relief.worker_ids)
-        if not self._recoveries.is_idle:
-            others |= self._recoveries.busy_workers()
-        return not others.isdisjoint(group.worker_ids)
+        return not self._recoveries.is_idle and not self._recoveries.busy_workers().isdisjoint(group.worker_ids)
 
     def restore_of(self, group: GroupCore) -> Restoring | None:
         """The restore that touches a member of the group."""
@@ -170,28 +152,6 @@ class Moves:
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
-        """Take the answer to a call; None if no move here has made it."""
-        move = self._of_worker.get(event.worker_id)
-        return None if move is None else self._answered(move, move.on_layout(event, now_ns))
-
-    def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
-        """Take the end of a load; None if no move here has asked for it."""
-        move = self._of_worker.get(event.worker_id)
-        return None if move is None else self._answered(move, move.on_shard_loaded(event, now_ns))
-
-    def on_move(self, event: MoveEnded, transfer: Transfer | None, now_ns: int) -> list[Action] | None:
-        """Take the end of a transfer; None if it is none of these."""
-        if transfer is None:
-            return None
-        move = self._of_worker.get(transfer_ends(transfer)[1])  # a member; a shard's sender need not be one
-        return None if move is None else self._answered(move, move.on_move(event, now_ns))
-
-    def _answered(self, move: Move, actions: list[Action] | None) -> list[Action] | None:
-        if actions is not None:
-            self._due.add(move)
-        return actions
-
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop what these moves do with it."""
         group = self._state.groups.get(state.group_id) if self._of_worker else None
@@ -217,9 +177,11 @@ class Moves:
 
     def advance(self, now_ns: int) -> list[Action]:
         """Let each that something has happened to go as far as it can, and do what follows from those that are over."""
+        told = self._state.book.take_told()
         if not self._of_worker:
             return []
         due, self._due = self._due, set()
+        due |= self._number_of.keys() & told
         due |= self._on_workers(w for g in self._state.changed_groups() for w in g.worker_ids)
         actions: list[Action] = []
         for merge in sorted((m for m in due if isinstance(m, Merging)), key=self._number_of.__getitem__):

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-from jettison.core.recovering import FaultParams
 from jettison.cost.hardware import HardwareProfile
 from jettison.policy.exchange import ExchangeMode
 from jettison.policy.links import MachineId
@@ -20,15 +18,25 @@ from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.types import WorkerId
 
-OverloadPolicy = Literal["drop", "recompute", "swap", "migrate", "pipeline"]
-"""What is done when KV memory runs out; all but the first are baselines (docs/baselines.md)."""
+
+@dataclass(frozen=True, slots=True)
+class FaultParams:
+    """How much dying is put up with."""
+
+    max_outage_s: float = 60.0
+    """How long requests wait while no worker can take them; then they end with an error."""
+    max_deaths_per_request: int = 3
+    """A request in whose steps this many workers have died ends with an error: it may be what kills them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterParams:
     """Policies and their parameters."""
 
-    overload_policy: OverloadPolicy = "drop"
+    rungs: tuple[str, ...] = ("drop", "restore", "scale", "shed")
+    """What is done when demand for memory and supply differ, by name (``core.ladder``)."""
+    static_pipeline: bool = False
+    """Workers serve as pipelines from the start, and stay so (a baseline)."""
     overload: OverloadParams = field(default_factory=OverloadParams)
     restore: RestoreParams = field(default_factory=RestoreParams)
     swap: SwapParams = field(default_factory=SwapParams)

@@ -105,7 +105,7 @@ class ShardLoaded(NamedTuple):
 
 
 class MoveEnded(NamedTuple):
-    """The one end of a SendKV, SendShard, SwapOut or SwapIn."""
+    """The one end of a SendKV or a SendShard."""
 
     move_id: MoveId
     complete: bool
@@ -203,16 +203,23 @@ class ApplyLayout(NamedTuple):
 
 
 class SendKV(NamedTuple):
-    """Copy KV blocks from worker to worker."""
+    """Copy KV blocks from one place to another: a place is a worker's arenas, or its host pool.
+
+    Inside one worker it is a copy to its host pool or from there, which follows the steps issued before it.
+    """
 
     move_id: MoveId
     src: WorkerId
     dst: WorkerId
     layers: LayerRange
     src_blocks: tuple[int, ...]
+    """Blocks of the arenas, or slots of the host pool."""
     dst_blocks: tuple[int, ...]
+    """Likewise, at the destination."""
     urgent: bool = False
-    """Goes before other KV: somebody can run as soon as it is there."""
+    """Goes before other KV: a request can run as soon as it is there."""
+    from_host: bool = False
+    to_host: bool = False
 
 
 class SendShard(NamedTuple):
@@ -222,26 +229,6 @@ class SendShard(NamedTuple):
     src: WorkerId
     dst: WorkerId
     shard: ShardId
-
-
-class SwapOut(NamedTuple):
-    """Copy KV blocks of a worker to slots of its host pool. Follows the steps issued before it."""
-
-    worker_id: WorkerId
-    move_id: MoveId
-    layers: LayerRange
-    blocks: tuple[int, ...]
-    slots: tuple[int, ...]
-
-
-class SwapIn(NamedTuple):
-    """The way back: slots of the host pool to KV blocks."""
-
-    worker_id: WorkerId
-    move_id: MoveId
-    layers: LayerRange
-    blocks: tuple[int, ...]
-    slots: tuple[int, ...]
 
 
 class LoadShard(NamedTuple):
@@ -293,18 +280,9 @@ class Record:
     fields: Mapping[str, object] = field(default_factory=dict)
 
 
-Transfer = SendKV | SendShard | SwapOut | SwapIn
+Transfer = SendKV | SendShard
 """What a move id names: each ends with one MoveEnded, as long as its destination lives."""
 
-
-def transfer_ends(transfer: Transfer) -> tuple[WorkerId, WorkerId]:
-    """Source and destination; a swap stays inside its worker."""
-    if isinstance(transfer, SendKV | SendShard):
-        return transfer.src, transfer.dst
-    return transfer.worker_id, transfer.worker_id
-
-
 Action = (
-    RunStep | OfferLayout | ApplyLayout | SendKV | SendShard | SwapOut | SwapIn | LoadShard | CancelMove | FenceWorker
-    | Emit | Record
+    RunStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | CancelMove | FenceWorker | Emit | Record
 )

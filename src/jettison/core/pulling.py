@@ -10,15 +10,9 @@ groups serve on while shards travel behind their activations; ``core.merging`` p
 from __future__ import annotations
 
 from jettison.core.fetching import Fetching
-from jettison.core.ports import (
-    Action,
-    CallFailed,
-    LayoutApplied,
-    LayoutOffered,
-    MoveEnded,
-    ShardLoaded,
-)
-from jettison.core.relayout import Leftovers, Relayout
+from jettison.core.pending import Owner
+from jettison.core.ports import Action
+from jettison.core.relayout import Relayout
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.ranges import Pull
@@ -28,11 +22,12 @@ from jettison.types import WorkerId
 class Pulling:
     """The pulls of one merge."""
 
-    def __init__(self, cluster: ClusterState, pulls: tuple[Pull, ...]) -> None:
+    def __init__(self, cluster: ClusterState, owner: Owner, pulls: tuple[Pull, ...]) -> None:
         self._cluster = cluster
+        self._owner = owner
         self._pulls = pulls
         self._relayouts: list[Relayout] = []
-        self._fetching = Fetching(cluster, tuple(sorted({w for p in pulls for w in (p.src, p.dst)})))
+        self._fetching = Fetching(cluster, owner, tuple(sorted({w for p in pulls for w in (p.src, p.dst)})))
         self.before: dict[WorkerId, LayoutSpec] = {}
         """Layouts of the members that receive something, before anything was mapped."""
         self.failure: str | None = None
@@ -75,34 +70,14 @@ class Pulling:
         return all(self._cluster.workers[w].layout == layout for w, layout in self.before.items())
 
     def _change(self, worker_id: WorkerId, spec: LayoutSpec, *, shrinks: bool) -> list[Action]:
-        relayout = Relayout(self._cluster, self._cluster.workers[worker_id], spec, shrinks=shrinks)
+        relayout = Relayout(self._cluster, self._owner, self._cluster.workers[worker_id], spec, shrinks=shrinks)
         self._relayouts.append(relayout)
         return relayout.start()
 
-    # --- events -----------------------------------------------------------------------------------------------
-
-    def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed) -> list[Action] | None:
-        """Take the answer to a call of these pulls; None if it is not one."""
-        if isinstance(event, CallFailed):
-            why = self._fetching.on_failed(event.call_id, event.message)
-            if why is not None:
-                self.failure = why
-                return self._fetching.call_off()
-        for relayout in self._relayouts:
-            actions = relayout.on(event)
-            if actions is not None:
-                return actions
-        return None
-
-    def on_shard_loaded(self, event: ShardLoaded) -> list[Action] | None:
-        """Take the end of a load from the model folder; None if it was not one of these."""
-        return self._fetching.on_loaded(event.call_id)
-
-    def on_move(self, event: MoveEnded) -> list[Action] | None:
-        """Take the end of a transfer; what did not arrive is fetched elsewhere. None if it is not ours."""
-        return self._fetching.on_move(event)
-
-    def abandon(self) -> Leftovers:
-        """A member is dead: what is still under way."""
-        fetching = self._fetching
-        return Leftovers([r for r in self._relayouts if not r.is_over], dict(fetching.loads), set(fetching.moves))
+    def note_answers(self) -> list[Action]:
+        """Something was answered: where a shard could be had nowhere, the others are called off."""
+        why = self._fetching.take_failure()
+        if why is None:
+            return []
+        self.failure = why
+        return self._fetching.call_off()

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jettison.core.distances import network_rates
-from jettison.core.params import ClusterParams
 from jettison.core.state import ClusterState
 from jettison.policy.exchange import LinkId
 from jettison.policy.links import Links
@@ -19,7 +18,8 @@ from jettison.types import WorkerId
 class PullRates:
     """As known at one decision."""
 
-    def __init__(self, cluster: ClusterState, params: ClusterParams) -> None:
+    def __init__(self, cluster: ClusterState) -> None:
+        params = cluster.params
         profile = params.profile
         self._cluster = cluster
         self._profiled = None if params.profiled_link is None else params.profiled_link[0]
@@ -28,7 +28,7 @@ class PullRates:
         self._shared_memory = params.link_bytes_per_s if profile is None else profile.link_bytes_per_s
         self._is_shared_memory = params.has_profiled_links
         """All links are: nobody has placed workers elsewhere."""
-        self._machine = Links(cluster.machine_of).machine
+        self._machine = Links(params.machine_of).machine
         self._networks = {} if self._is_shared_memory else network_rates(cluster)
 
     def of(self, link: LinkId) -> float | None:

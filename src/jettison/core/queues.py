@@ -94,6 +94,8 @@ class GroupQueues:
         self._newest_turn = 0
         """Of those that have run here."""
         self.moving: dict[RequestId, RequestState] = {}
+        self.stored: dict[RequestId, RequestState] = {}
+        """Requests whose KV is in host pools only: they hold no blocks and wait to be brought back."""
         self.suspects: dict[RequestId, RequestState] = {}
         """Of ``waiting`` and ``running``, those that may be what kills workers."""
         self.landing = Landing()
@@ -196,6 +198,15 @@ class GroupQueues:
     def max_running(self) -> int:
         """Requests that it may run at once: as many as its instances by themselves."""
         return self.limits.max_num_seqs * len(self.stages)
+
+    def all_requests(self) -> list[RequestState]:
+        """Waiting, running, moving and stored."""
+        return [*self.waiting, *self.running.values(), *self.moving.values(), *self.stored.values()]
+
+    @property
+    def num_served(self) -> int:
+        """Requests that have been admitted: running, moving, or stored."""
+        return len(self.running) + len(self.moving) + len(self.stored)
 
     @property
     def capacity_blocks(self) -> int:
@@ -331,12 +342,21 @@ class GroupQueues:
         own = next((s for s in reversed(self.running.values()) if s.tenant == state.tenant), None)
         return own is None or own.order <= state.order
 
+    def keep_stored(self, state: RequestState) -> None:
+        """Take a request whose KV is in host pools only: it was moving here, or comes from another group."""
+        self._change()
+        self.moving.pop(state.request_id, None)
+        state.group_id = self.group_id
+        state.phase = Phase.STORED
+        self.stored[state.request_id] = state
+
     def take_queues(self) -> list[RequestState]:
         """Empty all queues (the group is about to be dissolved) and return what was in them."""
         self._change()
-        states = [*self.waiting.clear(), *self.running.values(), *self.moving.values()]
+        states = [*self.waiting.clear(), *self.running.values(), *self.moving.values(), *self.stored.values()]
         self.running.clear()
         self.moving.clear()
+        self.stored.clear()
         self.suspects.clear()
         self._prefilling.clear()
         self._num_queued_blocks = self._num_queued_tokens = self._sum_scheduled_ns = 0
@@ -353,6 +373,7 @@ class GroupQueues:
             self._note_unqueued()
             return
         self.moving.pop(state.request_id, None)
+        self.stored.pop(state.request_id, None)
         if self.running.pop(state.request_id, None) is not None:
             self._prefilling.pop(state.request_id, None)
             self._sum_scheduled_ns -= state.first_scheduled_ns or 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from jettison.core.ports import Action
-from jettison.core.recovering import FaultParams
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
 from jettison.policy.merge import MergeCandidate, StagePlan, plan_ranges, stage_bytes
@@ -20,9 +19,8 @@ from jettison.types import NANOSECONDS, FinishReason, RequestId
 class Rehousing:
     """``place`` queues a request in some group and takes it out of ``homeless``, or says that there is no group."""
 
-    def __init__(self, cluster: ClusterState, params: FaultParams, place: Callable[[RequestState], bool]) -> None:
+    def __init__(self, cluster: ClusterState, place: Callable[[RequestState], bool]) -> None:
         self._cluster = cluster
-        self._params = params
         self._place = place
         self._since_ns: dict[RequestId, int] = {}
         """Since when each homeless request has been without a group."""
@@ -40,7 +38,7 @@ class Rehousing:
                 break
         # An outage may outlast many requests' patience: each has its own, from its arrival or its group's end on.
         self._since_ns = {i: self._since_ns.get(i, now_ns) for i in waiting}
-        longest_ns = self._params.max_outage_s * NANOSECONDS
+        longest_ns = self._cluster.params.faults.max_outage_s * NANOSECONDS
         late = [s for s in waiting.values() if now_ns - self._since_ns[s.request_id] >= longest_ns]
         message = "no worker could take the request in time"
         return [

@@ -10,12 +10,12 @@ The ledger changes only after the worker has said yes: a refused or rolled-back 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
 
-from jettison.core.ports import Action, ApplyLayout, CallFailed, LayoutApplied, LayoutOffered, LoadShard, OfferLayout
+from jettison.core.pending import CallAnswer, Owner, PendingCall
+from jettison.core.ports import Action, ApplyLayout, CallFailed, LayoutApplied, LayoutOffered, OfferLayout
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutResult, LayoutSpec
-from jettison.types import NANOSECONDS, MoveId
+from jettison.types import NANOSECONDS
 
 RETRY_NS = NANOSECONDS // 10
 """Between attempts at what has to succeed some day: mapping back, giving pages back, dropping again, fetching."""
@@ -30,15 +30,6 @@ class RelayoutPhase(StrEnum):
     FAILED = "failed"
 
 
-class Leftovers(NamedTuple):
-    """What an abandoned move still has under way; its answers go to whoever takes these over."""
-
-    relayouts: list[Relayout]
-    loads: dict[int, LoadShard]
-    """By call id."""
-    moves: set[MoveId]
-
-
 class Relayout:
     """One worker's way to ``spec``.
 
@@ -46,8 +37,11 @@ class Relayout:
     ledger is locked (ended requests are reaped afterwards).
     """
 
-    def __init__(self, cluster: ClusterState, worker: WorkerState, spec: LayoutSpec, *, shrinks: bool) -> None:
+    def __init__(
+        self, cluster: ClusterState, owner: Owner, worker: WorkerState, spec: LayoutSpec, *, shrinks: bool
+    ) -> None:
         self._cluster = cluster
+        self._owner = owner
         self.worker = worker
         self.spec = spec
         self.phase = RelayoutPhase.OFFER
@@ -55,7 +49,6 @@ class Relayout:
         self.failure: str | None = None
         self._shrinks = shrinks
         self._called_off = False
-        self._call_id = cluster.new_call()
         self._copies: tuple[tuple[int, int], ...] = ()
         self._evacuate_from = 0
         # Growth must not disturb any block; a shrink keeps as many as are held.
@@ -70,16 +63,16 @@ class Relayout:
 
     def start(self) -> list[Action]:
         """Ask for the offer."""
-        return [OfferLayout(self.worker.worker_id, self._call_id, self.spec, self._live_blocks)]
+        book = self._cluster.book
+        call = OfferLayout(self.worker.worker_id, book.next_call_id, self.spec, self._live_blocks)
+        return [book.open_call(call, self._owner, self)]
 
     def call_off(self) -> None:
         """Do not apply what has only been offered. An answer still comes, and ends this change."""
         self._called_off = True
 
-    def on(self, event: LayoutOffered | LayoutApplied | CallFailed) -> list[Action] | None:
-        """Take an answer; None if it belongs to somebody else."""
-        if event.worker_id != self.worker.worker_id or event.call_id != self._call_id or self.is_over:
-            return None
+    def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
+        """Take the answer to the offer, or to the change itself."""
         if isinstance(event, CallFailed):
             if self._copies:
                 # Blocks may have been copied before the mapping failed: free ones no longer hold what was cached.
@@ -90,10 +83,11 @@ class Relayout:
             self._close(RelayoutPhase.FAILED, "called off")
             return []
         if isinstance(event, LayoutOffered):
-            return self._apply(event)
+            return self._apply(event, pending.owner)
+        assert isinstance(event, LayoutApplied), event
         return self._applied(event)
 
-    def _apply(self, event: LayoutOffered) -> list[Action]:
+    def _apply(self, event: LayoutOffered, owner: Owner) -> list[Action]:
         ledger = self.worker.ledger
         self._evacuate_from = min(event.offer.evacuate_from_block, event.offer.capacity_blocks)
         if self._evacuate_from < ledger.capacity:
@@ -106,12 +100,11 @@ class Relayout:
                 return []
             self._copies = tuple(copies)
         self.phase = RelayoutPhase.APPLY
-        self._call_id = self._cluster.new_call()
-        return [
-            ApplyLayout(
-                self.worker.worker_id, self._call_id, self.spec, self._live_blocks, event.offer.version, self._copies
-            )
-        ]
+        book = self._cluster.book
+        call = ApplyLayout(
+            self.worker.worker_id, book.next_call_id, self.spec, self._live_blocks, event.offer.version, self._copies
+        )
+        return [book.open_call(call, owner, self)]
 
     def _applied(self, event: LayoutApplied) -> list[Action]:
         ledger = self.worker.ledger

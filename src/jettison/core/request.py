@@ -17,12 +17,13 @@ class Phase(StrEnum):
         WAITING --admit--> RUNNING --stop/length/cancel--> FINISHED
            ^                 |  ^
            |---- preempt ----|  |-- KV complete --
-           |                 |- merge, swap ---> MOVING (stalled until its KV is in place)
+           |                 |- merge, swap ---> MOVING (stalled until its KV is in place) <---> STORED (at the host)
     """
 
     WAITING = "waiting"
     RUNNING = "running"
     MOVING = "moving"
+    STORED = "stored"
     FINISHED = "finished"
 
 

@@ -26,16 +26,8 @@ from enum import StrEnum
 
 from jettison.core.fetching import Fetching
 from jettison.core.group import GroupCore
-from jettison.core.ports import (
-    Action,
-    CallFailed,
-    LayoutApplied,
-    LayoutOffered,
-    MoveEnded,
-    Record,
-    ShardLoaded,
-)
-from jettison.core.relayout import RETRY_NS, Leftovers, Relayout, RelayoutPhase
+from jettison.core.ports import Action, Record
+from jettison.core.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.request import RequestState
 from jettison.core.returning import Returning
 from jettison.core.state import ClusterState
@@ -80,7 +72,7 @@ class Restoring:
         self._cluster = cluster
         self.group = group
         self.phase = RestorePhase.RETURN if homes else RestorePhase.DRAIN_1
-        self.returning = Returning(cluster, group, homes) if homes else None
+        self.returning = Returning(cluster, self, group, homes) if homes else None
         """Once split."""
         self.reason = reason
         """Why it was begun."""
@@ -94,7 +86,7 @@ class Restoring:
         self._num_recomputed = 0
         self._started_ns = now_ns
         self._relayouts: list[Relayout] = []
-        self._fetching = Fetching(cluster, group.worker_ids)
+        self._fetching = Fetching(cluster, self, group.worker_ids)
         self._retry_ns: int | None = None
         """When members that could not drop again try once more."""
         group.paused = not homes
@@ -148,38 +140,20 @@ class Restoring:
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def on_layout(self, event: LayoutOffered | LayoutApplied | CallFailed, now_ns: int) -> list[Action] | None:
-        """Take the answer to one of this restore's calls; None if it is not one."""
-        why = self._fetching.on_failed(event.call_id, event.message) if isinstance(event, CallFailed) else None
+    def go_on(self, now_ns: int) -> list[Action]:
+        """A call or a transfer of this restore has been answered."""
+        why = self._fetching.take_failure()
         if why is not None:
             self.has_failed = True
             return self.turn_round(now_ns, why)
-        for relayout in self._relayouts:
-            actions = relayout.on(event)
-            if actions is not None:
-                return actions + self.advance(now_ns)
-        return None
-
-    def on_shard_loaded(self, event: ShardLoaded, now_ns: int) -> list[Action] | None:
-        """Take the end of a load from disk; None if it is not one of ours."""
-        actions = self._fetching.on_loaded(event.call_id)
-        return None if actions is None else actions + self.advance(now_ns)
-
-    def on_move(self, event: MoveEnded, now_ns: int) -> list[Action] | None:
-        """Take the end of one of this restore's transfers; None if it is not one."""
-        if self.returning is not None and self.returning.on_move(event):
-            return self.advance(now_ns)
-        actions = self._fetching.on_move(event)
-        return None if actions is None else actions + self.advance(now_ns)
+        return self.advance(now_ns)
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop its transfers."""
         return self.returning.cancel(state) if self.returning is not None else []
 
-    def abandon(self) -> Leftovers:
-        """A member is dead: what is still under way. The members' own groups, once split, serve on."""
-        returning = self.returning.move_ids if self.returning is not None else set()
-        return Leftovers(self._relayouts, dict(self._fetching.loads), self._fetching.moves.keys() | returning)
+    def abandon(self) -> None:
+        """A member is dead. The members' own groups, once split, serve on."""
 
     def turn_round(self, now_ns: int, reason: str) -> list[Action]:
         """Call the restore off: the pipeline is needed after all (or a member failed)."""
@@ -232,7 +206,7 @@ class Restoring:
         actions: list[Action] = []
         self._relayouts = []
         for worker_id, spec in specs.items():
-            relayout = Relayout(self._cluster, self._cluster.workers[worker_id], spec, shrinks=shrinks)
+            relayout = Relayout(self._cluster, self, self._cluster.workers[worker_id], spec, shrinks=shrinks)
             self._relayouts.append(relayout)
             actions += relayout.start()
         return actions
@@ -317,7 +291,7 @@ class Restoring:
             return self.turn_round(now_ns, failure)
         self.phase = RestorePhase.RETURN
         homes = [self._cluster.form_group(part) for part in self.split_plan.parts]
-        self.returning = Returning(self._cluster, self.group, homes)
+        self.returning = Returning(self._cluster, self, self.group, homes)
         done = {
             "group": self.group.group_id,
             "homes": {g.group_id: list(g.worker_ids) for g in homes},
@@ -328,7 +302,7 @@ class Restoring:
         return [Record("split", now_ns, done), *self._return_home(now_ns)]
 
     def _reap_ended(self) -> None:
-        for state in [*self.group.running.values(), *self.group.moving.values(), *self.group.waiting]:
+        for state in self.group.all_requests():
             self._cluster.reap(state)
 
     # --- return -----------------------------------------------------------------------------------------------
@@ -451,5 +425,4 @@ def will_hold(cluster: ClusterState, group: GroupCore, split: SplitPlan) -> bool
     One that is known to outgrow its home would be preempted there, make the members merge again and be computed twice.
     """
     room = min(room_blocks(cluster, part) for part in split.parts)
-    states = (*group.waiting, *group.running.values(), *group.moving.values())
-    return all(group.blocks_for(s.num_tokens_to_hold) <= room for s in states)
+    return all(group.blocks_for(s.num_tokens_to_hold) <= room for s in group.all_requests())

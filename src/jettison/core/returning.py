@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from jettison.core.group import GroupCore
 from jettison.core.migrating import MAX_FINAL_BLOCKS
+from jettison.core.pending import Owner, PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelMove, MoveEnded, SendKV
 from jettison.core.request import RequestState
 from jettison.core.state import ClusterState
 from jettison.policy.kvmoves import plan_kv_moves
-from jettison.types import MoveId, RequestId
+from jettison.types import GroupId, MoveId, RequestId
 
 MAX_RETURNING = 4
 """Requests whose KV travels at the same time: short stops for few rather than long ones for all."""
@@ -22,8 +23,9 @@ MAX_RETURNING = 4
 class Returning:
     """Requests of ``pipeline`` on their way to ``homes``."""
 
-    def __init__(self, cluster: ClusterState, pipeline: GroupCore, homes: list[GroupCore]) -> None:
+    def __init__(self, cluster: ClusterState, owner: Owner, pipeline: GroupCore, homes: list[GroupCore]) -> None:
         self._cluster = cluster
+        self._owner = owner
         self._pipeline = pipeline
         self.homes = homes
         self.num_returned_bytes = 0
@@ -34,11 +36,6 @@ class Returning:
         self._is_called_off = False
 
     @property
-    def move_ids(self) -> set[MoveId]:
-        """Transfers under way."""
-        return set(self._moves)
-
-    @property
     def is_idle(self) -> bool:
         """Nothing is on its way."""
         return not self._moves
@@ -46,15 +43,16 @@ class Returning:
     @property
     def is_over(self) -> bool:
         """The pipeline is empty."""
-        return not (self._pipeline.running or self._pipeline.in_flight or self._pipeline.waiting)
+        return not (self._pipeline.in_flight or self._pipeline.all_requests())
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def on_move(self, event: MoveEnded) -> bool:
-        """Take the end of a transfer; whether it was one of these."""
-        if self._moves.pop(event.move_id, None) is None:
-            return False
-        state = self._cluster.end_move(event.move_id)
+    def on_ended(self, pending: PendingTransfer, event: MoveEnded, now_ns: int) -> list[Action]:
+        """Take the end of a transfer."""
+        del self._moves[event.move_id]
+        state = pending.request
+        assert state is not None, pending
+        self._cluster.touch(state)
         self.num_returned_bytes += event.num_bytes
         self._cluster.counters.returned_bytes += event.num_bytes
         if not event.complete:
@@ -69,7 +67,7 @@ class Returning:
             self._cluster.reap(state)
         elif event.complete and not state.moves:
             self._arrived(state)
-        return True
+        return []
 
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop its transfers."""
@@ -82,7 +80,8 @@ class Returning:
         actions: list[Action] = []
         for move in self._moves.values():
             # A request that already stands still for its last blocks is home sooner than back.
-            if not self._cluster.move_owner[move.move_id].paused:
+            state = self._cluster.book.transfers[move.move_id].request
+            if state is not None and not state.paused:
                 actions.append(CancelMove(move.src, move.move_id))
         return actions
 
@@ -95,6 +94,11 @@ class Returning:
             self._pipeline.take_out(state)
             self._forget(state)
             min(self.homes, key=lambda g: (g.used_blocks + g.queued_blocks(), g.group_id)).enqueue(state)
+        for state in list(self._pipeline.stored.values()):
+            # Its KV is in host pools: it goes along as it is.
+            self._pipeline.take_out(state)
+            self._home_of_stored(state).keep_stored(state)
+            self._cluster.counters.hosted_carried += 1
         actions: list[Action] = []
         for state in list(self._pipeline.running.values()):
             if state.ending is not None or state.moves or state.recompute:
@@ -115,6 +119,15 @@ class Returning:
             home = min(self.homes, key=lambda g: (assigned[g.group_id], g.group_id))
             self._home_of[state.request_id] = home
         return home
+
+    def _home_of_stored(self, state: RequestState) -> GroupCore:
+        """Where a stored request will be brought back: a group that can hold it, of those the emptiest."""
+
+        def rank(home: GroupCore) -> tuple[bool, int, GroupId]:
+            owed = sum(home.blocks_for(other.num_tokens) for other in home.stored.values())
+            return home.is_oversized(state), home.used_blocks + home.queued_blocks() + owed, home.group_id
+
+        return min(self.homes, key=rank)
 
     def _next_round(self, state: RequestState) -> list[Action]:
         """Send full blocks while the request decodes; stop it only for what is then left."""
@@ -140,7 +153,10 @@ class Returning:
         for plan in plan_kv_moves(state.kv_at, self._home(state).stages):
             there = self._cluster.workers[plan.src].ledger.table(state.request_id).ids
             here = self._cluster.workers[plan.dst].ledger.table(state.request_id).ids
-            move = self._cluster.send_kv(state, plan.src, plan.dst, plan.layers, there[first:end], here[first:end])
+            move = self._cluster.send_kv(
+                state, plan.src, plan.dst, plan.layers, there[first:end], here[first:end],
+                owner=self._owner, waiter=self, purpose=Purpose.RETURN,
+            )
             self._moves[move.move_id] = move
             actions.append(move)
         return actions

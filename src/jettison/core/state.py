@@ -5,22 +5,22 @@ Data and lookups only; decisions are in ``policy``, sequences in ``core.merging`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
 from jettison.core.group import GroupCore, SchedulerLimits
-from jettison.core.ports import Action, Emit, SendKV, SendShard, Transfer
+from jettison.core.params import ClusterParams
+from jettison.core.pending import Book, Owner, Purpose, TransferWaiter
+from jettison.core.ports import Action, Emit, SendKV
 from jettison.core.request import Phase, RequestState
 from jettison.core.waiting import Turns
 from jettison.cost.linkrate import LinkRate
-from jettison.cost.model import CostModel
 from jettison.cost.online import OnlineChunkCost
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
-from jettison.policy.exchange import ExchangeCosts, ExchangeMode, LinkId
-from jettison.policy.links import MachineId
+from jettison.policy.exchange import ExchangeCosts, LinkId
 from jettison.policy.merge import StagePlan
 from jettison.types import (
     FinishReason,
@@ -91,6 +91,14 @@ class ClusterCounters:
     migrated_bytes: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
+    hosted_carried: int = 0
+    """Requests in host pools whose group was merged or split, and that went along."""
+    hosted_brought_back: int = 0
+    """Requests on their way to a host pool or back that gave way to a change of layouts: they run on, or stay there."""
+    hosted_given_up: int = 0
+    """Requests in host pools that are computed again."""
+    migrations_given_way: int = 0
+    """Migrations that gave way to a change of layouts: their requests have stayed at their sources."""
     num_cancelled: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
@@ -117,26 +125,22 @@ class ClusterState:
     limits: SchedulerLimits
     hasher: PrefixHasher
     workers: dict[WorkerId, WorkerState]
+    params: ClusterParams = field(default_factory=ClusterParams)
+    """Policies and their numbers; every part of the core reads them here."""
     groups: dict[GroupId, GroupCore] = field(default_factory=dict)
     requests: dict[RequestId, RequestState] = field(default_factory=dict)
     counters: ClusterCounters = field(default_factory=ClusterCounters)
-    move_owner: dict[MoveId, RequestState] = field(default_factory=dict)
-    """Request whose KV a move carries."""
-    open_moves: dict[MoveId, Transfer] = field(default_factory=dict)
-    """Transfers that have not ended."""
+    book: Book = field(init=False)
+    """Calls and transfers under way."""
     homeless: dict[RequestId, RequestState] = field(default_factory=dict)
     """Accepted requests without a group: no worker can take them now."""
-    profiled_cost: CostModel | None = None
     chunk_costs: dict[int, OnlineChunkCost] = field(default_factory=dict)
     """Fit of a microbatch's time by number of stages: the layers of one stage, and its last stage's sampling."""
-    exchange_mode: ExchangeMode = ExchangeMode.AUTO
     exchange_costs: Callable[[GroupCore], ExchangeCosts] = lambda group: ExchangeCosts()
     """What is known of prices for a merged group."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
     """Called before a group's books are read whose steps may not all have been told of yet (``core.strides``)."""
     link_rates: dict[LinkId, LinkRate] = field(default_factory=dict)
-    machine_of: Mapping[WorkerId, MachineId] = field(default_factory=dict)
-    """See ``ClusterParams``; what follows from it: ``core.distances``."""
     distrusted: dict[RequestId, RequestState] = field(default_factory=dict)
     """Requests with ``recompute`` set."""
     checked_versions: dict[WorkerId, int] = field(default_factory=dict)
@@ -156,13 +160,12 @@ class ClusterState:
     next_group_id: GroupId = 0
     next_epoch: int = 0
     next_step_id: int = 1
-    next_call_id: int = 1
-    next_move_id: MoveId = 1
     next_order: int = 0
     _alive: tuple[int, int, int, int] | None = None
     """(losses, joins) that these hold for: (live workers, least of their full blocks)."""
 
     def __post_init__(self) -> None:
+        self.book = Book(self.shape.block_bytes_per_layer(self.limits.block_size), self.shape.shard_bytes)
         for worker_id, worker in self.workers.items():
             self.groups_of[worker_id] = []
             worker.ledger.report_to(self.changes.ledgers, worker_id)
@@ -221,14 +224,16 @@ class ClusterState:
 
     def _chunk_cost(self, num_stages: int) -> OnlineChunkCost:
         """The fit that all groups of so many stages share."""
+        profile = self.params.profile
         if num_stages not in self.chunk_costs:
             num_layers = max(1, self.shape.num_layers // num_stages)
-            self.chunk_costs[num_stages] = OnlineChunkCost(self.profiled_cost, num_layers)
+            self.chunk_costs[num_stages] = OnlineChunkCost(profile.cost if profile is not None else None, num_layers)
         return self.chunk_costs[num_stages]
 
     def dissolve(self, group: GroupCore) -> None:
         """Remove an empty group and keep its totals."""
-        assert not group.running and not group.waiting and not group.moving and not group.in_flight, "group not empty"
+        assert not group.running and not group.waiting and not group.in_flight, "group not empty"
+        assert not group.moving and not group.stored, "group not empty"
         del self.groups[group.group_id]
         self.pipelines.pop(group.group_id, None)
         for worker_id in group.worker_ids:
@@ -261,16 +266,6 @@ class ClusterState:
         block_bytes = self.shape.num_layers * self.shape.block_bytes_per_layer(self.limits.block_size)
         return min(w.full_blocks for w in workers) * block_bytes + self.shape.parameter_bytes
 
-    def new_call(self) -> int:
-        """A fresh call id."""
-        self.next_call_id += 1
-        return self.next_call_id - 1
-
-    def new_move(self) -> MoveId:
-        """A fresh move id."""
-        self.next_move_id += 1
-        return self.next_move_id - 1
-
     def link_rate(self, link: LinkId) -> LinkRate:
         """What is known of one direction of a link."""
         return self.link_rates.setdefault(link, LinkRate())
@@ -279,31 +274,16 @@ class ClusterState:
 
     def send_kv(
         self, state: RequestState, src: WorkerId, dst: WorkerId, layers: LayerRange,
-        src_blocks: list[int], dst_blocks: list[int], *, urgent: bool = False,
+        src_blocks: Sequence[int], dst_blocks: Sequence[int], *, owner: Owner, waiter: TransferWaiter,
+        purpose: Purpose, urgent: bool = False, from_host: bool = False, to_host: bool = False,
     ) -> SendKV:
-        """A KV move owned by a request: its blocks stay reserved until the move has ended."""
-        move = SendKV(self.new_move(), src, dst, layers, tuple(src_blocks), tuple(dst_blocks), urgent)
-        self.open_moves[move.move_id] = move
-        self.own_move(move.move_id, state)
-        return move
-
-    def own_move(self, move_id: MoveId, state: RequestState) -> None:
-        """A move of a request's KV begins."""
-        state.moves.add(move_id)
-        self.move_owner[move_id] = state
+        """A transfer of a request's KV: its blocks stay reserved until the transfer has ended."""
+        move = SendKV(
+            self.book.next_transfer_id, src, dst, layers, tuple(src_blocks), tuple(dst_blocks), urgent,
+            from_host, to_host,
+        )
+        self.book.open_transfer(move, owner, waiter, purpose, state)
         self.touch(state)
-
-    def end_move(self, move_id: MoveId) -> RequestState:
-        """A move of a request's KV has ended; returns the request. Raises KeyError for one that nobody owns."""
-        state = self.move_owner.pop(move_id)
-        state.moves.discard(move_id)
-        self.touch(state)
-        return state
-
-    def send_shard(self, src: WorkerId, dst: WorkerId, shard: ShardId) -> SendShard:
-        """A transfer of one shard's bytes."""
-        move = SendShard(self.new_move(), src, dst, shard)
-        self.open_moves[move.move_id] = move
         return move
 
     def distrust(self, state: RequestState) -> None:
@@ -383,7 +363,7 @@ class ClusterState:
                 self.checked_versions[worker_id] = worker.ledger.version
         for group in self.groups.values():
             group.check(with_ledgers=False)
-            for state in (*group.waiting, *group.running.values(), *group.moving.values()):
+            for state in group.all_requests():
                 assert state.request_id not in queued, f"{state} is in two queues"
                 queued[state.request_id] = group.group_id
         for state in self.homeless.values():
@@ -396,7 +376,7 @@ class ClusterState:
                 assert known, f"blocks of {request_id} at worker {worker.worker_id} leaked"
         lost = {w.worker_id for w in self.workers.values() if not w.alive}
         assert not any(lost & set(g.worker_ids) for g in self.groups.values()), "a group with a dead member"
-        assert self.move_owner.keys() <= self.open_moves.keys()
+        self.book.check()
         assert self.pipelines == {i: g for i, g in self.groups.items() if len(g.stages) > 1}
         assert self.changes.queued == {i for i, g in self.groups.items() if g.waiting}
         for worker_id in self.workers:
@@ -405,6 +385,6 @@ class ClusterState:
 
     def is_idle(self) -> bool:
         """No requests, no moves."""
-        return not self.requests and not self.open_moves
+        return not self.requests and not self.book.transfers
 
 

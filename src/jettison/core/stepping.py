@@ -7,6 +7,7 @@ that are being moved is told to ``core.moves``.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from jettison.core.group import GroupCore
 from jettison.core.loads import Loads
@@ -20,10 +21,16 @@ from jettison.types import NANOSECONDS, FinishReason
 class Stepping:
     """Steps that are under way, of all groups."""
 
-    def __init__(self, state: ClusterState, loads: Loads, moves: Moves) -> None:
+    def __init__(
+        self, state: ClusterState, loads: Loads, moves: Moves, note_step: Callable[[GroupCore, float], None],
+        stop_moves_of: Callable[[RequestState], list[Action]],
+    ) -> None:
+        """``note_step`` is told how long each step took, in seconds; ``stop_moves_of`` a request that is ending."""
         self._state = state
         self._loads = loads
         self._moves = moves
+        self._note_step = note_step
+        self._stop_moves_of = stop_moves_of
         self._group_of_step: dict[int, GroupCore] = {}
         """Of steps that have not ended; those of groups that died meanwhile may be named, too."""
 
@@ -77,7 +84,7 @@ class Stepping:
         self._loads.note_step(
             group, flight.num_tokens, len(flight.step.rows), flight.num_kv_tokens, seconds, now_ns
         )
-        self._moves.relief.note_step(group, seconds)
+        self._note_step(group, seconds)
         if len(group.stages) > 1:  # only pipelines plan by it
             chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
             group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
@@ -146,6 +153,3 @@ class Stepping:
         """The group that waits for a step; None for a step that nobody waits for any more."""
         group = self._group_of_step.pop(step_id, None)
         return group if group is not None and step_id in group.in_flight else None
-
-    def _stop_moves_of(self, state: RequestState) -> list[Action]:
-        return self._moves.cancel(state) + self._moves.relief.cancel(state)

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jettison.core.group import GroupCore
+from jettison.core.ladder.climb import Ladder
 from jettison.core.loads import Loads
 from jettison.core.moves import Moves
 from jettison.core.ports import RunStep
@@ -33,11 +34,14 @@ from jettison.types import GroupId
 class Strides:
     """What ``ClusterCore`` offers to drivers in virtual time; changes books in ``advance`` alone."""
 
-    def __init__(self, state: ClusterState, loads: Loads, moves: Moves, recoveries: Recoveries) -> None:
+    def __init__(
+        self, state: ClusterState, loads: Loads, moves: Moves, recoveries: Recoveries, ladder: Callable[[], Ladder]
+    ) -> None:
         self._state = state
         self._loads = loads
         self._moves = moves
         self._recoveries = recoveries
+        self._ladder = ladder
 
     def attach(self, catch_up: Callable[[GroupId], None]) -> None:
         """Have this called with each group whose books are about to be read."""
@@ -47,9 +51,8 @@ class Strides:
     def is_quiet(self) -> bool:
         """Nothing goes on that a step of one group could decide about another."""
         return (
-            self._moves.is_idle and self._recoveries.is_idle and self._moves.relief.is_quiet
+            self._moves.is_idle and self._recoveries.is_idle and self._ladder().is_quiet
             and not self._state.homeless and not self._state.distrusted and not self._state.pipelines
-            and self._loads.params.overload.horizon_s <= 0.0
             and not any(
                 self._state.groups[g].head_blocked_by is BlockedBy.MEMORY for g in self._state.changes.queued
             )
@@ -58,7 +61,7 @@ class Strides:
     @property
     def due_ns(self) -> int | None:
         """The first step that ends then or later must be told of by itself, with all groups caught up; None: never."""
-        return self._moves.relief.due_ns
+        return self._ladder().due_ns
 
     def most_steps(self, group_id: GroupId) -> int:
         """How many steps may be told of together, the one in flight included; 0 if it has to be told of by itself.
@@ -73,7 +76,7 @@ class Strides:
         (worker_id,) = group.worker_ids
         if most < 1 or self._shares_worker(group):
             return 0
-        ahead = self._moves.relief.steps_ahead
+        ahead = self._ladder().steps_ahead
         room = self._state.workers[worker_id].ledger.num_free
         if _growth_within(group, most + ahead) <= room:
             return most
@@ -98,7 +101,7 @@ class Strides:
         (worker_id,) = group.worker_ids
         times_ns = [flight.issued_ns, *ends_ns]
         self._loads.note_steps(group, flight.num_tokens, flight.num_kv_tokens, times_ns)
-        self._moves.relief.note_steps(group, times_ns)
+        self._ladder().note_steps(group, times_ns)
         self._state.next_step_id += len(ends_ns)
         # That it has grown is no reason to ask the group anything: it has a step in flight.
         ledgers = self._state.changes.ledgers
@@ -108,7 +111,7 @@ class Strides:
             ledgers.discard(worker_id)
         if grown:
             self._loads.monitor(group).note_growth(group, [ends_ns[number - 1] for number in grown])
-            self._moves.relief.note_grown(group)
+            self._ladder().note_grown(group)
         return step
 
 

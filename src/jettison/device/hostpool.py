@@ -7,11 +7,12 @@ the device's budget. Which slot holds what is ``memory.hostpool``'s book, kept b
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from jettison.device.bytesview import widened
+from jettison.device.bytesview import as_tensor_uint8, widened
 from jettison.device.memory import DeviceMemory
 from jettison.types import LayerRange
 
@@ -23,6 +24,45 @@ class HostBuffers:
         self.num_slots = num_slots
         self._shape = (num_layers, num_slots, block_bytes)
         self._slots: torch.Tensor | None = None
+
+    def gather(self, layers: LayerRange, slots: Sequence[int], out: Any) -> int:
+        """Copy slots to the start of ``out`` (uint8), layer by layer, slot by slot; returns the bytes written.
+
+        Raises IndexError for a slot that is not there, ValueError where ``out`` is too small.
+        """
+        index = self._index(layers, slots)
+        flat, num_bytes = as_tensor_uint8(out), len(layers) * len(index) * self._shape[2]
+        if flat.numel() < num_bytes:
+            raise ValueError(f"{num_bytes} bytes of KV do not fit in {flat.numel()}")
+        if num_bytes:
+            rows = widened(flat[:num_bytes].view(len(layers), len(index), self._shape[2]))
+            for row, layer in zip(rows, layers.layers()):
+                torch.index_select(self._opened[layer].view(rows.dtype), 0, index, out=row)
+        return num_bytes
+
+    def scatter(self, layers: LayerRange, slots: Sequence[int], data: Any) -> None:
+        """Copy ``data``, which may be read-only, to slots: the inverse of ``gather``. Raises like it."""
+        index = self._index(layers, slots)
+        flat, num_bytes = as_tensor_uint8(data), len(layers) * len(index) * self._shape[2]
+        if flat.numel() != num_bytes:
+            raise ValueError(f"{num_bytes} bytes of KV expected, got {flat.numel()}")
+        if num_bytes:
+            rows = widened(flat.view(len(layers), len(index), self._shape[2]))
+            for row, layer in zip(rows, layers.layers()):
+                self._opened[layer].view(rows.dtype).index_copy_(0, index, row)
+
+    def _index(self, layers: LayerRange, slots: Sequence[int]) -> torch.Tensor:
+        ids = np.asarray(slots, dtype=np.int64)
+        is_inside = not len(ids) or (ids.min() >= 0 and ids.max() < self.num_slots)
+        if not is_inside or not 0 <= layers.lo <= layers.hi <= self._shape[0]:
+            raise IndexError(f"host slots {ids.min()} to {ids.max()} of {self.num_slots}, layers {tuple(layers)}")
+        return torch.from_numpy(ids)
+
+    @property
+    def _opened(self) -> torch.Tensor:
+        if self._slots is None:
+            self._slots = torch.empty(self._shape, dtype=torch.uint8)
+        return self._slots
 
     def copy_out(
         self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int]
@@ -39,25 +79,18 @@ class HostBuffers:
     def _copy(
         self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], *, to_host: bool
     ) -> int:
-        ids = np.asarray(slots, dtype=np.int64)
-        if len(ids) != len(blocks):
-            raise ValueError(f"{len(blocks)} blocks for {len(ids)} host slots")
-        if not len(ids):
+        if len(slots) != len(blocks):
+            raise ValueError(f"{len(blocks)} blocks for {len(slots)} host slots")
+        if not len(slots):
             return 0
-        if ids.min() < 0 or ids.max() >= self.num_slots or not 0 <= layers.lo <= layers.hi <= self._shape[0]:
-            raise IndexError(f"host slots {ids.min()} to {ids.max()} of {self.num_slots}, layers {tuple(layers)}")
-        if self._slots is None:
-            self._slots = torch.empty(self._shape, dtype=torch.uint8)
-        index = torch.from_numpy(ids)
-        piece = torch.empty(len(ids), self._shape[2], dtype=torch.uint8)
+        self._index(layers, slots)
+        piece = torch.empty(len(slots), self._shape[2], dtype=torch.uint8)
         for layer in layers.layers():
             one = LayerRange(layer, layer + 1)
             if to_host:
                 memory.kv_gather(one, blocks, piece)
-                rows = widened(piece)
-                self._slots[layer].view(rows.dtype).index_copy_(0, index, rows)
+                self.scatter(one, slots, piece)
             else:
-                rows = widened(piece)
-                torch.index_select(self._slots[layer].view(rows.dtype), 0, index, out=rows)
+                self.gather(one, slots, piece)
                 memory.kv_scatter(one, blocks, piece)
         return len(layers) * piece.numel()

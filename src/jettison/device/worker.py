@@ -372,19 +372,27 @@ class DeviceWorker:
 
     # --- KV ------------------------------------------------------------------------------------------------------
 
-    def kv_gather(self, layers: LayerRange, block_ids: Sequence[int], out: Any) -> int:
-        """Copy blocks out of the arenas; see ``DeviceMemory.kv_gather``. Returns the bytes written to ``out``."""
-        return self._open_memory.kv_gather(layers, block_ids, out)
+    def kv_gather(self, layers: LayerRange, ids: Sequence[int], out: Any, *, from_host: bool = False) -> int:
+        """Copy blocks out of the arenas, or slots out of the host pool; returns the bytes written to ``out``. See
+        ``DeviceMemory.kv_gather``, ``HostBuffers.gather``."""
+        source = self._open_host.gather if from_host else self._open_memory.kv_gather
+        return source(layers, ids, out)
 
-    def kv_scatter(self, layers: LayerRange, block_ids: Sequence[int], data: Any) -> None:
-        """Copy blocks into the arenas; see ``DeviceMemory.kv_scatter``."""
-        self._open_memory.kv_scatter(layers, block_ids, data)
+    def kv_scatter(self, layers: LayerRange, ids: Sequence[int], data: Any, *, to_host: bool = False) -> None:
+        """Copy blocks into the arenas, or into slots of the host pool: the inverse of ``kv_gather``."""
+        target = self._open_host.scatter if to_host else self._open_memory.kv_scatter
+        target(layers, ids, data)
 
-    def swap_out(self, layers: LayerRange, block_ids: Sequence[int], slots: Sequence[int]) -> int:
+    @property
+    def num_host_slots(self) -> int:
+        """Blocks that the host pool has room for, in every layer."""
+        return self._open_host.num_slots
+
+    def copy_to_host(self, layers: LayerRange, block_ids: Sequence[int], slots: Sequence[int]) -> int:
         """Copy blocks to host slots; returns the bytes. See ``HostBuffers.copy_out``."""
         return self._open_host.copy_out(self._open_memory, layers, block_ids, slots)
 
-    def swap_in(self, layers: LayerRange, block_ids: Sequence[int], slots: Sequence[int]) -> int:
+    def copy_from_host(self, layers: LayerRange, block_ids: Sequence[int], slots: Sequence[int]) -> int:
         """Copy host slots to blocks; returns the bytes."""
         return self._open_host.copy_in(self._open_memory, layers, block_ids, slots)
 

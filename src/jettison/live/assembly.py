@@ -13,6 +13,7 @@ from jettison.config.values import format_bytes
 from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.core.group import SchedulerLimits
+from jettison.core.ladder.lists import parse_overload
 from jettison.cost.hardware import HardwareProfile
 from jettison.device.kernels import resolve_kernels, rows_are_independent
 from jettison.device.memory import check_addresses, span_bytes
@@ -148,9 +149,9 @@ def assemble(config: EngineConfig) -> Assembly:
     limits = scheduler_limits(config, max_model_len, model.eos_token_ids)
     _check_step_size(limits)
     num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)
-    host_bytes = config.memory.host_memory_bytes if config.overload.policy == "swap" else 0
-    stages = initial_groups(config.overload.policy, range(config.instances), shape)
-    if config.overload.policy == "pipeline" and all(len(group) == 1 for group in stages):
+    ladder = parse_overload(config.overload.policy)
+    stages = initial_groups(range(config.instances), shape, static_pipeline=ladder.static_pipeline)
+    if ladder.static_pipeline and all(len(group) == 1 for group in stages):
         has = "one layer" if config.instances > 1 else "--instances 1"
         raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
     layers_of = {s.worker_id: s.layers for group in stages for s in group}
@@ -172,7 +173,7 @@ def assemble(config: EngineConfig) -> Assembly:
             piece_bytes=config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
             coordinate=config.overload.coordinate_links,
             adapt_pieces=config.overload.exchange_piece_bytes is None,
-            host_bytes=host_bytes,
+            host_bytes=config.memory.host_memory_bytes,
             layers=(layers_of[worker_id].lo, layers_of[worker_id].hi),
         )
         for worker_id in range(config.instances)

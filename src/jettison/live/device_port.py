@@ -67,20 +67,26 @@ class Device(Protocol):
         self, spec: LayoutSpec, live_blocks: int, version: int, copies: list[tuple[int, int]]
     ) -> LayoutResult: ...
 
-    def kv_gather(self, layers: LayerRange, block_ids: Any, out: Bytes) -> int:
-        """Copy blocks out, layer by layer, block by block: ``len(layers) * len(block_ids) * kv_block_bytes``."""
+    def kv_gather(self, layers: LayerRange, ids: Any, out: Bytes, *, from_host: bool = False) -> int:
+        """Copy blocks of the arenas out, or slots of the host pool, layer by layer, one after the other:
+        ``len(layers) * len(ids) * kv_block_bytes``."""
         ...
 
-    def kv_scatter(self, layers: LayerRange, block_ids: Any, data: Bytes) -> None:
+    @property
+    def num_host_slots(self) -> int:
+        """Blocks that the host pool has room for."""
+        ...
+
+    def kv_scatter(self, layers: LayerRange, ids: Any, data: Bytes, *, to_host: bool = False) -> None:
         """Inverse of ``kv_gather``; ``data`` may be read-only."""
         ...
 
-    def swap_out(self, layers: LayerRange, block_ids: Any, slots: Any) -> int:
+    def copy_to_host(self, layers: LayerRange, block_ids: Any, slots: Any) -> int:
         """Copy blocks of these layers to slots of the host pool; returns the bytes."""
         ...
 
-    def swap_in(self, layers: LayerRange, block_ids: Any, slots: Any) -> int:
-        """Inverse of ``swap_out``."""
+    def copy_from_host(self, layers: LayerRange, block_ids: Any, slots: Any) -> int:
+        """Inverse of ``copy_to_host``."""
         ...
 
     def shard_bytes(self, shard: ShardId) -> Any:

@@ -198,15 +198,10 @@ def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:
         case ports.SendKV():
             return action.src, m.SendKV(
                 action.move_id, action.dst, action.layers.lo, action.layers.hi,
-                list(action.src_blocks), list(action.dst_blocks), action.urgent,
+                list(action.src_blocks), list(action.dst_blocks), action.urgent, action.from_host, action.to_host,
             )
         case ports.SendShard():
             return action.src, m.SendShard(action.move_id, action.dst, action.shard)
-        case ports.SwapOut() | ports.SwapIn():
-            return action.worker_id, m.SwapKV(
-                action.move_id, isinstance(action, ports.SwapOut), action.layers.lo, action.layers.hi,
-                list(action.blocks), list(action.slots),
-            )
         case ports.LoadShard():
             return action.worker_id, m.LoadShard(action.call_id, action.shard)
         case ports.CancelMove():

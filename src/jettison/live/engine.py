@@ -40,7 +40,7 @@ from jettison.live.snapshot import take_snapshot
 from jettison.live.stream import Stream
 from jettison.live.warmup import WarmUp
 from jettison.policy.ranges import Pull, StagePlan
-from jettison.policy.refusal import retry_after_ms, why_queue_full, why_too_long
+from jettison.policy.refusal import why_too_long
 from jettison.report.timeline import Timeline
 from jettison.types import FinishReason, GroupId, Request, RequestId, WorkerId
 
@@ -248,13 +248,10 @@ class Engine:
         """See ``EngineClient.check_queue``."""
         if self._driver is None:
             return
-        core = self._driver.core
-        limit, num_waiting = self._config.scheduler.max_num_queued_reqs, core.num_waiting + num_arriving
-        if limit is None or num_waiting < limit:
-            return
-        why_full = why_queue_full(num_waiting, limit, *core.num_waiting_of(tenant))
-        if why_full is not None:
-            raise OverCapacityError(why_full, retry_after_ms(core.predicted_wait_s(time.monotonic_ns())))
+        limit = self._config.scheduler.max_num_queued_reqs
+        refusal = self._driver.core.why_refuse(tenant, limit, num_arriving, time.monotonic_ns())
+        if refusal is not None:
+            raise OverCapacityError(refusal.message, refusal.retry_after_ms)
 
     def _check(self, request: Request) -> None:
         """What would raise, read out of bounds or never fit, further in. Raises RequestError."""

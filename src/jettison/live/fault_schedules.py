@@ -21,7 +21,7 @@ import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -229,7 +229,7 @@ class FaultRounds:
         self._num_rounds += 1
         self._cut_off.clear()
         if schedule.mode is not None:
-            self.engine.core.state.exchange_mode = schedule.mode
+            self.engine.core.params = replace(self.engine.core.params, exchange=schedule.mode)
         self.engine.keep_hung_workers(schedule.wake is Wake.LATE)
         over = asyncio.Event()
         try:
@@ -326,8 +326,8 @@ class FaultRounds:
     def _drop_with_pulls(self) -> None:
         """Merge a pipeline of two and an instance so that the pipeline's stages change places."""
         core = self.engine.core
-        busy = core.moves.busy_workers()
-        idle = sorted((g for g in core.groups.values() if not busy & set(g.worker_ids)), key=lambda g: len(g.stages))
+        moving = core.moves.moving_workers()
+        idle = sorted((g for g in core.groups.values() if moving.isdisjoint(g.worker_ids)), key=lambda g: len(g.stages))
         if [len(g.stages) for g in idle[:2]] != [1, 2]:
             self.engine.request_drop()
             return

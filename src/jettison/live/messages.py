@@ -58,7 +58,8 @@ class ApplyLayout(msgspec.Struct, tag="apply", array_like=True):
 class SendKV(msgspec.Struct, tag="send_kv", array_like=True):
     """Copy blocks ``src_blocks`` of ``layers`` to ``dst_blocks`` of the destination's arenas, in pieces.
 
-    The destination answers with one MoveEnded, whatever happens.
+    With ``from_host`` and ``to_host`` the ids are slots of that end's host pool. A destination that is the worker
+    itself copies to its own host pool, or from there. The destination answers with one MoveEnded, whatever happens.
     """
 
     move_id: MoveId
@@ -69,6 +70,8 @@ class SendKV(msgspec.Struct, tag="send_kv", array_like=True):
     dst_blocks: list[int]
     urgent: bool = False
     """Before other KV."""
+    from_host: bool = False
+    to_host: bool = False
 
 
 class SendShard(msgspec.Struct, tag="send_shard", array_like=True):
@@ -77,17 +80,6 @@ class SendShard(msgspec.Struct, tag="send_shard", array_like=True):
     move_id: MoveId
     dst_worker: WorkerId
     shard: ShardId
-
-
-class SwapKV(msgspec.Struct, tag="swap_kv", array_like=True):
-    """Copy blocks of this worker to slots of its own host pool, or back. Answer: MoveEnded, from this worker."""
-
-    move_id: MoveId
-    to_host: bool
-    layer_lo: int
-    layer_hi: int
-    blocks: list[int]
-    slots: list[int]
 
 
 class CancelMove(msgspec.Struct, tag="cancel_move", array_like=True):
@@ -131,7 +123,7 @@ class Stop(msgspec.Struct, tag="stop", array_like=True):
 
 
 Command = (
-    Step | OfferLayout | ApplyLayout | SendKV | SendShard | SwapKV | CancelMove | LoadShard | FenceWorker | AdoptWeights
+    Step | OfferLayout | ApplyLayout | SendKV | SendShard | CancelMove | LoadShard | FenceWorker | AdoptWeights
     | ReportMemory | Stop
 )
 
@@ -277,7 +269,7 @@ class CallFailed(msgspec.Struct, tag="call_failed", array_like=True):
 
 
 class MoveEnded(msgspec.Struct, tag="move_ended", array_like=True):
-    """Sent by a move's destination, exactly once per SendKV or SendShard; by the worker itself for a SwapKV."""
+    """Sent by a move's destination, exactly once per SendKV or SendShard."""
 
     worker_id: WorkerId
     move_id: MoveId

@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 
 _BEGIN = struct.Struct("<Q")
 """Total bytes; the shard's name follows (empty for KV)."""
-_KV_PIECE = struct.Struct("<iiI")
-"""Layer range and number of blocks; the payload is the blocks' bytes, then their int32 ids at the destination."""
+_KV_PIECE = struct.Struct("<iiI?")
+"""Layer range, number of blocks, and whether they go to the host pool; the payload is the blocks' bytes, then their
+int32 ids at the destination."""
 _SHARD_PIECE = struct.Struct("<Q")
 """Offset in the shard."""
 _END = struct.Struct("<?")
@@ -125,6 +126,7 @@ class OutgoingKV(OutgoingMove):
         self._block = 0
         super().__init__(command.move_id, len(self._layers) * len(self._src) * kv_block_bytes)
         self.urgent = command.urgent
+        self._from_host, self._to_host = command.from_host, command.to_host
         if len(self._src) != len(self._dst) or self._layers.hi < self._layers.lo:
             log.error("move %d: %d source blocks for %d destination blocks of layers %s",
                       command.move_id, len(self._src), len(self._dst), tuple(self._layers))
@@ -141,10 +143,10 @@ class OutgoingKV(OutgoingMove):
         data_bytes = num_layers * num_blocks * self._unit_bytes
 
         def fill(out: Bytes) -> None:
-            device.kv_gather(layers, self._src[blocks], out[:data_bytes])
+            device.kv_gather(layers, self._src[blocks], out[:data_bytes], from_host=self._from_host)
             out[data_bytes:] = self._dst[blocks].view(np.uint8)
 
-        aux = _KV_PIECE.pack(*layers, num_blocks)
+        aux = _KV_PIECE.pack(*layers, num_blocks, self._to_host)
         if not link.send_frame(self.kind, self.move_id, aux, data_bytes + _ID_BYTES * num_blocks, fill):
             return False
         self.last_bytes = data_bytes
@@ -287,22 +289,22 @@ class IncomingMoves:
 
 
 def _write_kv(frame: Frame, device: Device) -> int:
-    layer_lo, layer_hi, num_blocks = _KV_PIECE.unpack(frame.aux)
+    layer_lo, layer_hi, num_blocks, to_host = _KV_PIECE.unpack(frame.aux)
     data_bytes = len(frame.payload) - _ID_BYTES * num_blocks
     if not 0 <= layer_lo < layer_hi or data_bytes != (layer_hi - layer_lo) * num_blocks * device.kv_block_bytes:
         raise MoveProtocolError(
             f"KV piece of layers {layer_lo} to {layer_hi}, {num_blocks} blocks in {len(frame.payload)} bytes"
         )
     block_ids = frame.payload[data_bytes:].view(np.int32)
-    _check_ids(block_ids, device.capacity_blocks)
-    device.kv_scatter(LayerRange(layer_lo, layer_hi), block_ids, frame.payload[:data_bytes])
+    _check_ids(block_ids, device.num_host_slots if to_host else device.capacity_blocks)
+    device.kv_scatter(LayerRange(layer_lo, layer_hi), block_ids, frame.payload[:data_bytes], to_host=to_host)
     return data_bytes
 
 
-def _check_ids(block_ids: npt.NDArray[np.int32], capacity_blocks: int) -> None:
-    """A block id from a peer is an address: outside this worker's arenas it must never reach the device."""
-    if len(block_ids) and not (block_ids.min() >= 0 and block_ids.max() < capacity_blocks):
-        raise ValueError(f"block ids {block_ids.min()} to {block_ids.max()} in arenas of {capacity_blocks} blocks")
+def _check_ids(ids: npt.NDArray[np.int32], capacity_blocks: int) -> None:
+    """An id from a peer is an address: outside this worker's arenas or host pool it must never reach the device."""
+    if len(ids) and not (ids.min() >= 0 and ids.max() < capacity_blocks):
+        raise ValueError(f"block ids {ids.min()} to {ids.max()} where there are {capacity_blocks} blocks")
 
 
 def _write_shard(frame: Frame, device: Device, shard: ShardId, expected_offset: int) -> int:

@@ -46,10 +46,10 @@ from jettison.types import LayerRange, MoveId, WorkerId
 log = logging.getLogger(__name__)
 
 _Call = m.OfferLayout | m.ApplyLayout | m.FenceWorker | m.ReportMemory
-_Command = _Call | m.SendKV | m.SendShard | m.SwapKV | m.LoadShard
+_Command = _Call | m.SendKV | m.SendShard | m.LoadShard
 
 _KINDS: dict[type, Kind] = {
-    m.OfferLayout: Kind.OFFER_LAYOUT, m.ApplyLayout: Kind.APPLY_LAYOUT, m.SwapKV: Kind.SWAP, m.LoadShard: Kind.LOAD,
+    m.OfferLayout: Kind.OFFER_LAYOUT, m.ApplyLayout: Kind.APPLY_LAYOUT, m.LoadShard: Kind.LOAD,
     m.ReportMemory: Kind.REPORT, m.FenceWorker: Kind.FENCE,
 }
 
@@ -123,6 +123,8 @@ class WorkerLoop:
                 self._device.adopt_weights(command.identity)
             case m.Stop():
                 self.stopped = True
+            case m.SendKV() if command.dst_worker == self.worker_id:
+                self._stream.append_command(command, Kind.COPY, command.move_id)
             case m.SendKV() | m.SendShard():
                 self._stream.append_command(command, Kind.TRANSFER, command.move_id)
             case _:
@@ -187,8 +189,8 @@ class WorkerLoop:
         return self._inbox.ready(step.step_id)
 
     def _run_command(self, command: _Command) -> None:
-        if isinstance(command, m.SwapKV):
-            self._swap(command)
+        if isinstance(command, m.SendKV) and command.dst_worker == self.worker_id:
+            self._copy(command)
             return
         if isinstance(command, m.SendKV | m.SendShard):
             self._peers.start_move(command)
@@ -230,14 +232,17 @@ class WorkerLoop:
         self._stream.end_load()
         return True
 
-    def _swap(self, command: m.SwapKV) -> None:
+    def _copy(self, command: m.SendKV) -> None:
         """Copy between steps; a copy that fails is told of as an incomplete move."""
         started_ns, num_bytes, complete = self._clock_ns(), 0, True
-        copy = self._device.swap_out if command.to_host else self._device.swap_in
+        layers, src, dst = LayerRange(command.layer_lo, command.layer_hi), command.src_blocks, command.dst_blocks
         try:
-            num_bytes = copy(LayerRange(command.layer_lo, command.layer_hi), command.blocks, command.slots)
+            if command.to_host:
+                num_bytes = self._device.copy_to_host(layers, src, dst)
+            else:
+                num_bytes = self._device.copy_from_host(layers, dst, src)
         except Exception:
-            log.exception("swap %d failed", command.move_id)
+            log.exception("copy %d failed", command.move_id)
             complete = False
         duration_ns = self._clock_ns() - started_ns
         self._emit(m.MoveEnded(self.worker_id, command.move_id, complete, num_bytes, duration_ns))

@@ -21,19 +21,24 @@ class KVMovePlan(NamedTuple):
     layers: LayerRange
 
 
-def plan_kv_moves(kv_at: Mapping[WorkerId, LayerRange], stages: Sequence[StagePlan]) -> tuple[KVMovePlan, ...]:
+def plan_kv_moves(
+    kv_at: Mapping[WorkerId, LayerRange], stages: Sequence[StagePlan], *, from_host: bool = False
+) -> tuple[KVMovePlan, ...]:
     """Moves that give every stage its layers, as few as contiguous ranges allow.
 
-    Raises ValueError if some layer's KV is nowhere: such a request has to be recomputed.
+    ``from_host``: the KV is in the workers' host pools, so what a stage's own worker has is to be moved, too. Raises
+    ValueError if some layer's KV is nowhere: such a request has to be recomputed.
     """
     moves: list[KVMovePlan] = []
     for stage in stages:
         have = kv_at.get(stage.worker_id)
         for layer in stage.layers.layers():
-            if have is not None and have.lo <= layer < have.hi:
+            is_here = have is not None and have.lo <= layer < have.hi
+            if is_here and not from_host:
                 continue
             last = moves[-1] if moves else None
             extends = last is not None and last.dst == stage.worker_id and last.layers.hi == layer
+            extends = extends and (not is_here or last is None or last.src == stage.worker_id)
             if last is not None and extends and kv_at[last.src].hi > layer:
                 moves[-1] = last._replace(layers=LayerRange(last.layers.lo, layer + 1))
                 continue
@@ -41,5 +46,6 @@ def plan_kv_moves(kv_at: Mapping[WorkerId, LayerRange], stages: Sequence[StagePl
             sources = [(-r.hi, w) for w, r in kv_at.items() if r.lo <= layer < r.hi]
             if not sources:
                 raise ValueError(f"KV of layer {layer} is nowhere")
-            moves.append(KVMovePlan(min(sources)[1], stage.worker_id, LayerRange(layer, layer + 1)))
+            source = stage.worker_id if is_here else min(sources)[1]
+            moves.append(KVMovePlan(source, stage.worker_id, LayerRange(layer, layer + 1)))
     return tuple(moves)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jettison.core.ports import Emit, MoveEnded, Record, RunStep, SendKV, SendShard, SwapIn, Transfer, transfer_ends
+from jettison.core.ports import Emit, MoveEnded, Record, RunStep, SendShard, Transfer
 from jettison.types import GroupId, LayerRange, WorkerId
 
 MAX_EVENTS = 400_000
@@ -110,16 +110,14 @@ class Timeline:
         transfer = self._transfers.pop(ended.move_id, None)
         if transfer is None:
             return
-        src, dst = transfer_ends(transfer)
+        src, dst = transfer.src, transfer.dst
         what: dict[str, Any] = {"bytes": ended.num_bytes, "complete": ended.complete}
         if isinstance(transfer, SendShard):
             name = f"{transfer.shard} {src} > {dst}"
-        elif isinstance(transfer, SendKV):
-            name = f"{'urgent KV' if transfer.urgent else 'KV'} {src} > {dst}"
-            what |= {"blocks": len(transfer.src_blocks), "layers": list(transfer.layers)}
         else:
-            name = f"swap {'in' if isinstance(transfer, SwapIn) else 'out'} {src}"
-            what |= {"blocks": len(transfer.blocks), "layers": list(transfer.layers)}
+            ends = f"{'host of ' * transfer.from_host}{src} > {'host of ' * transfer.to_host}{dst}"
+            name = f"{'urgent KV' if transfer.urgent else 'KV'} {ends}"
+            what |= {"blocks": len(transfer.src_blocks), "layers": list(transfer.layers)}
         self._span(_LINKS, "transfer", name, ended.move_id, now_ns - ended.duration_ns, now_ns, what)
 
     def recorded(self, record: Record) -> None:

@@ -84,7 +84,9 @@ class SimulatedCluster:
                 home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
                 setup.memory.workspace_bytes, setup.memory.page_bytes, stage.layers,
             ))
-            for stages in initial_groups(setup.params.overload_policy, range(setup.num_workers), setup.shape)
+            for stages in initial_groups(
+                range(setup.num_workers), setup.shape, static_pipeline=setup.params.static_pipeline
+            )
             for stage in stages
         }
         self._capacity = {w: worker.memory.capacity_blocks for w, worker in self._workers.items()}
@@ -152,7 +154,7 @@ class SimulatedCluster:
         if self._num_arriving or self.breaking.num_ahead or not self.core.state.is_idle() or self.core.in_transition:
             return False
         params = self.core.params
-        restores = params.overload_policy == "drop" and params.auto_restore
+        restores = "restore" in params.rungs and params.auto_restore
         return not restores or all(len(group.stages) == 1 for group in self.core.groups.values())
 
     @property

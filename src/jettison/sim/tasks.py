@@ -60,16 +60,21 @@ class StageTask:
 
 
 Command = (
-    ports.OfferLayout | ports.ApplyLayout | ports.SendKV | ports.SendShard | ports.SwapOut | ports.SwapIn
-    | ports.LoadShard | ports.FenceWorker
+    ports.OfferLayout | ports.ApplyLayout | ports.SendKV | ports.SendShard | ports.LoadShard | ports.FenceWorker
 )  # fmt: skip
 
 
 KINDS: dict[type, Kind] = {
     ports.OfferLayout: Kind.OFFER_LAYOUT, ports.ApplyLayout: Kind.APPLY_LAYOUT, ports.SendKV: Kind.TRANSFER,
-    ports.SendShard: Kind.TRANSFER, ports.SwapOut: Kind.SWAP, ports.SwapIn: Kind.SWAP, ports.LoadShard: Kind.LOAD,
-    ports.FenceWorker: Kind.FENCE,
+    ports.SendShard: Kind.TRANSFER, ports.LoadShard: Kind.LOAD, ports.FenceWorker: Kind.FENCE,
 }  # fmt: skip
+
+
+def kind_of(command: Command) -> Kind:
+    """What a command is in the control stream."""
+    if isinstance(command, ports.SendKV) and command.src == command.dst:
+        return Kind.COPY
+    return KINDS[type(command)]
 
 
 @dataclass(slots=True, eq=False)

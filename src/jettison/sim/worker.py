@@ -21,7 +21,7 @@ from jettison.sim.links import host_of
 from jettison.sim.loop import EventLoop, Scheduled
 from jettison.sim.memory import ModelledMemory
 from jettison.sim.network import FlowClass
-from jettison.sim.tasks import KINDS, TOKEN, Command, FarRows, ShardLoading, StageTask, StepRun
+from jettison.sim.tasks import TOKEN, Command, FarRows, ShardLoading, StageTask, StepRun, kind_of
 from jettison.sim.transfers import Transfer, TransferEnd, Transfers
 from jettison.types import NANOSECONDS, LayerRange, ModelShape, MoveId, ShardId, WorkerId
 
@@ -175,7 +175,7 @@ class SimWorker:
         """Take a command of the control stream; what a controller sends to the dead reaches no later life."""
         if self.alive:
             move_id = command.move_id if isinstance(command, ports.SendKV | ports.SendShard) else None
-            self._stream.append_command(command, KINDS[type(command)], move_id, arrives_ns)
+            self._stream.append_command(command, kind_of(command), move_id, arrives_ns)
             self._wake_at(arrives_ns)
 
     def cancel_move(self, move_id: MoveId) -> None:
@@ -334,10 +334,10 @@ class SimWorker:
 
     def _run_command(self, command: Command, now_ns: int) -> None:
         match command:
+            case ports.SendKV() if command.src == command.dst:
+                self._copy(command, now_ns)
             case ports.SendKV() | ports.SendShard():
                 self._send(command)
-            case ports.SwapOut() | ports.SwapIn():
-                self._swap(command, now_ns)
             case ports.LoadShard():
                 self._load(command, now_ns)
             case ports.FenceWorker():
@@ -388,14 +388,14 @@ class SimWorker:
             self.filled.add(loading.command.shard)
             self._answer(ports.ShardLoaded(self.worker_id, loading.command.call_id), end_ns)
 
-    def _swap(self, command: ports.SwapOut | ports.SwapIn, now_ns: int) -> None:
-        num_bytes = len(command.layers) * len(command.blocks) * self.memory.sizes.kv_block_bytes
+    def _copy(self, command: ports.SendKV, now_ns: int) -> None:
+        num_bytes = len(command.layers) * len(command.src_blocks) * self.memory.sizes.kv_block_bytes
         if not self._plant.has_copy_engine:
             took_ns = round(self._plant.profile.host_copy_cost_s(num_bytes) * NANOSECONDS)
             self._answer(ports.MoveEnded(command.move_id, True, num_bytes, took_ns), now_ns + took_ns)
             return
         ends = (self.worker_id, host_of(self.worker_id))
-        src, dst = ends if isinstance(command, ports.SwapOut) else reversed(ends)
+        src, dst = ends if command.to_host else reversed(ends)
         life = self.life
 
         def end(how: TransferEnd) -> None:
@@ -449,7 +449,7 @@ class SimWorker:
             is_complete = is_complete and move.shard in self.memory.shards
             if is_complete:
                 self.filled.add(move.shard)
-        elif end.num_bytes:
+        elif end.num_bytes and not move.to_host:
             served, room = self.memory.kv_layers, self.memory.capacity_blocks
             is_complete = is_complete and served.covers(move.layers) and max(move.dst_blocks) < room
             self.memory.note_landed(move.layers, move.dst_blocks)

@@ -342,8 +342,7 @@ def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, 
     page_bytes = machine.page_bytes or CUDA_PAGE_BYTES
     if "page_size" in {**spec.settings, **variant.settings}:
         page_bytes = config.memory.page_bytes
-    host_bytes = config.memory.host_memory_bytes if variant.policy == "swap" else 0
-    num_slots = num_host_slots(host_bytes, machine.shape, limits.block_size)
+    num_slots = num_host_slots(config.memory.host_memory_bytes, machine.shape, limits.block_size)
     _check_books(machine, limits.block_size, num_slots)
     params = cluster_params(
         config, num_host_slots=num_slots,

@@ -6,7 +6,7 @@ The result has the same form as that of a live run (``docs/results.md``), so tha
     run = simulate_workload(workload, setup, SimulationOptions(name="drop"))
 
 ``setup`` is a ``sim.setup.ClusterSetup``: shape, limits, params (policies), memory, profile, executor, topology.
-Baselines differ in ``setup.params.overload_policy``; as in a live engine they run without lookahead
+Baselines differ in the rungs of ``setup.params``; as in a live engine they run without lookahead
 (``limits.lookahead``), which is the caller's affair.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jettison.core.cluster import initial_groups
+from jettison.core.ladder.lists import overload_name
 from jettison.core.observing import RunObserver
 from jettison.report.fairness import FairnessHeader, measured_demand, measured_in
 from jettison.report.results import METRIC_DEFINITIONS, RunResult, build_run
@@ -150,7 +151,7 @@ def _config(
     link = topology.link(0, setup.num_workers - 1)
     return {
         "simulated": True,
-        "policy": setup.params.overload_policy,
+        "policy": overload_name(setup.params.rungs, static_pipeline=setup.params.static_pipeline),
         "cluster": {
             "instances": setup.num_workers,
             "memory_bytes": setup.memory.budget_bytes,
@@ -190,7 +191,7 @@ def _fairness(
     num, shape = setup.num_workers, setup.shape
     capacity = _capacity_tokens(setup)
     token_bytes = shape.num_layers * shape.kv_bytes_per_token_layer
-    spare_copies = 0 if setup.params.overload_policy == "pipeline" else num - 1
+    spare_copies = 0 if setup.params.static_pipeline else num - 1
     share = options.parameter_share
     return FairnessHeader(
         mean_demand_tokens=mean_tokens,
@@ -207,7 +208,8 @@ def _capacity_tokens(setup: ClusterSetup) -> int:
     """KV tokens of all groups that the cluster starts with: a static pipeline has as many as its poorest stage."""
     memory = setup.memory
     return capacity_tokens(
-        setup.shape, initial_groups(setup.params.overload_policy, range(setup.num_workers), setup.shape),
+        setup.shape,
+        initial_groups(range(setup.num_workers), setup.shape, static_pipeline=setup.params.static_pipeline),
         budget_bytes=memory.budget_bytes, workspace_bytes=memory.workspace_bytes, page_bytes=memory.page_bytes,
         block_size=setup.limits.block_size,
     )

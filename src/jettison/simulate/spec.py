@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jettison.config import KEYS
+from jettison.config.rungs import overload_list
 from jettison.config.values import did_you_mean, shown
 from jettison.errors import ConfigError
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow
@@ -331,7 +332,7 @@ def _variant(raw: object, where: str) -> VariantSpec:
     if isinstance(raw, str):
         raw = {"policy": raw}
     section = Section(raw, where)
-    policy = section.take("policy", word(*POLICIES), DEFAULT_POLICY)
+    policy = section.take("policy", overload_list, DEFAULT_POLICY)
     variant = VariantSpec(section.take("name", text, policy), policy, _settings(section.section("settings")))
     section.close()
     return variant

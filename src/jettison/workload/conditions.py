@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jettison.config import KEYS
+from jettison.config.rungs import overload_words
 from jettison.core.cluster import initial_groups
 from jettison.cost.deployment import Deployment, deployment_from_document
 from jettison.errors import ConfigError
@@ -79,10 +80,10 @@ def conditions_of(run: RunResult) -> Conditions:
     except ConfigError:  # of another version
         return Conditions()
     num, shape = deployment.num_instances, deployment.shape
-    policy = deployment.settings.get("overload", KEYS["overload"].default)
+    overload = str(deployment.settings.get("overload", KEYS["overload"].default))
     groups, merged = separate_and_merged(num, shape)
-    if policy == "pipeline":
-        groups = merged = initial_groups("pipeline", range(num), shape)
+    if "pipeline" in overload_words(overload):
+        groups = merged = initial_groups(range(num), shape, static_pipeline=True)
     fits = 0 < shape.parameter_bytes < deployment.budget_bytes
     return Conditions(
         shape.parameter_bytes / deployment.budget_bytes if fits else None,
@@ -121,4 +122,5 @@ def separate_and_merged(
 ) -> tuple[tuple[tuple[StagePlan, ...], ...], tuple[tuple[StagePlan, ...], ...]]:
     """The groups of instances that hold all layers each, and of the same when all have been merged."""
     ids = range(num_instances)
-    return initial_groups("recompute", ids, shape), plan_static_groups(ids, shape, min(num_instances, shape.num_layers))
+    separate = initial_groups(ids, shape, static_pipeline=False)
+    return separate, plan_static_groups(ids, shape, min(num_instances, shape.num_layers))

@@ -1,0 +1,126 @@
+"""The control loop: rungs are asked from the cheapest up, and leave from the dearest down.
+
+What the rest of the core wants to know of all rungs at once (is anything going on that a step of one group could decide
+about another, when does a rung look next, ...) is answered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from jettison.core.group import GroupCore
+from jettison.core.hosted import Hosted
+from jettison.core.ladder.rung import Means, Moment, Rung, in_order, rung_named
+from jettison.core.loads import Loads
+from jettison.core.migrations import Migrations
+from jettison.core.moves import Moves
+from jettison.core.ports import Action, Record
+from jettison.core.state import ClusterState
+from jettison.types import GroupId, WorkerId
+
+
+class Ladder:
+    """The rungs of one cluster, in order."""
+
+    def __init__(
+        self, names: Iterable[str], state: ClusterState, loads: Loads, moves: Moves, hosted: Hosted,
+        migrations: Migrations,
+    ) -> None:
+        """Raises ConfigError for a name that no rung has."""
+        self._means = Means(state, loads, moves, hosted, migrations, self.ask_way, self._tell_unmet)
+        self.rungs: tuple[Rung, ...] = tuple(r(self._means) for r in in_order(rung_named(n) for n in names))
+
+    # --- climbing ---------------------------------------------------------------------------------------------
+
+    def climb(self, moment: Moment, now_ns: int) -> list[Action]:
+        """Ask all rungs, and begin what they offer; on a tick, let them leave."""
+        actions: list[Action] = []
+        for rung in self.rungs:
+            for offer in rung.look(moment, now_ns):
+                actions += [offer] if isinstance(offer, Record) else rung.begin(offer, now_ns)
+        if moment is Moment.TICK:
+            for rung in reversed(self.rungs):
+                actions += rung.leave(now_ns)
+        return actions
+
+    def after_steps(self, now_ns: int) -> list[Action]:
+        """What should follow the steps just issued in a worker's stream."""
+        return [action for rung in self.rungs for action in rung.after_steps(now_ns)]
+
+    def ask_way(self, by: Rung | None, worker_ids: Collection[WorkerId], why: str, now_ns: int) -> list[Action]:
+        """Have the rungs below one give way at these workers; None: all of them (an administrator asks)."""
+        below = self.rungs if by is None else self.rungs[: self.rungs.index(by)]
+        actions = [action for rung in reversed(below) for action in rung.give_way(worker_ids, by or rung, why, now_ns)]
+        # Whatever has begun it: nothing is on its way to or from an arena whose layers change.
+        self._means.hosted.give_way(worker_ids)
+        return actions + self._means.migrations.give_way(worker_ids)
+
+    def _tell_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
+        return [action for rung in self.rungs for action in rung.on_unmet(group_id, missing_bytes, why, now_ns)]
+
+    def rung(self, name: str) -> Rung:
+        """Raises KeyError where the list has no such rung."""
+        return {rung.name: rung for rung in self.rungs}[name]
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def forms_pipelines(self) -> bool:
+        """Groups may merge."""
+        return any(rung.forms_pipelines for rung in self.rungs)
+
+    @property
+    def dispatches_once(self) -> bool:
+        """Waiting requests stay where they are."""
+        return any(rung.dispatches_once for rung in self.rungs)
+
+    @property
+    def is_quiet(self) -> bool:
+        """A step of one group is no reason for a rung to do something with another."""
+        return all(rung.is_quiet for rung in self.rungs)
+
+    @property
+    def awaits_tick(self) -> bool:
+        """A rung may do something although nothing but time has passed."""
+        return any(rung.awaits_tick for rung in self.rungs)
+
+    @property
+    def due_ns(self) -> int | None:
+        """When the first rung looks at all groups, whichever event comes first."""
+        return min((due for rung in self.rungs if (due := rung.due_ns) is not None), default=None)
+
+    @property
+    def steps_ahead(self) -> int:
+        """For how many steps of growth rungs want to see room before they act."""
+        return max((rung.steps_ahead for rung in self.rungs), default=0)
+
+    def worker_ids(self) -> set[WorkerId]:
+        """Workers that rungs use, and would have to give way at."""
+        return {worker_id for rung in self.rungs for worker_id in rung.worker_ids}
+
+    # --- telling ----------------------------------------------------------------------------------------------
+
+    def note_step(self, group: GroupCore, seconds: float) -> None:
+        """A step of the group took so long, from its issue to its commit."""
+        for rung in self.rungs:
+            rung.note_step(group, seconds)
+
+    def note_steps(self, group: GroupCore, times_ns: Sequence[int]) -> None:
+        """``note_step`` for steps that followed each other."""
+        for rung in self.rungs:
+            rung.note_steps(group, times_ns)
+
+    def note_grown(self, group: GroupCore) -> None:
+        """Requests of the group have taken blocks in steps that are told of late."""
+        for rung in self.rungs:
+            rung.note_grown(group)
+
+    def note_touched(self, group_ids: Collection[GroupId]) -> None:
+        """These groups are different (at the end of an event)."""
+        for rung in self.rungs:
+            rung.note_touched(group_ids)
+
+    def check(self) -> None:
+        """Raise AssertionError on any broken invariant."""
+        for rung in self.rungs:
+            rung.check()

@@ -1,0 +1,241 @@
+"""Drop: an overloaded group merges with others, and the layers that they hold twice make room for KV (KunServe).
+
+Looks at every queue on every tick, and after every step where requests wait. The tests are policies
+(``policy.overload``, ``policy.merge``) over the views of ``core.loads``; the moves are ``core.merging``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jettison.core.dropping import DropPlanner, required_bytes
+from jettison.core.group import GroupCore
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ports import Action, Record
+from jettison.policy.batching import BlockedBy
+from jettison.policy.merge import DropPlan, GroupMerge
+from jettison.policy.overload import Assessment
+from jettison.types import GroupId
+
+MOST_PLANS = 4
+"""Plans that are made for one drop, each with shorter pipelines than the one before; mostly the second is accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropOffer(Offer):
+    """Merges that relieve a group. Without any, its restore is called off, or more memory is asked for."""
+
+    plan: DropPlan | None = None
+    missing_bytes: int = 0
+    """What is required beyond the plan."""
+    told: tuple[Record, ...] = field(default=())
+
+
+class _Choice(NamedTuple):
+    """What comes of planning a drop."""
+
+    plan: DropPlan
+    """Merges that relieve a group which is overloaded, and could keep up."""
+    missing_bytes: int
+    """What is required beyond that, and beyond merges that no group has asked for yet; all of it where none is left."""
+    declined: Assessment | None
+    """Why the first plan was not accepted; None where it was."""
+
+
+@register
+class DropRung(Rung):
+    """Decides; holds nothing."""
+
+    name = "drop"
+    rank = 70
+    forms_pipelines = True
+
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._state, self._loads, self._moves = means.state, means.loads, means.moves
+        self._planner = DropPlanner(means.state, means.loads)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Memory is not foreseen to run out before it does."""
+        return not self._foresees
+
+    @property
+    def awaits_tick(self) -> bool:
+        """A group may be overloaded although memory keeps no request out yet: all are looked at on every tick."""
+        return self._foresees
+
+    @property
+    def _foresees(self) -> bool:
+        return self._state.params.overload.horizon_s > 0.0
+
+    def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
+        """For each overloaded group, what would relieve it; a record where a drop would not be worth it."""
+        if moment is Moment.BEFORE_STEPS:
+            return
+        after_step = moment is Moment.STEP_ENDED
+        for group_id in self._candidates(after_step=after_step):
+            group = self._state.groups.get(group_id)
+            if group is None or not self._may_bind(group, after_step) or not self._may_be_overloaded(group, now_ns):
+                continue
+            monitor = self._loads.monitor(group)
+            if monitor.awaits_tick:
+                continue
+            assessment = self._assess(group, now_ns)
+            lasting_s = monitor.note_verdict(assessment.overloaded, assessment.declines, now_ns)
+            if assessment.overloaded:
+                if lasting_s >= self._state.params.overload.min_overloaded_s:
+                    yield from self._relieve(group, assessment, now_ns)
+            elif assessment.declines:
+                yield from self._decline(group, assessment, now_ns)
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """Call a restore off, or merge."""
+        assert isinstance(offer, DropOffer), offer
+        asking = offer.groups[0]
+        actions: list[Action] = [*offer.told]
+        if offer.plan is None:
+            return actions + self.means.ask_way(self, self._state.groups[asking].worker_ids, offer.why, now_ns)
+        members = [s.worker_id for merge in offer.plan.merges for s in merge.stages]
+        actions += self.means.ask_way(self, members, offer.why, now_ns)
+        for merge in offer.plan.merges:
+            sources = [self._state.groups[g] for g in merge.sources]
+            actions += self._moves.merge(sources, merge.stages, now_ns, merge.pulls)
+        if offer.missing_bytes > 0:
+            actions += self.means.tell_unmet(asking, offer.missing_bytes, offer.why, now_ns)
+        return actions
+
+    # --- overload ---------------------------------------------------------------------------------------------
+
+    def _candidates(self, *, after_step: bool) -> list[GroupId]:
+        """Groups that may be overloaded, in order."""
+        if not self._foresees:
+            return sorted(self._loads.kept_out)
+        return sorted(self._state.changes.queued) if after_step else list(self._state.groups)
+
+    def _may_bind(self, group: GroupCore, after_step: bool) -> bool:
+        """Whether an assessment could come to anything; most groups need none."""
+        if self._foresees:
+            return bool(group.waiting) or not after_step
+        return bool(group.waiting) and group.head_blocked_by is BlockedBy.MEMORY
+
+    def _may_be_overloaded(self, group: GroupCore, now_ns: int) -> bool:
+        # From the first look at a group on, the step times of groups of its size are their own, and no others'
+        # (``Loads.exchange_costs``), though there may be none yet.
+        self._loads.steptime(len(group.stages))
+        return self._loads.may_be_overloaded(group, now_ns)
+
+    def _assess(self, group: GroupCore, now_ns: int) -> Assessment:
+        return self._loads.assess(group, now_ns, is_restoring=self._moves.restore_of(group) is not None)
+
+    def _is_overloaded(self, group: GroupCore, now_ns: int) -> bool:
+        return self._may_be_overloaded(group, now_ns) and self._assess(group, now_ns).overloaded
+
+    def _decline(self, group: GroupCore, assessment: Assessment, now_ns: int) -> Iterator[Record]:
+        if self._loads.monitor(group).is_news(now_ns):
+            yield Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields())
+
+    # --- plans ------------------------------------------------------------------------------------------------
+
+    def _relieve(self, group: GroupCore, assessment: Assessment, now_ns: int) -> Iterator[Offer | Record]:
+        """A group is overloaded: turn a restore round, or drop."""
+        if self._moves.restore_of(group) is not None:
+            yield DropOffer(groups=(group.group_id,), why=assessment.reason)
+            return
+        if self._moves.is_moving(group) or not self._loads.has_dwelled(group, now_ns):
+            return
+        moving = self._moves.moving_workers()
+        nothing_moves = not moving
+        free = [
+            g for g in self._state.groups.values()
+            if g is group or (moving.isdisjoint(g.worker_ids) and self._loads.has_dwelled(g, now_ns))
+        ]
+        overloaded = [g for g in free if g is group or self._is_overloaded(g, now_ns)]
+        required = required_bytes(self._state, overloaded, self._state.params.growth_factor)
+        choice = self._choose(free, required, group, overloaded, assessment.gain_s, now_ns)
+        plan, told = choice.plan, tuple[Record, ...]()
+        if plan.merges:
+            told = (self._decision(group, assessment, overloaded, required, plan, now_ns),)
+        elif choice.declined is not None:
+            yield from self._decline(group, choice.declined, now_ns)
+        # Where others cannot take part just now, the end of a move or of a dwell time may change that at any step.
+        if not plan.merges and (choice.declined is not None or len(free) == len(self._state.groups)):
+            self._loads.monitor(group).note_unrelieved()
+        missing = choice.missing_bytes if nothing_moves else 0
+        if plan.merges or missing > 0:
+            why = "no drop plan frees enough" + (" that keeps up" if choice.declined is not None else "")
+            yield DropOffer(groups=(group.group_id,), why=why, plan=plan, missing_bytes=missing, told=told)
+
+    def _decision(
+        self, group: GroupCore, assessment: Assessment, overloaded: Sequence[GroupCore], required: int,
+        plan: DropPlan, now_ns: int,
+    ) -> Record:
+        made = next((len(m.stages) for m in plan.merges if group.group_id in m.sources), None)
+        if made is not None:  # what is told is the verdict on that length
+            assessment = self._loads.assess(group, now_ns, is_restoring=False, num_merged=made)
+        decision = {
+            "group": group.group_id,
+            "required_bytes": required,
+            "freed_bytes": plan.freed_bytes,
+            "sufficient": plan.sufficient,
+            "overloaded_groups": [g.group_id for g in overloaded],
+            "pulled_shards": sum(len(m.pulls) for m in plan.merges),
+            "throughput_cost": self._planner.throughput_cost(plan),
+            "merges": plan.merges_as_fields(),
+        } | assessment.as_fields()
+        return Record("drop_decided", now_ns, decision)
+
+    def _choose(
+        self, free: Sequence[GroupCore], required: int, asker: GroupCore, overloaded: Sequence[GroupCore],
+        max_pull_s: float, now_ns: int,
+    ) -> _Choice:
+        """A plan that relieves who is overloaded, with pipelines as long as they keep up.
+
+        The first look at a group takes the shortest pipeline for granted. Where a plan makes longer ones that could
+        not keep up, another is made with the longest that could. Merges of groups that are not overloaded are left out:
+        they relieve no queue, and their turn comes when one of them asks.
+        """
+        asking = {g.group_id: g for g in overloaded}
+        most_members: int | None = None
+        declined: Assessment | None = None
+        for _ in range(MOST_PLANS):
+            plan = self._planner.plan(free, required, asker.group_id, max_pull_s, most_members)
+            kept: list[GroupMerge] = []
+            refused: list[GroupMerge] = []
+            bounds: list[int] = []
+            for merge in plan.merges:
+                judges = self._judges(merge, asker, asking)
+                if not judges:
+                    continue
+                verdict = self._verdict(judges, len(merge.stages), now_ns)
+                if verdict.overloaded:
+                    kept.append(merge)
+                else:
+                    declined = declined or verdict
+                    refused.append(merge)
+                    bounds.append(self._longest_accepted(judges, len(merge.stages), now_ns))
+            if not refused:
+                break
+            most_members = min(bounds)
+        shape = self._state.shape
+        freed = plan.freed_bytes - plan.only(refused, shape).freed_bytes if kept else 0
+        return _Choice(plan.only(kept, shape), required - freed, declined)
+
+    def _judges(
+        self, merge: GroupMerge, asker: GroupCore, asking: Mapping[GroupId, GroupCore]
+    ) -> list[GroupCore]:
+        """Who says whether a merge is worth it: the group that asks, in another merge any that is overloaded."""
+        return [asker] if asker.group_id in merge.sources else [asking[g] for g in merge.sources if g in asking]
+
+    def _verdict(self, judges: Sequence[GroupCore], num_stages: int, now_ns: int) -> Assessment:
+        """On a merged group of so many stages, by the first of them that is in favour."""
+        verdicts = [self._loads.assess(g, now_ns, is_restoring=False, num_merged=num_stages) for g in judges]
+        return next((v for v in verdicts if v.overloaded), verdicts[0])
+
+    def _longest_accepted(self, judges: Sequence[GroupCore], num_stages: int, now_ns: int) -> int:
+        """Most stages, fewer than these, that are accepted, if fewer always keep up where more do: O(log) verdicts."""
+        shorter = range(1, num_stages)
+        return bisect_left(shorter, True, key=lambda num: not self._verdict(judges, num, now_ns).overloaded)

@@ -1,0 +1,175 @@
+"""Migrate: every so often the fullest instances give a running request to the emptiest (Llumnix).
+
+Decisions are ``policy.migration``'s, one move is ``core.migrating``'s; here is only when to look, and between which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Sequence, Set
+from dataclasses import dataclass
+
+from jettison.core.group import GroupCore
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.migrating import Migration
+from jettison.core.ports import Action
+from jettison.policy.migration import (
+    InstanceLoad,
+    MigrationRow,
+    Pair,
+    choose_request,
+    may_give,
+    plan_pairs,
+)
+from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrationOffer(Offer):
+    """One request goes from one group to another."""
+
+    request_id: RequestId
+    source: GroupId
+    destination: GroupId
+
+
+@register
+class MigrateRung(Rung):
+    """Migrations between instances, lowest freeness to highest."""
+
+    name = "migrate"
+    rank = 50
+    dispatches_once = True  # as published: who waits stays, and running requests leave to make room for it
+
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._looked_ns: int | None = None
+        self._stale: set[GroupId] = set()
+        """Groups that were touched since ``_loads`` was made from them."""
+        self._loads: dict[GroupId, InstanceLoad] = {}
+        self._low: set[GroupId] = set()
+        """Groups that would give a request away: while there is none, the others need not be looked at."""
+        self._num_dissolved = 0
+        """Groups dissolved when ``_loads`` was last rid of them."""
+        self._avoided_until_ns: dict[Pair, int] = {}
+        """Pairs between which a transfer failed, either way round."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """No request migrates."""
+        return self.means.migrations.is_idle
+
+    @property
+    def due_ns(self) -> int | None:
+        """It looks at all instances every period."""
+        period_s = self.means.state.params.migration.period_s
+        return 0 if self._looked_ns is None else self._looked_ns + math.ceil(period_s * NANOSECONDS)
+
+    @property
+    def awaits_tick(self) -> bool:
+        """It looks at groups from time to time."""
+        return True
+
+    @property
+    def worker_ids(self) -> Collection[WorkerId]:
+        """Workers of groups that take part in a migration."""
+        return self.means.migrations.worker_ids
+
+    def note_grown(self, group: GroupCore) -> None:
+        """What is known of its load is not true any more."""
+        self._stale.add(group.group_id)
+
+    # --- deciding ---------------------------------------------------------------------------------------------
+
+    def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
+        """Look for new pairs when it is time, or when an instance has become free for one."""
+        if moment is not Moment.BEFORE_STEPS:
+            return
+        self._stale |= {g.group_id for g in self.means.state.changed_groups()}
+        ended = self.means.migrations.take_ended()
+        self._note_lost(ended, now_ns)
+        period_ns = self.means.state.params.migration.period_s * NANOSECONDS
+        if ended or self._looked_ns is None or now_ns - self._looked_ns >= period_ns:
+            self._looked_ns = now_ns
+            yield from self._pairs(now_ns)
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """Start the migration."""
+        assert isinstance(offer, MigrationOffer), offer
+        groups = self.means.state.groups
+        source, destination = groups[offer.source], groups[offer.destination]
+        return self.means.migrations.start(source.running[offer.request_id], source, destination, now_ns)
+
+    def give_way(self, worker_ids: Collection[WorkerId], by: Rung, why: str, now_ns: int) -> list[Action]:
+        """Requests stay where they are."""
+        return self.means.migrations.give_way(worker_ids)
+
+    def _note_lost(self, ended: Sequence[Migration], now_ns: int) -> None:
+        """What failed is not tried again at once, nor the way back."""
+        until_ns = now_ns + round(self.means.state.params.migration.retry_s * NANOSECONDS)
+        for migration in ended:
+            if migration.lost_transfer:
+                ends = migration.source.group_id, migration.destination.group_id
+                self._avoided_until_ns |= {Pair(*ends): until_ns, Pair(*ends[::-1]): until_ns}
+
+    def _avoided(self, now_ns: int) -> Set[Pair]:
+        if self._avoided_until_ns:
+            self._avoided_until_ns = {p: end for p, end in self._avoided_until_ns.items() if end > now_ns}
+        return self._avoided_until_ns.keys()
+
+    def _pairs(self, now_ns: int) -> Iterator[Offer]:
+        self._refresh_loads()
+        if not self._low:
+            return
+        taken = {*self.means.moves.moving_workers(), *self.worker_ids}
+        groups, params = self.means.state.groups, self.means.state.params.migration
+        if not any(_is_idle(groups[g], taken) for g in self._low):
+            return
+        idle = {i: g for i, g in groups.items() if _is_idle(g, taken)}
+        loads = self._loads
+        for pair in plan_pairs([loads[i] for i in idle], params, self._avoided(now_ns)):
+            source, destination = idle[pair.source], idle[pair.destination]
+            if len(destination.running) >= destination.max_running:
+                continue
+            chosen = choose_request(_rows(source), loads[pair.source], loads[pair.destination], params)
+            if chosen is not None:
+                yield MigrationOffer(
+                    groups=(pair.source, pair.destination), why="one is full and the other is not",
+                    request_id=chosen, source=pair.source, destination=pair.destination,
+                )
+
+    def _refresh_loads(self) -> None:
+        """What is known of groups that nothing has touched is what it was."""
+        state = self.means.state
+        if self._num_dissolved != state.num_dissolved:
+            self._num_dissolved = state.num_dissolved
+            self._loads = {g: load for g, load in self._loads.items() if g in state.groups}
+            self._low &= self._loads.keys()
+        for group_id in self._stale & state.groups.keys():
+            self._loads[group_id] = load = _load(state.groups[group_id])
+            if may_give(load, state.params.migration):
+                self._low.add(group_id)
+            else:
+                self._low.discard(group_id)
+        self._stale.clear()
+
+
+def _is_idle(group: GroupCore, taken: Set[WorkerId]) -> bool:
+    return not group.paused and taken.isdisjoint(group.worker_ids)
+
+
+def _load(group: GroupCore) -> InstanceLoad:
+    head = group.waiting.head
+    head_blocks = 0 if head is None else group.blocks_for(head.num_tokens)
+    batch = len(group.running) + (1 if group.waiting else 0)
+    return InstanceLoad(group.group_id, group.capacity_blocks, group.used_blocks, head_blocks, batch)
+
+
+def _rows(group: GroupCore) -> list[MigrationRow]:
+    """Requests that decode: one in prefill would be copied while it is written."""
+    return [
+        MigrationRow(s.request_id, s.request.priority, group.ledgers[0].num_blocks_of(s.request_id))
+        for s in group.running.values()
+        if s.num_output > 0 and s.num_tokens - s.num_computed <= 1
+        and s.ending is None and not (s.moves or s.paused or s.remote or s.recompute)
+    ]

@@ -1,0 +1,52 @@
+"""An administrator's orders: drop and restore whatever the load, and whatever rungs there are (also for verification).
+
+Static pipelines stay as they are.
+"""
+
+from __future__ import annotations
+
+import math
+
+from jettison.core.dropping import DropPlanner
+from jettison.core.ladder.climb import Ladder
+from jettison.core.loads import Loads
+from jettison.core.moves import Moves
+from jettison.core.ports import Action
+from jettison.core.state import ClusterState
+
+_WHY = "requested"
+
+
+class Orders:
+    """Carried out at once."""
+
+    def __init__(self, state: ClusterState, loads: Loads, moves: Moves) -> None:
+        self._state = state
+        self._moves = moves
+        self._planner = DropPlanner(state, loads)
+
+    def drop(self, ladder: Ladder, now_ns: int) -> list[Action]:
+        """Merge the two smallest groups that no move is touching; call a restore off first, if one is under way."""
+        if self._state.params.static_pipeline:
+            return []
+        for restore in self._moves.restores:
+            return self._moves.turn_round(restore, now_ns, _WHY)
+        moving = self._moves.moving_workers()
+        idle = [g for g in self._state.groups.values() if moving.isdisjoint(g.worker_ids)]
+        actions: list[Action] = []
+        for merge in self._planner.plan(idle, 1, None, math.inf).merges:
+            actions += ladder.ask_way(None, [s.worker_id for s in merge.stages], _WHY, now_ns)
+            sources = [self._state.groups[g] for g in merge.sources]
+            actions += self._moves.merge(sources, merge.stages, now_ns, merge.pulls)
+        return actions
+
+    def restore(self, ladder: Ladder, now_ns: int) -> list[Action]:
+        """Restore every merged group that no move is touching."""
+        if self._state.params.static_pipeline:
+            return []
+        actions: list[Action] = []
+        for group in list(self._state.groups.values()):
+            if len(group.stages) > 1 and not self._moves.is_moving(group):
+                actions += ladder.ask_way(None, group.worker_ids, _WHY, now_ns)
+                actions += self._moves.restore(group, now_ns, _WHY)
+        return actions

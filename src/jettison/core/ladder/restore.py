@@ -1,0 +1,156 @@
+"""Restore: a merged group goes back to instances when its wave has passed, or when compute binds (KunServe).
+
+The tests are policies (``policy.restore``) over the views of ``core.loads``; the move is ``core.restoring``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from jettison.core.group import GroupCore
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ports import Action, Record
+from jettison.core.restoring import Restoring, fits, room_blocks, will_hold
+from jettison.policy.restore import MergedLoad, early_overflow_blocks, plan_splits, should_restore, should_yield
+from jettison.types import WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreOffer(Offer):
+    """A merged group is taken apart."""
+
+    max_overflow_blocks: int = 0
+    """Of what does not fit at the split, so much is computed again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YieldOffer(Offer):
+    """Compute binds: the group admits only what its members could hold apart."""
+
+    load: MergedLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapOffer(Offer):
+    """The group admits again what it has room for: a request needs the memory of all members."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOffer(Offer):
+    """A restore is called off: it cannot come to an end that lasts."""
+
+
+@register
+class RestoreRung(Rung):
+    """Decides; holds nothing."""
+
+    name = "restore"
+    is_word = False
+    rank = 60
+
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._state, self._loads, self._moves = means.state, means.loads, means.moves
+
+    def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
+        """On every tick, each merged group."""
+        if moment is Moment.TICK and self._state.params.auto_restore:
+            for group in list(self._state.pipelines.values()):
+                yield from self._consider(group, now_ns)
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """Restore, yield, or turn a restore round."""
+        group = self._state.groups[offer.groups[0]]
+        match offer:
+            case RestoreOffer():
+                actions = self.means.ask_way(self, group.worker_ids, offer.why, now_ns)
+                return actions + self._moves.restore(
+                    group, now_ns, offer.why, max_overflow_blocks=offer.max_overflow_blocks
+                )
+            case YieldOffer():
+                record = self._yield(group, offer.load, now_ns)
+                restore = self._moves.restore_of(group)
+                return [record] if restore is None else [record, *self._moves.take_queue_along(restore, now_ns)]
+            case CapOffer():
+                group.admission_cap_blocks = None
+                return []
+            case TurnOffer():
+                return self.give_way(group.worker_ids, self, offer.why, now_ns)
+        raise AssertionError(offer)
+
+    def give_way(self, worker_ids: Collection[WorkerId], by: Rung, why: str, now_ns: int) -> list[Action]:
+        """The pipeline is needed after all."""
+        restores = [r for r in self._moves.restores if any(w in worker_ids for w in r.worker_ids)]
+        return [action for restore in restores for action in self._moves.turn_round(restore, now_ns, why)]
+
+    # --- tests ------------------------------------------------------------------------------------------------
+
+    def _consider(self, group: GroupCore, now_ns: int) -> Iterator[Offer]:
+        ids = (group.group_id,)
+        under_way = self._moves.restore_of(group)
+        if under_way is not None and under_way.group is group:
+            yield from self._reconsider(under_way, now_ns)
+            return
+        if self._moves.is_moving(group):
+            return
+        load, params = self._loads.merged_load(group, now_ns), self._state.params.restore
+        patient = replace(params, min_settled_s=self._loads.monitor(group).patience(params.min_settled_s))
+        if group.admission_cap_blocks is not None:
+            if self._needs_merging(group):
+                yield CapOffer(groups=ids, why="a request needs all members' memory")
+            elif group.used_blocks <= group.admission_cap_blocks and not group.moving:
+                yield RestoreOffer(groups=ids, why="compute binds, and its members have more of it apart")
+            return
+        if should_restore(load, patient) and self._can_split(group):
+            yield RestoreOffer(groups=ids, why="its load fits into its members again")
+            return
+        overflow_blocks = early_overflow_blocks(load, patient)
+        if overflow_blocks is not None and self._can_split(group, overflow_blocks):
+            why = "all but a little of its load fits into its members again"
+            yield RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow_blocks)
+        elif should_yield(load, patient) and not self._needs_merging(group):
+            yield YieldOffer(groups=ids, why="compute binds", load=load)
+
+    def _reconsider(self, restore: Restoring, now_ns: int) -> Iterator[Offer]:
+        """A restore whose members have not split yet: does what has arrived since let it come to an end, and last?"""
+        group = restore.group
+        ids = (group.group_id,)
+        if not restore.may_still_wait:
+            return
+        if not will_hold(self._state, group, restore.split_plan):
+            yield TurnOffer(groups=ids, why="a request needs all members' memory")
+            return
+        if not group.waiting:
+            return
+        load = self._loads.merged_load(group, now_ns)
+        if not restore.takes_queue_along and should_yield(load, self._state.params.restore):
+            yield YieldOffer(groups=ids, why="compute binds", load=load)
+
+    def _yield(self, group: GroupCore, load: MergedLoad, now_ns: int) -> Record:
+        group.admission_cap_blocks = self._fitting_blocks(group)
+        fields = {
+            "group": group.group_id,
+            "merged_compute_load": load.merged_compute_load,
+            "separate_compute_load": load.separate_compute_load,
+            "cap_blocks": group.admission_cap_blocks,
+        }
+        return Record("yield", now_ns, fields)
+
+    def _can_split(self, group: GroupCore, max_overflow_blocks: int = 0) -> bool:
+        """All requests have room apart, now and as long as they were asked to become."""
+        ways = plan_splits(group.stages, self._state.shape.num_layers)
+        return any(
+            will_hold(self._state, group, way) and fits(self._state, group, way, max_overflow_blocks) for way in ways
+        )
+
+    def _needs_merging(self, group: GroupCore) -> bool:
+        """Some request is too large for a member on its own."""
+        least = min(self._state.workers[w].full_blocks for w in group.worker_ids)
+        return any(group.blocks_for(s.num_tokens_to_hold) > least for s in group.all_requests())
+
+    def _fitting_blocks(self, group: GroupCore) -> int:
+        """Blocks that may be held when the members take layers back, in the way of splitting that has most room."""
+        ways = plan_splits(group.stages, self._state.shape.num_layers)
+        most = max(min(room_blocks(self._state, part) for part in way.parts) for way in ways)
+        return most - most // 7

@@ -1,0 +1,180 @@
+"""What a rung is: a way to make supply meet demand, asked at fixed moments, which starts mechanisms and moves nothing.
+
+The ladder (``core.ladder.climb``) asks its rungs from the cheapest to the dearest. A rung that wants something done
+makes an *offer*, which says which groups it is about and why, and is then told to begin it. A rung that needs workers
+which cheaper ones use asks for way: those stop, finish or hand over what they have begun there, within one piece of a
+copy.
+
+A rung for a policy of one's own is a subclass in any module: ``register`` makes its name known to ``--overload``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import ClassVar
+
+from jettison.config.rungs import OverloadWord, add_overload_word
+from jettison.core.group import GroupCore
+from jettison.core.hosted import Hosted
+from jettison.core.loads import Loads
+from jettison.core.migrations import Migrations
+from jettison.core.moves import Moves
+from jettison.core.ports import Action, Record
+from jettison.core.state import ClusterState
+from jettison.errors import ConfigError
+from jettison.types import GroupId, WorkerId
+
+
+class Moment(Enum):
+    """When rungs are asked."""
+
+    TICK = auto()
+    """Time has passed (every 100 ms)."""
+    STEP_ENDED = auto()
+    """A step has been committed; the next one is planned after this: what can wait for the tick would be a bubble."""
+    BEFORE_STEPS = auto()
+    """At the end of every event, before touched groups plan their steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a rung would do now. Rungs add what they need to begin it."""
+
+    groups: tuple[GroupId, ...]
+    """That it is about."""
+    why: str
+    gain_request_s: float | None = None
+    """Seconds that requests would wait less, summed over them; None where a rung has a test of its own instead."""
+    cost_request_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What rungs look at, and the mechanisms that they start."""
+
+    state: ClusterState
+    loads: Loads
+    moves: Moves
+    """Drops and restores."""
+    hosted: Hosted
+    """KV in host pools."""
+    migrations: Migrations
+    ask_way: Callable[[Rung, Collection[WorkerId], str, int], list[Action]]
+    """Have all rungs below one give way at these workers."""
+    tell_unmet: Callable[[GroupId, int, str, int], list[Action]]
+    """A group lacks so many bytes that a rung had no way to get, and why: rungs above it may."""
+
+
+class Rung:
+    """Does nothing. See the module."""
+
+    name: ClassVar[str]
+    rank: ClassVar[int]
+    """Rungs are asked in this order: from free to dear."""
+    forms_pipelines: ClassVar[bool] = False
+    """It may merge groups: a request can have more memory than one instance's, and microbatches are planned ahead."""
+    uses_host_pool: ClassVar[bool] = False
+    is_word: ClassVar[bool] = True
+    """Its name is a word of ``--overload``; others come with those."""
+    dispatches_once: ClassVar[bool] = False
+    """Waiting requests stay where they are, however full it is there and wherever there is room; all but those that are
+    too large for their group."""
+
+    def __init__(self, means: Means) -> None:
+        self.means = means
+
+    # --- deciding ---------------------------------------------------------------------------------------------
+
+    def look(self, moment: Moment, now_ns: int) -> Iterable[Offer | Record]:
+        """What it would do now, or a record of why not. Each offer is begun before the next one is asked for."""
+        return ()
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """Do what was offered."""
+        raise AssertionError(f"{self.name} has made an offer that it cannot begin: {offer}")
+
+    def give_way(self, worker_ids: Collection[WorkerId], by: Rung, why: str, now_ns: int) -> list[Action]:
+        """A rung above needs these workers now, and why."""
+        return []
+
+    def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
+        """A rung below could not get a group the memory that it needs."""
+        return []
+
+    def leave(self, now_ns: int) -> list[Action]:
+        """On every tick: stop what has no reason any more. Rungs leave from the dearest to the cheapest."""
+        return []
+
+    def after_steps(self, now_ns: int) -> list[Action]:
+        """Send what should follow the steps just issued in a worker's stream."""
+        return []
+
+    # --- what the loop asks -----------------------------------------------------------------------------------
+
+    @property
+    def is_quiet(self) -> bool:
+        """A step of one group is no reason for it to do something with another."""
+        return True
+
+    @property
+    def awaits_tick(self) -> bool:
+        """It may do something although nothing but time has passed."""
+        return False
+
+    @property
+    def due_ns(self) -> int | None:
+        """When it next looks at groups, whichever event comes first; None: only at those that an event is about."""
+        return None
+
+    @property
+    def steps_ahead(self) -> int:
+        """For how many steps of growth it wants to see room before it acts."""
+        return 0
+
+    @property
+    def worker_ids(self) -> Collection[WorkerId]:
+        """Workers that it uses, and that it would have to give way at."""
+        return ()
+
+    # --- what it is told --------------------------------------------------------------------------------------
+
+    def note_step(self, group: GroupCore, seconds: float) -> None:
+        """A step of the group took so long, from its issue to its commit."""
+
+    def note_steps(self, group: GroupCore, times_ns: Sequence[int]) -> None:
+        """``note_step`` for steps that followed each other: each ended, and the next was issued, at the next time."""
+
+    def note_grown(self, group: GroupCore) -> None:
+        """Requests of the group have taken blocks in steps that are told of late."""
+
+    def note_touched(self, group_ids: Collection[GroupId]) -> None:
+        """These groups are different (at the end of an event)."""
+
+    def check(self) -> None:
+        """Raise AssertionError on any broken invariant."""
+
+
+_RUNGS: dict[str, type[Rung]] = {}
+
+
+def register(rung: type[Rung]) -> type[Rung]:
+    """Make a rung known by its name. Raises ConfigError where another one has that name."""
+    if _RUNGS.setdefault(rung.name, rung) is not rung:
+        raise ConfigError(f"there are two rungs named {rung.name!r}")
+    if rung.is_word:
+        add_overload_word(rung.name, OverloadWord(rung.uses_host_pool))
+    return rung
+
+
+def rung_named(name: str) -> type[Rung]:
+    """Raises ConfigError for a name that no rung has."""
+    if name not in _RUNGS:
+        raise ConfigError(f"there is no rung {name!r}; there are {', '.join(sorted(_RUNGS))}")
+    return _RUNGS[name]
+
+
+def in_order(rungs: Iterable[type[Rung]]) -> Iterator[type[Rung]]:
+    """From free to dear."""
+    return iter(sorted(set(rungs), key=lambda rung: (rung.rank, rung.name)))

@@ -1,0 +1,142 @@
+"""Scale out: more instances are asked for when no rung below can get the memory that is needed.
+
+Asked once, however many groups are short of memory, until none has been for a while; serving goes on meanwhile. A
+merged group whose demand goes on rising towards its capacity asks as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from jettison.core.dropping import block_bytes
+from jettison.core.group import GroupCore
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ports import Action, Record
+from jettison.types import NANOSECONDS, GroupId
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleOutParams:
+    """When more instances are asked for, and when the request is over."""
+
+    clear_s: float = 5.0
+    """An episode ends when nothing has been missing for this long."""
+    rise_s: float = 2.0
+    """Demand of a merged group has to rise this long without a break ..."""
+    horizon_s: float = 5.0
+    """... and be on its way to exceed the capacity within this time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleOutOffer(Offer):
+    """More memory than there is would be needed."""
+
+    missing_bytes: int
+
+
+@dataclass(slots=True)
+class _Rise:
+    """Demand of a merged group since it last fell, in blocks."""
+
+    since_ns: int
+    at_first: int
+    last: int
+
+
+@register
+class ScaleRung(Rung):
+    """At most one open request for more instances."""
+
+    name = "scale"
+    is_word = False
+    rank = 90
+
+    def __init__(self, means: Means, params: ScaleOutParams = ScaleOutParams()) -> None:
+        super().__init__(means)
+        self.params = params
+        self.num_requests = 0
+        self._needed_ns: int | None = None
+        """When something was last missing; None while no episode is open."""
+        self._rises: dict[GroupId, _Rise] = {}
+        self._rising: set[GroupId] = set()
+        """Groups whose demand is above what it was at first."""
+        self._stale: set[GroupId] = set()
+        """Groups that were touched since the last look."""
+
+    @property
+    def is_open(self) -> bool:
+        """More instances are asked for now."""
+        return self._needed_ns is not None
+
+    @property
+    def awaits_tick(self) -> bool:
+        """The request may be over."""
+        return self.is_open
+
+    def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
+        """A record, unless the request has been made already."""
+        was_open = self.is_open
+        self._needed_ns = now_ns
+        if was_open:
+            return []
+        self.num_requests += 1
+        return [Record("scale_out", now_ns, {"group": group_id, "missing_bytes": missing_bytes, "reason": why})]
+
+    def note_touched(self, group_ids: Collection[GroupId]) -> None:
+        """The demand of these groups may be different."""
+        if self.means.state.pipelines:
+            self._stale |= set(group_ids)
+
+    def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
+        """On every tick: has a merged group's demand been rising towards its capacity ever since the drop?
+
+        A group that nothing has touched since the last tick, and whose demand has not risen before, is as it was.
+        """
+        if moment is not Moment.TICK:
+            return
+        state = self.means.state
+        asked = self._stale | self._rising | {g.group_id for g in state.changed_groups()}
+        self._stale = set()
+        for group_id in sorted(asked):
+            group = state.pipelines.get(group_id)
+            if group is None:
+                self._rises.pop(group_id, None)
+                self._rising.discard(group_id)
+                continue
+            missing = self._missing_blocks(group, now_ns)
+            if missing > 0:
+                yield ScaleOutOffer(
+                    groups=(group_id,), why="demand goes on rising after a drop",
+                    missing_bytes=missing * block_bytes(state),
+                )
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """Ask for more."""
+        assert isinstance(offer, ScaleOutOffer), offer
+        return self.on_unmet(offer.groups[0], offer.missing_bytes, offer.why, now_ns)
+
+    def leave(self, now_ns: int) -> list[Action]:
+        """Nothing has been missing for a while."""
+        if self._needed_ns is None or now_ns - self._needed_ns < self.params.clear_s * NANOSECONDS:
+            return []
+        self._needed_ns = None
+        return [Record("scale_out_over", now_ns, {})]
+
+    def _missing_blocks(self, group: GroupCore, now_ns: int) -> int:
+        """What demand will lack at the horizon; 0 while it is not known to rise."""
+        demand = group.used_blocks + group.queued_blocks()
+        rise = self._rises.get(group.group_id)
+        if rise is None or demand < rise.last:
+            self._rises[group.group_id] = _Rise(now_ns, demand, demand)
+            self._rising.discard(group.group_id)
+            return 0
+        rise.last = demand
+        if demand == rise.at_first:
+            return 0
+        self._rising.add(group.group_id)
+        seconds = (now_ns - rise.since_ns) / NANOSECONDS
+        if seconds < self.params.rise_s:
+            return 0
+        ahead = demand + (demand - rise.at_first) / seconds * self.params.horizon_s
+        return max(0, int(ahead) - group.capacity_blocks)

@@ -1,0 +1,45 @@
+"""Shed: what is refused on arrival, because the queue is full. The last rung: nothing else helps in time.
+
+The rule and its words are ``policy.refusal``'s; a front end asks before it accepts a request, and tells its client.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from jettison.core.ladder.rung import Rung, register
+from jettison.policy.refusal import retry_after_ms, why_queue_full
+
+
+class Refusal(NamedTuple):
+    """Why a request is not taken, and when to try again."""
+
+    message: str
+    retry_after_ms: int
+
+
+@register
+class ShedRung(Rung):
+    """Looks when it is asked, on arrival."""
+
+    name = "shed"
+    is_word = False
+    rank = 100
+
+    def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
+        """Whether another request of a tenant is taken. ``limit``: requests that may wait; None: any number.
+        ``num_coming``: accepted ones that the core has not been told of."""
+        if limit is None:
+            return None
+        state = self.means.state
+        num_waiting = num_coming + len(state.homeless)
+        num_waiting += sum(len(state.groups[g].waiting) for g in state.changes.queued)
+        if num_waiting < limit:
+            return None
+        waiting: Counter[str] = Counter(request.tenant for request in state.homeless.values())
+        for group_id in state.changes.queued:
+            waiting.update(state.groups[group_id].waiting.num_by_tenant())
+        num_tenants = len(waiting.keys() | {tenant})
+        why = why_queue_full(num_waiting, limit, waiting[tenant], num_tenants)
+        return None if why is None else Refusal(why, retry_after_ms(self.means.loads.predicted_wait_s(now_ns)))

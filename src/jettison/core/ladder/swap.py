@@ -1,0 +1,172 @@
+"""Swap: KV of the newest requests goes to host pools when memory runs out, and comes back (after InferCept).
+
+Leaving before blocks are missing, within a budget for each step that hides the copies behind it. While a request of a
+group is on its way no request of it is recomputed: what is missing is about to be there, or who returns is about to be
+one who may leave again. Newcomers leave room for what is stored: requests that were admitted first run first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from jettison.core.group import GroupCore
+from jettison.core.hosted import HostedPhase, smoothed
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ports import Action
+from jettison.core.request import RequestState
+from jettison.policy.order import in_service_order
+from jettison.policy.swapping import StoredRow, SwapRow, choose_swap_ins, choose_swap_outs, swap_budget
+from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
+
+_SMOOTHING = 0.2
+"""Weight of the newest step in the mean that the budget is made from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapOffer(Offer):
+    """Requests of one group that leave, or return."""
+
+    leave: tuple[RequestId, ...] = ()
+    come_back: tuple[RequestId, ...] = ()
+
+
+@register
+class SwapRung(Rung):
+    """Which requests leave and which return is ``policy.swapping``'s decision."""
+
+    name = "swap"
+    rank = 40
+    uses_host_pool = True
+
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._put_off: set[GroupId] = set()
+        """Groups that were touched while their layouts were changing."""
+        self._step_s: dict[GroupId, float] = {}
+
+    @property
+    def is_quiet(self) -> bool:
+        """No request has been swapped out."""
+        return self.means.hosted.is_idle
+
+    @property
+    def steps_ahead(self) -> int:
+        """Requests leave before the blocks are missing."""
+        return self.means.state.params.swap.ahead_steps + 1
+
+    @property
+    def awaits_tick(self) -> bool:
+        """A swap is under way, or a group has not been looked at yet."""
+        return bool(self._put_off) or not self.means.hosted.is_idle
+
+    @property
+    def worker_ids(self) -> Collection[WorkerId]:
+        """Workers of groups with a swap."""
+        return self.means.hosted.worker_ids()
+
+    def note_step(self, group: GroupCore, seconds: float) -> None:
+        """Part of the budget: what a step takes."""
+        self._step_s[group.group_id] = smoothed(self._step_s.get(group.group_id), seconds, _SMOOTHING)
+
+    def note_steps(self, group: GroupCore, times_ns: Sequence[int]) -> None:
+        """The same, one after the other."""
+        for begin_ns, end_ns in pairwise(times_ns):
+            self.note_step(group, (end_ns - begin_ns) / NANOSECONDS)
+
+    # --- deciding ---------------------------------------------------------------------------------------------
+
+    def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
+        """For each touched group that may plan a step: which requests leave, which return."""
+        if moment is not Moment.BEFORE_STEPS:
+            return
+        state, busy = self.means.state, self.means.moves.moving_workers()
+        asked = {g.group_id for g in state.changed_groups()} | self._put_off
+        self._put_off = set()
+        for group in [state.groups[g] for g in sorted(asked) if g in state.groups]:
+            if not busy.isdisjoint(group.worker_ids):
+                self._put_off.add(group.group_id)
+                continue
+            if not group.paused and len(group.in_flight) < len(group.stages):
+                if leave := self._leaving(group):
+                    yield SwapOffer(groups=(group.group_id,), why="memory runs out", leave=leave)
+                if not self.means.hosted.of(group, HostedPhase.OUT) and (come_back := self._returning(group)):
+                    yield SwapOffer(groups=(group.group_id,), why="there is room again", come_back=come_back)
+            self._keep_room(group)
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """Pieces are sent behind the step that follows."""
+        assert isinstance(offer, SwapOffer), offer
+        requests, hosted = self.means.state.requests, self.means.hosted
+        for request_id in offer.leave:
+            hosted.store(requests[request_id])
+        for request_id in offer.come_back:
+            hosted.bring_back(requests[request_id])
+        return []
+
+    def give_way(self, worker_ids: Collection[WorkerId], by: Rung, why: str, now_ns: int) -> list[Action]:
+        """What is on its way stops; what is stored goes along."""
+        self.means.hosted.give_way(worker_ids)
+        return []
+
+    def after_steps(self, now_ns: int) -> list[Action]:
+        """Pieces within each group's allowance."""
+        return self.means.hosted.send(self._budget_blocks)
+
+    def _budget_blocks(self, group: GroupCore) -> int:
+        params = self.means.state.params.swap
+        return swap_budget(params, self._step_s.get(group.group_id), self.means.hosted.block_copy_s)
+
+    # --- views ------------------------------------------------------------------------------------------------
+
+    def _growth(self, state: RequestState, group: GroupCore) -> int:
+        limits, ahead = self.means.state.limits, state.num_tokens + self.means.state.params.swap.ahead_steps
+        most = min(ahead, state.num_prompt + state.request.params.max_tokens, limits.max_model_len)
+        return max(0, group.blocks_for(most) - group.ledgers[0].num_blocks_of(state.request_id))
+
+    def _growth_of_running(self, group: GroupCore) -> int:
+        return sum(self._growth(s, group) for s in group.running.values() if s.ending is None)
+
+    def _leaving(self, group: GroupCore) -> tuple[RequestId, ...]:
+        growth, free = self._growth_of_running(group), group.num_allocatable_blocks
+        out = self.means.hosted.of(group, HostedPhase.OUT)
+        leaving = sum(_reclaimable(entry.state, group) for entry in out)
+        if growth <= free + leaving:
+            return ()
+        rows = [
+            SwapRow(s.request_id, _reclaimable(s, group), group.blocks_for(s.num_computed), self._growth(s, group))
+            for s in reversed(group.running.values())
+            if s.num_pending == 0 and not (s.paused or s.ending or s.moves or s.remote or s.recompute)
+        ]
+        slots = self.means.hosted.num_free_slots(group.worker_ids)
+        return tuple(choose_swap_outs(
+            rows, growth_blocks=growth, num_free_blocks=free, num_leaving_blocks=leaving, num_free_slots=slots
+        ))
+
+    def _returning(self, group: GroupCore) -> tuple[RequestId, ...]:
+        hosted = self.means.hosted
+        stored = {entry.state.request_id: entry for entry in hosted.of(group, HostedPhase.STORED)}
+        if not stored:
+            return ()
+        in_order = in_service_order((entry.state for entry in stored.values()), group.limits.scheduling_policy)
+        rows = [StoredRow(s.request_id, hosted.blocks_to_return(stored[s.request_id])) for s in in_order]
+        return tuple(choose_swap_ins(
+            rows,
+            growth_blocks=self._growth_of_running(group),
+            num_free_blocks=group.num_allocatable_blocks,
+            watermark_blocks=group.watermark_blocks(),
+            num_running=len(group.running) + len(hosted.of(group, HostedPhase.IN)),
+            max_num_seqs=group.max_running,
+        ))
+
+    def _keep_room(self, group: GroupCore) -> None:
+        hosted = self.means.hosted
+        group.holds_preemption = bool(hosted.of(group, HostedPhase.OUT, HostedPhase.IN))
+        owed = hosted.of(group, HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING)
+        blocks = sum(hosted.blocks_to_return(entry) for entry in owed)
+        group.reserve_landing(dict.fromkeys(group.worker_ids, blocks) if blocks else {})
+
+
+def _reclaimable(state: RequestState, group: GroupCore) -> int:
+    return min(ledger.num_exclusive_blocks(state.request_id) for ledger in group.ledgers)

@@ -1,0 +1,264 @@
+"""The book: every call and every transfer under way, with its owner, its ends, its purpose and its bytes.
+
+An answer goes to its owner by one look-up. What a dead worker leaves under way is handed over to the recovery that
+waits for its end (``core.recovering``). The bytes queued on a link are a sum over the book: prices and budgets come
+from there.
+
+    opened by its owner --answer--> closed; the waiter takes the answer, then the owner goes on
+            '--the owner is abandoned--> handed over to another owner, who waits for the same answer
+
+A call is answered by the worker that it was sent to, a transfer by its destination (``WorkerFenced`` ends those that a
+dead worker was sending, and a dead destination ends those to it). Ids come from counters in here, so equal runs give
+equal ids; an answer to something that is not in the book concerns a past that is over, and is ignored.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from jettison.core.ports import (
+    Action,
+    ApplyLayout,
+    CallFailed,
+    FenceWorker,
+    LayoutApplied,
+    LayoutOffered,
+    LoadShard,
+    MoveEnded,
+    OfferLayout,
+    SendShard,
+    ShardLoaded,
+    Transfer,
+    WorkerFenced,
+)
+from jettison.core.request import RequestState
+from jettison.types import MoveId, ShardId, WorkerId
+
+Call = OfferLayout | ApplyLayout | LoadShard | FenceWorker
+CallAnswer = LayoutOffered | LayoutApplied | ShardLoaded | WorkerFenced | CallFailed
+Answer = CallAnswer | MoveEnded
+
+
+class Purpose(StrEnum):
+    """What a transfer is for."""
+
+    EXCHANGE = "exchange"
+    RETURN = "return"
+    MIGRATION = "migration"
+    HOST = "host"
+    """To a host pool, or back."""
+    PARAMETERS = "parameters"
+
+
+KV_PURPOSES = (Purpose.EXCHANGE, Purpose.RETURN, Purpose.MIGRATION, Purpose.HOST)
+"""All that goes before parameters on a link."""
+
+
+class Owner(Protocol):
+    """What calls and transfers are made for: one move of memory, with phases of its own."""
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """Go as far as the state allows; called after each answer."""
+        ...
+
+
+class CallWaiter(Protocol):
+    """The part of an owner that an answer to a call is for."""
+
+    def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
+        """Take the one answer."""
+        ...
+
+
+class TransferWaiter(Protocol):
+    """The part of an owner that the end of a transfer is for."""
+
+    def on_ended(self, pending: PendingTransfer, event: MoveEnded, now_ns: int) -> list[Action]:
+        """Take the one end."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class PendingCall:
+    """A call that has not been answered."""
+
+    call: Call
+    owner: Owner
+    waiter: CallWaiter
+
+
+@dataclass(slots=True, eq=False)
+class PendingTransfer:
+    """A transfer that has not ended."""
+
+    transfer: Transfer
+    owner: Owner
+    waiter: TransferWaiter
+    purpose: Purpose
+    num_bytes: int
+    request: RequestState | None
+    """Whose KV it carries: the request's blocks stay reserved at both ends until it has ended."""
+
+    @property
+    def ends(self) -> tuple[WorkerId, WorkerId]:
+        """Source and destination."""
+        return self.transfer.src, self.transfer.dst
+
+
+class Link(NamedTuple):
+    """One direction between two workers; a host pool is at its worker."""
+
+    src: WorkerId
+    dst: WorkerId
+
+
+class Book:
+    """All that is under way in one cluster."""
+
+    def __init__(self, kv_block_bytes: int, shard_bytes: Mapping[ShardId, int]) -> None:
+        """``kv_block_bytes``: of one block in one layer."""
+        self.calls: dict[int, PendingCall] = {}
+        self.transfers: dict[MoveId, PendingTransfer] = {}
+        self.next_call_id = 1
+        """Of the call that is opened next."""
+        self.next_transfer_id: MoveId = 1
+        """Of the transfer that is opened next."""
+        self._kv_block_bytes = kv_block_bytes
+        self._shard_bytes = shard_bytes
+        self._link_bytes: dict[Link, Counter[Purpose]] = {}
+        self._told: set[Owner] = set()
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def bytes_between(self, src: WorkerId, dst: WorkerId, *purposes: Purpose) -> int:
+        """Bytes of transfers under way in one direction of a link, for these purposes (none named: for all)."""
+        by_purpose = self._link_bytes.get(Link(src, dst))
+        if by_purpose is None:
+            return 0
+        return sum(by_purpose[p] for p in purposes) if purposes else by_purpose.total()
+
+    def queued_bytes(self) -> dict[Link, int]:
+        """Bytes under way, of every link that has any."""
+        return {link: total for link, by_purpose in self._link_bytes.items() if (total := by_purpose.total())}
+
+    def calls_of(self, owner: Owner) -> list[PendingCall]:
+        """In the order in which they were opened. O(calls under way)."""
+        return [pending for pending in self.calls.values() if pending.owner is owner]
+
+    def transfers_of(self, owner: Owner) -> list[PendingTransfer]:
+        """In the order in which they were opened. O(transfers under way)."""
+        return [pending for pending in self.transfers.values() if pending.owner is owner]
+
+    def transfers_at(self, worker_id: WorkerId) -> Iterator[PendingTransfer]:
+        """Those with an end at a worker. O(transfers under way)."""
+        return (pending for pending in self.transfers.values() if worker_id in pending.ends)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is under way."""
+        return not self.calls and not self.transfers
+
+    # --- opening ----------------------------------------------------------------------------------------------
+
+    def open_call(self, call: Call, owner: Owner, waiter: CallWaiter) -> Call:
+        """Enter a call that was made under ``next_call_id``; returns it, to be sent."""
+        assert call.call_id == self.next_call_id, f"{call} was made under another id than {self.next_call_id}"
+        self.next_call_id += 1
+        self.calls[call.call_id] = PendingCall(call, owner, waiter)
+        return call
+
+    def open_transfer(
+        self, transfer: Transfer, owner: Owner, waiter: TransferWaiter, purpose: Purpose,
+        request: RequestState | None = None,
+    ) -> PendingTransfer:
+        """Enter a transfer that was made under ``next_transfer_id``: it is to be sent."""
+        assert transfer.move_id == self.next_transfer_id, f"{transfer} is not number {self.next_transfer_id}"
+        self.next_transfer_id += 1
+        pending = PendingTransfer(transfer, owner, waiter, purpose, self._num_bytes(transfer), request)
+        self.transfers[transfer.move_id] = pending
+        self._link_bytes.setdefault(Link(*pending.ends), Counter())[purpose] += pending.num_bytes
+        if request is not None:
+            request.moves.add(transfer.move_id)
+        return pending
+
+    def _num_bytes(self, transfer: Transfer) -> int:
+        if isinstance(transfer, SendShard):
+            return self._shard_bytes[transfer.shard]
+        return len(transfer.layers) * len(transfer.src_blocks) * self._kv_block_bytes
+
+    # --- closing ----------------------------------------------------------------------------------------------
+
+    def answer(self, event: Answer, now_ns: int) -> list[Action]:
+        """Close what has been answered; its waiter takes the answer and its owner goes on."""
+        if isinstance(event, MoveEnded):
+            transfer = self._close(event.move_id)
+            if transfer is None:
+                return []
+            actions = transfer.waiter.on_ended(transfer, event, now_ns)
+            return actions + self._go_on(transfer.owner, now_ns)
+        call = self.calls.get(event.call_id)
+        if call is None or call.call.worker_id != event.worker_id:
+            return []
+        del self.calls[event.call_id]
+        actions = call.waiter.on_answer(call, event, now_ns)
+        return actions + self._go_on(call.owner, now_ns)
+
+    def _go_on(self, owner: Owner, now_ns: int) -> list[Action]:
+        self._told.add(owner)
+        return owner.go_on(now_ns)
+
+    def _close(self, move_id: MoveId) -> PendingTransfer | None:
+        pending = self.transfers.pop(move_id, None)
+        if pending is None:
+            return None
+        self._link_bytes[Link(*pending.ends)][pending.purpose] -= pending.num_bytes
+        if pending.request is not None:
+            pending.request.moves.discard(move_id)
+        return pending
+
+    def disown(self, pending: PendingTransfer) -> None:
+        """The transfer is no more its request's: nothing of the request waits for its end."""
+        if pending.request is not None:
+            pending.request.moves.discard(pending.transfer.move_id)
+            pending.request = None
+
+    def take_told(self) -> set[Owner]:
+        """Owners that have had an answer since this was called last."""
+        told, self._told = self._told, set()
+        return told
+
+    # --- deaths -----------------------------------------------------------------------------------------------
+
+    def forget_calls(self, worker_id: WorkerId) -> None:
+        """The worker is dead: it answers nothing."""
+        self.calls = {i: pending for i, pending in self.calls.items() if pending.call.worker_id != worker_id}
+
+    def end_lost(self, move_ids: list[MoveId], now_ns: int) -> list[Action]:
+        """These transfers have an end at a dead worker, and nothing else will tell of their end: each ends incomplete,
+        and each owner goes on once, when it has been told of all that it lost."""
+        actions: list[Action] = []
+        owners: dict[Owner, None] = {}
+        for move_id in move_ids:
+            pending = self._close(move_id)
+            if pending is not None:
+                actions += pending.waiter.on_ended(pending, MoveEnded(move_id, False, 0, 0), now_ns)
+                owners[pending.owner] = None
+        for owner in owners:
+            actions += self._go_on(owner, now_ns)
+        return actions
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError on any broken invariant."""
+        sums: dict[Link, Counter[Purpose]] = {}
+        for move_id, pending in self.transfers.items():
+            assert pending.transfer.move_id == move_id
+            assert pending.request is None or move_id in pending.request.moves, pending
+            sums.setdefault(Link(*pending.ends), Counter())[pending.purpose] += pending.num_bytes
+        for link in self._link_bytes.keys() | sums.keys():
+            assert +self._link_bytes.get(link, Counter()) == +sums.get(link, Counter()), link

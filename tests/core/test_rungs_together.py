@@ -1,0 +1,165 @@
+"""Several rungs at once: drops begin although KV is on the host, on its way there or on its way to another group.
+
+With pretend KV that every step checks: what a stored request is given back is what was stored, wherever its group runs.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fakes import FakeCluster, Faults
+
+from jettison.core.hosted import HostedPhase
+from jettison.core.request import Phase
+
+TOGETHER = "swap+migrate+drop"
+
+
+def crowd(cluster: FakeCluster, num: int, *, prompt: int = 12, output: int = 60, every_ms: float = 0.5) -> None:
+    rng = random.Random(num)
+    for i in range(num):
+        tokens = [rng.randrange(1, 60) for _ in range(prompt + i % 5)]
+        cluster.submit(f"r{i}", tokens, output + i % 7, every_ms * i)
+
+
+def expect_all_well(cluster: FakeCluster) -> None:
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    for pool in cluster.core.hosted.pools.values():
+        assert pool.num_free == pool.num_slots
+
+
+def stored(cluster: FakeCluster) -> list[str]:
+    return [r for group in cluster.core.groups.values() for r in group.stored]
+
+
+def recomputed(cluster: FakeCluster, request_id: str, before: int) -> bool:
+    return cluster.core.state.requests[request_id].num_preemptions > before
+
+
+def swapping(**options: object) -> FakeCluster:
+    """Two instances that have stored requests, and a queue; drops are ordered by hand."""
+    cluster = FakeCluster(policy="swap", full_blocks=40, host_slots=500, prefix_caching=False, **options)  # type: ignore[arg-type]
+    crowd(cluster, 24)
+    cluster.run(stop=lambda: len(stored(cluster)) >= 3)
+    return cluster
+
+
+def test_a_drop_begins_at_once_although_requests_are_stored() -> None:
+    cluster = swapping()
+    before = set(stored(cluster))
+    cluster.order("drop")
+    assert len(cluster.core.merges) == 1
+    cluster.run(stop=lambda: any(len(g.stages) == 2 for g in cluster.core.groups.values()))
+    (merged,) = cluster.core.groups.values()
+    assert before & set(merged.stored), "they have gone along"
+    assert cluster.core.state.counters.hosted_carried >= len(before & set(merged.stored))
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_stored_request_runs_on_in_the_pipeline_from_the_host_pools_of_others() -> None:
+    cluster = swapping()
+    cluster.order("drop")
+    cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
+    (merged,) = cluster.core.groups.values()
+    counts = {r: s.num_preemptions for r, s in merged.stored.items()}
+    assert counts
+    cluster.sent.clear()
+    cluster.run(stop=lambda: all(r not in merged.stored and r not in merged.moving for r in counts))
+    brought = [move for move in cluster.sent if move.from_host]
+    assert brought and all(move.src != move.dst for move in brought), "a stage's part came from another's pool"
+    back = [r for r in counts if r in cluster.core.state.requests]
+    assert back and not any(recomputed(cluster, r, counts[r]) for r in back)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_stored_request_runs_on_after_the_restore() -> None:
+    cluster = swapping()
+    cluster.order("drop")
+    cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
+    (merged,) = cluster.core.groups.values()
+    counts = {r: s.num_preemptions for r, s in merged.stored.items()}
+    cluster.core.ladder.rung("swap").look = lambda moment, now_ns: ()  # type: ignore[method-assign]  # kept on the host
+    cluster.run(stop=lambda: merged.used_blocks <= 30 and not merged.waiting and not cluster.core.in_transition)
+    assert merged.stored.keys() >= counts.keys() and merged.running
+    cluster.order("restore")
+    cluster.run(stop=lambda: not cluster.core.state.pipelines)
+    assert {r for g in cluster.core.groups.values() for r in g.stored} >= counts.keys(), "they have gone along"
+    del cluster.core.ladder.rung("swap").look
+    for group in cluster.core.groups.values():
+        group.touch()
+    cluster.run(stop=lambda: not stored(cluster))
+    back = [r for r in counts if r in cluster.core.state.requests]
+    assert back and not any(recomputed(cluster, r, counts[r]) for r in back)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("phase", [HostedPhase.OUT, HostedPhase.IN])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_on_its_way_gives_way_at_once(phase: HostedPhase, seed: int) -> None:
+    cluster = FakeCluster(
+        policy="swap", full_blocks=40, host_slots=500, swap_budget=1, prefix_caching=False, seed=seed
+    )
+    crowd(cluster, 24)
+    hosted = cluster.core.hosted
+
+    def on_the_way() -> bool:
+        return any(hosted.of(g, phase) and any(e.state.moves for e in hosted.of(g, phase))
+                   for g in cluster.core.groups.values())
+
+    cluster.run(stop=on_the_way)
+    (entry, *_) = [e for g in cluster.core.groups.values() for e in hosted.of(g, phase)]
+    cluster.order("drop")
+    assert len(cluster.core.merges) == 1, "at once"
+    expected = Phase.RUNNING if phase is HostedPhase.OUT else Phase.STORED
+    assert entry.state.phase is expected
+    assert cluster.core.state.counters.hosted_brought_back >= 1
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_drop_begins_within_the_same_step_as_without_the_other_rungs() -> None:
+    """The same requests with and without a host pool full of others' KV: the drop is decided and executed alike."""
+    times: list[int] = []
+    for policy in ("recompute", "swap"):
+        cluster = FakeCluster(policy=policy, full_blocks=40, host_slots=500, prefix_caching=False)
+        crowd(cluster, 24)
+        cluster.run(until_ms=60)
+        began_ns, steps = cluster.now, cluster.num_steps
+        cluster.order("drop")
+        cluster.run(stop=lambda: bool(cluster.core.state.pipelines))  # noqa: B023
+        times.append(cluster.num_steps - steps)
+        assert cluster.now > began_ns
+        cluster.run()
+        expect_all_well(cluster)
+    assert abs(times[0] - times[1]) <= 1, "steps that ended between the decision and the merged group"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_all_rungs_under_faults_deaths_and_orders(seed: int) -> None:
+    rng = random.Random(seed)
+    num_workers = rng.choice([2, 3, 4])
+    cluster = FakeCluster(
+        policy=rng.choice([TOGETHER, "swap+drop", "migrate+drop", "swap+migrate"]), num_workers=num_workers,
+        full_blocks=rng.randint(20, 50), host_slots=rng.choice([16, 500]), swap_budget=rng.choice([1, 4, None]),
+        prefix_caching=rng.random() < 0.5, eager=True, seed=seed, migrate_threshold=rng.choice([3.0, 8.0]),
+        exchange=rng.choice(["auto", "live", "transfer"]),
+        faults=Faults(apply=0.1, offer=0.05, load=0.1, move=0.05, step=0.002, swap=0.05, remote=0.05, budget=5),
+    )
+    crowd(cluster, 16 * num_workers, output=rng.choice([30, 70]), every_ms=rng.choice([0.3, 2.0]))
+    for _ in range(4):
+        cluster.order_at(rng.choice(["drop", "restore"]), rng.uniform(5, 400))
+    if rng.random() < 0.5:
+        worker = rng.randrange(num_workers)
+        cluster.kill_at(worker, rng.uniform(10, 200))
+        cluster.restart_at(worker, rng.uniform(250, 600))
+    for i in range(0, 16 * num_workers, 7):
+        cluster.cancel(f"r{i}", rng.uniform(0, 300))
+    for worker in range(num_workers):
+        cluster.restart_at(worker, 3_000.0 + worker)
+    cluster.run()
+    expect_all_well(cluster)
