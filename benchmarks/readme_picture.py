@@ -3,8 +3,8 @@
     jettison demo
     python benchmarks/readme_picture.py demo/report.json docs/demo.png
 
-The first run of the file and the runs that are compared with it are drawn, under the names of their policies. PICTURE is
-a PNG or an SVG by its name. Prints what the report of these runs opens with, for the words below the picture.
+The first run of the file and the runs that are compared with it are drawn, under the names of their policies. Prints
+what the report of these runs opens with, for the words below the picture.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MOST_BYTES = 200_000
 def draw_picture(results: Path, picture: Path) -> str:
     """Write the picture; returns the sentence that goes with it.
 
-    Raises UserError where ``results`` is no result file, ConfigError where its runs lack memory or first tokens, where the
-    picture's name ends in neither ``.png`` nor ``.svg``, and where it would be too large for a README.
+    Raises UserError where ``results`` is no result file, ConfigError where its runs lack memory or first tokens, where
+    the picture's name ends in neither ``.png`` nor ``.svg``, and where it would be too large for a README.
     """
     drawers = {".png": lambda figure: to_png(figure, dpi=DOTS_PER_INCH), ".svg": to_svg}
     if picture.suffix not in drawers:

@@ -56,12 +56,12 @@ class PageTable:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture, drawn for a wide and for a narrow window, as data URIs."""
+    """One picture as data URIs: for a wide window and, where it is not folded away, for a narrow one, too."""
 
     caption: str
     alt: str
     wide: str
-    narrow: str
+    narrow: str | None
 
 
 def render_html(
@@ -137,46 +137,42 @@ def _front_pictures(variants: Sequence[Variant]) -> list[Picture]:
         for each in shown
     )
     seed = ", the first seed of each" if any(len(variant.runs) > 1 for variant in variants) else ""
-    return _drawn([
+    captioned: list[tuple[str, str, Callable[[float], Figure | None]]] = [
         (f"First tokens: how long each request waited for its first, by its arrival{seed}",
          f"Scatter plot of the time to first token of each request over its arrival, logarithmic. {tails}.",
          lambda width: plots.draw_first_tokens(loads, width_in=width)),
         (f"Memory by use: what all devices together held{seed}",
          f"Stacked areas over time of what memory was used for, one panel for each of: {names}.",
          lambda width: plots.draw_memory_by_use(shown, width_in=width)),
-    ])  # fmt: skip
+    ]  # fmt: skip
+    return [
+        Picture(caption, alt, wide, _data_uri(draw(plots.NARROW_IN)))
+        for caption, alt, draw in captioned
+        if (wide := _data_uri(draw(plots.WIDTH_IN))) is not None
+    ]
 
 
 def _more_pictures(runs: Sequence[RunResult], variants: Sequence[Variant]) -> list[Picture]:
     """What is folded away; the first tokens of all runs only where the page's opening shows but some."""
     shown = sum(map(len, _pictured(variants)))
     everyone = [[each] for each in plots.all_shown(runs)] if shown < len(runs) else []
-    captioned: list[tuple[str, Callable[[float], Figure | None]]] = [
-        ("Time to first token of each request over its arrival, run by run",
-         lambda width: plots.draw_first_tokens(everyone, width_in=width)),
-        ("Queue, batch and KV usage over time", lambda width: plots.draw_queue(runs, width_in=width)),
-        *((f"Memory of each worker over time, {run.name}", _memory_of(run)) for run in runs),
-        ("Share of requests above each TTFT and TPOT", lambda width: plots.draw_distributions(runs, width_in=width)),
-    ]  # fmt: skip
-    return _drawn([(caption, caption, draw) for caption, draw in captioned])
+    captioned: list[tuple[str, Figure | None]] = [
+        ("Time to first token of each request over its arrival, run by run", plots.draw_first_tokens(everyone)),
+        ("Queue, batch and KV usage over time", plots.draw_queue(runs)),
+        *((f"Memory of each worker over time, {run.name}", plots.draw_memory(run)) for run in runs),
+        ("Share of requests above each TTFT and TPOT", plots.draw_distributions(runs)),
+    ]
+    return [
+        Picture(caption, caption, wide, None)
+        for caption, figure in captioned
+        if (wide := _data_uri(figure)) is not None
+    ]
 
 
-def _memory_of(run: RunResult) -> Callable[[float], Figure | None]:
-    return lambda width: plots.draw_memory(run, width_in=width)
-
-
-def _drawn(wanted: Sequence[tuple[str, str, Callable[[float], Figure | None]]]) -> list[Picture]:
-    """Those pictures for which there is something to draw: (caption, what it shows in words, how it is drawn)."""
-    pictures = []
-    for caption, alt, draw in wanted:
-        wide, narrow = draw(plots.WIDTH_IN), draw(plots.NARROW_IN)
-        if wide is not None and narrow is not None:
-            pictures.append(Picture(caption, alt, _data_uri(wide), _data_uri(narrow)))
-    return pictures
-
-
-def _data_uri(figure: Figure) -> str:
+def _data_uri(figure: Figure | None) -> str | None:
     """As an image and not inline: ids inside several SVGs would clash."""
+    if figure is None:
+        return None
     return "data:image/svg+xml;base64," + base64.b64encode(plots.to_svg(figure)).decode("ascii")
 
 

@@ -29,6 +29,9 @@ USES = ("parameters", "kv", "workspace", "free")
 MOST_SAMPLES = 1500
 """A picture is no wider than this in points; of longer series every n-th sample is taken."""
 
+LEAST_SHARE = 0.01
+"""A use that never has more of all memory than this is left out: it would be a line and an entry in a legend."""
+
 Floats = npt.NDArray[np.float64]
 
 _MIB, _GIB = 2.0**20, 2.0**30
@@ -128,8 +131,8 @@ def _sample_times(*series: Sequence[SeriesPoint]) -> Floats:
 
 
 def _scaled(times_s: Floats, layers: dict[str, Floats]) -> MemoryByUse:
-    """Bytes as MiB, or as GiB where there are many; without uses that there never were."""
-    layers = {use: values for use, values in layers.items() if values.any()}
+    """Bytes as MiB, or as GiB where there are many; without uses that are never enough to be seen."""
     most = float(np.sum(list(layers.values()), axis=0).max()) if layers and len(times_s) else 0.0
+    layers = {use: values for use, values in layers.items() if values.max(initial=0.0) > LEAST_SHARE * most}
     size, unit = (_GIB, "GiB") if most >= _GIB_FROM else (_MIB, "MiB")
     return MemoryByUse(times_s, {use: values / size for use, values in layers.items()}, unit)

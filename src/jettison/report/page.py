@@ -26,7 +26,9 @@ th, td { padding: 5px 12px 5px 0; text-align: right; border-bottom: 1px solid va
 th { font-weight: 600; }
 thead th { color: var(--soft); }
 th:first-child, td:first-child, td.text { text-align: left; }
-.scroll th, .scroll td { white-space: nowrap; overflow-wrap: normal; }
+.scroll th, .scroll td { overflow-wrap: normal; }
+.scroll td, td.term { white-space: nowrap; }
+.scroll th:first-child, .scroll td:first-child { position: sticky; left: 0; background: var(--paper); }
 .scroll td.text { white-space: normal; min-width: 220px; }
 .meaning { display: block; color: var(--soft); font-size: 12.5px; font-weight: 400; line-height: 1.3; }
 .ratio { color: var(--soft); font-size: 12.5px; margin-left: 6px; }
@@ -34,6 +36,7 @@ th:first-child, td:first-child, td.text { text-align: left; }
 figure { margin: 0 0 18px; }
 figure:last-child { margin-bottom: 0; }
 figure img { width: 100%; height: auto; display: block; }
+figure img.wide { min-width: 620px; }
 figcaption { font-weight: 600; margin-bottom: 6px; }
 pre { white-space: pre-wrap; background: var(--ground); padding: 12px; border-radius: 8px; font-size: 12px; }
 .failures { border: 2px solid var(--accent); }
@@ -73,9 +76,15 @@ _TABLE = """
 {% endfor %}
 {% endmacro %}
 {% macro picture(each) %}
-<figure><figcaption>{{ each.caption }}</figcaption><picture>
-<source media="(max-width: 640px)" srcset="{{ each.narrow }}"><img src="{{ each.wide }}" alt="{{ each.alt }}">
-</picture></figure>
+<figure><figcaption>{{ each.caption }}</figcaption>
+{% if each.narrow %}
+<picture><source media="(max-width: 640px)" srcset="{{ each.narrow }}"><img src="{{ each.wide }}" alt="{{ each.alt }}">
+</picture>
+{% else %}
+<div class="scroll" tabindex="0" role="region" aria-label="{{ each.caption }}">
+<img class="wide" src="{{ each.wide }}" alt="{{ each.alt }}"></div>
+{% endif %}
+</figure>
 {% endmacro %}
 """
 
@@ -151,12 +160,12 @@ _FOLDED = """
 <p class="note">0 in all runs: {{ zeros | join(", ") }}.</p>
 {% endif %}
 {% if runs | length > 1 %}
-<p class="note">Ratios above 1 are better than {{ runs[0].name }}.</p>
+<p class="note">Ratios above 1 are better than what the column names.</p>
 {% endif %}
 <details><summary>What each figure means</summary>
 <table><tbody>
 {% for name, text in definitions.items() %}
-<tr><td>{{ name }}</td><td class="text">{{ text }}</td></tr>
+<tr><td class="term">{{ name }}</td><td class="text">{{ text }}</td></tr>
 {% endfor %}
 </tbody></table></details>
 </details>

@@ -2,7 +2,8 @@
 
 Each ``draw_*`` returns a figure, or None where the runs hold nothing to draw; :func:`to_svg` and :func:`to_png` turn it
 into bytes. The same runs give the same bytes. Runs differ by colour and by marker, uses of memory by colour and
-lightness, marked events by line: no picture needs colour alone. ``width_in`` is :data:`NARROW_IN` for a telephone.
+lightness, marked events by line: no picture of requests or memory needs colour alone. ``width_in`` is
+:data:`NARROW_IN` for a telephone.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ RUN_COLORS = ("#d55e00", "#0072b2", "#cc79a7", "#00795a", "#9a6a00", "#56b4e9", 
 RUN_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">")
 
 EVENT_COLORS = {"drop": "#b3261e", "restore_done": "#1b7f4b"}
-EVENT_LINES = {"drop": ("dashed", "drop"), "restore_done": ("dotted", "restore")}
+EVENT_LINES = {"drop": ("dashed", "layers dropped"), "restore_done": ("dotted", "layers restored")}
 """Line and name of each kind that is marked: the line tells them apart where the colour is the run's."""
 
 STYLE = {
@@ -70,7 +71,9 @@ PLAIN = FuncFormatter(lambda value, _position: f"{value:g}")
 WIDTH_IN, NARROW_IN = 9.0, 4.3
 _RASTER_FROM = 3000
 """More points than this are drawn as an image inside the picture."""
-_MARK_IN, _LETTER_IN = 0.6, 0.068
+_TICKS_IN = 0.9
+"""What a panel's own labels take of a picture's width."""
+_MARK_IN, _LETTER_IN = 0.55, 0.064
 """Of a legend: the mark before a label with the gaps around it, and a letter."""
 
 
@@ -166,7 +169,7 @@ def draw_story(shown: Sequence[Shown], *, width_in: float = WIDTH_IN) -> Figure 
         )
         for axis, (each, memory) in zip(axes, found, strict=False):
             plot_memory(axis, each, memory)
-            axis.set_title(f"memory, {each.name}")
+            axis.set_title(f"memory with {each.name}")
         _share_height(axes[:-1], [memory for _, memory in found])
         plot_first_tokens(axes[-1], shown, width_in)
         axes[-1].set_xlabel("seconds since the start (of a request: its arrival)")
@@ -188,13 +191,13 @@ def plot_memory(axis: Axes, shown: Shown, memory: MemoryByUse) -> None:
     axis.grid(visible=False)
 
 
-def draw_memory(run: RunResult, *, width_in: float = WIDTH_IN) -> Figure | None:
+def draw_memory(run: RunResult) -> Figure | None:
     """What each worker's memory held over time, stacked: parameters, KV, workspace, free."""
     workers = worker_names(run)
     if not workers:
         return None
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width_in, 0.9 + 1.4 * len(workers)), layout="constrained")
+        figure = Figure(figsize=(WIDTH_IN, 0.9 + 1.4 * len(workers)), layout="constrained")
         axes: list[Axes] = list(figure.subplots(len(workers), 1, sharex=True, squeeze=False)[:, 0])
         found = [(Shown(run, run.name, 0), worker_memory(run, worker)) for worker in workers]
         for axis, worker, (shown, memory) in zip(axes, workers, found, strict=True):
@@ -203,11 +206,11 @@ def draw_memory(run: RunResult, *, width_in: float = WIDTH_IN) -> Figure | None:
         axes[-1].set_xlabel("seconds since the start")
         _share_height(axes, [memory for _, memory in found])
         _share_span(axes, [found[0][0]])
-        _use_legend(figure, found, width_in)
+        _use_legend(figure, found, WIDTH_IN)
     return figure
 
 
-def draw_queue(runs: Sequence[RunResult], *, width_in: float = WIDTH_IN) -> Figure | None:
+def draw_queue(runs: Sequence[RunResult]) -> Figure | None:
     """Requests waiting and running, and KV use, over time, a run a colour.
 
     KV use is drawn in blocks against their number where the runs have both: after a drop the *share* in use
@@ -222,7 +225,7 @@ def draw_queue(runs: Sequence[RunResult], *, width_in: float = WIDTH_IN) -> Figu
         return None
     everyone = all_shown(runs)
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width_in, 0.8 + 1.5 * len(names)), layout="constrained")
+        figure = Figure(figsize=(WIDTH_IN, 0.8 + 1.5 * len(names)), layout="constrained")
         axes: list[Axes] = list(figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0])
         for axis, name in zip(axes, names, strict=True):
             for shown in everyone:
@@ -233,7 +236,7 @@ def draw_queue(runs: Sequence[RunResult], *, width_in: float = WIDTH_IN) -> Figu
                 mark_events(axis, shown.run, shown.color if len(runs) > 1 else None)
             axis.set_ylabel(wanted[name])
             axis.set_ylim(bottom=0)
-        _legend_above(axes[0], everyone, width_in)
+        _legend_above(axes[0], everyone, WIDTH_IN)
         if names[-1] == KV_BLOCKS:
             axes[-1].set_title("dashed: all blocks there are", fontsize=8, fontweight="normal", loc="right")
         axes[-1].set_xlabel("seconds since the start")
@@ -247,12 +250,12 @@ def _draw_steps(axis: Axes, points: Sequence[SeriesPoint], color: str, label: st
         axis.step(times, values, where="post", color=color, linewidth=1.3, label=label, linestyle=style)
 
 
-def draw_distributions(runs: Sequence[RunResult], *, width_in: float = WIDTH_IN) -> Figure | None:
+def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
     """Share of requests above each TTFT and TPOT, on a logarithmic share: the tail is the story."""
     if not any(_detail_pairs(run, key) for run in runs for key in ("ttft_s", "tpot_s")):
         return None
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(width_in, 3.1), layout="constrained")
+        figure = Figure(figsize=(WIDTH_IN, 3.1), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
         for axis, key, label in zip(axes, ("ttft_s", "tpot_s"), ("TTFT, s", "TPOT, s"), strict=True):
             for index, run in enumerate(runs):
@@ -267,7 +270,7 @@ def draw_distributions(runs: Sequence[RunResult], *, width_in: float = WIDTH_IN)
         axes[0].xaxis.set_major_formatter(PLAIN)
         axes[0].set_ylabel("share of requests above (log)")
         handles, labels = axes[0].get_legend_handles_labels()
-        _legend_outside(figure, handles, labels, width_in)
+        _legend_outside(figure, handles, labels, WIDTH_IN)
     return figure
 
 
@@ -299,7 +302,7 @@ def _legend_above(axis: Axes, load: Sequence[Shown], width_in: float) -> None:
     if labels:
         axis.legend(
             handles, labels, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2, borderpad=0.2,
-            ncols=_columns(labels, width_in),
+            ncols=_columns(labels, width_in - _TICKS_IN),
         )  # fmt: skip
 
 
