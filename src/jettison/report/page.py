@@ -64,11 +64,12 @@ main > details { padding: 0 12px; }
 
 _TABLE = """
 {% macro own_table(table) %}
-<div class="scroll" tabindex="0" role="region" aria-label="{{ table.title }}"><table>
+<div class="scroll" tabindex="0" role="region" aria-label="{{ table.title }}"><table class="several">
 <thead><tr>{% for header in table.headers %}<th scope="col">{{ header }}</th>{% endfor %}</tr></thead>
 <tbody>
 {% for row in table.rows %}
-<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+<tr><th scope="row">{{ row[0] }}</th>
+{% for cell in row[1:] %}<td data-name="{{ table.headers[loop.index] }}">{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}
 </tbody></table></div>
 {% for note in table.notes %}
@@ -117,7 +118,7 @@ _OPENING = """
 
 <section>
 <h2>Eight figures</h2>
-<table class="key{% if columns | length > 6 %} many{% elif columns | length > 2 %} several{% endif %}">
+<table class="key{% if columns | length > 6 %} many{% elif columns | length > 1 %} several{% endif %}">
 <thead><tr><td></td>{% for name, color in columns %}
 <th scope="col"><span class="dot" style="background: {{ color }}"></span>{{ name }}</th>
 {% endfor %}</tr></thead>

@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from jettison.report.memory import (
     KV_BLOCKS,
@@ -71,6 +71,8 @@ PLAIN = FuncFormatter(lambda value, _position: f"{value:g}")
 WIDTH_IN, NARROW_IN = 9.0, 4.3
 _RASTER_FROM = 3000
 """More points than this are drawn as an image inside the picture."""
+_WIDE_SPAN = 100.0
+"""Of a logarithmic axis: two decades."""
 _TICKS_IN = 0.9
 """What a panel's own labels take of a picture's width."""
 _MARK_IN, _LETTER_IN = 0.55, 0.064
@@ -132,7 +134,11 @@ def plot_first_tokens(axis: Axes, load: Sequence[Shown], width_in: float) -> Non
             )  # fmt: skip
         mark_events(axis, shown.run, shown.color if len(load) > 1 else None)
     axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    # Below two decades powers of ten alone would be a label or two.
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low >= _WIDE_SPAN else (1.0, 2.0, 5.0)))
     axis.yaxis.set_major_formatter(PLAIN)
+    axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_ylabel("time to first token, s")
     _legend_above(axis, load, width_in)
     _share_span([axis], load)
