@@ -12,7 +12,8 @@ from rich.console import Console
 from jettison.report import plots
 from jettison.report.brief import CONDITIONS_LINES, brief_rows, missed_aim, print_brief
 from jettison.report.fairness import FairnessHeader
-from jettison.report.html import PageTable, render_html, write_html
+from jettison.report.html import MAX_DETAILED_RUNS, PageTable, render_html, write_html
+from jettison.report.memory import worker_names
 from jettison.report.results import RequestRecord, RunResult, build_run
 from jettison.report.summary import (
     METRICS,
@@ -70,6 +71,7 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.images: list[dict[str, str | None]] = []
+        self.sources: list[dict[str, str | None]] = []
         self.text = ""
         self.feed(text)
 
@@ -77,6 +79,8 @@ class Page(HTMLParser):
         self.tags.append(tag)
         if tag == "img":
             self.images.append(dict(attrs))
+        elif tag == "source":
+            self.sources.append(dict(attrs))
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -89,16 +93,40 @@ def test_the_page_holds_table_conditions_pictures_and_events(rendered: str) -> N
         "1,234", "HTTP 429: full", "Load generator's own lag", "restore", "groups [0, 1]", "scheduled arrival to",
     ):  # fmt: skip
         assert part in page.text, part
-    captions = " ".join(image["alt"] or "" for image in page.images)
-    for part in ("Time to first token", "Queue", "Memory of each worker over time, drop", "Share of requests"):
-        assert part in captions
-    assert len(page.images) == 4  # the run without memory series has no memory map
+    captions = [image["alt"] or "" for image in page.images]
+    shown = ("time to first token", "memory was used for", "Queue", "Memory of each worker over time, drop", "Share")
+    for caption, part in zip(captions, shown, strict=True):  # the run without memory series has no memory map
+        assert part in caption
+    assert "drop: half within 200 ms, 99 of 100 within 200 ms" in captions[0]
+
+
+def test_the_page_opens_with_a_sentence_two_pictures_and_eight_rows_and_folds_the_rest(rendered: str) -> None:
+    before, _, folded = rendered.partition("<details>")
+    opening = Page(before)
+    assert opening.text.index("99 of 100 first tokens") < opening.text.index("HTTP 429: full")
+    assert len(opening.images) == 2 and len(Page(folded).images) == 3
+    assert opening.tags.count("table") == 1 and opening.tags.count("tr") == 1 + 8
+    assert "parameters' share of memory" not in opening.text and "groups [0, 1]" not in opening.text
+    assert rendered.count("<details>") == rendered.count("</details>") == rendered.count("<summary>")
+
+
+def test_many_runs_are_all_compared_and_only_some_told_in_full() -> None:
+    runs = [
+        RunResult(f"{name} seed={seed}", config={"simulated": True, "seed": seed}, duration_s=1.0)
+        for seed in range(MAX_DETAILED_RUNS) for name in ("recompute", "drop")
+    ]  # fmt: skip
+    text = Page(render_html(runs)).text
+    assert f"The first {MAX_DETAILED_RUNS} of {len(runs)} runs" in text
+    assert f"medians of {MAX_DETAILED_RUNS} seeds" in text
+    assert "drop seed=0: events" in text and f"seed={MAX_DETAILED_RUNS - 1}: events" not in text
 
 
 def test_the_page_needs_nothing_from_outside(rendered: str) -> None:
     page = Page(rendered)
     assert not {"script", "link", "iframe"} & set(page.tags)
     assert all((image["src"] or "").startswith("data:image/svg+xml;base64,") for image in page.images)
+    assert len(page.sources) == 2  # the pictures that are not folded away have a form for narrow windows
+    assert all((source["srcset"] or "").startswith("data:image/svg+xml;base64,") for source in page.sources)
     assert not re.search(r"https?://", re.sub(r"base64,[A-Za-z0-9+/=]+", "", rendered))
 
 
@@ -113,13 +141,17 @@ def test_foreign_text_is_escaped() -> None:
     assert "script" not in Page(text).tags
 
 
-def test_tables_of_others_stand_above_the_figures() -> None:
+def test_a_caller_s_tables_stand_below_its_sentence_or_are_folded() -> None:
     found = PageTable(f"found {EVIL}", ["variant", EVIL], [["drop", "3"], [EVIL, "4"]], ["mind this", EVIL])
-    text = render_html([RunResult("empty")], tables=[found, PageTable("tried", ["n"], [["1"]])])
+    tried = PageTable("tried", ["n"], [["1"]], is_folded=True)
+    text = render_html([RunResult("empty")], tables=[tried, found], opening=f"Three will do, says {EVIL}.")
     assert EVIL not in text and "script" not in Page(text).tags
     shown = Page(text).text
-    assert shown.index("found") < shown.index("mind this") < shown.index("tried") < shown.index("Figures")
-    assert Page(text).tags.count("section") == Page(render_html([RunResult("empty")])).tags.count("section") + 2
+    places = [shown.index(part) for part in ("Three will do", "found", "mind this", "Eight figures", "tried")]
+    assert places == sorted(places)
+    plain = Page(render_html([RunResult("empty")])).tags
+    assert Page(text).tags.count("section") == plain.count("section") + 1
+    assert Page(text).tags.count("details") == plain.count("details") + 1
 
 
 def test_a_plan_among_the_events_is_readable() -> None:
@@ -143,15 +175,21 @@ def test_a_run_with_nothing_still_makes_a_page(tmp_path: Path) -> None:
 
 
 def test_pictures_are_drawn_where_there_is_something_to_draw(runs: list[RunResult]) -> None:
-    drawn = [plots.draw_ttft(runs), plots.draw_queue(runs), plots.draw_memory(runs[1]), plots.draw_distributions(runs)]
+    shown = plots.all_shown(runs)
+    drawn = [
+        plots.draw_first_tokens([shown]), plots.draw_memory_by_use(shown), plots.draw_story(shown),
+        plots.draw_queue(runs), plots.draw_memory(runs[1]), plots.draw_distributions(runs),
+    ]  # fmt: skip
     assert all(figure is not None for figure in drawn)
     assert plots.draw_memory(runs[0]) is None
     empty = [RunResult("empty")]
-    assert plots.draw_ttft(empty) is plots.draw_queue(empty) is plots.draw_distributions(empty) is None
+    assert plots.draw_queue(empty) is plots.draw_distributions(empty) is None
+    nothing = plots.all_shown(empty)
+    assert plots.draw_first_tokens([nothing]) is plots.draw_memory_by_use(nothing) is plots.draw_story(nothing) is None
 
 
 def test_the_same_runs_make_the_same_picture(runs: list[RunResult]) -> None:
-    first, second = plots.draw_ttft(runs), plots.draw_ttft(runs)
+    first, second = (plots.draw_first_tokens([plots.all_shown(runs)]) for _ in range(2))
     assert first is not None and second is not None
     assert plots.to_svg(first) == plots.to_svg(second)
     assert plots.to_png(first, dpi=20).startswith(b"\x89PNG")
@@ -182,7 +220,7 @@ def test_blocks_of_all_groups_are_added_up_and_drawn_against_their_number() -> N
 def test_workers_are_in_numeric_order() -> None:
     names = ("10", "2", "b", "a")
     run = RunResult("r", series={f"worker_memory_bytes/kv/{name}": [(0.0, 1.0)] for name in names})
-    assert plots.memory_workers(run) == ["2", "10", "a", "b"]
+    assert worker_names(run) == ["2", "10", "a", "b"]
 
 
 def test_ratios_say_how_many_times_better(runs: list[RunResult]) -> None:
@@ -298,7 +336,7 @@ def test_a_baseline_that_ran_short_is_no_calm_pair() -> None:
 
 
 def test_events_are_marked_in_the_colour_of_their_run(runs: list[RunResult]) -> None:
-    for figure in (plots.draw_ttft(runs), plots.draw_queue(runs)):
+    for figure in (plots.draw_first_tokens([plots.all_shown(runs)]), plots.draw_queue(runs)):
         assert figure is not None
         marks = [line for line in figure.axes[0].get_lines() if list(line.get_xdata()) in ([4.0, 4.0], [8.0, 8.0])]
         assert [(mark.get_color(), mark.get_linestyle()) for mark in marks] == [
@@ -306,7 +344,9 @@ def test_events_are_marked_in_the_colour_of_their_run(runs: list[RunResult]) -> 
         ]
         legend = figure.axes[0].get_legend()
         assert legend is not None
-        assert [text.get_text() for text in legend.get_texts()] == ["recompute", "drop", "drop", "restore"]
+        assert [text.get_text() for text in legend.get_texts()] == [
+            "recompute", "drop", "layers dropped", "layers restored",
+        ]
 
 
 def test_the_short_form_fits_a_terminal_and_its_conditions_six_lines(runs: list[RunResult]) -> None:

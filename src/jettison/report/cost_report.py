@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jettison.report.plots import _PLAIN, _STYLE, _WIDTH_IN, to_svg
+from jettison.report.plots import PLAIN, STYLE, WIDTH_IN, to_svg
 
 MODEL_COLORS = ("#1f77b4", "#c0392b", "#b8860b")
 
@@ -23,8 +23,8 @@ Points = Sequence[tuple[float, float]]
 
 def draw_predictions(panels: Mapping[str, Mapping[str, Points]]) -> Figure:
     """Panel -> model -> points: logarithmic axes, the diagonal is a perfect prediction."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH_IN, 4.2), layout="constrained")
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_IN, 4.2), layout="constrained")
         axes: list[Axes] = list(figure.subplots(1, len(panels), squeeze=False)[0])
         for axis, (title, models) in zip(axes, panels.items(), strict=True):
             for (name, points), color in zip(models.items(), MODEL_COLORS, strict=False):
@@ -39,8 +39,8 @@ def draw_predictions(panels: Mapping[str, Mapping[str, Points]]) -> Figure:
                 axis.set_ylim(*ends)
             axis.set_xscale("log")
             axis.set_yscale("log")
-            axis.xaxis.set_major_formatter(_PLAIN)
-            axis.yaxis.set_major_formatter(_PLAIN)
+            axis.xaxis.set_major_formatter(PLAIN)
+            axis.yaxis.set_major_formatter(PLAIN)
             axis.set_title(title)
             axis.set_xlabel("measured, ms (log)")
         axes[0].set_ylabel("predicted, ms (log)")

@@ -1,11 +1,16 @@
-"""One self-contained HTML page for one or more runs: table, conditions, pictures. No script, no network."""
+"""One self-contained HTML page for one or more runs: a sentence, two pictures, eight rows, and the rest folded away.
+
+No script, no network. What the page says first is computed in ``report.opening``; markup and style are in
+``report.page``.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +20,21 @@ from matplotlib.figure import Figure
 from jettison.report import plots
 from jettison.report.explain import format_plan
 from jettison.report.failures import failure_lines
+from jettison.report.opening import key_rows, opening_sentence
 from jettison.report.output import write_whole
 from jettison.report.page import PAGE
 from jettison.report.results import METRIC_DEFINITIONS, RunResult
 from jettison.report.summary import comparison_headers, comparison_rows, fairness_rows, format_value, zero_counts
+from jettison.report.variants import Variant, loads_of, variants_of
+
+MAX_DETAILED_RUNS = 8
+"""Runs of which the folded part tells; the sentence and the eight rows are of all."""
+
+MAX_COLUMNS = 24
+"""Variants beside each other in the eight rows."""
+
+MAX_PANELS = 6
+"""Runs in the two pictures."""
 
 _LOG_LINES = 200
 
@@ -28,54 +44,136 @@ _LONG = ("metric_definitions", "deployment", "spec")
 
 @dataclass(frozen=True, slots=True)
 class PageTable:
-    """A table of somebody else's at the top of a page: cells as they are to be read, lines below it."""
+    """A table of a caller's own: cells as they are to be read, lines below it. It stands below the sentence, or is
+    folded away."""
 
     title: str
     headers: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+    is_folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One picture as data URIs: for a wide window and, where it is not folded away, for a narrow one, too."""
+
+    caption: str
+    alt: str
+    wide: str
+    narrow: str | None
 
 
 def render_html(
-    runs: Sequence[RunResult], *, title: str = "Jettison report", tables: Sequence[PageTable] = ()
+    runs: Sequence[RunResult], *, title: str = "Jettison report", tables: Sequence[PageTable] = (),
+    opening: str | None = None,
 ) -> str:
-    """The page as text. The first run is the baseline of the ratios; everything that came from outside is escaped."""
+    """The page as text. ``opening``: the sentence, where the caller knows better than the runs what happened.
+
+    The first run is the baseline of the ratios; everything that came from outside is escaped.
+    """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    variants = variants_of(runs)
+    detailed = list(runs[:MAX_DETAILED_RUNS])
+    columns = variants[:MAX_COLUMNS]
     return environment.from_string(PAGE).render(
         title=title,
+        opening=opening or opening_sentence(runs),
         failures=failure_lines(runs),
         tables=tables,
-        headers=comparison_headers(runs),
-        rows=comparison_rows(runs),
-        zeros=zero_counts(runs),
-        fairness=[(run.name, rows) for run in runs if (rows := fairness_rows(run))],
-        pictures=_pictures(runs),
+        front=_front_pictures(variants),
+        columns=[(variant.name, plots.run_color(variant.index)) for variant in columns],
+        key_rows=key_rows(columns),
+        notes=_notes(variants, columns),
+        num_runs=len(runs),
+        headers=comparison_headers(detailed),
+        rows=comparison_rows(detailed),
+        zeros=zero_counts(detailed),
+        fairness=[(run.name, rows) for run in detailed if (rows := fairness_rows(run))],
+        pictures=_more_pictures(detailed, variants),
         definitions=METRIC_DEFINITIONS,
-        runs=[_run_view(run, index) for index, run in enumerate(runs)],
-        event_lines=[(plots.EVENT_COLORS[kind], *line) for kind, line in plots.EVENT_LINES.items()],
-    )
+        runs=[_run_view(run, index) for index, run in enumerate(detailed)],
+    )  # fmt: skip
 
 
 def write_html(
-    path: Path, runs: Sequence[RunResult], *, title: str = "Jettison report", tables: Sequence[PageTable] = ()
+    path: Path, runs: Sequence[RunResult], *, title: str = "Jettison report", tables: Sequence[PageTable] = (),
+    opening: str | None = None,
 ) -> None:
     """Write :func:`render_html` to ``path``."""
-    write_whole(path, render_html(runs, title=title, tables=tables))
+    write_whole(path, render_html(runs, title=title, tables=tables, opening=opening))
 
 
-def _pictures(runs: Sequence[RunResult]) -> list[tuple[str, str]]:
-    """(what it shows, data URI). As images and not inline: ids inside several SVGs would clash."""
-    drawn: list[tuple[str, Figure | None]] = [
-        ("Time to first token of each request over its arrival", plots.draw_ttft(runs)),
+def _notes(variants: Sequence[Variant], columns: Sequence[Variant]) -> list[str]:
+    """What has to be known to read the eight rows."""
+    notes = []
+    if baselines := list(dict.fromkeys(variant.baseline_name for variant in columns if variant.has_baseline)):
+        against = ", ".join(baselines[:3]) + (", ..." if len(baselines) > 3 else "")
+        notes.append(f"The ratio beside a figure: how many times better than {against}; below 1 it is worse.")
+    if (seeds := max((len(variant.runs) for variant in variants), default=0)) > 1:
+        notes.append(f"Figures are medians of {seeds} seeds; requests are those of all seeds.")
+    if more := len(variants) - len(columns):
+        notes.append(f"{more} more variants are in the JSON file.")
+    return notes
+
+
+def _pictured(variants: Sequence[Variant]) -> list[list[plots.Shown]]:
+    """The runs in the two pictures, by load: of each variant the first seed, as many as there is room for."""
+    places = iter(range(MAX_PANELS))
+    loads = [
+        [plots.Shown(v.runs[0], v.name, v.index) for v, _ in zip(load, places, strict=False)]
+        for load in islice(loads_of(variants), MAX_PANELS)
+    ]
+    return [load for load in loads if load]
+
+
+def _front_pictures(variants: Sequence[Variant]) -> list[Picture]:
+    loads = _pictured(variants)
+    shown = [each for load in loads for each in load]
+    names = ", ".join(each.name for each in shown)
+    tails = "; ".join(
+        f"{each.name}: half within {format_value(each.run.ttft_s.p50, 's')}, 99 of 100 within"
+        f" {format_value(each.run.ttft_s.p99, 's')}"
+        for each in shown
+    )
+    seed = ", the first seed of each" if any(len(variant.runs) > 1 for variant in variants) else ""
+    captioned: list[tuple[str, str, Callable[[float], Figure | None]]] = [
+        (f"First tokens: how long each request waited for its first, by its arrival{seed}",
+         f"Scatter plot of the time to first token of each request over its arrival, logarithmic. {tails}.",
+         lambda width: plots.draw_first_tokens(loads, width_in=width)),
+        (f"Memory by use: what all devices together held{seed}",
+         f"Stacked areas over time of what memory was used for, one panel for each of: {names}.",
+         lambda width: plots.draw_memory_by_use(shown, width_in=width)),
+    ]  # fmt: skip
+    return [
+        Picture(caption, alt, wide, _data_uri(draw(plots.NARROW_IN)))
+        for caption, alt, draw in captioned
+        if (wide := _data_uri(draw(plots.WIDTH_IN))) is not None
+    ]
+
+
+def _more_pictures(runs: Sequence[RunResult], variants: Sequence[Variant]) -> list[Picture]:
+    """What is folded away; the first tokens of all runs only where the page's opening shows but some."""
+    shown = sum(map(len, _pictured(variants)))
+    everyone = [[each] for each in plots.all_shown(runs)] if shown < len(runs) else []
+    captioned: list[tuple[str, Figure | None]] = [
+        ("Time to first token of each request over its arrival, run by run", plots.draw_first_tokens(everyone)),
         ("Queue, batch and KV usage over time", plots.draw_queue(runs)),
         *((f"Memory of each worker over time, {run.name}", plots.draw_memory(run)) for run in runs),
         ("Share of requests above each TTFT and TPOT", plots.draw_distributions(runs)),
     ]
     return [
-        (caption, "data:image/svg+xml;base64," + base64.b64encode(plots.to_svg(figure)).decode("ascii"))
-        for caption, figure in drawn
-        if figure is not None
+        Picture(caption, caption, wide, None)
+        for caption, figure in captioned
+        if (wide := _data_uri(figure)) is not None
     ]
+
+
+def _data_uri(figure: Figure | None) -> str | None:
+    """As an image and not inline: ids inside several SVGs would clash."""
+    if figure is None:
+        return None
+    return "data:image/svg+xml;base64," + base64.b64encode(plots.to_svg(figure)).decode("ascii")
 
 
 def _run_view(run: RunResult, index: int) -> dict[str, Any]:

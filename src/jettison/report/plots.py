@@ -1,41 +1,57 @@
-"""Pictures of runs as SVG: memory map, queue, time to first token. matplotlib without pyplot or a display.
+"""Pictures of runs: first tokens, memory by use, queue, tails. matplotlib without pyplot or a display.
 
-Each ``draw_*`` returns a figure, or None where the runs hold nothing to draw; :func:`to_svg` and
-:func:`to_png` turn it into bytes. The same runs give the same bytes.
+Each ``draw_*`` returns a figure, or None where the runs hold nothing to draw; :func:`to_svg` and :func:`to_png` turn it
+into bytes. The same runs give the same bytes. Runs differ by colour and by marker, uses of memory by colour and
+lightness, marked events by line: no picture of requests or memory needs colour alone. ``width_in`` is
+:data:`NARROW_IN` for a telephone.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from jettison.report.memory import (
+    KV_BLOCKS,
+    KV_CAPACITY,
+    KV_USAGE,
+    MemoryByUse,
+    cluster_memory,
+    total_points,
+    worker_memory,
+    worker_names,
+)
 from jettison.report.results import RunResult, SeriesPoint
 
-MEMORY_SERIES = "worker_memory_bytes"
-"""Series ``worker_memory_bytes/<use>/<worker>``: bytes of each use on each worker."""
-
-KV_BLOCKS, KV_CAPACITY = "kv_blocks_used", "kv_blocks_total"
-"""Series ``<name>/<group>``: KV blocks that requests hold, and all that the group has."""
-
 MEMORY_USES = {
-    "parameters": ("parameters", "#4c6a92"),
+    "parameters": ("parameters", "#44618a"),
     "kv": ("KV cache", "#e08e45"),
-    "workspace": ("workspace", "#9aa5b1"),
-    "free": ("free", "#e9ecef"),
+    "kv_held": ("KV cache in use", "#dd7f2c"),
+    "kv_other": ("KV cache free or cached", "#f8dfc3"),
+    "workspace": ("workspace", "#98a2ad"),
+    "free": ("free", "#eef0f2"),
 }
-RUN_COLORS = ("#c0392b", "#1f77b4", "#2a9d5c", "#8e5ea2", "#b8860b", "#444444", "#17a2b8", "#d46ab0", "#8a9a1f")
+"""Use of memory -> its name and colour."""
+
+RUN_COLORS = ("#d55e00", "#0072b2", "#cc79a7", "#00795a", "#9a6a00", "#56b4e9", "#333333", "#7a5195", "#7f7f7f")
+"""Okabe and Ito's palette, the light ones darker: told apart by colour-blind readers, too."""
+RUN_MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">")
+
 EVENT_COLORS = {"drop": "#b3261e", "restore_done": "#1b7f4b"}
-EVENT_LINES = {"drop": ("dashed", "drop"), "restore_done": ("dotted", "restore")}
+EVENT_LINES = {"drop": ("dashed", "layers dropped"), "restore_done": ("dotted", "layers restored")}
 """Line and name of each kind that is marked: the line tells them apart where the colour is the run's."""
 
-_STYLE = {
+STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -43,18 +59,43 @@ _STYLE = {
     "grid.color": "#e6e8eb",
     "grid.linewidth": 0.6,
     "axes.axisbelow": True,
-    "axes.titlesize": 10,
+    "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "legend.frameon": False,
-    "legend.fontsize": 8,
+    "legend.fontsize": 8.5,
     "svg.hashsalt": "jettison",
     "svg.fonttype": "none",
 }
-_PLAIN = FuncFormatter(lambda value, _position: f"{value:g}")
-_MIB = 1024.0**2
-_WIDTH_IN = 9.0
-_LEGEND_COLUMNS = 4
+PLAIN = FuncFormatter(lambda value, _position: f"{value:g}")
+WIDTH_IN, NARROW_IN = 9.0, 4.3
+_RASTER_FROM = 3000
+"""More points than this are drawn as an image inside the picture."""
+_WIDE_SPAN = 100.0
+"""Of a logarithmic axis: two decades."""
+_TICKS_IN = 0.9
+"""What a panel's own labels take of a picture's width."""
+_MARK_IN, _LETTER_IN = 0.55, 0.064
+"""Of a legend: the mark before a label with the gaps around it, and a letter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A run as pictures show it: under this name, in the colour and with the marker of this place."""
+
+    run: RunResult
+    name: str
+    index: int
+
+    @property
+    def color(self) -> str:
+        """Its colour in every picture."""
+        return run_color(self.index)
+
+    @property
+    def marker(self) -> str:
+        """Its marker where requests are points."""
+        return RUN_MARKERS[self.index % len(RUN_MARKERS)]
 
 
 def run_color(index: int) -> str:
@@ -62,52 +103,117 @@ def run_color(index: int) -> str:
     return RUN_COLORS[index % len(RUN_COLORS)]
 
 
-def memory_workers(run: RunResult) -> list[str]:
-    """Workers whose memory the run recorded, in numeric order where names are numbers."""
-    parts = [name.split("/") for name in run.series if name.startswith(f"{MEMORY_SERIES}/")]
-    names = {part[2] for part in parts if len(part) == 3}
-    return sorted(names, key=lambda name: (not name.isdigit(), int(name) if name.isdigit() else 0, name))
+def all_shown(runs: Sequence[RunResult]) -> list[Shown]:
+    """Every run under its own name."""
+    return [Shown(run, run.name, index) for index, run in enumerate(runs)]
+
+
+def draw_first_tokens(loads: Sequence[Sequence[Shown]], *, width_in: float = WIDTH_IN) -> Figure | None:
+    """Each request's time to first token at its arrival, log scale: a panel for the runs of each load."""
+    loads = [load for load in loads if any(_detail_pairs(shown.run, "ttft_s") for shown in load)]
+    if not loads:
+        return None
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width_in, 0.5 + 2.5 * len(loads)), layout="constrained")
+        for axis, load in zip(figure.subplots(len(loads), 1, squeeze=False)[:, 0], loads, strict=True):
+            plot_first_tokens(axis, load, width_in)
+        axis.set_xlabel("arrival of the request, seconds since the start")
+    return figure
+
+
+def plot_first_tokens(axis: Axes, load: Sequence[Shown], width_in: float) -> None:
+    """One panel of :func:`draw_first_tokens`."""
+    points = [_detail_pairs(shown.run, "ttft_s") for shown in load]
+    is_crowded = sum(map(len, points)) > _RASTER_FROM
+    for shown, pairs in zip(load, points, strict=True):
+        if pairs:
+            times, values = zip(*pairs, strict=True)
+            axis.scatter(
+                times, values, s=6 if is_crowded else 13, color=shown.color, marker=shown.marker, alpha=0.7,
+                linewidths=0, label=shown.name, rasterized=is_crowded,
+            )  # fmt: skip
+        mark_events(axis, shown.run, shown.color if len(load) > 1 else None)
+    axis.set_yscale("log")
+    low, high = axis.get_ylim()
+    # Below two decades powers of ten alone would be a label or two.
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low >= _WIDE_SPAN else (1.0, 2.0, 5.0)))
+    axis.yaxis.set_major_formatter(PLAIN)
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_ylabel("time to first token, s")
+    _legend_above(axis, load, width_in)
+    _share_span([axis], load)
+
+
+def draw_memory_by_use(shown: Sequence[Shown], *, width_in: float = WIDTH_IN) -> Figure | None:
+    """What the memory of each run's cluster was used for over time, stacked: a panel a run, the same scale in all."""
+    found = [(each, memory) for each in shown if (memory := cluster_memory(each.run)) is not None]
+    if not found:
+        return None
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width_in, 0.9 + 1.5 * len(found)), layout="constrained")
+        axes: list[Axes] = list(figure.subplots(len(found), 1, squeeze=False)[:, 0])
+        for axis, (each, memory) in zip(axes, found, strict=True):
+            plot_memory(axis, each, memory)
+            axis.set_title(each.name)
+            _share_span([axis], [each])
+        _share_height(axes, [memory for _, memory in found])
+        axes[-1].set_xlabel("seconds since the start")
+        _use_legend(figure, found, width_in)
+    return figure
+
+
+def draw_story(shown: Sequence[Shown], *, width_in: float = WIDTH_IN) -> Figure | None:
+    """Memory by use over time, a panel a run, and below it the first tokens of all, over the same seconds."""
+    found = [(each, memory) for each in shown if (memory := cluster_memory(each.run)) is not None]
+    if not found or not any(_detail_pairs(each.run, "ttft_s") for each in shown):
+        return None
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width_in, 3.3 + 1.4 * len(found)), layout="constrained")
+        ratios = [*[1.0] * len(found), 1.5]
+        axes: list[Axes] = list(
+            figure.subplots(len(ratios), 1, squeeze=False, sharex=True, height_ratios=ratios)[:, 0]
+        )
+        for axis, (each, memory) in zip(axes, found, strict=False):
+            plot_memory(axis, each, memory)
+            axis.set_title(f"memory with {each.name}")
+        _share_height(axes[:-1], [memory for _, memory in found])
+        plot_first_tokens(axes[-1], shown, width_in)
+        axes[-1].set_xlabel("seconds since the start (of a request: its arrival)")
+        _share_span(axes, shown)
+        _use_legend(figure, found, width_in)
+    return figure
+
+
+def plot_memory(axis: Axes, shown: Shown, memory: MemoryByUse) -> None:
+    """Stack the uses; values hold until the next sample, so that a drop is an edge and not a slope."""
+    tops = np.cumsum(list(memory.layers.values()), axis=0)
+    # From the highest down, each over the one before: so only the edges that are seen need points.
+    for use, top in reversed(list(zip(memory.layers, tops, strict=True))):
+        is_edge = np.diff(top, prepend=np.nan) != 0
+        is_edge[-1] = True
+        axis.fill_between(memory.times_s[is_edge], top[is_edge], step="post", color=MEMORY_USES[use][1], linewidth=0)
+    mark_events(axis, shown.run)
+    axis.set_ylabel(memory.unit)
+    axis.grid(visible=False)
 
 
 def draw_memory(run: RunResult) -> Figure | None:
     """What each worker's memory held over time, stacked: parameters, KV, workspace, free."""
-    workers = memory_workers(run)
+    workers = worker_names(run)
     if not workers:
         return None
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH_IN, 0.7 + 1.55 * len(workers)), layout="constrained")
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_IN, 0.9 + 1.4 * len(workers)), layout="constrained")
         axes: list[Axes] = list(figure.subplots(len(workers), 1, sharex=True, squeeze=False)[:, 0])
-        for axis, worker in zip(axes, workers, strict=True):
-            _stack_memory(axis, run, worker)
-            mark_events(axis, run)
-            axis.set_ylabel(f"worker {worker}\nMiB")
-            axis.grid(visible=False)
-        axes[0].set_title(f"{run.name}: memory of each worker")
+        found = [(Shown(run, run.name, 0), worker_memory(run, worker)) for worker in workers]
+        for axis, worker, (shown, memory) in zip(axes, workers, found, strict=True):
+            plot_memory(axis, shown, memory)
+            axis.set_ylabel(f"worker {worker}\n{memory.unit}")
         axes[-1].set_xlabel("seconds since the start")
-        axes[0].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(MEMORY_USES))
-        _share_span(axes, [run])
+        _share_height(axes, [memory for _, memory in found])
+        _share_span(axes, [found[0][0]])
+        _use_legend(figure, found, WIDTH_IN)
     return figure
-
-
-def _stack_memory(axis: Axes, run: RunResult, worker: str) -> None:
-    named = {use: run.series.get(f"{MEMORY_SERIES}/{use}/{worker}", []) for use in MEMORY_USES}
-    times = np.array(sorted({t for points in named.values() for t, _ in points}))
-    layers, labels, colors = [], [], []
-    for use, points in named.items():
-        if points:
-            layers.append(_held(points, times) / _MIB)
-            labels.append(MEMORY_USES[use][0])
-            colors.append(MEMORY_USES[use][1])
-    # Values hold until the next sample, so that a drop is an edge and not a slope.
-    axis.stackplot(times, *layers, labels=labels, colors=colors, step="post", linewidth=0)
-    axis.set_ylim(0, float(np.sum(layers, axis=0).max()) or 1.0)
-
-
-def _held(points: Sequence[SeriesPoint], times: np.ndarray) -> np.ndarray:
-    """The series' value at each time: the last one at or before it, the first one earlier than that."""
-    stamps = np.array([t for t, _ in points])
-    values = np.array([value for _, value in points])
-    return values[np.clip(np.searchsorted(stamps, times, side="right") - 1, 0, len(values) - 1)]
 
 
 def draw_queue(runs: Sequence[RunResult]) -> Figure | None:
@@ -117,42 +223,31 @@ def draw_queue(runs: Sequence[RunResult]) -> Figure | None:
     falls while load rises.
     """
     wanted = {"queue": "waiting requests", "running": "running requests", KV_BLOCKS: "KV blocks in use"}
-    shown = [name for name in wanted if any(_points(run, name) for run in runs)]
-    if KV_BLOCKS not in shown and any(run.series.get("kv_usage") for run in runs):
-        wanted["kv_usage"] = "KV cache in use"
-        shown.append("kv_usage")
-    if not shown:
+    names = [name for name in wanted if any(total_points(run, name) for run in runs)]
+    if KV_BLOCKS not in names and any(run.series.get(KV_USAGE) for run in runs):
+        wanted[KV_USAGE] = "KV cache in use"
+        names.append(KV_USAGE)
+    if not names:
         return None
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH_IN, 0.8 + 1.5 * len(shown)), layout="constrained")
-        axes: list[Axes] = list(figure.subplots(len(shown), 1, sharex=True, squeeze=False)[:, 0])
-        for axis, name in zip(axes, shown, strict=True):
-            for index, run in enumerate(runs):
-                _draw_steps(axis, _points(run, name), run_color(index), run.name)
+    everyone = all_shown(runs)
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_IN, 0.8 + 1.5 * len(names)), layout="constrained")
+        axes: list[Axes] = list(figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0])
+        for axis, name in zip(axes, names, strict=True):
+            for shown in everyone:
+                _draw_steps(axis, total_points(shown.run, name), shown.color, shown.name)
                 if name == KV_BLOCKS:
-                    _draw_steps(axis, _points(run, KV_CAPACITY), run_color(index), f"{run.name}: all blocks", "--")
-                mark_events(axis, run, _mark_color(runs, index))
+                    capacity = total_points(shown.run, KV_CAPACITY)
+                    _draw_steps(axis, capacity, shown.color, f"{shown.name}: all blocks", "--")
+                mark_events(axis, shown.run, shown.color if len(runs) > 1 else None)
             axis.set_ylabel(wanted[name])
             axis.set_ylim(bottom=0)
-        axes[0].set_title("queue, batch and KV usage over time")
-        _legend(axes[0], runs)
-        if shown[-1] == KV_BLOCKS:
+        _legend_above(axes[0], everyone, WIDTH_IN)
+        if names[-1] == KV_BLOCKS:
             axes[-1].set_title("dashed: all blocks there are", fontsize=8, fontweight="normal", loc="right")
         axes[-1].set_xlabel("seconds since the start")
-        _share_span(axes, runs)
+        _share_span(axes, everyone)
     return figure
-
-
-def _points(run: RunResult, name: str) -> list[SeriesPoint]:
-    """The series ``name``, or ``name/<group>`` summed over the groups that each sample found."""
-    if name in run.series:
-        return run.series[name]
-    total: dict[float, float] = {}
-    for key, points in run.series.items():
-        if key.startswith(f"{name}/"):
-            for t, value in points:
-                total[t] = total.get(t, 0.0) + value
-    return sorted(total.items())
 
 
 def _draw_steps(axis: Axes, points: Sequence[SeriesPoint], color: str, label: str, style: str = "-") -> None:
@@ -161,52 +256,27 @@ def _draw_steps(axis: Axes, points: Sequence[SeriesPoint], color: str, label: st
         axis.step(times, values, where="post", color=color, linewidth=1.3, label=label, linestyle=style)
 
 
-def draw_ttft(runs: Sequence[RunResult]) -> Figure | None:
-    """Each request's time to first token at its arrival, log scale, a run a colour."""
-    pairs = [_detail_pairs(run, "ttft_s") for run in runs]
-    if not any(pairs):
-        return None
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH_IN, 3.2), layout="constrained")
-        axis = figure.subplots()
-        for index, (run, points) in enumerate(zip(runs, pairs, strict=True)):
-            if points:
-                times, values = zip(*points, strict=True)
-                axis.scatter(times, values, s=9, color=run_color(index), alpha=0.65, linewidths=0, label=run.name)
-            mark_events(axis, run, _mark_color(runs, index))
-        axis.set_yscale("log")
-        axis.yaxis.set_major_formatter(_PLAIN)
-        axis.set_title("time to first token of each request")
-        axis.set_ylabel("TTFT, s (log)")
-        axis.set_xlabel("arrival, seconds since the start")
-        _legend(axis, runs)
-        _share_span([axis], runs)
-    return figure
-
-
 def draw_distributions(runs: Sequence[RunResult]) -> Figure | None:
     """Share of requests above each TTFT and TPOT, on a logarithmic share: the tail is the story."""
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH_IN, 2.9), layout="constrained")
+    if not any(_detail_pairs(run, key) for run in runs for key in ("ttft_s", "tpot_s")):
+        return None
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH_IN, 3.1), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
-        drawn = False
         for axis, key, label in zip(axes, ("ttft_s", "tpot_s"), ("TTFT, s", "TPOT, s"), strict=True):
             for index, run in enumerate(runs):
                 values = np.sort([value for _, value in _detail_pairs(run, key)])
                 if len(values):
                     share = 1.0 - np.arange(len(values)) / len(values)
                     axis.step(values, share, where="post", color=run_color(index), linewidth=1.4, label=run.name)
-                    drawn = True
             axis.set_yscale("log")
-            axis.yaxis.set_major_formatter(_PLAIN)
+            axis.yaxis.set_major_formatter(PLAIN)
             axis.set_xlabel(label)
-        if not drawn:
-            return None
         axes[0].set_xscale("log")  # TTFT spans decades, TPOT does not
-        axes[0].xaxis.set_major_formatter(_PLAIN)
+        axes[0].xaxis.set_major_formatter(PLAIN)
         axes[0].set_ylabel("share of requests above (log)")
-        axes[0].set_title("tails")
-        axes[1].legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(len(runs), 1))
+        handles, labels = axes[0].get_legend_handles_labels()
+        _legend_outside(figure, handles, labels, WIDTH_IN)
     return figure
 
 
@@ -219,23 +289,48 @@ def mark_events(axis: Axes, run: RunResult, color: str | None = None) -> None:
             axis.axvline(event["t"], color=color or EVENT_COLORS[kind], linewidth=0.9, linestyle=line, alpha=0.8)
 
 
-def _mark_color(runs: Sequence[RunResult], index: int) -> str | None:
-    """Events of one of several runs have its colour, or nobody could tell whose they are."""
-    return run_color(index) if len(runs) > 1 else None
-
-
-def _legend(axis: Axes, runs: Sequence[RunResult]) -> None:
-    """The runs, and the lines of the events that any of them had."""
-    handles, labels = axis.get_legend_handles_labels()
+def _event_handles(runs: Iterable[RunResult], color: str | None) -> dict[str, Artist]:
+    """A line for each kind of event that any of the runs had; ``color`` None: the kind's own."""
     marked = {str(event.get("kind", "")) for run in runs for event in run.events.get("log") or []}
-    for kind, (line, label) in EVENT_LINES.items():
-        if kind in marked:
-            color = "#444444" if len(runs) > 1 else EVENT_COLORS[kind]
-            handles.append(Line2D([], [], color=color, linewidth=0.9, linestyle=line))
-            labels.append(label)
-    # Two rows where one would run into the title; they are filled column by column, so the events stay together.
-    num_columns = len(labels) if len(labels) <= _LEGEND_COLUMNS else -(-len(labels) // 2)
-    axis.legend(handles, labels, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=max(num_columns, 1))
+    return {
+        label: Line2D([], [], color=color or EVENT_COLORS[kind], linewidth=0.9, linestyle=line)
+        for kind, (line, label) in EVENT_LINES.items()
+        if kind in marked
+    }
+
+
+def _legend_above(axis: Axes, load: Sequence[Shown], width_in: float) -> None:
+    """The runs, and the lines of the events that any of them had, above the panel."""
+    handles, labels = axis.get_legend_handles_labels()
+    # The events of one of several runs have its colour: else they could not be told apart.
+    events = _event_handles([shown.run for shown in load], "#444444" if len(load) > 1 else None)
+    handles, labels = [*handles, *events.values()], [*labels, *events]
+    if labels:
+        axis.legend(
+            handles, labels, loc="lower left", bbox_to_anchor=(0.0, 1.0), borderaxespad=0.2, borderpad=0.2,
+            ncols=_columns(labels, width_in - _TICKS_IN),
+        )  # fmt: skip
+
+
+def _use_legend(figure: Figure, found: Sequence[tuple[Shown, MemoryByUse]], width_in: float) -> None:
+    uses = [use for use in MEMORY_USES if any(use in memory.layers for _, memory in found)]
+    handles: dict[str, Artist] = {MEMORY_USES[use][0]: Patch(color=MEMORY_USES[use][1]) for use in uses}
+    handles |= _event_handles([shown.run for shown, _ in found], None)
+    _legend_outside(figure, list(handles.values()), list(handles), width_in)
+
+
+def _legend_outside(figure: Figure, handles: Sequence[Artist], labels: Sequence[str], width_in: float) -> None:
+    figure.legend(handles, labels, loc="outside upper left", ncols=_columns(labels, width_in))
+
+
+def _columns(labels: Sequence[str], width_in: float) -> int:
+    """The most columns that fit; they are filled one after the other."""
+    for count in range(len(labels), 1, -1):
+        rows = -(-len(labels) // count)
+        columns = [labels[start : start + rows] for start in range(0, len(labels), rows)]
+        if sum(_MARK_IN + _LETTER_IN * max(map(len, column)) for column in columns) <= width_in:
+            return len(columns)
+    return 1
 
 
 def _detail_pairs(run: RunResult, key: str) -> list[SeriesPoint]:
@@ -244,16 +339,24 @@ def _detail_pairs(run: RunResult, key: str) -> list[SeriesPoint]:
     return [(row["scheduled_s"], row[key]) for row in rows if row.get(key)]
 
 
-def _share_span(axes: Sequence[Axes], runs: Sequence[RunResult]) -> None:
-    end_s = max((run.duration_s for run in runs), default=0.0)
+def _share_span(axes: Sequence[Axes], load: Sequence[Shown]) -> None:
+    end_s = max((shown.run.duration_s for shown in load), default=0.0)
     if end_s > 0:
         for axis in axes:
             axis.set_xlim(0.0, end_s)
 
 
+def _share_height(axes: Sequence[Axes], memories: Sequence[MemoryByUse]) -> None:
+    """One scale for all panels of one unit."""
+    tops = [float(np.sum(list(memory.layers.values()), axis=0).max()) or 1.0 for memory in memories]
+    units = [memory.unit for memory in memories]
+    for axis, unit in zip(axes, units, strict=True):
+        axis.set_ylim(0.0, max(top for top, other in zip(tops, units, strict=True) if other == unit))
+
+
 def to_svg(figure: Figure) -> bytes:
     """The figure as SVG, byte for byte the same each time."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         out = io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
         return out.getvalue()

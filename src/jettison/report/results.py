@@ -385,7 +385,7 @@ def _plain(value: Any) -> Any:
 
 def met_the_same(other: RunResult, run: RunResult) -> bool:
     """Equal arrivals and lengths, request by request, under equal conditions (``shares_conditions``)."""
-    return bool(_load(run)) and _load(other) == _load(run) and shares_conditions(other, run)
+    return shares_conditions(other, run) and bool(_load(run)) and _load(other) == _load(run)
 
 
 def has_other_arrivals(other: RunResult, run: RunResult) -> bool:

@@ -83,7 +83,7 @@ def comparison_rows(runs: Sequence[RunResult]) -> list[list[str]]:
     each run's figure, and after each but the first its ratio to the first run that met the same arrivals at the same
     point of a sweep; before each distribution of how many it is. Counts of events come last."""
     rows = _count_rows(_ends(runs))
-    baselines = [_baseline(runs, run) for run in runs]
+    baselines = [baseline_of(runs, run) for run in runs]
     samples = {f"{name} mean": field for name, field in _DISTRIBUTIONS}
     for metric in METRICS:
         if all(metric.value(run) is None for run in runs):
@@ -155,13 +155,13 @@ def comparison_headers(runs: Sequence[RunResult]) -> list[str]:
     """Column titles that go with :func:`comparison_rows`."""
     headers = [""]
     for index, run in enumerate(runs):
-        baseline = _baseline(runs, run)
+        baseline = baseline_of(runs, run)
         against = _why_alone(runs[0], run) if baseline is run else f"against {baseline.name}"
         headers += [run.name, against] if index else [run.name]
     return headers
 
 
-def _baseline(runs: Sequence[RunResult], run: RunResult) -> RunResult:
+def baseline_of(runs: Sequence[RunResult], run: RunResult) -> RunResult:
     """The first run that met the same arrivals under the same conditions; where requests were not kept one by one, the
     first under the same conditions."""
     is_known = bool(run.requests_detail) and bool(runs[0].requests_detail)

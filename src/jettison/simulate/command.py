@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-from jettison.report.html import write_html
+from jettison.report.html import MAX_DETAILED_RUNS, write_html
 from jettison.report.output import check_writable, safe_name
 from jettison.report.results import RunResult, write_results
 from jettison.report.terminal import PacedLines, note_phase, progress_bar, spinner
@@ -19,7 +19,6 @@ from jettison.simulate.cases import Case, cases_of
 from jettison.simulate.table import print_table
 from jettison.workload.cautions import print_cautions
 
-MAX_PICTURED_RUNS = 8
 """Runs that a report page compares; the result file has all."""
 
 MAX_NAMED_RUNS = 4
@@ -112,10 +111,10 @@ def write_outputs(
     if json_out is not None:
         write_results(json_out, runs)
     if html_out is not None:
-        shown = list(runs[:MAX_PICTURED_RUNS])
-        write_html(html_out, shown, title=f"jettison simulate: {name}")
-        if len(runs) > len(shown):
-            console.print(f"{html_out} compares the first {len(shown)} of {len(runs)} runs", soft_wrap=True)
+        write_html(html_out, runs, title=f"jettison simulate: {name}")
+        if len(runs) > MAX_DETAILED_RUNS:
+            told = f"{html_out} compares {len(runs)} runs, and has all figures of the first {MAX_DETAILED_RUNS}"
+            console.print(told, soft_wrap=True)
 
 
 def with_timelines(cases: Sequence[Case], path: Path) -> list[Case]:

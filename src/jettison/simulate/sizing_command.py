@@ -16,7 +16,7 @@ from jettison.report.results import RunResult
 from jettison.report.summary import format_value
 from jettison.report.terminal import PacedLines
 from jettison.simulate.cases import Case
-from jettison.simulate.command import MAX_PICTURED_RUNS, prepare, run_shown
+from jettison.simulate.command import prepare, run_shown
 from jettison.simulate.sizing import Objective, Sizing, Wanted, point_key, size_all
 from jettison.simulate.sizing_report import pictured_runs, print_sizings, sizing_document, write_sizing_page
 from jettison.simulate.spec import ExperimentSpec, parse_spec
@@ -86,11 +86,7 @@ def _write_outputs(
         document = {"format": FORMAT, "name": name, **sizing_document(sizings)}
         write_whole(json_out, json.dumps(document, indent=1, sort_keys=True) + "\n")
     if html_out is not None:
-        runs = pictured_runs(sizings)
-        shown = runs[:MAX_PICTURED_RUNS]
-        write_sizing_page(html_out, sizings, shown, title=f"jettison plan: {name}")
-        if len(runs) > len(shown):
-            console.print(f"{html_out} pictures the first {len(shown)} of {len(runs)} runs", soft_wrap=True)
+        write_sizing_page(html_out, sizings, pictured_runs(sizings), title=f"jettison plan: {name}")
 
 
 def _check_sweep(values: Mapping[str, Any], first: ExperimentSpec, flags: PlanFlags) -> None:

@@ -63,7 +63,9 @@ def trials_table(sizings: Sequence[Sizing]) -> PageTable:
         for _, trial in sorted(sizing.trials.items())
     ]  # fmt: skip
     shown = [i for i in range(len(headers)) if any(row[i] != "-" for row in rows)]
-    return PageTable("clusters tried", [headers[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    return PageTable(
+        "clusters tried", [headers[i] for i in shown], [[row[i] for i in shown] for row in rows], is_folded=True
+    )
 
 
 def print_sizings(sizings: Sequence[Sizing], console: Console) -> None:
@@ -98,7 +100,50 @@ def write_sizing_page(path: Path, sizings: Sequence[Sizing], runs: Sequence[RunR
     found = sizing_table(sizings)
     if len({sizing.found.smallest for sizing in sizings} - {None}) > 1:
         found = replace(found, notes=[*found.notes, OTHER_SIZES])
-    write_html(path, runs, title=title, tables=(found, trials_table(sizings)))
+    write_html(path, runs, title=title, tables=(found, trials_table(sizings)), opening=sizing_sentence(sizings))
+
+
+def sizing_sentence(sizings: Sequence[Sizing]) -> str:
+    """What was found, in one sentence: each variant of the only point, or at how many points each needed fewer."""
+    objective = _common(sizing.wanted.objective for sizing in sizings)
+    asked = "its point's objective" if objective is None else objective.describe()
+    if all(sizing.found.smallest is None for sizing in sizings):
+        return f"No cluster that was tried holds {asked}, not even one of {max(s.best.num_instances for s in sizings)}."
+    if all(sizing.point == sizings[0].point for sizing in sizings):
+        needs = [_need(sizing, _first(sizings, sizing)) for sizing in sizings]
+        return f"To hold {asked}, {'; '.join(needs)}."
+    return f"To hold {asked}, {'; '.join(_need_at_points(sizings)) or 'each point has its own cluster below'}."
+
+
+def _need(sizing: Sizing, first: Sizing) -> str:
+    if sizing.found.smallest is None:
+        return f"{sizing.variant} needs more than {sizing.best.num_instances} instances"
+    needed = f"{sizing.variant} needs {_instances(sizing.found.smallest)}"
+    if sizing is first or first.found.smallest is None:
+        return needed
+    change = sizing.found.smallest / first.found.smallest - 1.0
+    against = "as many" if not change else f"{abs(change):.0%} {'fewer' if change < 0 else 'more'}"
+    return f"{needed}, {against}{' as' if not change else ' than'} {first.variant}"
+
+
+def _need_at_points(sizings: Sequence[Sizing]) -> list[str]:
+    """Of each variant beside the first: at how many points it needs fewer instances, as many, or more."""
+    told = []
+    for variant in dict.fromkeys(s.variant for s in sizings if s is not _first(sizings, s)):
+        pairs = [(s.found.smallest, _first(sizings, s).found.smallest) for s in sizings if s.variant == variant]
+        known = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+        counts = {
+            "fewer instances than": sum(ours < theirs for ours, theirs in known),
+            "as many as": sum(ours == theirs for ours, theirs in known),
+            "more than": sum(ours > theirs for ours, theirs in known),
+        }
+        ways = ", ".join(f"{how} {sizings[0].variant} at {count}" for how, count in counts.items() if count)
+        told.append(f"{variant} needs {ways or 'what cannot be compared at any'} of {len(pairs)} points")
+    return told
+
+
+def _instances(number: int) -> str:
+    return f"{number} instance{'s' if number != 1 else ''}"
 
 
 def pictured_runs(sizings: Sequence[Sizing]) -> list[RunResult]:
