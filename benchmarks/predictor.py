@@ -298,7 +298,7 @@ def median(errors: Sequence[float]) -> float | None:
 
 
 def rows_of(found: Mapping[str, Mapping[str, Errors]]) -> list[dict[str, Any]]:
-    """A row for each recording and use, and one over all recordings (of their medians, each weighing the same)."""
+    """A row for each recording and use, and one a use: the median over the recordings that have ``WARM_UP`` of it."""
     rows: list[dict[str, Any]] = []
     for use in USES:
         for name, errors in found.items():
@@ -306,7 +306,7 @@ def rows_of(found: Mapping[str, Mapping[str, Errors]]) -> list[dict[str, Any]]:
             num = len(errors["predictor, profiled"].of[use])
             if num:
                 rows.append({"use": use, "recording": name, "num": num, "median_error": medians})
-        mine = [row for row in rows if row["use"] == use]
+        mine = [row for row in rows if row["use"] == use and row["num"] >= WARM_UP]
         pooled = {
             contender: statistics.median(known)
             for contender in CONTENDERS

@@ -152,6 +152,17 @@ def test_one_step_that_was_disturbed_moves_little() -> None:
     assert error(predictor, chunks, whole_s(chunks)) < 0.1
 
 
+@pytest.mark.parametrize("chunks", ASKED)
+def test_first_steps_that_are_almost_alike_do_not_decide_for_long_what_others_cost(chunks: Chunks) -> None:
+    """They happen to get longer with the context: taken at its word, KV would be dearer than all else."""
+    predictor, end_ns = StepTimePredictor(8), 0
+    for number in range(MIN_OBSERVATIONS):
+        begin_ns, end_ns = end_ns, end_ns + round(1e9 * whole_s([(1, 20)]) * (0.5 + number / 4))
+        predictor.observe(StepWork.of([(1, 20 + number)]), (begin_ns, end_ns))
+    serve(predictor, 80, begin_ns=end_ns)
+    assert error(predictor, chunks, whole_s(chunks)) < 0.25
+
+
 def test_a_price_learned_from_lone_steps_is_known_of_pipelines() -> None:
     """What is shared comes from every group; a number of stages only bends it."""
     predictor, chunks = StepTimePredictor(8, COST), ASKED[1]

@@ -31,9 +31,13 @@ DEVIATIONS = (-0.8, 4.0)
 
 MIN_OBSERVATIONS = 8
 """Steps before anything is fitted."""
-REFIT_EVERY = 32
-TRUST_PROFILED, TRUST_NOMINAL = 4.0, 1e-4
-"""The weight of a cost model's proportions, in steps: of one that was measured, and of one that was made up."""
+REFIT_EVERY = 8, 32
+"""Steps between two fits: of the first ``EARLY``, and after."""
+EARLY = 64
+NOISE = 0.1
+"""Variance of a step's relative error, roughly: beside it the proportions of the cost model count."""
+DOUBT_PROFILED, DOUBT_NOMINAL = 1.0, 10.0
+"""Standard deviation of a coefficient over the level of all: of a cost model that was measured, and of one made up."""
 
 NUM_FITTED = 5
 """Terms with a shared coefficient; a sixth (copied bytes) has deviations alone."""
@@ -48,7 +52,8 @@ class StepFit:
     def __init__(self, *, is_profiled: bool) -> None:
         """``is_profiled``: the terms are seconds of this model on this machine; else only their proportions mean
         anything, and little."""
-        self._trust = TRUST_PROFILED if is_profiled else TRUST_NOMINAL
+        self._trust = NOISE / (DOUBT_PROFILED if is_profiled else DOUBT_NOMINAL) ** 2
+        """The weight of the cost model's proportions, in steps."""
         self._shared: Sequence[float] | None = (1.0,) * NUM_FITTED if is_profiled else None
         self._normal = [0.0] * 15
         """Upper half of sum(w x x^T), row by row."""
@@ -109,8 +114,9 @@ class StepFit:
                     dev = [min(max(d, low), high) for d in dev]
                 self._deviations[kind] = dev
                 told_s = max(seconds - deviation_s, 0.1 * seconds)
-                off = abs(told_s - base_s)
-                weight = min(1.0, CLIP * base_s / off) / base_s if off else 1.0 / base_s
+                # By what deviations make of it: a fit that is far off for good is no row of outliers.
+                off_s = abs(seconds - predicted_s)
+                weight = (1.0 if off_s <= most_s else most_s / off_s) / predicted_s
         self._add(x0, x1, x2, x3, x4, weight, told_s)
 
     def _add(self, x0: float, x1: float, x2: float, x3: float, x4: float, weight: float, seconds: float) -> None:
@@ -130,7 +136,7 @@ class StepFit:
         self._weight = keep * self._weight + 1.0
         self._num_observations += 1
         number = self._num_observations
-        if number == MIN_OBSERVATIONS or (number > MIN_OBSERVATIONS and number % REFIT_EVERY == 0):
+        if number % REFIT_EVERY[number > EARLY] == 0 and number >= MIN_OBSERVATIONS:
             self._solve()
 
     def _solve(self) -> None:
@@ -143,8 +149,8 @@ class StepFit:
         total = sum(map(sum, matrix))
         level = sum(self._moment) / total if total > 0.0 else 1.0
         moment = list(self._moment)
+        drawn = self._trust * total / self._weight if total > 0.0 else 1.0
         for i in range(size):
-            drawn = matrix[i][i] * self._trust / self._weight if matrix[i][i] > 0.0 else 1.0
             matrix[i][i] += drawn
             moment[i] += drawn * level
         self._shared = tuple(non_negative(matrix, moment))
