@@ -198,6 +198,26 @@ class CostModel:
             seconds += self.head_s + self.sample_s * self._head_rows(num_samples)
         return seconds
 
+    def terms_s(
+        self, num_tokens: int, num_pairs: float, num_kv_tokens: int, num_layers: int | None = None, *,
+        is_first: bool = True, num_samples: int = 0,
+    ) -> tuple[float, float, float, float, float]:
+        """``totals_cost_s`` in its parts: fixed, by tokens, by pairs, by KV, by sampled rows."""
+        layers = self.num_layers if num_layers is None else num_layers
+        if num_tokens == 0:
+            return 0.0, 0.0, 0.0, 0.0, 0.0
+        fixed = layers * self.layer_s + self.step_s + (self.entry_s if is_first else 0.0)
+        tokens = self._work_s(num_tokens, 0.0, 0, layers, is_first)
+        tokens += layers * self.token_layer_s * (self._layer_rows(num_tokens) - num_tokens)
+        samples = 0.0
+        if num_samples:
+            fixed += self.head_s
+            samples = self.sample_s * self._head_rows(num_samples)
+        return (
+            fixed, tokens, layers * self.pair_layer_s * num_pairs, layers * self.kv_token_layer_s * num_kv_tokens,
+            samples,
+        )
+
     def _layer_rows(self, num_tokens: int) -> float:
         """Tokens that a layer's products take as long as; at least ``num_tokens``."""
         return _rows(num_tokens, self.row_tile, self.weight_tokens)

@@ -1,0 +1,194 @@
+"""Coefficients of step times, learned from all groups at once. Pure arithmetic in plain floats.
+
+A step's time is a sum of terms (fixed costs, tokens, pairs, KV, rows, copied bytes), each as a cost model has it. The
+fit bends them in two ways:
+
+- ``shared`` coefficients, one a term, for all that is observed: least squares that forget, weighted by one over the
+  time (between absolute and relative error), a step that is far off counting less (Huber). None is below 0, and where
+  steps do not tell terms apart, the cost model's proportions decide.
+- ``deviations`` of each kind of time (a number of stages, a stage, a pipeline's period): factors on the terms that
+  follow the last few dozen steps by normalized least mean squares (Nagumo and Noda 1967). An error goes to the terms in
+  the proportion in which they make up the step, and deviations fade towards what is shared.
+
+The first learns what a token costs this model here, from every group; the second what this minute and this number of
+stages make of it. Shared coefficients learn from times with the deviations taken off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+FORGETTING = 0.995
+"""Of the shared sums, a step: they remember about 200."""
+FADING = 0.998
+"""Of deviations, a step."""
+LEARNING = 0.3
+"""Of a step's error, what the deviations take on."""
+CLIP = 0.2
+"""Of its prediction, the largest error of a step that counts in full."""
+DEVIATIONS = (-0.8, 4.0)
+"""Outside of them a step was disturbed, or the model is another."""
+
+MIN_OBSERVATIONS = 8
+"""Steps before anything is fitted."""
+REFIT_EVERY = 8, 32
+"""Steps between two fits: of the first ``EARLY``, and after."""
+EARLY = 64
+NOISE = 0.1
+"""Variance of a step's relative error, roughly: beside it the proportions of the cost model count."""
+DOUBT_PROFILED, DOUBT_NOMINAL = 1.0, 10.0
+"""Standard deviation of a coefficient over the level of all: of a cost model that was measured, and of one made up."""
+
+NUM_FITTED = 5
+"""Terms with a shared coefficient; a sixth (copied bytes) has deviations alone."""
+
+Terms = tuple[float, float, float, float, float, float]
+"""Seconds by a cost model: fixed, tokens, pairs, KV, rows, copied bytes."""
+
+
+class StepFit:
+    """Observations in, coefficients out; the order of observations counts."""
+
+    def __init__(self, *, is_profiled: bool) -> None:
+        """``is_profiled``: the terms are seconds of this model on this machine; else only their proportions mean
+        anything, and little."""
+        self._trust = NOISE / (DOUBT_PROFILED if is_profiled else DOUBT_NOMINAL) ** 2
+        """The weight of the cost model's proportions, in steps."""
+        self._shared: Sequence[float] | None = (1.0,) * NUM_FITTED if is_profiled else None
+        self._normal = [0.0] * 15
+        """Upper half of sum(w x x^T), row by row."""
+        self._moment = [0.0] * NUM_FITTED
+        self._weight = 0.0
+        """Steps that the sums remember."""
+        self._num_observations = 0
+        self._deviations: dict[Hashable, list[float]] = {}
+
+    @property
+    def is_known(self) -> bool:
+        """Whether coefficients are those of this machine."""
+        return self._shared is not None
+
+    def is_observed(self, kind: Hashable) -> bool:
+        """Whether any time of this kind has been seen."""
+        return kind in self._deviations
+
+    def coefficients(self, kind: Hashable) -> Terms | None:
+        """What each term is multiplied with; all >= 0. None while too little is known."""
+        if self._shared is None:
+            return None
+        fixed, token, pair, kv, row = self._shared
+        dev = self._deviations.get(kind)
+        if dev is None:
+            return fixed, token, pair, kv, row, 1.0
+        d0, d1, d2, d3, d4, d5 = dev
+        return (
+            fixed * (1.0 + d0), token * (1.0 + d1), pair * (1.0 + d2), kv * (1.0 + d3), row * (1.0 + d4), 1.0 + d5
+        )
+
+    def observe(self, kind: Hashable, terms: Terms, seconds: float) -> None:
+        """One time of a kind. Times that are not above 0 are left out."""
+        if seconds <= 0.0:
+            return
+        x0, x1, x2, x3, x4, x5 = terms
+        dev = self._deviations.get(kind)
+        if dev is None:
+            dev = self._deviations[kind] = [0.0] * 6
+        weight, told_s = 1.0 / seconds, seconds
+        if self._shared is not None:
+            t0, t1, t2, t3, t4 = self._shared
+            c0, c1, c2, c3, c4 = t0 * x0, t1 * x1, t2 * x2, t3 * x3, t4 * x4
+            d0, d1, d2, d3, d4, d5 = dev
+            base_s = c0 + c1 + c2 + c3 + c4
+            deviation_s = d0 * c0 + d1 * c1 + d2 * c2 + d3 * c3 + d4 * c4 + (1.0 + d5) * x5
+            if base_s > 0.0:
+                predicted_s = base_s + deviation_s
+                most_s = CLIP * predicted_s
+                error_s = min(max(seconds - predicted_s, -most_s), most_s)
+                gain = LEARNING * error_s / (c0 * c0 + c1 * c1 + c2 * c2 + c3 * c3 + c4 * c4 + x5 * x5)
+                dev = [
+                    FADING * (d0 + gain * c0), FADING * (d1 + gain * c1), FADING * (d2 + gain * c2),
+                    FADING * (d3 + gain * c3), FADING * (d4 + gain * c4), FADING * (d5 + gain * x5),
+                ]
+                low, high = DEVIATIONS
+                if min(dev) < low or max(dev) > high:
+                    dev = [min(max(d, low), high) for d in dev]
+                self._deviations[kind] = dev
+                told_s = max(seconds - deviation_s, 0.1 * seconds)
+                # By what deviations make of it: a fit that is far off for good is no row of outliers.
+                off_s = abs(seconds - predicted_s)
+                weight = (1.0 if off_s <= most_s else most_s / off_s) / predicted_s
+        self._add(x0, x1, x2, x3, x4, weight, told_s)
+
+    def _add(self, x0: float, x1: float, x2: float, x3: float, x4: float, weight: float, seconds: float) -> None:
+        n, keep = self._normal, FORGETTING
+        w0, w1, w2, w3, w4 = weight * x0, weight * x1, weight * x2, weight * x3, weight * x4
+        self._normal = [
+            keep * n[0] + w0 * x0, keep * n[1] + w0 * x1, keep * n[2] + w0 * x2, keep * n[3] + w0 * x3,
+            keep * n[4] + w0 * x4, keep * n[5] + w1 * x1, keep * n[6] + w1 * x2, keep * n[7] + w1 * x3,
+            keep * n[8] + w1 * x4, keep * n[9] + w2 * x2, keep * n[10] + w2 * x3, keep * n[11] + w2 * x4,
+            keep * n[12] + w3 * x3, keep * n[13] + w3 * x4, keep * n[14] + w4 * x4,
+        ]  # fmt: skip
+        m0, m1, m2, m3, m4 = self._moment
+        self._moment = [
+            keep * m0 + w0 * seconds, keep * m1 + w1 * seconds, keep * m2 + w2 * seconds, keep * m3 + w3 * seconds,
+            keep * m4 + w4 * seconds,
+        ]
+        self._weight = keep * self._weight + 1.0
+        self._num_observations += 1
+        number = self._num_observations
+        if number % REFIT_EVERY[number > EARLY] == 0 and number >= MIN_OBSERVATIONS:
+            self._solve()
+
+    def _solve(self) -> None:
+        """Weighted least squares with coefficients >= 0, each drawn a little to the level of all."""
+        size, upper = NUM_FITTED, iter(self._normal)
+        matrix = [[0.0] * size for _ in range(size)]
+        for i in range(size):
+            for j in range(i, size):
+                matrix[i][j] = matrix[j][i] = next(upper)
+        total = sum(map(sum, matrix))
+        level = sum(self._moment) / total if total > 0.0 else 1.0
+        moment = list(self._moment)
+        drawn = self._trust * total / self._weight if total > 0.0 else 1.0
+        for i in range(size):
+            matrix[i][i] += drawn
+            moment[i] += drawn * level
+        self._shared = tuple(non_negative(matrix, moment))
+
+
+def non_negative(matrix: Sequence[Sequence[float]], moment: Sequence[float]) -> list[float]:
+    """x of ``matrix @ x = moment`` with what comes out below 0 taken out, the most negative first.
+
+    In plain floats: what a linear algebra library makes of an ill-conditioned system depends on the processor, and
+    decisions would with it. ``matrix``: symmetric, positive definite.
+    """
+    active = list(range(len(moment)))
+    found = [0.0] * len(moment)
+    while active:
+        solved = _gauss([[matrix[i][j] for j in active] for i in active], [moment[i] for i in active])
+        least = min(solved)
+        if least >= 0.0:
+            for i, x in zip(active, solved, strict=True):
+                found[i] = x
+            break
+        del active[solved.index(least)]
+    return found
+
+
+def _gauss(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination of a symmetric positive definite system, which needs no pivots. Changes its arguments."""
+    size = len(right)
+    for k in range(size):
+        row = matrix[k]
+        for i in range(k + 1, size):
+            factor = matrix[i][k] / row[k]
+            if factor:
+                other = matrix[i]
+                for j in range(k, size):
+                    other[j] -= factor * row[j]
+                right[i] -= factor * right[k]
+    found = [0.0] * size
+    for k in reversed(range(size)):
+        rest = sum(matrix[k][j] * found[j] for j in range(k + 1, size))
+        found[k] = (right[k] - rest) / matrix[k][k]
+    return found

@@ -1,0 +1,332 @@
+"""The predictor of step times: what it learns, what it never does, and its inverse."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jettison.cost.model import ChunkShape, CostModel
+from jettison.cost.predictor import MAX_NOTED, StepTimePredictor
+from jettison.cost.stepfit import MIN_OBSERVATIONS
+from jettison.cost.stepwork import (
+    LONE_STEP,
+    NOTHING,
+    Measure,
+    Part,
+    StepWork,
+    last_stage_of,
+    period_of,
+    step_of,
+)
+
+COST = CostModel(8, 2e-8, 6e-8, 2e-5, 3e-4, 1e-4, 5e-5, 5e-7, 2e-4, 1e-5)
+KNEES = replace(COST, weight_tokens=64, head_tokens=8, row_tile=4)
+GB = 1e9
+
+Chunks = list[tuple[int, int]]
+
+
+def whole_s(chunks: Chunks, cost: CostModel = COST) -> float:
+    """What a lone instance takes by the cost model."""
+    return cost.batch_cost_s([ChunkShape(context, tokens) for tokens, context in chunks])
+
+
+def some_chunks(rng: random.Random) -> Chunks:
+    chunks = [(1, rng.randrange(2000)) for _ in range(rng.randrange(30))]
+    return chunks + [(rng.randrange(2, 300), rng.randrange(1000)) for _ in range(rng.randrange(0 if chunks else 1, 3))]
+
+
+def serve(
+    predictor: StepTimePredictor, num: int, factor: float = 1.0, *, noise: float = 0.0, seed: int = 0,
+    part: Part = LONE_STEP, share: float = 1.0, begin_ns: int = 0,
+) -> int:
+    """Steps of a machine that takes ``factor`` times as long as the cost model has it; returns when the last ended."""
+    rng = random.Random(seed)
+    for _ in range(num):
+        chunks = some_chunks(rng)
+        seconds = factor * share * whole_s(chunks) * rng.lognormvariate(0.0, noise)
+        end_ns = begin_ns + round(seconds * 1e9)
+        predictor.observe(StepWork.of(chunks), (begin_ns, end_ns), 0, part)
+        begin_ns = end_ns
+    return begin_ns
+
+
+def error(predictor: StepTimePredictor, chunks: Chunks, seconds: float, part: Part = LONE_STEP) -> float:
+    predicted = predictor.predict_s(StepWork.of(chunks), part)
+    assert predicted is not None
+    return abs(predicted / seconds - 1)
+
+
+ASKED: list[Chunks] = [[(1, 500)] * 20, [(256, 0)], [(100, 900), *[(1, 100)] * 5]]
+
+# --- what is computed -------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(0, 3000)), max_size=8))
+def test_totals_are_the_sums_over_the_chunks(chunks: Chunks) -> None:
+    work = StepWork.of(chunks)
+    shapes = [ChunkShape(context, tokens) for tokens, context in chunks]
+    assert work.num_pairs == sum(shape.num_pairs for shape in shapes)
+    built = NOTHING
+    for tokens, context in chunks:
+        built = built.with_prompt(tokens, context)
+    assert built == work
+
+
+def test_decodes_are_rows_of_one_token() -> None:
+    assert StepWork.decodes(3, 60) == StepWork.of([(1, 10), (1, 20), (1, 30)])
+
+
+def test_prompts_are_cut_to_their_length() -> None:
+    beside = StepWork.decodes(2, 50)
+    assert beside.with_prompts(250, 100, 7) == beside.with_prompt(100, 7).with_prompt(100, 7).with_prompt(50, 7)
+    assert beside.with_prompts(250) == beside.with_prompt(250)
+    assert beside.with_prompts(0, 10) == beside
+
+
+@pytest.mark.parametrize("cost", [COST, KNEES])
+@pytest.mark.parametrize("chunks", ASKED)
+def test_a_profile_answers_before_anything_was_seen(cost: CostModel, chunks: Chunks) -> None:
+    predictor = StepTimePredictor(8, cost, efficiency=lambda num_stages: 0.8)
+    work, alone_s = StepWork.of(chunks), whole_s(chunks, cost)
+    shapes = [ChunkShape(context, tokens) for tokens, context in chunks]
+    assert predictor.predict_s(work) == pytest.approx(alone_s)
+    assert predictor.predict_s(work, step_of(3)) == pytest.approx(alone_s + 2 * cost.step_s)
+    assert predictor.predict_s(work, period_of(2)) == pytest.approx(alone_s / (2 * 0.8))
+    middle = Part(Measure.STAGE, 4, 3, is_first=False, is_last=False)
+    stage_s = cost.batch_cost_s(shapes, 3, is_first=False, is_last=False)
+    assert predictor.predict_s(work, middle) == pytest.approx(stage_s)
+    last_s = cost.batch_cost_s(shapes, 4, is_first=False)
+    assert predictor.predict_s(work, last_stage_of(2)) == pytest.approx(last_s)
+    assert predictor.predict_s(work, last_stage_of(2, 4)) == pytest.approx(last_s)
+    assert predictor.predict_s(NOTHING) == 0.0
+
+
+def test_without_a_profile_nothing_is_predicted_before_enough_was_seen() -> None:
+    predictor = StepTimePredictor(8)
+    serve(predictor, MIN_OBSERVATIONS - 1)
+    assert predictor.predict_s(StepWork.decodes(4, 100)) is None
+    assert predictor.prefill_tokens_per_s(512) is None
+    assert predictor.largest_batch(1.0, 10, lambda n: StepWork.decodes(n, 0)) is None
+    assert predictor.chunk_prices(2).chunk_cost(7, 100) == 7.0
+    serve(predictor, 1, begin_ns=10**12)
+    assert predictor.predict_s(StepWork.decodes(4, 100)) is not None
+
+
+# --- what is learned --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunks", ASKED)
+@pytest.mark.parametrize("cost", [None, COST])
+def test_exact_steps_are_recovered(cost: CostModel | None, chunks: Chunks) -> None:
+    predictor = StepTimePredictor(8, cost)
+    serve(predictor, 600, 2.0)
+    assert error(predictor, chunks, 2.0 * whole_s(chunks)) < 0.02
+
+
+@pytest.mark.parametrize("chunks", ASKED)
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_averages_out(seed: int, chunks: Chunks) -> None:
+    predictor = StepTimePredictor(8, COST)
+    serve(predictor, 800, noise=0.2, seed=seed)
+    assert error(predictor, chunks, whole_s(chunks)) < 0.2
+
+
+@pytest.mark.parametrize("chunks", ASKED)
+def test_a_machine_that_slows_down_is_followed_within_a_hundred_steps(chunks: Chunks) -> None:
+    predictor = StepTimePredictor(8, COST)
+    end_ns = serve(predictor, 500)
+    serve(predictor, 100, 2.5, seed=1, begin_ns=end_ns)
+    assert error(predictor, chunks, 2.5 * whole_s(chunks)) < 0.15
+
+
+def test_one_step_that_was_disturbed_moves_little() -> None:
+    predictor, chunks = StepTimePredictor(8, COST), ASKED[0]
+    end_ns = serve(predictor, 200)
+    predictor.observe(StepWork.of(chunks), (end_ns, end_ns + round(1e9 * 100 * whole_s(chunks))))
+    assert error(predictor, chunks, whole_s(chunks)) < 0.1
+
+
+@pytest.mark.parametrize("chunks", ASKED)
+def test_first_steps_that_are_almost_alike_do_not_decide_for_long_what_others_cost(chunks: Chunks) -> None:
+    """They happen to get longer with the context: taken at its word, KV would be dearer than all else."""
+    predictor, end_ns = StepTimePredictor(8), 0
+    for number in range(MIN_OBSERVATIONS):
+        begin_ns, end_ns = end_ns, end_ns + round(1e9 * whole_s([(1, 20)]) * (0.5 + number / 4))
+        predictor.observe(StepWork.of([(1, 20 + number)]), (begin_ns, end_ns))
+    serve(predictor, 80, begin_ns=end_ns)
+    assert error(predictor, chunks, whole_s(chunks)) < 0.25
+
+
+def test_a_price_learned_from_lone_steps_is_known_of_pipelines() -> None:
+    """What is shared comes from every group; a number of stages only bends it."""
+    predictor, chunks = StepTimePredictor(8, COST), ASKED[1]
+    serve(predictor, 300, 3.0)
+    assert error(predictor, chunks, 3.0 * (whole_s(chunks) + COST.step_s), step_of(2)) < 0.3
+
+
+def test_a_pipeline_that_reaches_less_is_no_news_of_lone_steps() -> None:
+    predictor, chunks = StepTimePredictor(8, COST), ASKED[0]
+    end_ns = serve(predictor, 300)
+    for index in range(60):
+        end_ns = serve(predictor, 1, 1.6, share=0.5, part=period_of(2), seed=index, begin_ns=end_ns)
+        end_ns = serve(predictor, 1, seed=1000 + index, begin_ns=end_ns)
+    assert error(predictor, chunks, whole_s(chunks)) < 0.1
+    assert predictor.is_pipeline_measured(2) and not predictor.is_pipeline_measured(3)
+    assert predictor.pipeline_efficiency(StepWork.of(chunks), 2) == pytest.approx(1 / 1.6, rel=0.1)
+
+
+def test_an_efficiency_is_as_told_until_a_pipeline_was_seen() -> None:
+    predictor = StepTimePredictor(8, COST, efficiency=lambda num_stages: 0.9 - 0.1 * num_stages)
+    work = StepWork.decodes(8, 1000)
+    assert [predictor.pipeline_efficiency(work, n) for n in (1, 2, 3)] == pytest.approx([1.0, 0.7, 0.6])
+
+
+def test_what_copies_add_to_a_step_is_learned() -> None:
+    predictor, work = StepTimePredictor(8, COST, copy_bytes_per_s=GB), StepWork.decodes(10, 1000)
+    copying, step_s = work._replace(num_copied_bytes=10_000_000), whole_s([(1, 100)] * 10)
+    assert predictor.predict_s(copying) == pytest.approx(step_s + 0.01)
+    for index in range(300):
+        work_now, seconds = (copying, step_s + 0.002) if index % 2 else (work, step_s)
+        predictor.observe(work_now, (index * 10**9, index * 10**9 + round(seconds * 1e9)))
+    assert predictor.predict_s(copying) == pytest.approx(step_s + 0.002, rel=0.1)
+    assert predictor.predict_s(work) == pytest.approx(step_s, rel=0.1)
+
+
+# --- in which order, and how often it is asked ------------------------------------------------------------------
+
+
+def test_observing_is_deterministic_whatever_the_order_of_telling() -> None:
+    rng = random.Random(5)
+    steps = []
+    for group in range(3):
+        for end_ns in itertools.accumulate(rng.randrange(10**6, 10**7) for _ in range(50)):
+            steps.append((StepWork.of(some_chunks(rng)), (end_ns - 900_000, end_ns), group))
+    told = []
+    for seed in range(3):
+        random.Random(seed).shuffle(steps)
+        predictor = StepTimePredictor(8, COST)
+        for work, times_ns, group in steps:
+            predictor.observe(work, times_ns, group)
+        told.append(predictor.predict_s(StepWork.decodes(7, 70)))
+    assert told[0] == told[1] == told[2]
+
+
+def test_a_run_of_decodes_is_the_same_as_its_steps() -> None:
+    at_once, singly = StepTimePredictor(8, COST), StepTimePredictor(8, COST)
+    ends = list(itertools.accumulate([5_000_000 + 1000 * i for i in range(100)]))
+    at_once.observe_run(6, 600, ends, 3)
+    for number, (begin_ns, end_ns) in enumerate(itertools.pairwise(ends)):
+        singly.observe(StepWork.decodes(6, 600 + 6 * number), (begin_ns, end_ns), 3)
+    asked = StepWork.decodes(9, 1234)
+    assert at_once.predict_s(asked) == singly.predict_s(asked)
+
+
+def test_of_steps_without_a_question_the_last_are_kept() -> None:
+    predictor, last = StepTimePredictor(8), StepTimePredictor(8)
+    for index in range(MAX_NOTED + 100):
+        times_ns = (1000 * index, 1000 * index + 500 + index % 7)
+        predictor.observe_run(1 + index % 5, index % 997, times_ns, 0)
+        if index > MAX_NOTED // 2:
+            last.observe_run(1 + index % 5, index % 997, times_ns, 0)
+    assert len(predictor._runs) < MAX_NOTED // 2
+    assert predictor.predict_s(StepWork.decodes(3, 30)) == last.predict_s(StepWork.decodes(3, 30))
+
+
+# --- what holds whatever was seen -------------------------------------------------------------------------------
+
+works = st.builds(
+    lambda chunks, num_bytes: StepWork.of(chunks, num_bytes),
+    st.lists(st.tuples(st.integers(1, 400), st.integers(0, 4000)), min_size=1, max_size=6), st.integers(0, 10**8),
+)
+parts = st.sampled_from([
+    LONE_STEP, step_of(2), period_of(2), last_stage_of(2), Part(Measure.STAGE, 3, 2, is_first=True, is_last=False)
+])
+observations = st.lists(st.tuples(works, parts, st.integers(0, 10**10)), max_size=40)
+
+
+def fed(steps: list[tuple[StepWork, Part, int]], *, is_profiled: bool = True) -> StepTimePredictor:
+    predictor = StepTimePredictor(8, KNEES if is_profiled else None, copy_bytes_per_s=GB)
+    for index, (work, part, took_ns) in enumerate(steps):
+        predictor.observe(work, (index, index + took_ns), index % 3, part)
+    return predictor
+
+
+@given(observations, works, works, parts, st.booleans())
+def test_more_work_never_takes_less(
+    steps: list[tuple[StepWork, Part, int]], work: StepWork, more: StepWork, part: Part, is_profiled: bool
+) -> None:
+    predictor = fed(steps, is_profiled=is_profiled)
+    less_s = predictor.predict_s(work, part)
+    if less_s is None:
+        return
+    assert 0.0 <= less_s < float("inf")
+    for field in StepWork._fields:
+        grown = work._replace(**{field: getattr(work, field) + getattr(more, field)})
+        assert (predictor.predict_s(grown, part) or 0.0) >= less_s
+
+
+@given(observations, works, parts, st.floats(0.0, 10.0), st.integers(0, 3000), st.integers(0, 5000))
+def test_the_largest_prompt_within_a_time_is_the_inverse_of_predicting(
+    steps: list[tuple[StepWork, Part, int]], decodes: StepWork, part: Part, seconds: float, context: int, most: int
+) -> None:
+    predictor = fed(steps)
+    largest = predictor.largest_batch(seconds, most, lambda n: decodes.with_prompt(n, context), part)
+    assert largest is not None and 0 <= largest <= most
+
+    def takes_s(num_tokens: int) -> float:
+        predicted = predictor.predict_s(decodes.with_prompt(num_tokens, context), part)
+        assert predicted is not None
+        return predicted
+
+    assert largest == 0 or takes_s(largest) <= seconds
+    assert largest == most or takes_s(largest + 1) > seconds
+
+
+def test_the_largest_batch_of_decodes_and_of_bytes() -> None:
+    predictor = StepTimePredictor(8, COST, copy_bytes_per_s=GB)
+    rows = predictor.largest_batch(0.01, 500, lambda n: StepWork.decodes(n, 300 * n))
+    assert rows is not None and 0 < rows < 500
+    assert whole_s([(1, 300)] * rows) <= 0.01 < whole_s([(1, 300)] * (rows + 1))
+    work = StepWork.decodes(10, 3000)
+    step_s = predictor.predict_s(work)
+    assert step_s is not None
+    num_bytes = predictor.largest_batch(step_s + 1e-3, 10**9, lambda n: work._replace(num_copied_bytes=n))
+    assert num_bytes == pytest.approx(1_000_000, rel=1e-3)
+
+
+@given(observations, st.integers(2, 300), st.integers(0, 2000))
+def test_chunk_costs_grow_with_tokens_whatever_was_seen(
+    steps: list[tuple[StepWork, Part, int]], num_tokens: int, num_context: int
+) -> None:
+    prices = fed(steps).chunk_prices(2)
+    assert prices.fixed_cost >= 0.0
+    assert 0.0 < prices.chunk_cost(num_tokens, num_context) < prices.chunk_cost(num_tokens + 1, num_context)
+
+
+# --- for policies -----------------------------------------------------------------------------------------------
+
+
+def test_chunk_prices_are_those_of_the_last_stage() -> None:
+    prices = StepTimePredictor(8, COST).chunk_prices(2)
+    assert prices.fixed_cost == pytest.approx(COST.gamma_s(4, is_first=False) + COST.head_s)
+    for tokens, context in ((256, 0), (100, 1000)):
+        additive_s = COST.chunk_cost_s(tokens, context, 4, is_first=False) - COST.gamma_s(4, is_first=False)
+        assert prices.chunk_cost(tokens, context) == pytest.approx(additive_s, rel=0.05)
+    assert prices.chunk_cost(0, 100) == 0.0
+
+
+def test_the_prefill_rate_leaves_the_decodes_their_share() -> None:
+    predictor, decodes = StepTimePredictor(8, COST), StepWork.decodes(112, 20_000)
+    alone_s = predictor.predict_s(decodes.with_prompt(400))
+    assert alone_s is not None
+    assert predictor.prefill_tokens_per_s(512, decodes) == pytest.approx(400 / alone_s)
+    assert predictor.prefill_tokens_per_s(100, decodes) == pytest.approx(1 / whole_s([(1, 0)] * 113), rel=0.5)
+    merged_s = predictor.predict_s(decodes.with_prompt(400), step_of(2))
+    assert merged_s is not None
+    assert predictor.prefill_tokens_per_s(512, decodes, 2) == pytest.approx(2 * 400 / merged_s)
