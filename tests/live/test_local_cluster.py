@@ -10,6 +10,7 @@ from jettison.device.model.create import create_model
 from jettison.device.reference import TransformersReference, transformers_available
 from jettison.live.scenarios import SCENARIOS, Setting
 from jettison.live.scenarios_many import MANY
+from jettison.live.scenarios_together import RUNGS_TOGETHER
 from jettison.live.verify import compare
 
 
@@ -24,9 +25,9 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")
-@pytest.mark.parametrize("event", [*SCENARIOS, *MANY])
+@pytest.mark.parametrize("event", [*SCENARIOS, *RUNGS_TOGETHER, *MANY])
 def test_tokens_do_not_depend_on_memory_events(event: str, model_dir: Path) -> None:
-    outcome = (SCENARIOS | MANY)[event](Setting(model_dir, "float64", 64, seed=1))
+    outcome = (SCENARIOS | RUNGS_TOGETHER | MANY)[event](Setting(model_dir, "float64", 64, seed=1))
     row = compare("qwen3", event, outcome, TransformersReference(model_dir, "float64"))
     assert outcome.happened, outcome.evidence
     assert row.mismatches == 0

@@ -27,6 +27,7 @@ from jettison.live.proof_table import Conditions, ProofTable, Row, compare, fail
 from jettison.live.safepoints import ALONE, LIVE_ONLY, NAMES
 from jettison.live.scenarios import BLOCK_SIZE, SCENARIOS, Event, Outcome, Setting, make_config, why_not
 from jettison.live.scenarios_many import MANY
+from jettison.live.scenarios_together import RUNGS_TOGETHER
 from jettison.live.solo_reference import SoloReference
 from jettison.policy.exchange import ExchangeMode
 from jettison.report.terminal import note_phase, progress_bar
@@ -93,7 +94,7 @@ def run_verify(
         of_all = served[0].worker_specs[0]
         against = "transformers" if has_reference else SOLO
         table = ProofTable(Conditions(of_all.dtype, against, of_all.kernels, max_model_len), json_out)
-        events = SCENARIOS | MANY if full else SCENARIOS
+        events = SCENARIOS | RUNGS_TOGETHER | MANY if full else SCENARIOS | RUNGS_TOGETHER
         deaths = [death_plan(i, len(models)) if full else [] for i in range(len(models))]
         total = len(models) * len(events) + sum(len(places) for plan in deaths for _, _, places in plan)
         try:
