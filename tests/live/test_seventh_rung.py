@@ -1,24 +1,32 @@
 """A rung that the project knows nothing of: made here, named in ``--overload``, driven in virtual time and live.
 
-``hush`` answers pressure by letting nobody new in for a while where a group is nearly full: it caps admission while memory
-is short and lifts the cap when it is not. It gives way to a drop at once.
+``hush`` answers pressure by letting no newcomer in for a while where a group is nearly full: it caps admission while
+memory is short and lifts the cap when it is not. It gives way to a drop at once.
 """
 
 from __future__ import annotations
 
-import random
+import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fakes import FakeCluster
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "simulate"))
+
+from specs import spec
 
 from jettison.config import EngineConfig
 from jettison.core.ladder.lists import overload_name, parse_overload
 from jettison.core.ladder.rung import Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
+from jettison.device.model.create import create_model
 from jettison.errors import ConfigError
+from jettison.live.local_cluster import LocalCluster, Until
+from jettison.live.scenarios import Setting, make_cluster, make_prompts, observed, submit
+from jettison.simulate.batch import run_cases
+from jettison.simulate.cases import cases_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +44,7 @@ class HushRung(Rung):
     rank = 45
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer | Record]:
-        if moment is not Moment.TICK:
+        if moment is Moment.BEFORE_STEPS:
             return
         for group in self.means.state.groups.values():
             is_short = group.used_blocks * 10 > group.capacity_blocks * 9
@@ -73,17 +81,36 @@ def test_the_command_line_knows_it_and_its_place_in_the_ladder() -> None:
 
 
 @pytest.mark.parametrize("policy", ["hush", "hush+drop", "swap+hush+migrate+drop"])
-@pytest.mark.parametrize("seed", range(3))
-def test_it_works_beside_the_others(policy: str, seed: int) -> None:
-    cluster = FakeCluster(policy=policy, full_blocks=40, host_slots=500, eager=True, seed=seed)
-    rng = random.Random(seed)
-    for i in range(40):
-        cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(12)], 60, 0.5 * i)
-    cluster.run()
-    cluster.expect_outputs()
-    cluster.expect_nothing_left()
-    kinds = {r.kind for r in cluster.records}
-    assert "hushed" in kinds
+def test_it_works_beside_the_others_in_virtual_time(policy: str) -> None:
+    (run,) = run_cases(cases_of(spec(variants=[policy]), "file"), num_processes=1)
+    assert run.config["policy"] == policy
+    assert run.requests.completed == run.requests.submitted > 0
+    log = run.events["log"]
+    assert "hushed" in {event["kind"] for event in log}
     if "drop" in policy:
-        assert "drop" in kinds
-        assert any(r.kind == "hush_gave_way" and r.fields["to"] == "drop" for r in cluster.records)
+        assert run.events["drops"] >= 1
+        assert any(e["kind"] == "hush_gave_way" and e["to"] == "drop" for e in log)
+
+
+@pytest.mark.parametrize("policy", ["hush", "swap+hush+migrate+drop"])
+def test_it_works_beside_the_others_over_a_real_model(policy: str, tmp_path: Path) -> None:
+    create_model(tmp_path / "m", arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3)
+    setting = Setting(tmp_path / "m", "float64", 48, seed=1)
+    outputs: list[list[list[int]]] = []
+    for rungs, blocks in ((policy, 60), ("recompute", 400)):
+        with make_cluster(setting, num_blocks=blocks, overload=rungs) as cluster:
+            prompts = make_prompts(setting, cluster, 10, 40)
+            submit(cluster, prompts, setting.num_output_tokens)
+            cluster.run(Until("pressure", lambda: rungs == "recompute" or _hushed(cluster)))  # noqa: B023
+            if "drop" in rungs:
+                cluster.request_drop()
+            cluster.run()
+            outputs.append([list(row.output) for row in observed(cluster, prompts)])
+            kinds = {record.kind for record in cluster.records}
+            assert rungs == "recompute" or "hushed" in kinds
+            assert "drop" not in rungs or {"hush_gave_way", "drop"} <= kinds
+    assert outputs[0] == outputs[1], "the same tokens as with memory for all"
+
+
+def _hushed(cluster: LocalCluster) -> bool:
+    return any(group.admission_cap_blocks is not None for group in cluster.core.groups.values())
