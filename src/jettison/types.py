@@ -102,6 +102,15 @@ class SamplingParams:
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
 
 
+class ServiceClass(StrEnum):
+    """What a request is owed."""
+
+    ONLINE = "online"
+    """Latency: someone waits for each token."""
+    OFFLINE = "offline"
+    """Best effort: it takes what online requests leave, and its waiting is no reason for anything."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What a client asked for, tokenized. Immutable; progress lives in ``core.request``."""
@@ -119,6 +128,9 @@ class Request:
     then judged by what it holds."""
     tenant: str = ""
     """Whose it is, as an opaque label: tenants share capacity. Empty where clients are not told apart."""
+    service_class: ServiceClass = ServiceClass.ONLINE
+    deadline_ns: int | None = None
+    """When its first token is due, on the clock of ``arrival_ns``; None: as soon as its class allows."""
 
 
 class TokenLogprobs(NamedTuple):

@@ -30,6 +30,7 @@ from jettison.types import (
     Request,
     SampledToken,
     SamplingParams,
+    ServiceClass,
     TokenLogprobs,
     layer_shard,
 )
@@ -263,11 +264,14 @@ class FakeCluster:
 
     def submit(
         self, request_id: str, prompt: list[int], max_tokens: int, at_ms: float = 0.0, *, priority: int = 0,
-        salt: str = "", has_default_length: bool = False, tenant: str = "", **params: object,
+        salt: str = "", has_default_length: bool = False, tenant: str = "",
+        service_class: ServiceClass = ServiceClass.ONLINE, **params: object,
     ) -> None:
         when = int(at_ms * MS)
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, **params)  # type: ignore[arg-type]
-        request = Request(request_id, tuple(prompt), sampling, when, priority, salt, has_default_length, tenant)
+        request = Request(
+            request_id, tuple(prompt), sampling, when, priority, salt, has_default_length, tenant, service_class
+        )
         self.requests[request_id] = request
         self.at(when, ports.Arrived(request))
 

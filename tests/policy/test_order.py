@@ -14,6 +14,7 @@ class Asked(NamedTuple):
     tenant: str
     order: tuple[int, int]
     turn: int | None = None
+    is_offline: bool = False
 
 
 POLICIES = st.sampled_from(["fcfs", "priority"])

@@ -36,4 +36,4 @@ class Changes:
         self.ledgers: set[WorkerId] = set()
         """Workers whose ledger was changed; to be resolved into groups before ``touched`` is read."""
         self.queued: set[GroupId] = set()
-        """Groups with waiting requests. Always exact."""
+        """Groups with waiting requests of some class. Always exact."""

@@ -152,7 +152,7 @@ class ClusterCore:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for admission."""
+        """Online requests that wait for admission."""
         return sum(len(self.groups[g].waiting) for g in self.state.changes.queued) + len(self.state.homeless)
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
@@ -263,7 +263,7 @@ class ClusterCore:
             if state.phase is not Phase.WAITING:
                 return False
             group = self.groups.get(state.group_id)
-            if group is not None and state in group.waiting:
+            if group is not None and state in group.queue_of(state):
                 group.take_out(state)
             self.state.homeless.pop(request_id, None)
             del self.state.requests[request_id]

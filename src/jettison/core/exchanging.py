@@ -289,7 +289,7 @@ class Exchange:
             self._try_resume(entry, now_ns)
         # Layer by layer over all live requests; what stalls somebody goes before (part -1).
         actions = urgent + [action for _, action in sorted(bulk, key=lambda item: item[0])]
-        return actions + self._give_back_foreign(bool(self._landing or self.group.waiting), now_ns)
+        return actions + self._give_back_foreign(bool(self._landing or self.group.has_waiting), now_ns)
 
     def _choose(
         self, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState], now_ns: int

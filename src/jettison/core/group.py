@@ -71,15 +71,17 @@ class GroupCore(GroupQueues):
         chunk_cost: OnlineChunkCost | None = None,
         changes: Changes | None = None,
         turns: Turns | None = None,
+        offline_turns: Turns | None = None,
     ) -> None:
         """``chunk_cost`` predicts microbatches of this many stages and learns from them; ``changes`` and ``turns``: the
         cluster's."""
-        super().__init__(group_id, stages, ledgers, limits, changes, turns)
+        super().__init__(group_id, stages, ledgers, limits, changes, turns, offline_turns)
         self.epoch = epoch
         self.in_flight: dict[int, _InFlight] = {}
         self.stranded: dict[RequestId, RequestState] = {}
         """Of steps that failed because a member is lost: under way when it died, though its death is not known yet."""
         self.head_blocked_by: BlockedBy | None = None
+        """What keeps the head of the online queue out; an offline head that has to wait is no news."""
         self.chunk_cost = chunk_cost or OnlineChunkCost()
         self.planner = StepPlanner(self)
         self._hasher = hasher
@@ -90,7 +92,7 @@ class GroupCore(GroupQueues):
         """Plan the next microbatch and apply the plan. None when there is nothing to run now."""
         if self._paused or len(self.in_flight) >= len(self.stages):
             return None
-        if not self.running and not self.waiting:
+        if not self.running and not self.has_waiting:
             return None
         step = self._apply(self.planner.next_plan(), step_id, now_ns)
         if self._only_ledger is None:
@@ -141,6 +143,8 @@ class GroupCore(GroupQueues):
             for admission, state in zip(plan.admissions, taken, strict=True):
                 self._admit(state, admission.num_cached_tokens, now_ns)
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
+        if not self.waiting:
+            self.head_blocked_by = None
         if not rows:
             return None
         self._change()
@@ -155,7 +159,11 @@ class GroupCore(GroupQueues):
 
     def _take_waiting(self, request_ids: Sequence[RequestId]) -> list[RequestState]:
         """Take these out of the queue, in order; those that have stepped aside stay in front."""
-        taken = self.waiting.take(request_ids, self._steps_aside)
+        online = [r for r in request_ids if r not in self._offline_ids] if self._offline_ids else request_ids
+        offline = request_ids[len(online) :]
+        taken = self.waiting.take(online, self._steps_aside) if online else []
+        taken += self.waiting_offline.take(offline, self._steps_aside) if offline else []
+        self._offline_ids.difference_update(offline)
         for state in taken:
             self._count_queued(state, -1)
         self._note_unqueued()

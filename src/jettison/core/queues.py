@@ -79,6 +79,7 @@ class GroupQueues:
         limits: SchedulerLimits,
         changes: Changes | None = None,
         turns: Turns | None = None,
+        offline_turns: Turns | None = None,
     ) -> None:
         self.group_id = group_id
         self.stages = stages
@@ -87,6 +88,11 @@ class GroupQueues:
         self.ledgers = tuple(ledgers[w] for w in self.worker_ids)
         self.limits = limits
         self.waiting = WaitingQueue(turns, limits.scheduling_policy)
+        """Online requests: what waits here is what overload, restores and dispatch are about."""
+        self.waiting_offline = WaitingQueue(offline_turns, limits.scheduling_policy)
+        """Offline requests: let in behind the others, and no reason for anything."""
+        self._offline_ids: set[RequestId] = set()
+        """Of ``waiting_offline``."""
         self.running: dict[RequestId, RequestState] = {}
         """In service order (``policy.order``), as it was when the last one came."""
         self._tenants: set[str] = set()
@@ -199,9 +205,19 @@ class GroupQueues:
         """Requests that it may run at once: as many as its instances by themselves."""
         return self.limits.max_num_seqs * len(self.stages)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Requests of some class wait."""
+        return bool(self.waiting) or bool(self.waiting_offline)
+
+    def queue_of(self, state: RequestState) -> WaitingQueue:
+        """Where a request of its class waits."""
+        return self.waiting_offline if state.is_offline else self.waiting
+
     def all_requests(self) -> list[RequestState]:
         """Waiting, running, moving and stored."""
-        return [*self.waiting, *self.running.values(), *self.moving.values(), *self.stored.values()]
+        served = (*self.running.values(), *self.moving.values(), *self.stored.values())
+        return [*self.waiting, *self.waiting_offline, *served]
 
     @property
     def num_served(self) -> int:
@@ -256,11 +272,11 @@ class GroupQueues:
         return int(self.limits.watermark * self.capacity_blocks)
 
     def queued_blocks(self) -> int:
-        """Need of all waiting requests."""
+        """Need of all waiting online requests."""
         return self._num_queued_blocks
 
     def queued_tokens(self) -> int:
-        """Tokens that all waiting requests have to compute, whatever the prefix cache knows."""
+        """Tokens that all waiting online requests have to compute, whatever the prefix cache knows."""
         return self._num_queued_tokens
 
     def unfinished_tokens(self) -> int:
@@ -280,7 +296,7 @@ class GroupQueues:
         """Waiting requests that have to wait for a larger group. O(1) where there can be none."""
         if self.blocks_for(self._largest_queued_tokens) <= self.capacity_blocks:
             return []
-        return [state for state in self.waiting if self.is_oversized(state)]
+        return [state for state in (*self.waiting, *self.waiting_offline) if self.is_oversized(state)]
 
     # --- queue ------------------------------------------------------------------------------------------------
 
@@ -293,21 +309,25 @@ class GroupQueues:
         state.phase = Phase.WAITING
         self._note_suspect(state)
         self._count_queued(state, 1)
-        if not self.waiting:
+        if not self.has_waiting:
             self._largest_queued_tokens = 0
         self._largest_queued_tokens = max(self._largest_queued_tokens, state.num_tokens)
-        self.waiting.add(state)
+        self.queue_of(state).add(state)
+        if state.is_offline:
+            self._offline_ids.add(state.request_id)
 
     def _note_suspect(self, state: RequestState) -> None:
         if state.on_trial:
             self.suspects[state.request_id] = state
 
     def _count_queued(self, state: RequestState, sign: int) -> None:
+        if state.is_offline:
+            return
         self._num_queued_blocks += sign * self.blocks_for(state.num_tokens)
         self._num_queued_tokens += sign * state.num_tokens
 
     def _note_unqueued(self) -> None:
-        if not self.waiting:
+        if not self.has_waiting:
             self._queued.discard(self.group_id)
 
     def resume(self, state: RequestState) -> None:
@@ -335,6 +355,8 @@ class GroupQueues:
         last = next(reversed(self.running.values()), None)
         if last is None:
             return True
+        if last.is_offline != state.is_offline:
+            return state.is_offline
         if len(self._tenants) == 1:
             return last.order <= state.order
         if not is_newest or (self.limits.scheduling_policy == "priority" and state.order[0] < last.order[0]):
@@ -353,7 +375,10 @@ class GroupQueues:
     def take_queues(self) -> list[RequestState]:
         """Empty all queues (the group is about to be dissolved) and return what was in them."""
         self._change()
-        states = [*self.waiting.clear(), *self.running.values(), *self.moving.values(), *self.stored.values()]
+        states = self.all_requests()
+        self.waiting.clear()
+        self.waiting_offline.clear()
+        self._offline_ids.clear()
         self.running.clear()
         self.moving.clear()
         self.stored.clear()
@@ -368,7 +393,8 @@ class GroupQueues:
         self._change()
         self.suspects.pop(state.request_id, None)
         if state.phase is Phase.WAITING:
-            self.waiting.remove(state)
+            self.queue_of(state).remove(state)
+            self._offline_ids.discard(state.request_id)
             self._count_queued(state, -1)
             self._note_unqueued()
             return
@@ -422,16 +448,21 @@ class GroupQueues:
                 assert have >= state.num_computed + state.num_pending, state
         assert self._num_queued_blocks == sum(self.blocks_for(s.num_tokens) for s in self.waiting)
         assert self._num_queued_tokens == sum(s.num_tokens for s in self.waiting)
-        assert all(s.num_tokens <= self._largest_queued_tokens for s in self.waiting)
-        assert bool(self.waiting) == (self.group_id in self._queued)
+        assert all(s.num_tokens <= self._largest_queued_tokens for s in (*self.waiting, *self.waiting_offline))
+        assert self.has_waiting == (self.group_id in self._queued)
+        assert not any(s.is_offline for s in self.waiting) and all(s.is_offline for s in self.waiting_offline)
+        classes = [s.is_offline for s in self.running.values()]
+        assert classes == sorted(classes), "an offline request runs before an online one"
         unfinished = {r for r, s in self.running.items() if s.num_tokens - s.num_computed > 1}
         assert unfinished <= self._prefilling.keys() <= self.running.keys()
         assert self._sum_scheduled_ns == sum(s.first_scheduled_ns or 0 for s in self.running.values())
         self.waiting.check()
-        for state in self.waiting:
+        self.waiting_offline.check()
+        assert self._offline_ids == {s.request_id for s in self.waiting_offline}
+        for state in (*self.waiting, *self.waiting_offline):
             assert state.phase is Phase.WAITING and state.num_pending == 0, state
-        for tenant in {s.tenant for s in self.running.values()}:
-            own = [s.order for s in self.running.values() if s.tenant == tenant]
+        for tenant, is_offline in {(s.tenant, s.is_offline) for s in self.running.values()}:
+            own = [s.order for s in self.running.values() if (s.tenant, s.is_offline) == (tenant, is_offline)]
             assert own == sorted(own), f"running requests of {tenant!r} are out of order"
         layers = LayerRange(self.stages[0].layers.lo, self.stages[-1].layers.hi)
         assert sum(len(s.layers) for s in self.stages) == len(layers), "stages must be contiguous"

@@ -66,7 +66,7 @@ class Rehousing:
         """A new group is there: deal out again what waits."""
         groups = self._cluster.groups
         queued = [groups[g] for g in sorted(self._cluster.changes.queued)]
-        waiting = [s for g in queued if not g.paused for s in g.waiting if s.ending is None]
+        waiting = [s for g in queued if not g.paused for s in (*g.waiting, *g.waiting_offline) if s.ending is None]
         for state in waiting:
             groups[state.group_id].take_out(state)
         for state in in_service_order(waiting, self._cluster.limits.scheduling_policy):

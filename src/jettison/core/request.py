@@ -8,7 +8,16 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from jettison.types import FinishReason, GroupId, LayerRange, Request, RequestId, TokenLogprobs, WorkerId
+from jettison.types import (
+    FinishReason,
+    GroupId,
+    LayerRange,
+    Request,
+    RequestId,
+    ServiceClass,
+    TokenLogprobs,
+    WorkerId,
+)
 
 
 class Phase(StrEnum):
@@ -94,7 +103,7 @@ class RequestState:
         "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
         "group_id", "kv_at", "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns",
         "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "moves", "paused", "remote",
-        "recompute", "tenant", "turn", "_suspicion",
+        "recompute", "tenant", "is_offline", "turn", "_suspicion",
     )
 
     def __init__(self, request: Request, order: int) -> None:
@@ -128,6 +137,7 @@ class RequestState:
         self.order = (request.priority, order)
         """Among its tenant's own: priority first, then arrival. Who else goes before it: ``policy.order``."""
         self.tenant = request.tenant
+        self.is_offline = request.service_class is ServiceClass.OFFLINE
         self.turn: int | None = None
         """When it was first served, as ``core.waiting`` counts turns."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (

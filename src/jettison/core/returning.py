@@ -89,7 +89,7 @@ class Returning:
 
     def advance(self) -> list[Action]:
         """Start the next rounds of the requests whose turn it is."""
-        for state in list(self._pipeline.waiting):
+        for state in [*self._pipeline.waiting, *self._pipeline.waiting_offline]:
             # Preempted in the pipeline, or never begun there: it starts (again) in a new group.
             self._pipeline.take_out(state)
             self._forget(state)

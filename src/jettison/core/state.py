@@ -149,6 +149,8 @@ class ClusterState:
     """What the groups write into; shared with all of them."""
     turns: Turns = field(default_factory=Turns)
     """Whose turn it is; shared with all groups."""
+    offline_turns: Turns = field(default_factory=Turns)
+    """The same of offline requests."""
     groups_of: dict[WorkerId, list[GroupCore]] = field(default_factory=dict)
     """Groups that use a worker: one, but during a restore after its split; none of a dead one."""
     shared_workers: set[WorkerId] = field(default_factory=set)
@@ -211,6 +213,7 @@ class ClusterState:
             self._chunk_cost(len(stages)),
             self.changes,
             self.turns,
+            self.offline_turns,
         )
         self.next_group_id += 1
         self.next_epoch += 1
@@ -232,7 +235,7 @@ class ClusterState:
 
     def dissolve(self, group: GroupCore) -> None:
         """Remove an empty group and keep its totals."""
-        assert not group.running and not group.waiting and not group.in_flight, "group not empty"
+        assert not group.running and not group.has_waiting and not group.in_flight, "group not empty"
         assert not group.moving and not group.stored, "group not empty"
         del self.groups[group.group_id]
         self.pipelines.pop(group.group_id, None)
@@ -378,7 +381,7 @@ class ClusterState:
         assert not any(lost & set(g.worker_ids) for g in self.groups.values()), "a group with a dead member"
         self.book.check()
         assert self.pipelines == {i: g for i, g in self.groups.items() if len(g.stages) > 1}
-        assert self.changes.queued == {i for i, g in self.groups.items() if g.waiting}
+        assert self.changes.queued == {i for i, g in self.groups.items() if g.has_waiting}
         for worker_id in self.workers:
             assert (worker_id in self.shared_workers) == (len(self.groups_of[worker_id]) > 1)
             assert self.groups_of[worker_id] == [g for g in self.groups.values() if worker_id in g.worker_ids]

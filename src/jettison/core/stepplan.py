@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from jettison.core.request import Phase, RequestState
@@ -104,7 +105,7 @@ class StepPlanner:
         others = self.view()
         others = others._replace(
             running=[row for row in others.running if row.request_id not in group.suspects],
-            waiting=() if waits else [self._waiting_row(s) for s in group.waiting if not s.on_trial],
+            waiting=() if waits else [self._waiting_row(s) for s in self._waiting() if not s.on_trial],
         )
         together = plan_batch(others, limits)
         self._was_alone = False
@@ -149,7 +150,11 @@ class StepPlanner:
         )
 
     def _waiting_rows(self) -> Iterator[WaitingRow]:
-        return map(self._waiting_row, self._group.waiting)
+        return map(self._waiting_row, self._waiting())
+
+    def _waiting(self) -> Iterator[RequestState]:
+        """Online requests, then offline ones; each in the order of service."""
+        return chain(self._group.waiting, self._group.waiting_offline)
 
     def _waiting_row(self, state: RequestState) -> WaitingRow:
         if self._group.is_oversized(state):

@@ -117,7 +117,7 @@ class Strides:
 
 def _is_steady(group: GroupCore) -> bool:
     """The step in flight decodes one token of everybody, and the next plan could do nothing else."""
-    if len(group.in_flight) != 1 or group.waiting or group.moving or group.suspects or group.stranded:
+    if len(group.in_flight) != 1 or group.has_waiting or group.moving or group.suspects or group.stranded:
         return False
     if group.paused or group.holds_preemption or group.landing.blocks or group.limits.enable_prefix_caching:
         return False

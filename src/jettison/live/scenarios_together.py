@@ -115,10 +115,9 @@ def over_migrating_requests(setting: Setting) -> Outcome:
 
 def _counts(cluster: LocalCluster) -> str:
     totals = counters(cluster.core)
-    return (
-        f"carried {totals['hosted_carried']:.0f}, brought back "
-        f"{totals['hosted_brought_back'] + totals['migrations_given_way']:.0f}, given up {totals['hosted_given_up']:.0f}"
-    )
+    brought_back = totals["hosted_brought_back"] + totals["migrations_given_way"]
+    carried, given_up = totals["hosted_carried"], totals["hosted_given_up"]
+    return f"carried {carried:.0f}, brought back {brought_back:.0f}, given up {given_up:.0f}"
 
 
 RUNGS_TOGETHER: dict[str, Event] = {

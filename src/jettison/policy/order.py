@@ -3,6 +3,7 @@
 Pure, and the only place that says so: an order is a policy. ``core.waiting`` keeps queues by these keys, and everything
 else that has to put requests into order asks ``in_service_order``. Another order is other keys here and nothing else.
 
+- Online requests go before offline ones; what follows holds within a class.
 - Among a tenant's own requests the lower ``priority`` goes first, then the earlier arrival.
 - A tenant whose next request has had its turn already (it was preempted, or stepped aside because its group could not
   hold it) goes before all others: the earliest turn first.
@@ -39,6 +40,11 @@ class Ordered(Protocol):
         ...
 
     @property
+    def is_offline(self) -> bool:
+        """Its class is the one that waits for the other."""
+        ...
+
+    @property
     def turn(self) -> int | None:
         """The turn that it got; None while it has not been served."""
         ...
@@ -60,8 +66,16 @@ def in_service_order(requests: Iterable[R], policy: SchedulingPolicy) -> list[R]
     """Requests of any phase: who has the older claim to memory and to a place goes first. O(n log n).
 
     Tenants by their turns, those without one last, by arrival; on the places that its requests have among all, a
-    tenant's own stand in its own order.
+    tenant's own stand in its own order. Offline requests after all online ones, likewise among themselves.
     """
+    online: list[R] = []
+    offline: list[R] = []
+    for request in requests:
+        (offline if request.is_offline else online).append(request)
+    return _of_one_class(online, policy) + _of_one_class(offline, policy) if offline else _of_one_class(online, policy)
+
+
+def _of_one_class(requests: Iterable[R], policy: SchedulingPolicy) -> list[R]:
     own: dict[str, list[R]] = {}
     for request in requests:
         own.setdefault(request.tenant, []).append(request)
@@ -81,6 +95,8 @@ def _place(request: Ordered, policy: SchedulingPolicy) -> tuple[int, bool, int, 
 
 def goes_before(waiting: Ordered, served: Ordered, policy: SchedulingPolicy) -> bool:
     """Whether a waiting request goes before one that has had its turn and were to wait again."""
+    if waiting.is_offline != served.is_offline:
+        return served.is_offline
     if waiting.tenant == served.tenant:
         return waiting.order < served.order
     if policy == "priority" and waiting.order[0] != served.order[0]:
