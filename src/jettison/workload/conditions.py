@@ -90,6 +90,14 @@ def conditions_of(run: RunResult) -> Conditions:
     )
 
 
+def capacities(deployment: Deployment) -> tuple[int, int]:
+    """KV tokens of all instances together: each alone, and all of them one group, which the spare copies' bytes join."""
+    separate, merged = (
+        _capacity_tokens(deployment, groups) for groups in separate_and_merged(deployment.num_instances, deployment.shape)
+    )
+    return round(separate or 0), round(merged or 0)
+
+
 def _capacity_tokens(deployment: Deployment, groups: Sequence[Sequence[StagePlan]]) -> float | None:
     """KV tokens of all groups; None: nothing that can be."""
     block_size = deployment.settings.get("block_size", KEYS["block_size"].default)
