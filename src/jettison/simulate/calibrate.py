@@ -8,7 +8,7 @@ queue included*, is 0.6 to 0.8 of the merged capacity and above the undropped on
 and in none beyond.
 
 What is foreseen is what the core does in virtual time, over steps that take what three numbers say
-(``cost.speed.MachineSpeed``), with groups that never change: so the choice says nothing of ``drop`` and owes it nothing.
+(``cost.speed.MachineSpeed``), with groups that never change: the choice owes nothing to ``drop``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jettison.config import EngineConfig
 from jettison.core.configured import cluster_params, scheduler_limits
 from jettison.cost.deployment import Deployment
 from jettison.cost.hardware import HardwareProfile
-from jettison.cost.model import COEFFICIENTS, CostModel
+from jettison.cost.model import CostModel
 from jettison.cost.speed import MachineSpeed
 from jettison.errors import ConfigError
 from jettison.report.results import RunResult
@@ -56,7 +56,7 @@ ACCEPTED = 0.1
 _BYTES_PER_S = 1e9
 
 _NO_MOVES = HardwareProfile(
-    CostModel(1, *(0.0 for _ in COEFFICIENTS)), _BYTES_PER_S, 0.0, 0.0, 0.0, _BYTES_PER_S, _BYTES_PER_S
+    CostModel(1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), _BYTES_PER_S, 0.0, 0.0, 0.0, _BYTES_PER_S, _BYTES_PER_S
 )
 """Static groups remap, pull and load nothing; the link is asked for activations, and steps are ``SpeedExecutor``'s."""
 
@@ -193,10 +193,10 @@ def choose_rate_scale(
             found = calibrate(workload, speed, deployment, target_share=max(share, floor_share), near=found)
             scales.append(found)
         ends.append(float(np.median(scales)))
-    tried = np.geomspace(*ends, num_candidates)
+    tried = np.geomspace(ends[0], ends[-1], num_candidates)
     candidates = [_Candidate.of(workloads, speed, deployment, float(scale)) for scale in tried]
-    # Pipelines take thirty times as long to simulate as separate instances: the most promising candidate goes first, and
-    # the others are given up as soon as they cannot win.
+    # Pipelines take twenty times as long to simulate as separate instances: the most promising candidate goes first,
+    # and the others are given up as soon as they cannot win.
     candidates.sort(key=lambda candidate: candidate.separate_s[0], reverse=True)
     best: Calibration | None = None
     for candidate in candidates:

@@ -91,11 +91,10 @@ def conditions_of(run: RunResult) -> Conditions:
 
 
 def capacities(deployment: Deployment) -> tuple[int, int]:
-    """KV tokens of all instances together: each alone, and all of them one group, which the spare copies' bytes join."""
-    separate, merged = (
-        _capacity_tokens(deployment, groups) for groups in separate_and_merged(deployment.num_instances, deployment.shape)
-    )
-    return round(separate or 0), round(merged or 0)
+    """KV tokens of all instances, each alone, and of one group of them all, which the spare copies' bytes join."""
+    groups = separate_and_merged(deployment.num_instances, deployment.shape)
+    separate, merged = (round(_capacity_tokens(deployment, each) or 0) for each in groups)
+    return separate, merged
 
 
 def _capacity_tokens(deployment: Deployment, groups: Sequence[Sequence[StagePlan]]) -> float | None:
