@@ -17,7 +17,7 @@ from jettison.report.failures import check_answered, print_failures
 from jettison.report.html import write_html
 from jettison.report.results import RunResult, write_results
 from jettison.report.terminal import note_phase, phase, progress_bar
-from jettison.simulate.calibrate import Calibration, calibrate, choose_rate_scale
+from jettison.simulate.calibrate import Calibration, calibrate, safest_rate_scale
 from jettison.workload.shaping import scale_time
 from jettison.workload.synthetic import SyntheticSpec, generate, preset
 from jettison.workload.traces import Workload
@@ -64,7 +64,7 @@ def plan_load(
 ) -> Calibration:
     """How fast to replay here: the rule of ``simulate.calibrate`` over a few seeds, this run's among them."""
     loads = [demo_workload(s, burst) for s in range(seed, seed + CALIBRATION_SEEDS)]
-    return choose_rate_scale(loads, speed, setup.deployment())
+    return safest_rate_scale(loads, speed, setup.deployment())
 
 
 def plan_beyond(

@@ -10,7 +10,7 @@ from jettison.cost.deployment import Deployment
 from jettison.cost.speed import MachineSpeed
 from jettison.errors import ConfigError
 from jettison.sim.setup import MemorySetup
-from jettison.simulate.calibrate import TARGET_SHARES, calibrate, choose_rate_scale, foresee, peak_demand_tokens
+from jettison.simulate.calibrate import TARGET_SHARES, calibrate, foresee, peak_demand_tokens, safest_rate_scale
 from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, layer_shard
 from jettison.workload.conditions import capacities
 from jettison.workload.shaping import scale_time
@@ -137,7 +137,7 @@ def test_a_slower_machine_gets_slower_arrivals() -> None:
 def test_memory_binds_at_the_chosen_speed_and_a_merged_group_keeps_up(name: str) -> None:
     """The rule on machines far apart, and on seeds that it was not chosen on."""
     speed, (capacity, merged_capacity) = SPEEDS[name], capacities(LARGER)
-    chosen = choose_rate_scale([generate(WAVE, seed) for seed in range(2)], speed, LARGER)
+    chosen = safest_rate_scale([generate(WAVE, seed) for seed in range(2)], speed, LARGER)
     assert chosen.peak_over_capacity > 1 > chosen.peak_over_merged >= 0.5
     assert chosen.predicted_p99_ttft_separate_s > 4 * chosen.predicted_p99_ttft_merged_s
     assert chosen.worst_gain > 4
@@ -169,7 +169,7 @@ def test_targets_that_cannot_be_met_are_said() -> None:
     with pytest.raises(ConfigError, match="no replay speed"):
         calibrate(closed((0.0, 10, 10)), SPEED, SMALLEST)
     with pytest.raises(ConfigError, match="at least one workload"):
-        choose_rate_scale([], SPEED, SMALLEST)
+        safest_rate_scale([], SPEED, SMALLEST)
     one_long = generate(SMALL, 0).with_rows([*generate(SMALL, 0).rows, TraceRow(19.0, 305, 1)], "and a long one")
     with pytest.raises(ConfigError, match="can never fit one instance"):
-        choose_rate_scale([one_long], SPEED, SMALLEST)
+        safest_rate_scale([one_long], SPEED, SMALLEST)

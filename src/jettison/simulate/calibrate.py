@@ -171,7 +171,7 @@ def calibrate(
     return rate_scale
 
 
-def choose_rate_scale(
+def safest_rate_scale(
     workloads: Sequence[Workload], speed: MachineSpeed, deployment: Deployment, *,
     shares: tuple[float, float] = TARGET_SHARES, num_candidates: int = 3,
 ) -> Calibration:
