@@ -193,59 +193,44 @@ def safest_rate_scale(
             found = calibrate(workload, speed, deployment, target_share=max(share, floor_share), near=found)
             scales.append(found)
         ends.append(float(np.median(scales)))
-    tried = np.geomspace(ends[0], ends[-1], num_candidates)
-    candidates = [_Candidate.of(workloads, speed, deployment, float(scale)) for scale in tried]
-    # Pipelines take twenty times as long to simulate as separate instances: the most promising candidate goes first,
-    # and the others are given up as soon as they cannot win.
-    candidates.sort(key=lambda candidate: candidate.separate_s[0], reverse=True)
+    # Pipelines take twenty times as long to simulate as separate instances: the fastest replay goes first, as the most
+    # promising, and the others are given up as soon as they cannot win.
     best: Calibration | None = None
-    for candidate in candidates:
-        best = candidate.judged(speed, deployment, -math.inf if best is None else best.worst_gain) or best
-    assert best is not None, "the first candidate beats minus infinity"
+    for rate_scale in np.geomspace(ends[-1], ends[0], num_candidates).tolist():
+        loads = [scale_time(workload, rate_scale) for workload in workloads]
+        to_beat = -math.inf if best is None else best.worst_gain
+        best = _judged(rate_scale, loads, speed, deployment, to_beat) or best
+    assert best is not None, "the first beats minus infinity"
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A replay speed, and what it does to separate instances."""
+def _judged(
+    rate_scale: float, loads: Sequence[Workload], speed: MachineSpeed, deployment: Deployment, to_beat: float
+) -> Calibration | None:
+    """None where merged groups gain no more than ``to_beat`` with one of the loads, which have the ``rate_scale``.
 
-    rate_scale: float
-    loads: tuple[Workload, ...]
-    """The one that the separate instances serve best comes first: its gain may well be the smallest."""
-    separate_s: tuple[float, ...]
-    """P99 TTFT of each load."""
-
-    @classmethod
-    def of(
-        cls, workloads: Sequence[Workload], speed: MachineSpeed, deployment: Deployment, rate_scale: float
-    ) -> _Candidate:
-        """Raises ConfigError where a request fits no instance."""
-        found = []
-        for workload in workloads:
-            load = scale_time(workload, rate_scale)
-            run = foresee(load, speed, deployment, "separate")
-            if run.requests.unanswered:
-                raise ConfigError(
-                    f"{run.requests.unanswered} requests of workload {workload.name} can never fit one instance "
-                    "or its model's context: cap their lengths or raise the budget"
-                )
-            found.append((run.ttft_s.p99 or 0.0, load))
-        found.sort(key=lambda pair: pair[0])
-        return cls(rate_scale, tuple(load for _, load in found), tuple(p99_s for p99_s, _ in found))
-
-    def judged(self, speed: MachineSpeed, deployment: Deployment, to_beat: float) -> Calibration | None:
-        """None where merged groups gain no more than ``to_beat`` with one of the loads."""
-        merged_s: list[float] = []
-        worst = math.inf
-        for load, separate_s in zip(self.loads, self.separate_s, strict=True):
-            p99_s = foresee(load, speed, deployment, "merged").ttft_s.p99 or 0.0
-            merged_s.append(p99_s)
-            worst = min(worst, separate_s / p99_s if p99_s > 0 else worst)
-            if worst <= to_beat:
-                return None
-        peak = float(np.median([peak_demand_tokens(load, speed, deployment) for load in self.loads]))
-        capacity, merged = capacities(deployment)
-        return Calibration(
-            self.rate_scale, peak / merged, peak / capacity, float(np.median(self.separate_s)),
-            float(np.median(merged_s)), worst,
-        )
+    Raises ConfigError where a request fits no instance.
+    """
+    separate: list[tuple[float, Workload]] = []
+    for load in loads:
+        run = foresee(load, speed, deployment, "separate")
+        if run.requests.unanswered:
+            raise ConfigError(
+                f"{run.requests.unanswered} requests of workload {load.name} can never fit one instance or its "
+                "model's context: cap their lengths or raise the budget"
+            )
+        separate.append((run.ttft_s.p99 or 0.0, load))
+    separate.sort(key=lambda pair: pair[0])  # the smallest gain, which decides, may well be that of the first
+    merged_s: list[float] = []
+    worst_gain = math.inf
+    for separate_s, load in separate:
+        merged_s.append(foresee(load, speed, deployment, "merged").ttft_s.p99 or 0.0)
+        worst_gain = min(worst_gain, separate_s / merged_s[-1] if merged_s[-1] > 0 else math.inf)
+        if worst_gain <= to_beat:
+            return None
+    peak = float(np.median([peak_demand_tokens(load, speed, deployment) for load in loads]))
+    capacity, merged = capacities(deployment)
+    return Calibration(
+        rate_scale, peak / merged, peak / capacity, float(np.median([p99_s for p99_s, _ in separate])),
+        float(np.median(merged_s)), worst_gain,
+    )
