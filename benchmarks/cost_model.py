@@ -23,8 +23,8 @@ from typing import Any
 from engines.weights import QWEN3_110M, make_folder
 
 from jettison.config import EngineConfig
+from jettison.demo import DemoModel
 from jettison.device.model.create import create_model
-from jettison.live.demo import DemoModel
 from jettison.live.profile import FULL_MODEL, ProfileResult, run_profile
 from jettison.live.profile_command import document, error_rows, speed_rows, term_rows
 

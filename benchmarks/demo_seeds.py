@@ -1,9 +1,11 @@
 """The demo's comparison over several seeds: P99 TTFT with dropping against recompute, same bytes, same arrivals.
 
     python benchmarks/demo_seeds.py [--seeds 5] [--beyond-seeds 1] [--json OUT] [--runs OUT] [--work DIR]
+    python benchmarks/demo_seeds.py --seeds 10 --scales [--speed TOKENS_PER_S BASE_S PER_REQUEST_S]    # no replays
 
 For every seed: calibrate to the machine as it is now, replay the burst under both policies in turn (which goes first
 alternates); the first seeds also beyond the merged capacity. Prints a table with the ratio of each seed and the median.
+With ``--scales``: what each seed is calibrated to, and the time that takes; ``--speed`` in place of a measured one.
 """
 
 from __future__ import annotations
@@ -12,17 +14,18 @@ import argparse
 import json
 import statistics
 import tempfile
+import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from jettison.live.demo import BEYOND_SHARE, demo_workload, make_setup, plan_load
+from jettison.cost.speed import MachineSpeed
+from jettison.demo import demo_workload, make_setup, plan_beyond, plan_load
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
 from jettison.report.failures import exit_if_unanswered
 from jettison.report.results import RunResult, write_results
 from jettison.report.summary import print_fairness
-from jettison.workload.calibrate import calibrate
 from jettison.workload.shaping import scale_time
 
 
@@ -80,6 +83,25 @@ def _text(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
+def print_scales(setup: ExperimentSetup, speed: MachineSpeed, num_seeds: int, console: Console) -> None:
+    """What each seed is calibrated to at this speed."""
+    console.print(speed)
+    table = Table()
+    for column in ("seed", "rate scale", "beyond", "peak / capacity", "peak / merged", "P99 TTFT separate s",
+                   "P99 TTFT merged s", "worst gain", "CPU s"):  # fmt: skip
+        table.add_column(column, justify="right")
+    for seed in range(num_seeds):
+        began_s = time.process_time()
+        plan, beyond = plan_load(setup, speed, seed), plan_beyond(setup, speed, seed)
+        figures = (
+            plan.rate_scale, beyond, plan.peak_over_capacity, plan.peak_over_merged,
+            plan.predicted_p99_ttft_separate_s, plan.predicted_p99_ttft_merged_s, plan.worst_gain,
+            time.process_time() - began_s,
+        )
+        table.add_row(str(seed), *(_text(figure) for figure in figures))
+    console.print(table)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -88,10 +110,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--runs", type=Path, help="also write all runs in the common result format")
     parser.add_argument("--work", type=Path)
+    parser.add_argument("--scales", action="store_true", help="print the rate scales, and replay nothing")
+    parser.add_argument(
+        "--speed", type=float, nargs=3, metavar="NUMBER",
+        help="with --scales, of one instance: prefill tokens a second, seconds of a decode step, of each request in it",
+    )
     args = parser.parse_args()
+    if args.speed and not args.scales:
+        parser.error("--speed goes with --scales only")
     console = Console(width=170)
     work = args.work or Path(tempfile.mkdtemp(prefix="jettison-seeds-"))
     setup = make_setup(work, 0)
+    if args.scales:
+        print_scales(setup, MachineSpeed(*args.speed) if args.speed else measure_speed(setup), args.seeds, console)
+        return
     rows: list[dict[str, object]] = []
     runs: list[RunResult] = []
     for seed in range(args.seeds):
@@ -99,8 +131,7 @@ def main() -> None:
         plan = plan_load(setup, speed, seed)
         settings = [("burst", plan.rate_scale)]
         if seed < args.beyond_seeds:
-            beyond = calibrate(demo_workload(seed), speed, setup.overload_setting(), target_share=BEYOND_SHARE)
-            settings.append(("beyond the merged capacity", beyond))
+            settings.append(("beyond the merged capacity", plan_beyond(setup, speed, seed)))
         for label, scale in settings:
             pair = compare(setup, seed, scale, label, "recompute" if seed % 2 == 0 else "drop")
             runs += pair.values()

@@ -8,7 +8,7 @@
 
 The model has 20M parameters (``real_traces.MODELS``).
 
-Loads: ``burst`` is the built-in burst, calibrated to this machine by the rule of ``workload.calibrate``; ``conv`` and
+Loads: ``burst`` is the built-in burst, calibrated to this machine by the rule of ``simulate.calibrate``; ``conv`` and
 ``code`` are Azure 2023 arrivals with their own lengths, scaled, compressed and thinned by the rules of
 ``real_traces.py``, and of these the first slice whose predicted peak demand lies above the undropped and below 0.8 of
 the merged capacity (else the slice with the highest peak: the note says which). Policies are interleaved: every seed
@@ -35,16 +35,16 @@ from rich.console import Console
 from rich.table import Table
 
 from jettison.config import KEYS
-from jettison.live.demo import demo_workload, make_setup, plan_load
+from jettison.cost.speed import MachineSpeed
+from jettison.demo import demo_workload, make_setup, plan_load
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
 from jettison.report.failures import exit_if_unanswered
 from jettison.report.html import write_html
 from jettison.report.overload import SLO_SCALES, overload_arrivals, slo_base, slo_violations, window_ttft_p99
 from jettison.report.results import RunResult, write_results
 from jettison.report.summary import print_fairness
+from jettison.simulate.calibrate import calibrate, peak_demand_tokens
 from jettison.workload import shaping
-from jettison.workload.calibrate import calibrate
-from jettison.workload.probe import MachineSpeed, predict
 from jettison.workload.synthetic import generate, preset
 from jettison.workload.traces import Workload, read_trace
 
@@ -174,7 +174,7 @@ def _burst(setup: ExperimentSetup, speed: MachineSpeed, args: argparse.Namespace
     if users == 1:
         scale = plan_load(setup, speed, 0).rate_scale
     else:
-        scale = calibrate(arrivals(0), speed, setup.overload_setting())
+        scale = calibrate(arrivals(0), speed, setup.deployment())
     return Load("burst", lambda seed: shaping.scale_time(arrivals(seed), scale))
 
 
@@ -224,7 +224,7 @@ def _slice(whole: Workload, setup: ExperimentSetup, speed: MachineSpeed, args: a
     thinned, keep = real_traces.thin(whole, args.mean_load, setup, speed)
     low, high = setup.capacity_tokens(), 0.8 * setup.merged_capacity_tokens()
     pieces = [p for p in shaping.slices(thinned, args.slice) if p.rows]
-    peaks = [predict(p, speed, setup.overload_setting().unlimited).peak_demand_tokens for p in pieces]
+    peaks = [peak_demand_tokens(p, speed, setup.deployment()) for p in pieces]
     fitting = [i for i, peak in enumerate(peaks) if low < peak <= high]
     chosen = fitting[0] if fitting else max(range(len(pieces)), key=peaks.__getitem__)
     return _Slice(pieces[chosen], chosen, len(pieces), peaks[chosen], keep, bool(fitting))
@@ -245,7 +245,7 @@ def _sweep(work: Path, instances: int, args: argparse.Namespace) -> Iterator[tup
         setup = replace(sized, kv_tokens_per_instance=tokens)
         speed = measure_speed(setup)
         base = preset("burst").scaled(instances / 2)
-        scale = calibrate(generate(base, 0), speed, setup.overload_setting(), target_share=_target(setup))
+        scale = calibrate(generate(base, 0), speed, setup.deployment(), target_share=_target(setup))
         for height in args.heights:
             spec = replace(base, bursts=tuple(replace(b, multiplier=height) for b in base.bursts))
 

@@ -11,7 +11,7 @@ Three contenders meet the built-in burst, open loop, in turn; each round begins 
 
 Every instance of either has exactly the same number of KV blocks of the same size, the same limits and no prefix cache.
 ``plan`` goes before: both engines' speed is measured with ample KV, and the arrivals' rate is set for the slower one
-(``workload.calibrate``). Then vLLM meets those arrivals with ample KV: if that P99 TTFT is low, what binds in the
+(``simulate.calibrate``). Then vLLM meets those arrivals with ample KV: if that P99 TTFT is low, what binds in the
 rounds is memory and not compute. The proxy's cost is measured against the same replica asked directly. Stages can be
 run one by one (``--stages plan``, then ``0``, then ``1``); each adds to the result file (docs/results.md).
 """
@@ -37,16 +37,16 @@ from peers import machine
 from rich.console import Console
 from rich.table import Table
 
+from jettison.cost.speed import MachineSpeed
 from jettison.device.model.create import create_model
 from jettison.live.experiment import ExperimentSetup, measure_speed, measure_speed_at, run_policy
 from jettison.live.server_process import ServerProcess, free_port
 from jettison.report.failures import check_answered, exit_if_unanswered
 from jettison.report.results import RunResult, read_results, write_results
 from jettison.report.summary import print_fairness
+from jettison.simulate.calibrate import calibrate, foresee
 from jettison.workload.bench import LoadOptions, fairness_of_run, load_workload
-from jettison.workload.calibrate import calibrate
 from jettison.workload.client import ReplayOptions, replay_sync
-from jettison.workload.probe import MachineSpeed, predict
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.shaping import limit
 from jettison.workload.traces import TraceRow, Workload
@@ -226,7 +226,8 @@ def make_plan(args: argparse.Namespace, setup: ExperimentSetup, console: Console
         first = choose_rate(setup, speeds[slower], saturated[slower], args)
         load = limit(arrivals(first, args.seed), duration_s=FIRST_LOOK_S / first)
         run = meet("vllm", "first look", servers, setup, load, args.seed)
-        predicted = predict(load, speeds["vllm"], setup.overload_setting().unlimited).p50_tpot_s
+        predicted = foresee(load, speeds["vllm"], setup.deployment(), "unlimited").tpot_s.p50
+        assert predicted, "the first look has no output"
         factor = (run.tpot_s.p50 or predicted) / predicted
         plan = {
             "calibrated_to": slower,
@@ -251,7 +252,7 @@ def make_plan(args: argparse.Namespace, setup: ExperimentSetup, console: Console
 def choose_rate(setup: ExperimentSetup, speed: MachineSpeed, saturated: float, args: argparse.Namespace) -> float:
     """The rate at which peak demand is the target's share of the merged capacity, or less where compute would bind."""
     base = arrivals(1.0, args.seed)
-    by_memory = calibrate(base, speed, setup.overload_setting(), target_share=args.target_share)
+    by_memory = calibrate(base, speed, setup.deployment(), target_share=args.target_share)
     return min(by_memory, MAX_COMPUTE_LOAD * saturated / offered_tokens_per_s(base))
 
 

@@ -22,7 +22,7 @@ The whole trace is replayed ``--rounds`` times per policy, in alternating order;
 eight times the KV: *memory* where the experiment's KV raises recompute's P99 TTFT to at least
 ``--memory-binds-above`` times that replay's; else *compute* where the slice would take more than 80 % of its seconds to
 serve at full batches or its requests would hold more than the capacity, at the measured speed (they pile up, and
-memory does not help); else nothing. What a step simulation (``workload.probe``) expects is kept beside it.
+memory does not help); else nothing. What a simulation at that speed (``simulate.calibrate``) expects is kept beside it.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from jettison.live.demo import DemoModel, make_setup
+from jettison.cost.speed import MachineSpeed
+from jettison.demo import DemoModel, make_setup
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
 from jettison.report.failures import check_answered, exit_if_unanswered
 from jettison.report.results import RunResult, write_results
 from jettison.report.summary import print_fairness
+from jettison.simulate.calibrate import foresee
 from jettison.workload import shaping
-from jettison.workload.probe import MachineSpeed, predict
 from jettison.workload.traces import Workload, read_trace
 
 MODELS = {
-    "time": DemoModel(layers=12, hidden=384, heads=6, kv_heads=2),
+    "time": DemoModel(layers=12, hidden=384, heads=6, kv_heads=2, context=1024),
     "uniform": DemoModel(kv_heads=4, kv_tokens_per_instance=656),
 }
 """20M parameters: the demo's 4M make steps so short that clients and HTTP take as much of two cores as the model, and
@@ -107,17 +108,18 @@ def thin(
     low, high = 0.0, 1.0
     for _ in range(12):
         keep = (low + high) / 2
-        demand = predict(shaping.thin_by_probability(load, keep, seed=0), speed, setup.overload_setting().unlimited)
-        too_much = demand.mean_demand_tokens > mean_load * setup.capacity_tokens()
+        demand = mean_demand(shaping.thin_by_probability(load, keep, seed=0), speed, setup)
+        too_much = demand > mean_load * setup.capacity_tokens()
         low, high = (low, keep) if too_much else (keep, high)
     return shaping.thin_by_probability(load, low, seed=0), low
 
 
-def slowed(speed: MachineSpeed, factor: float) -> MachineSpeed:
-    """A machine that takes ``factor`` times as long for everything."""
-    return MachineSpeed(
-        speed.prefill_tokens_per_s / factor, speed.decode_base_s * factor, speed.decode_per_request_s * factor
-    )
+def mean_demand(load: Workload, speed: MachineSpeed, setup: ExperimentSetup) -> float:
+    """KV tokens at one time, predicted with memory to spare; none of no requests."""
+    if not load.rows:
+        return 0.0
+    run = foresee(load, speed, setup.deployment(), "unlimited")
+    return float(run.config["fairness"]["mean_demand_tokens"])
 
 
 def with_memory_to_spare(setup: ExperimentSetup) -> ExperimentSetup:
@@ -133,9 +135,9 @@ def correct_speed(load: Workload, setup: ExperimentSetup, speed: MachineSpeed) -
     low, high = 0.25, 8.0
     for _ in range(14):
         factor = (low * high) ** 0.5
-        found = predict(load, slowed(speed, factor), setup.overload_setting().unlimited).mean_demand_tokens
+        found = mean_demand(load, speed.slowed(factor), setup)
         low, high = (low, factor) if found > wanted else (factor, high)
-    return slowed(speed, high), wanted / setup.capacity_tokens(), high
+    return speed.slowed(high), wanted / setup.capacity_tokens(), high
 
 
 def thin_by_pilots(
@@ -169,11 +171,11 @@ def what_binds(
     busy_s = sum(r.input_tokens / speed.prefill_tokens_per_s + r.output_tokens * token_s for r in rows)
     compute_load = busy_s / setup.instances / seconds
     alone = replace(load, rows=tuple(rows))
-    deployments = setup.overload_setting()
-    spared = predict(alone, speed, deployments.unlimited)
-    limited = predict(alone, speed, deployments.separate)
-    merged = predict(alone, speed, replace(deployments.merged, pipeline_efficiency=PIPELINE_EFFICIENCY))
-    over = spared.peak_demand_tokens / setup.capacity_tokens()
+    deployment = setup.deployment()
+    spared = foresee(alone, speed, deployment, "unlimited")
+    limited = foresee(alone, speed, deployment, "separate")
+    merged = foresee(alone, speed, deployment, "merged", pipeline_efficiency=PIPELINE_EFFICIENCY)
+    over = spared.config["fairness"]["peak_demand_tokens"] / setup.capacity_tokens()
     binds = "nothing"
     if memory_raises_p99:
         binds = "memory"
@@ -183,7 +185,7 @@ def what_binds(
         "compute_load": compute_load,
         "demand_over_capacity": over,
         "predicted_p99_ttft_s": {
-            "undropped": limited.p99_ttft_s, "unlimited": spared.p99_ttft_s, "merged": merged.p99_ttft_s
+            "undropped": limited.ttft_s.p99, "unlimited": spared.ttft_s.p99, "merged": merged.ttft_s.p99
         },
         "binds": binds,
     }

@@ -31,8 +31,8 @@ from typing import Any
 
 import torch
 
+from jettison.demo import make_setup
 from jettison.device.memory import DeviceMemory
-from jettison.live.demo import make_setup
 from jettison.live.experiment import run_policy
 from jettison.memory.layout import LayoutSpec
 from jettison.report.failures import check_answered

@@ -15,7 +15,7 @@ LEVEL = {
     "core": 2,
     "device": 3, "transport": 3, "sim": 3, "workload": 3, "report": 3,
     "live": 4, "simulate": 4,
-    "server": 5, "cli": 5, "__main__": 5,
+    "demo": 5, "server": 5, "cli": 5, "__main__": 5,
 }
 """Room -> level. A room imports only from rooms of its own level or a lower one."""
 

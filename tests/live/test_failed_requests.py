@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from jettison import demo
 from jettison.cost.model import CostModel
+from jettison.cost.speed import MachineSpeed
+from jettison.demo import DemoModel, make_setup, run_demo
 from jettison.errors import JettisonError
-from jettison.live import demo, experiment
-from jettison.live.demo import DemoModel, make_setup, run_demo
+from jettison.live import experiment
 from jettison.live.experiment import measure_speed_at
 from jettison.report.failures import exit_if_unanswered
 from jettison.report.results import RequestCounts, RequestRecord, RunResult, build_run
 from jettison.simulate import validate_command as validating
 from jettison.simulate.validation import Trio
-from jettison.workload.probe import MachineSpeed
 from jettison.workload.synthetic import Burst, Lengths, SyntheticSpec
 
 MODEL = DemoModel(layers=2, hidden=64, heads=2, kv_heads=1, kv_tokens_per_instance=512, context=512)

@@ -18,7 +18,7 @@ def demo(
 ) -> None:
     """Make a small model, serve it with little memory, replay a burst with dropping off and on, and compare."""
     check_address_limit(MORE_PROGRAM_BYTES)
-    from jettison.live.demo import run_demo
+    from jettison.demo import run_demo
     from jettison.live.endings import ended_by_sigterm
 
     with ended_by_sigterm():

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jettison.config import KEYS, EngineConfig
+from jettison.cost.deployment import Deployment
+from jettison.cost.speed import MachineSpeed
 from jettison.live.assembly import assemble
+from jettison.live.deployed import deployment_of
 from jettison.live.server_process import ServerProcess
 from jettison.report.failures import check_answered
 from jettison.report.output import safe_name
 from jettison.report.results import RunResult
 from jettison.workload.bench import fairness_of_run
-from jettison.workload.calibrate import OverloadSetting
 from jettison.workload.client import ReplayOptions, replay_sync
-from jettison.workload.conditions import capacity_tokens, separate_and_merged
-from jettison.workload.probe import MachineSpeed
+from jettison.workload.conditions import capacities
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import TraceRow, Workload
 
@@ -58,39 +59,26 @@ class ExperimentSetup:
             max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs,
         )
 
+    def deployment(self) -> Deployment:
+        """What it is to a simulation: sizes and settings, whatever the policy."""
+        return deployment_of(assemble(self._assembly_config()), kv_tokens=self.kv_tokens_per_instance)
+
     def memory_bytes(self) -> int:
         """Bytes of each instance."""
-        return assemble(self._assembly_config()).memory_for_blocks(self.kv_tokens_per_instance // self.block_size)
+        return self.deployment().budget_bytes
 
     def parameter_share(self) -> float:
         """Parameters / memory of one instance, undropped."""
-        return assemble(self._assembly_config()).shape.parameter_bytes / self.memory_bytes()
+        deployment = self.deployment()
+        return deployment.shape.parameter_bytes / deployment.budget_bytes
 
     def capacity_tokens(self) -> float:
         """KV tokens of all instances, undropped: whole pages may hold a few blocks more than were asked for."""
-        return self._capacities()[0]
+        return capacities(self.deployment())[0]
 
     def merged_capacity_tokens(self) -> float:
         """KV tokens of one group of all instances: the spare copies' bytes join the KV."""
-        return self._capacities()[1]
-
-    def _capacities(self) -> tuple[float, float]:
-        assembly, memory_bytes = assemble(self._assembly_config()), self.memory_bytes()
-        separate, merged = (
-            float(capacity_tokens(
-                assembly.shape, groups, budget_bytes=memory_bytes, workspace_bytes=assembly.workspace_bytes,
-                page_bytes=assembly.config.memory.page_bytes, block_size=self.block_size,
-            ))
-            for groups in separate_and_merged(self.instances, assembly.shape)
-        )  # fmt: skip
-        return separate, merged
-
-    def overload_setting(self) -> OverloadSetting:
-        """For ``workload.calibrate``."""
-        return OverloadSetting(
-            self.capacity_tokens(), self.merged_capacity_tokens(), self.instances,
-            self.max_num_batched_tokens, self.block_size,
-        )
+        return capacities(self.deployment())[1]
 
 
 def run_policy(

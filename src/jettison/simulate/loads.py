@@ -65,7 +65,7 @@ def find_factor(
             ) from None
         return mean_demand(load, setup, machine, on_time) / capacity
 
-    factor, found = _search(load_at, _guess(first, machine, wanted * capacity), wanted, on_pilot)
+    factor, found = search_factor(load_at, wanted, _guess(first, machine, wanted * capacity), on_pilot=on_pilot)
     if abs(found / wanted - 1.0) > ACCEPTED:
         raise ConfigError(
             f"workload.mean_load {wanted:g} is not reached: at {factor:.4g} times the users of {first.name} it is "
@@ -88,11 +88,16 @@ def mean_demand(
     return demand
 
 
-def _search(
-    load_at: Callable[[float], float], factor: float, wanted: float, on_pilot: OnPilot
+def search_factor(
+    load_at: Callable[[float], float], wanted: float, factor: float = 1.0, *, close_enough: float = CLOSE_ENOUGH,
+    on_pilot: OnPilot = lambda *_: None,
 ) -> tuple[float, float]:
-    """Between the largest factor that is too small and the smallest that is too large, or by steps while there is only
-    one of them. Returns the best and its load."""
+    """Where ``load_at``, which grows with its factor, is ``wanted``, searched from ``factor`` on.
+
+    Between the largest factor that is too small and the smallest that is too large, or by steps while there is only
+    one of them. Returns the best of ``MAX_PILOTS`` at most, and its load: whether that is near enough is the caller's
+    affair.
+    """
     low: tuple[float, float] | None = None
     high: tuple[float, float] | None = None
     best = (factor, math.inf)
@@ -101,7 +106,7 @@ def _search(
         on_pilot(number, factor, found)
         if abs(found - wanted) < abs(best[1] - wanted):
             best = (factor, found)
-        if abs(found / wanted - 1.0) <= CLOSE_ENOUGH:
+        if abs(found / wanted - 1.0) <= close_enough:
             break
         if found < wanted:
             low = (factor, max(found, wanted / 100.0))

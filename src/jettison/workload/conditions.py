@@ -91,6 +91,13 @@ def conditions_of(run: RunResult) -> Conditions:
     )
 
 
+def capacities(deployment: Deployment) -> tuple[int, int]:
+    """KV tokens of all instances, each alone, and of one group of them all, which the spare copies' bytes join."""
+    groups = separate_and_merged(deployment.num_instances, deployment.shape)
+    separate, merged = (round(_capacity_tokens(deployment, each) or 0) for each in groups)
+    return separate, merged
+
+
 def _capacity_tokens(deployment: Deployment, groups: Sequence[Sequence[StagePlan]]) -> float | None:
     """KV tokens of all groups; None: nothing that can be."""
     block_size = deployment.settings.get("block_size", KEYS["block_size"].default)

@@ -127,9 +127,10 @@ PRESETS: dict[str, SyntheticSpec] = {
 }
 """Named workloads.
 
-``burst``: the setting in which dropping layers paid on ten seeds of ten in a simulated probe of two small
+``burst``: the setting in which dropping layers paid on ten seeds of ten in a simulation of two small
 instances: prompt median 64, output median 200 (sigma 0.5), 2 requests/s, two 3 s bursts of 7 times, 75 s. Where
-the bursts stand (20 s and 45 s) and the caps are our choice. Calibrate it to the machine first (``calibrate``).
+the bursts stand (20 s and 45 s) and the caps are our choice. Calibrate it to the machine first
+(``simulate.calibrate``).
 
 ``azure-conv-like``: Azure 2023 conversation trace (Patel et al., Splitwise, ISCA 2024): 5.53 requests/s,
 inter-arrival CV 1.09, input mean 1154.7 / median 1020 / largest 14,050, output 211.1 / 129 / 1,000. The real

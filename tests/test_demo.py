@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import jettison
-from jettison.live.demo import DemoModel, run_demo
+from jettison.demo import DemoModel, run_demo
 from jettison.report.results import read_results
 from jettison.workload.synthetic import Burst, Lengths, SyntheticSpec
 

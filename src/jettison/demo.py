@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
+from jettison.cost.speed import MachineSpeed
 from jettison.device.model.create import create_model
 from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
 from jettison.report.brief import missed_aim, print_brief
@@ -16,8 +17,7 @@ from jettison.report.failures import check_answered, print_failures
 from jettison.report.html import write_html
 from jettison.report.results import RunResult, write_results
 from jettison.report.terminal import note_phase, phase, progress_bar
-from jettison.workload.calibrate import Calibration, calibrate, choose_setting
-from jettison.workload.probe import MachineSpeed
+from jettison.simulate.calibrate import Calibration, calibrate, safest_rate_scale
 from jettison.workload.shaping import scale_time
 from jettison.workload.synthetic import SyntheticSpec, generate, preset
 from jettison.workload.traces import Workload
@@ -37,7 +37,8 @@ class DemoModel:
     heads: int = 4
     kv_heads: int = 1
     kv_tokens_per_instance: int = 2128
-    context: int = 1024
+    context: int = 1312
+    """As long as the longest request of the burst may be, prompt and answer at their caps."""
 
 
 def make_setup(out_dir: Path, seed: int, model: DemoModel | None = None) -> ExperimentSetup:
@@ -61,9 +62,16 @@ def demo_workload(seed: int, burst: SyntheticSpec | None = None) -> Workload:
 def plan_load(
     setup: ExperimentSetup, speed: MachineSpeed, seed: int, burst: SyntheticSpec | None = None
 ) -> Calibration:
-    """How fast to replay here: the rule of ``workload.calibrate`` over a few seeds, this run's among them."""
+    """How fast to replay here: the rule of ``simulate.calibrate`` over a few seeds, this run's among them."""
     loads = [demo_workload(s, burst) for s in range(seed, seed + CALIBRATION_SEEDS)]
-    return choose_setting(loads, speed, setup.overload_setting())
+    return safest_rate_scale(loads, speed, setup.deployment())
+
+
+def plan_beyond(
+    setup: ExperimentSetup, speed: MachineSpeed, seed: int, burst: SyntheticSpec | None = None
+) -> float:
+    """How fast to replay for more than dropping can carry."""
+    return calibrate(demo_workload(seed, burst), speed, setup.deployment(), target_share=BEYOND_SHARE)
 
 
 def run_demo(
@@ -86,7 +94,7 @@ def run_demo(
     with phase("measuring this machine, then fitting the load to it", console):
         speed = measure_speed(setup)
         plan = plan_load(setup, speed, seed, burst)
-        beyond = calibrate(demo_workload(seed, burst), speed, setup.overload_setting(), target_share=BEYOND_SHARE)
+        beyond = plan_beyond(setup, speed, seed, burst)
     console.print(
         f"a decode step takes {speed.decode_base_s * 1e3:.1f} ms + {speed.decode_per_request_s * 1e3:.2f} ms a request,"
         f" prefill {speed.prefill_tokens_per_s:.0f} tokens/s: arrivals are replayed at {plan.rate_scale:.2f} times"
