@@ -41,7 +41,7 @@ from jettison.simulate.reproduce.registry import FIGURES, figure_named
 from jettison.simulate.reproduce.requests import requests_of
 from jettison.simulate.reproduce.rows import Outcome, Row
 from jettison.simulate.reproduce.specs import Results, Spec, burst_span_s, read_spec, run_spec, spec_names
-from jettison.simulate.reproduce.systems import DROP, RECOMPUTE, SPARE, WITHOUT_GUARD
+from jettison.simulate.reproduce.systems import SPARE, WITHOUT_GUARD
 from jettison.simulate.spec import parse_spec
 
 NAMES = {
@@ -61,6 +61,9 @@ TINY = {
     "variants": ["drop", "recompute"],
     "seeds": [0, 1],
 }  # fmt: skip
+
+
+DROP, RECOMPUTE = Variant("drop", "drop"), Variant("recompute", "recompute")
 
 
 def tiny() -> Spec:
@@ -84,7 +87,7 @@ def test_the_table_of_a_figure_makes_sense(figure: Figure) -> None:
     assert len(set(rows)) == len(rows), "one row twice"
     assert len({plot.name for plot in figure.plots}) == len(figure.plots) > 0
     for part in figure.parts:
-        served = {variant.name: variant for variant in part.systems}
+        served = {variant.name: variant for variant in part.variants}
         assert len(served) == len(part.systems)
         assert part.conditions in ("", *served)
         assert not served or {c.system for c in part.claims} <= {*served, "the preset"}

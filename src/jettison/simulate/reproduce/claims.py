@@ -16,6 +16,11 @@ def by_seed(
     return Claim(metric, system, lambda found: [number(seed) for seed in found[0].by_seed()], baseline, unit)
 
 
+def computed(metric: str, system: str, number: Callable[[], float], baseline: str = "", unit: str = "") -> Claim:
+    """Any number for which nothing is served."""
+    return Claim(metric, system, lambda _: [number()], baseline, unit)
+
+
 def own(metric: str, measure: Measure, system: str = "recompute", unit: str = "") -> Claim:
     """One system's own number."""
     return by_seed(metric, system, lambda seed: measure(seed.runs[system]), unit=unit)

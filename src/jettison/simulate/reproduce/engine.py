@@ -35,7 +35,7 @@ def _run(figure: Figure, runs: Runs) -> Mapping[str, Found]:
         if part.spec is not None
         for point in part.sweep
     ]
-    results = run_specs([(spec, part.systems) for part, spec in wanted], runs)
+    results = run_specs([(spec, part.variants) for part, spec in wanted], runs)
     found: dict[str, list[Results]] = {part.workload: [] for part in figure.parts}
     for (part, _), result in zip(wanted, results, strict=True):
         found[part.workload].append(result)

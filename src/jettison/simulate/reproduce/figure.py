@@ -86,13 +86,19 @@ class Part:
     claims: tuple[Claim, ...]
     spec: str | None = None
     """In the tree; None where nothing is served."""
-    systems: tuple[Variant, ...] = ()
+    systems: tuple[Variant | str, ...] = ()
+    """Text: the policy of that name, as it is."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Of the spec, as ``Spec.changed`` has them."""
     sweep: tuple[Mapping[str, Any], ...] = ({},)
     """More of them, for each point."""
     conditions: str = ""
     """The system whose run they are taken of; empty: there are none to tell, or none that another part has not told."""
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The systems."""
+        return tuple(Variant(system, system) if isinstance(system, str) else system for system in self.systems)
 
 
 @dataclass(frozen=True, slots=True)

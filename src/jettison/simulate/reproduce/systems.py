@@ -1,14 +1,10 @@
-"""Systems that figures compare: the policies as they are, and what no setting can say."""
+"""Systems that figures compare beside the policies as they are: what no setting can say, and static pipelines."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from jettison.simulate.reproduce.jobs import MERGES_END_S, Changes, Variant
-
-DROP, RECOMPUTE, PIPELINE, SWAP, MIGRATE = (
-    Variant(name, name) for name in ("drop", "recompute", "pipeline", "swap", "migrate")
-)
 
 WITHOUT_GUARD = Variant("drop without compute guard", "drop", changes=Changes(compute_guard=False))
 """KunServe's own trigger."""

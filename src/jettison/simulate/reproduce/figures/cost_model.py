@@ -15,6 +15,7 @@ from jettison.cost.fit import Sample, fit_attention_free, fit_cost_model, relati
 from jettison.cost.model import ChunkShape, StepPredictor, StepShape
 from jettison.cost.presets import cluster_preset
 from jettison.cost.shapes import ShapeLimits, plan_shapes
+from jettison.simulate.reproduce.claims import computed
 from jettison.simulate.reproduce.figure import Claim, Figure, Found, Part, Plot
 from jettison.simulate.reproduce.pictures import lines
 
@@ -55,10 +56,10 @@ def samples(chunks: Sequence[tuple[int, int]]) -> list[Sample]:
 def deviation(where: str, system: str, chunks: Sequence[tuple[int, int]]) -> Claim:
     """The largest one, in percent."""
 
-    def numbers(_: Found) -> list[float]:
-        return [100.0 * max(abs(error) for error in relative_errors(models()[system], samples(chunks)))]
+    def largest() -> float:
+        return 100.0 * max(abs(error) for error in relative_errors(models()[system], samples(chunks)))
 
-    return Claim(f"largest deviation {where}", system, numbers, unit="%")
+    return computed(f"largest deviation {where}", system, largest, unit="%")
 
 
 def _draw(_: Mapping[str, Found]) -> Picture:

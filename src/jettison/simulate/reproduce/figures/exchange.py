@@ -12,6 +12,7 @@ from matplotlib.figure import Figure as Picture
 from jettison.core import ports
 from jettison.sim.cluster import SimulatedCluster
 from jettison.simulate.machines import cluster_setup
+from jettison.simulate.reproduce.claims import computed
 from jettison.simulate.reproduce.figure import OWN_RANGE, Claim, Figure, Found, Part, Plot
 from jettison.simulate.reproduce.pictures import bars
 from jettison.simulate.reproduce.specs import read_spec
@@ -77,10 +78,10 @@ def _overlaps_ns(times: list[int], begin_ns: int, end_ns: int) -> list[tuple[int
 
 def of_exchange(metric: str, number: Callable[[Exchange], float], gbps: int, system: str, unit: str) -> Claim:
     """One exchange's own number."""
-    return Claim(metric, system, lambda _: [number(exchange(system, gbps))], unit=unit)
+    return computed(metric, system, lambda: number(exchange(system, gbps)), unit=unit)
 
 
-def live_over_blocking(gbps: int, number: Callable[[Exchange], float]) -> float:
+def live_over_blocking(number: Callable[[Exchange], float], gbps: int) -> float:
     """Of one number."""
     return number(exchange(LIVE, gbps)) / number(exchange(BLOCKING, gbps))
 
@@ -89,18 +90,18 @@ def saved(gbps: int) -> Claim:
     """In percent."""
 
     def percent() -> float:
-        return 100.0 * (live_over_blocking(gbps, lambda found: found.mean_decode_s) - 1.0)
+        return 100.0 * (live_over_blocking(lambda found: found.mean_decode_s, gbps) - 1.0)
 
-    return Claim("mean decode time during the exchange", LIVE, lambda _: [percent()], BLOCKING, "%")
+    return computed("mean decode time during the exchange", LIVE, percent, BLOCKING, "%")
 
 
 def longer(gbps: int) -> Claim:
     """In times."""
 
     def times() -> float:
-        return live_over_blocking(gbps, lambda found: found.duration_s)
+        return live_over_blocking(lambda found: found.duration_s, gbps)
 
-    return Claim("exchange, times longer", LIVE, lambda _: [times()], BLOCKING, "x")
+    return computed("exchange, times longer", LIVE, times, BLOCKING, "x")
 
 
 def _draw(_: Mapping[str, Found]) -> Picture:

@@ -6,37 +6,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from jettison.report.overload import SloBase, slo_base, slo_violations
+from jettison.simulate.reproduce import measures
 from jettison.simulate.reproduce.claims import by_seed, change, higher, lower, own, share
 from jettison.simulate.reproduce.figure import OWN_RANGE, Claim, Figure, Found, Part, Plot, Stated
 from jettison.simulate.reproduce.figures import exchange, grouping
 from jettison.simulate.reproduce.figures.v3 import PIPELINE_PLOT, if_it_stands, static_pipelines
 from jettison.simulate.reproduce.jobs import Changes, Variant
-from jettison.simulate.reproduce.measures import (
-    Measure,
-    least_free_share,
-    over_median,
-    ratio,
-    stalled_share,
-    throughput,
-    tpot,
-    ttft,
-    within,
-)  # fmt: skip
+from jettison.simulate.reproduce.measures import Measure, ratio, tpot, ttft, within
 from jettison.simulate.reproduce.plots import by_measure, middle_of, over_sweep, over_time
 from jettison.simulate.reproduce.reasons import compute_bound, memory_bound, pressure
 from jettison.simulate.reproduce.specs import Results, Seed
 from jettison.simulate.reproduce.systems import (
-    DROP,
     DROPPING,
-    MIGRATE,
-    PIPELINE,
     PIPELINES_STAND_S,
-    RECOMPUTE,
     REPLICAS,
     SPARE,
     WITHOUT_GUARD,
     WITHOUT_RESTORE,
-)  # fmt: skip
+)
 
 BARE = WITHOUT_GUARD.name
 SPIKE = "BurstGPT 14B, spike"
@@ -59,7 +46,7 @@ def _swapped(
     return (
         lower(f"P50 TTFT, times lower, {gib:g} GiB", ttft(50), kv, parameters).stated(p50_ttft, p50_ttft, OWN_RANGE),
         lower(f"P50 TBT, times lower, {gib:g} GiB", tpot(50), kv, parameters).stated(p50_tbt, p50_tbt, OWN_RANGE),
-        share(f"requests that stood still for a second, {gib:g} GiB", stalled_share, kv).stated(stood_still),
+        share(f"requests that stood still for a second, {gib:g} GiB", measures.stalled_share, kv).stated(stood_still),
     )
 
 
@@ -104,8 +91,8 @@ FIG5 = Figure(
 
 # --- Figs. 10 to 13: its systems under a spike of 14 times
 
-SYSTEMS = (DROP, RECOMPUTE, MIGRATE, PIPELINE, WITHOUT_GUARD, SPARE)
-LARGE_SYSTEMS = (DROP, RECOMPUTE, PIPELINE, WITHOUT_GUARD, SPARE)
+SYSTEMS = ("drop", "recompute", "migrate", "pipeline", WITHOUT_GUARD, SPARE)
+LARGE_SYSTEMS = ("drop", "recompute", "pipeline", WITHOUT_GUARD, SPARE)
 
 
 def best_lower(system: str, baseline: str, metric: str) -> Claim:
@@ -210,8 +197,8 @@ FIG11 = Figure(
             "BurstGPT 14B", spec="v1-burst", systems=SYSTEMS, changes={"workload": {"mean_load": 0.65}},
             conditions="recompute",
             claims=(
-                own("largest over median TTFT", over_median(100), "recompute", "x").stated(38.9, (20, None)),
-                *(own("largest over median TTFT", over_median(100), system, "x") for system in DROPPING),
+                own("largest over median TTFT", measures.over_median(100), "recompute", "x").stated(38.9, (20, None)),
+                *(own("largest over median TTFT", measures.over_median(100), system, "x") for system in DROPPING),
                 *_reasons(),
             ),
         ),
@@ -236,7 +223,7 @@ FIG12 = Figure(
                 *_latency({"recompute": (1, 48.7), "pipeline": 29}),
                 change("P50 TBT, increase", tpot(50), "drop", "recompute").stated((25.4, 54.1)),
                 change("P99 TBT, increase", tpot(99), "drop", "recompute").stated((60.8, 92.6)),
-                change("mean throughput", throughput, "pipeline", "recompute").stated(-16.4, (-25, -3)),
+                change("mean throughput", measures.throughput, "pipeline", "recompute").stated(-16.4, (-25, -3)),
             ),
         ),
     ),
@@ -276,6 +263,11 @@ def violations(system: str) -> Claim:
     return by_seed("SLO violations (5 times the median)", system, percent, unit="%")
 
 
+def least_free(system: str) -> Claim:
+    """Of the KV there is, in percent."""
+    return share("least free memory after the second spike", measures.least_free_share(SECOND_SPIKE_S), system)
+
+
 FIG15 = Figure(
     "kunserve-v1-fig15", "with and without live restore", "v1 section 5.3",
     (
@@ -286,9 +278,9 @@ FIG15 = Figure(
                 change("P50 TTFT, change by restoring", ttft(50), R, K).stated(-30.7),
                 change("P50 TBT, change by restoring", tpot(50), R, K).stated(-34.3),
                 change("P99 TBT, change by restoring", tpot(99), R, K).stated(-9.1),
-                share("least free memory after the second spike", least_free_share(SECOND_SPIKE_S), R).stated(25.7),
+                least_free(R).stated(25.7),
                 violations(R).stated(0),
-                share("least free memory after the second spike", least_free_share(SECOND_SPIKE_S), K).stated(0),
+                least_free(K).stated(0),
                 violations(K).stated(4),
                 *pressure((R, K)),
             ),

@@ -7,43 +7,25 @@ from dataclasses import replace
 from itertools import pairwise
 
 from jettison.cost.model import ChunkShape
+from jettison.simulate.reproduce import measures
 from jettison.simulate.reproduce.claims import by_seed, change, higher, lower, own, share
 from jettison.simulate.reproduce.figure import Claim, Figure, Part
 from jettison.simulate.reproduce.figures import cost_model, v3_burst, v3_extreme
 from jettison.simulate.reproduce.jobs import Variant
-from jettison.simulate.reproduce.measures import (
-    Measure,
-    bubble_share,
-    count,
-    in_burst,
-    mean_exchange_s,
-    mean_load,
-    mean_stay_s,
-    over_median,
-    peak_kilotokens,
-    stays_s,
-    throughput,
-    tpot,
-    ttft,
-    within,
-)  # fmt: skip
+from jettison.simulate.reproduce.measures import Measure, count, in_burst, tpot, ttft, within
 from jettison.simulate.reproduce.plots import by_measure, over_time
 from jettison.simulate.reproduce.reasons import compute_bound, memory_bound, pressure
 from jettison.simulate.reproduce.specs import Spec
 from jettison.simulate.reproduce.systems import (
-    DROP,
     MERGES,
-    MIGRATE,
     NUM_PROCESSORS,
     PIPELINES_STAND_S,
-    RECOMPUTE,
     REPLICAS,
     SPARE,
     STATIC_PIPELINES,
-    SWAP,
     WITHOUT_GUARD,
     WITHOUT_RESTORE,
-)  # fmt: skip
+)
 
 BARE, STAYS_DROPPED = WITHOUT_GUARD.name, WITHOUT_RESTORE.name
 
@@ -55,20 +37,20 @@ FIG2 = Figure(
     "kunserve-fig2", "what overload does to recompute, swap and migrate", "v3 section 2.2",
     (
         Part(
-            LONG, spec="long-run", systems=(DROP, RECOMPUTE, SWAP, MIGRATE, WITHOUT_GUARD, SPARE),
+            LONG, spec="long-run", systems=("drop", "recompute", "swap", "migrate", WITHOUT_GUARD, SPARE),
             conditions="recompute",
             claims=(
                 *(
-                    own("P99 over P50 TTFT", over_median(99), system, "x").stated(paper, band)
+                    own("P99 over P50 TTFT", measures.over_median(99), system, "x").stated(paper, band)
                     for system, paper, band in (
                         ("recompute", 239, (20, None)), ("swap", 92, (20, None)), ("migrate", 148, (20, None)),
                         ("drop", None, (None, 5)), (BARE, None, (None, 5)),
                     )
                 ),
-                share("mean KV demand / capacity", mean_load).stated(56.3),
-                own("mean stay", mean_stay_s, unit="s").stated(11),
-                own("longest stay", lambda run: max(stays_s(run)), unit="s").stated(150),
-                own("peak KV demand of an instance", peak_kilotokens, unit="K tokens").stated(243),
+                share("mean KV demand / capacity", measures.mean_load).stated(56.3),
+                own("mean stay", measures.mean_stay_s, unit="s").stated(11),
+                own("longest stay", lambda run: max(measures.stays_s(run)), unit="s").stated(150),
+                own("peak KV demand of an instance", measures.peak_kilotokens, unit="K tokens").stated(243),
                 *pressure(), *memory_bound(), *compute_bound(),
             ),
         ),
@@ -80,7 +62,7 @@ FIG16 = Figure(
     "kunserve-fig16", "with and without restoring, 640 s", "v3 section 5.5",
     (
         Part(
-            LONG, spec="long-run", systems=(RECOMPUTE, WITHOUT_GUARD, WITHOUT_RESTORE), conditions=BARE,
+            LONG, spec="long-run", systems=("recompute", WITHOUT_GUARD, WITHOUT_RESTORE), conditions=BARE,
             claims=(
                 change("P50 TTFT, change by restoring", ttft(50), BARE, STAYS_DROPPED).stated(
                     -28, (None, -16.7), "reference.md 11 (1.2 times or more)"
@@ -94,7 +76,7 @@ FIG16 = Figure(
                 ).stated(6.4, (3, None)),
                 *pressure(("recompute", BARE, STAYS_DROPPED)),
                 own("restores", count("restores"), BARE),
-                share("bubbles", bubble_share, STAYS_DROPPED),
+                share("bubbles", measures.bubble_share, STAYS_DROPPED),
             ),
         ),
     ),
@@ -113,7 +95,7 @@ def if_it_stands(measure: Measure) -> Measure:
 
 def static_pipelines(*claims: Claim) -> Part:
     """Microbatches by token counts, as in vLLM."""
-    bubbles = (share("bubbles", bubble_share, name) for name in MERGES)
+    bubbles = (share("bubbles", measures.bubble_share, name) for name in MERGES)
     return Part(STATIC, (*claims, *bubbles), "parallelism", (REPLICAS, *STATIC_PIPELINES), conditions=REPLICAS.name)
 
 
@@ -147,7 +129,7 @@ ABLATION = "LongBench 14B, burst"
 PLAIN, EXCHANGE, LOOKAHEAD = "drop", "+ coordinated exchange", "+ lookahead"
 SHIPPED = Variant("as shipped, with the compute guard", "drop")
 ABLATED = (
-    RECOMPUTE,
+    "recompute",
     replace(WITHOUT_GUARD, name=PLAIN, settings={"coordination": False, "lookahead": "off"}),
     replace(WITHOUT_GUARD, name=EXCHANGE, settings={"lookahead": "off"}),
     replace(WITHOUT_GUARD, name=LOOKAHEAD),
@@ -180,7 +162,7 @@ FIG14 = Figure(
                 _step_ms(
                     "decode step, memory full", lambda spec: [ChunkShape(5900, 1)] * (spec.machine.kv_tokens // 5900)
                 ).stated(60),
-                own("exchange", mean_exchange_s, EXCHANGE, "s").stated(1.3),
+                own("exchange", measures.mean_exchange_s, EXCHANGE, "s").stated(1.3),
                 *(
                     lower(f"P{q:g} TTFT, times lower", _in_burst("ttft_s", q), PLAIN, "recompute").stated(paper, band)
                     for q, paper, band in ((90, 8.8, None), (99, 11.7, (5, None)), (99.9, 10.3, None))
@@ -198,9 +180,9 @@ FIG14 = Figure(
                     change(f"P{q:g} TPOT, change", _in_burst("tpot_s", q), LOOKAHEAD, EXCHANGE).stated(paper)
                     for q, paper in ((90, -4.5), (99, -10.6), (99.9, -9.7))
                 ),
-                share("bubbles", bubble_share, EXCHANGE).stated(21.9, (15, 30)),
-                share("bubbles", bubble_share, LOOKAHEAD).stated(8.3, (None, 12)),
-                change("throughput, change", throughput, LOOKAHEAD, EXCHANGE).stated(20, (8, 25)),
+                share("bubbles", measures.bubble_share, EXCHANGE).stated(21.9, (15, 30)),
+                share("bubbles", measures.bubble_share, LOOKAHEAD).stated(8.3, (None, 12)),
+                change("throughput, change", measures.throughput, LOOKAHEAD, EXCHANGE).stated(20, (8, 25)),
                 lower("P99 TTFT, whole run, times lower", ttft(99), LOOKAHEAD, "recompute"),
                 lower("P50 TPOT, whole run, times lower", tpot(50), LOOKAHEAD, "recompute"),
                 *memory_bound((PLAIN, LOOKAHEAD)),

@@ -5,35 +5,17 @@ from __future__ import annotations
 from statistics import fmean
 
 from jettison.report.overload import slo_base, slo_violations
+from jettison.simulate.reproduce import measures
 from jettison.simulate.reproduce.claims import by_seed, change, lower, own, share
 from jettison.simulate.reproduce.figure import OWN_RANGE, Claim, Figure, Part, Stated
-from jettison.simulate.reproduce.measures import (
-    bubble_share,
-    count,
-    mean_load,
-    mean_stay_s,
-    ratio,
-    tail_s,
-    throughput,
-    tpot,
-    ttft,
-)  # fmt: skip
+from jettison.simulate.reproduce.measures import count, ratio, throughput, tpot, ttft
 from jettison.simulate.reproduce.plots import by_workload, over_time
 from jettison.simulate.reproduce.reasons import compute_bound, memory_bound, pressure, timing
 from jettison.simulate.reproduce.specs import Seed
-from jettison.simulate.reproduce.systems import (
-    DROP,
-    DROPPING,
-    MIGRATE,
-    PIPELINE,
-    RECOMPUTE,
-    SPARE,
-    SWAP,
-    WITHOUT_GUARD,
-)  # fmt: skip
+from jettison.simulate.reproduce.systems import DROPPING, SPARE, WITHOUT_GUARD
 
 BARE = WITHOUT_GUARD.name
-SYSTEMS = (DROP, RECOMPUTE, PIPELINE, SWAP, MIGRATE, WITHOUT_GUARD)
+SYSTEMS = ("drop", "recompute", "pipeline", "swap", "migrate", WITHOUT_GUARD)
 BASELINES = ("recompute", "pipeline", "swap", "migrate")
 BURSTS = {
     "LongBench 14B": "burst-longbench-14b",
@@ -52,9 +34,10 @@ FIG12 = Figure(
                     change("mean throughput", throughput, "pipeline", baseline).stated((-21.8, -3.3), (-25, -3))
                     for baseline in ("recompute", "swap", "migrate", "drop")
                 ),
-                share("mean KV demand / capacity", mean_load).stated((None, 60)),
-                share("bubbles", bubble_share, "pipeline"),
-                *(own("from the last arrival to the end", tail_s, name, "s") for name in ("pipeline", "recompute")),
+                share("mean KV demand / capacity", measures.mean_load).stated((None, 60)),
+                share("bubbles", measures.bubble_share, "pipeline"),
+                own("from the last arrival to the end", measures.tail_s, "pipeline", "s"),
+                own("from the last arrival to the end", measures.tail_s, "recompute", "s"),
                 *pressure(),
             ),
         )
@@ -128,7 +111,7 @@ def workload_part(workload: str, scale: int, paper: tuple[float, float], *bands:
             *(claim for system in DROPPING for claim in latency(system, paper, *bands)),
             *(claim for system in DROPPING for claim in violations(system, scale)),
             *(own("drops", count("drops"), system) for system in DROPPING),
-            own("mean stay", mean_stay_s, unit="s"),
+            own("mean stay", measures.mean_stay_s, unit="s"),
             *memory_bound(), *compute_bound(), *timing(),
         ),
     )  # fmt: skip
@@ -142,20 +125,20 @@ FIG13 = Figure(
         workload_part("BurstGPT 14B", 5, (12.7, 72.2), None, None),
         workload_part("LongBench 72B", 10, (8.4, 11.9), (18.3, 22.7), (10, 40)),
         Part(
-            "BurstGPT 14B, decodes first", spec="burst-burstgpt-14b", systems=(RECOMPUTE, WITHOUT_GUARD, SPARE),
+            "BurstGPT 14B, decodes first", spec="burst-burstgpt-14b", systems=("recompute", WITHOUT_GUARD, SPARE),
             changes={"settings": {"step_priority": "decode", "max_num_batched_tokens": 2048}}, conditions="recompute",
             claims=memory_bound((BARE,)),
         ),
         # Half the GPU memory: the tenth at which the mean stay comes nearest to the paper's at the load rule's load.
         Part(
             "BurstGPT 14B, KV by stay", spec="burst-burstgpt-14b", changes={"cluster": {"memory_utilisation": 0.5}},
-            systems=(DROP, RECOMPUTE, PIPELINE, WITHOUT_GUARD, SPARE), conditions="recompute",
+            systems=("drop", "recompute", "pipeline", WITHOUT_GUARD, SPARE), conditions="recompute",
             claims=(
                 *(
                     lower("P99 TTFT, times lower", ttft(99), system, baseline).stated((12.7, 72.2))
                     for system in DROPPING for baseline in ("recompute", "pipeline")
                 ),
-                own("mean stay (set by the choice of memory, not found)", mean_stay_s, unit="s").stated(11),
+                own("mean stay (set by the choice of memory, not found)", measures.mean_stay_s, unit="s").stated(11),
                 *memory_bound(("pipeline", *DROPPING)),
             ),
         ),

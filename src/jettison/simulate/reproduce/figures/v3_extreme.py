@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from jettison.report.results import RunResult
+from jettison.simulate.reproduce import measures
 from jettison.simulate.reproduce.claims import by_seed, higher, own, share
 from jettison.simulate.reproduce.figure import Claim, Figure, Part
-from jettison.simulate.reproduce.measures import Measure, capacity_gained, count, values
+from jettison.simulate.reproduce.measures import Measure, count, values
 from jettison.simulate.reproduce.plots import over_time
 from jettison.simulate.reproduce.reasons import compute_bound, pressure
 from jettison.simulate.reproduce.specs import Seed, burst_span_s
-from jettison.simulate.reproduce.systems import DROP, DROPPING, RECOMPUTE, WITHOUT_GUARD
+from jettison.simulate.reproduce.systems import DROPPING, WITHOUT_GUARD
 
 SPEC, WORKLOAD = "extreme-burst", "BurstGPT 72B, extreme burst"
 COUNTED_FROM_S = 60.0
@@ -61,7 +62,7 @@ def _of(system: str) -> tuple[Claim, ...]:
         higher("standing time, from 60 s on", standing(COUNTED_FROM_S), system, "recompute").stated(1.5, (1.3, 1.7)),
         higher("standing time, from the burst's beginning", from_the_burst, system, "recompute").stated(1.43),
         own("drops", count("drops"), system).stated(2),
-        share("KV gained", capacity_gained, system).stated(57),
+        share("KV gained", measures.capacity_gained, system).stated(57),
         own("memory is full at", full_at_s, system, "s").stated(152),
     )
 
@@ -70,7 +71,7 @@ FIG17 = Figure(
     "kunserve-fig17", "an extreme burst", "v3 section 5.6",
     (
         Part(
-            WORKLOAD, spec=SPEC, systems=(DROP, RECOMPUTE, WITHOUT_GUARD), conditions="recompute",
+            WORKLOAD, spec=SPEC, systems=("drop", "recompute", WITHOUT_GUARD), conditions="recompute",
             claims=(
                 *(claim for system in DROPPING for claim in _of(system)),
                 own("memory is full at", full_at_s, "recompute", "s").stated(120),
