@@ -7,6 +7,7 @@ import json
 import math
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,34 +22,29 @@ from jettison.report.plots import to_png
 from jettison.report.results import RunResult
 from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 from jettison.simulate.machines import cluster_setup
-from jettison.simulate.reproduce import command, figures, pool
+from jettison.simulate.reproduce import command, engine, figures, pool
+from jettison.simulate.reproduce.claims import change, higher, lower, own, share
 from jettison.simulate.reproduce.command import told_of_effort
-from jettison.simulate.reproduce.figures import ablation, extreme, long_run, stay
-from jettison.simulate.reproduce.figures.end_to_end import _lowest_row
+from jettison.simulate.reproduce.figure import Band, Claim, Figure, Part
+from jettison.simulate.reproduce.figures import v1
+from jettison.simulate.reproduce.figures.v3_burst import lowest
 from jettison.simulate.reproduce.jobs import Changes, Variant, changed, job_text
 from jettison.simulate.reproduce.load import search
-from jettison.simulate.reproduce.measures import alone, bubble_share, compared, throughput, ttft, values
+from jettison.simulate.reproduce.measures import bubble_share, throughput, ttft, values
 from jettison.simulate.reproduce.page import table, write_page
 from jettison.simulate.reproduce.parameter_swap import StreamedParameters
-from jettison.simulate.reproduce.pictures import DRAWING, bars, time_lines
+from jettison.simulate.reproduce.pictures import DRAWING, bars
+from jettison.simulate.reproduce.plots import over_time
 from jettison.simulate.reproduce.pool import Runs
-from jettison.simulate.reproduce.registry import EXPERIMENTS, experiment
-from jettison.simulate.reproduce.remarks import timing
+from jettison.simulate.reproduce.reasons import compute_bound, timing
+from jettison.simulate.reproduce.registry import FIGURES, figure_named
 from jettison.simulate.reproduce.requests import requests_of
-from jettison.simulate.reproduce.rows import Band, Outcome, Row
-from jettison.simulate.reproduce.specs import (
-    SPARE,
-    WITHOUT_GUARD,
-    Results,
-    Spec,
-    burst_span_s,
-    read_spec,
-    run_spec,
-    spec_names,
-)
+from jettison.simulate.reproduce.rows import Outcome, Row
+from jettison.simulate.reproduce.specs import Results, Spec, burst_span_s, read_spec, run_spec, spec_names
+from jettison.simulate.reproduce.systems import SPARE, WITHOUT_GUARD
 from jettison.simulate.spec import parse_spec
 
-FIGURES = {
+NAMES = {
     *(f"kunserve-fig{n}" for n in (2, 5, 12, 13, 14, 15, 16, 17)),
     *(f"kunserve-v1-fig{n}" for n in (4, 5, 10, 11, 12, 13, 14, 15, 16)),
 }
@@ -67,23 +63,47 @@ TINY = {
 }  # fmt: skip
 
 
+DROP, RECOMPUTE = Variant("drop", "drop"), Variant("recompute", "recompute")
+
+
 def tiny() -> Spec:
     return Spec("tiny", TINY, parse_spec(TINY))
 
 
-def test_every_figure_has_an_experiment_whose_specs_are_in_the_tree() -> None:
-    assert set(EXPERIMENTS) == FIGURES
-    named = {spec for found in EXPERIMENTS.values() for spec in found.specs}
-    assert named == set(spec_names())
+def test_every_figure_is_told_of_and_its_specs_are_in_the_tree() -> None:
+    assert set(FIGURES) == NAMES
+    assert {spec for figure in FIGURES.values() for spec in figure.specs} == set(spec_names())
     for name in spec_names():
         assert read_spec(name).name == name
         assert read_spec(name).machine.kv_tokens > 0
+    told = (Path(__file__).parents[2] / "docs" / "figures.md").read_text()
+    assert {line.removeprefix("## ") for line in told.splitlines() if line.startswith("## kunserve")} == NAMES
     assert figures.__doc__
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=lambda figure: figure.name)
+def test_the_table_of_a_figure_makes_sense(figure: Figure) -> None:
+    rows = [(part.workload, c.metric, c.system, c.baseline) for part in figure.parts for c in part.claims]
+    assert len(set(rows)) == len(rows), "one row twice"
+    assert len({plot.name for plot in figure.plots}) == len(figure.plots) > 0
+    for part in figure.parts:
+        served = {variant.name: variant for variant in part.variants}
+        assert len(served) == len(part.systems)
+        assert part.conditions in ("", *served)
+        assert not served or {c.system for c in part.claims} <= {*served, "the preset"}
+        for claim in part.claims:
+            assert claim.band is None or claim.band_source
+        if part.spec is not None:  # `jettison simulate` meets the same systems
+            in_file = {v.name: (v.policy, dict(v.settings)) for v in read_spec(part.spec).parsed.variants}
+            both = served.keys() & in_file.keys()
+            assert {name: (served[name].policy, dict(served[name].settings)) for name in both} == {
+                name: in_file[name] for name in both
+            }
 
 
 def test_unknown_names_are_one_line() -> None:
     with pytest.raises(ConfigError, match="did you mean"):
-        experiment("kunserve-fig31")
+        figure_named("kunserve-fig31")
     with pytest.raises(ConfigError, match="no spec"):
         read_spec("nothing")
 
@@ -91,39 +111,68 @@ def test_unknown_names_are_one_line() -> None:
 def test_bands_and_rows() -> None:
     assert [Band(1, 2).holds(v) for v in (0.9, 1, 2, 2.1)] == [False, True, True, False]
     assert (str(Band(5, None)), str(Band(None, 5)), str(Band(3, 3)), str(Band(1, 2))) == (">= 5", "<= 5", "3", "1 to 2")
-    row = Row("f", "w", "m", "drop", "recompute", Band(12.7, 72.2), 6.0, "x", (5.0, 7.0), Band(5, None), "somebody's")
-    assert row.in_band is True
-    assert row.as_dict().items() >= {
+    stated = own("m", ttft(99), "drop", "x").stated((12.7, 72.2), (5, None), "the paper's")
+    row = Row("f", "w", replace(stated, baseline="recompute"), 6.0, (5.0, 7.0))
+    assert row.in_band is True and not row.is_beside
+    assert row.as_dict() == {
         "figure": "f", "workload": "w", "metric": "m", "system": "drop", "baseline": "recompute", "paper": [12.7, 72.2],
-        "ours": 6.0, "in_band": True, "band": [5, None],
-    }.items()  # fmt: skip
-    assert Row("f", "w", "m", "drop", "", None, None, band=Band(1, 2)).in_band is None
-    assert Row("f", "w", "m", "drop", "", None, 3.0, band=Band(1, 2)).in_band is False
-    assert "| **no** (1 to 2) |" in table([Row("f", "w", "m", "drop", "", None, 3.0, band=Band(1, 2))])[-1]
+        "ours": 6.0, "unit": "x", "spread": [5.0, 7.0], "band": [5.0, None], "band_source": "the paper's",
+        "is_idle": False, "in_band": True,
+    }  # fmt: skip
+    assert own("m", ttft(99)).stated(3).paper == Band(3.0, 3.0)
+    judged = own("m", ttft(99), "drop").stated(None, (1, 2))
+    assert Row("f", "w", judged, None).in_band is None
+    assert Row("f", "w", judged, 3.0).in_band is False
+    assert "| **no** (1 to 2) |" in table([Row("f", "w", judged, 3.0)])[-1]
 
 
-def test_a_small_experiment_from_the_spec_to_the_page(tmp_path: Path) -> None:
-    runs = Runs()
-    results = run_spec(tiny(), runs, [*tiny().variants, WITHOUT_GUARD, SPARE])
-    assert runs.num_done == 8
-    assert {name: len(found) for name, found in results.runs.items()} == dict.fromkeys(results.runs, 2)
-    again = run_spec(tiny(), runs, tiny().variants)
-    assert runs.num_done == 8  # nothing is simulated twice
-    assert again.runs["recompute"] == results.runs["recompute"]
-    row = compared(
-        results, "kunserve-fig13", "tiny", "P99 TTFT, times lower", SPARE.name, "recompute", ttft(99), paper=None
+def test_claims_compare_seed_by_seed() -> None:
+    runs = {"a": [_of("recompute", 0, 2.0), _of("recompute", 0, 6.0)], "b": [_of("recompute", 0, 1.0)] * 2}
+    found = [Results(tiny(), [1.0, 1.0], runs)]
+    p99 = ttft(99)
+    assert own("m", p99, "a").numbers(found) == [2.0, 6.0]
+    assert share("m", p99, "a").numbers(found) == [200.0, 600.0]
+    assert lower("m", p99, "b", "a").numbers(found) == higher("m", p99, "a", "b").numbers(found) == [2.0, 6.0]
+    assert change("m", p99, "a", "b").numbers(found) == [100.0, 500.0]
+    row = engine.row("f", "w", own("m", p99, "a"), found)
+    assert (row.ours, row.spread) == (4.0, (2.0, 6.0))
+    nothing = engine.row("f", "w", Claim("m", "a", lambda _: [None, float("inf")]), found)
+    assert (nothing.ours, nothing.spread) == (None, None)
+
+
+def test_a_small_figure_from_the_spec_to_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "read_spec", lambda _: tiny())
+    systems = (DROP, RECOMPUTE, WITHOUT_GUARD, SPARE)
+    claims = (
+        lower("P99 TTFT, times lower", ttft(99), SPARE.name, "recompute").stated(2),
+        own("P99 TTFT", ttft(99), unit="s"),
+        *compute_bound(),
     )
+    part = Part("two instances", claims, "tiny", systems, conditions="recompute")
+    figure = replace(figure_named("kunserve-fig13"), parts=(part,), plots=(over_time("time-line", part.workload),))
+    runs = Runs()
+    outcome = engine.reproduce(figure, runs)
+    assert runs.num_done == 8
+    results = run_spec(tiny(), runs, systems)
+    assert runs.num_done == 8  # nothing is simulated twice
+    assert {name: len(found) for name, found in results.runs.items()} == dict.fromkeys(results.runs, 2)
+    by_metric = {row.claim.metric: row for row in outcome.rows}
+    row = by_metric["P99 TTFT, times lower"]
     assert row.ours is not None and row.ours > 1.0  # memory is short
     assert row.spread is not None and row.spread[0] <= row.ours <= row.spread[1]
+    kinds = ("undropped", "merged", "endless")
+    served = [by_metric[f"served for ever, an instance, {kind} KV"].ours or 0.0 for kind in kinds]
+    assert 0 < served[0] < served[1] < served[2]
+    assert (by_metric["arrivals in bursts, an instance"].ours or 0) > 2.0
     for run in results.runs["recompute"]:
         assert 0 < throughput(run) <= run.output_tokens_per_s * run.duration_s / 5.0
         assert values(run, "ttft_s", 0.0, 1e9) and not values(run, "ttft_s", 1e8, 1e9)
         assert (bubble_share(run) or 0.0) < 0.01  # lone instances have none
-    picture = time_lines({name: found[0] for name, found in results.runs.items()}, "tiny")
-    outcome = Outcome([row], {"time-line": picture}, {"tiny": [("cluster", "tiny")]}, ["A remark."])
     write_page(tmp_path / "page.md", {"kunserve-fig13": outcome}, told_of_effort(runs, 60.0))
     text = (tmp_path / "page.md").read_text()
-    assert "A remark." in text and "page/kunserve-fig13-time-line.png" in text
+    above, below = text.split("Measured beside it")
+    assert "| P99 TTFT, times lower |" in above and "| P99 TTFT |" in below and "- cluster: kunserve-a" in below
+    assert "page/kunserve-fig13-time-line.png" in above and "(figures.md#kunserve-fig13)" in above
     assert text.endswith("\n8 simulations took 60 s here.\n")
     assert (tmp_path / "page" / "kunserve-fig13-time-line.png").stat().st_size < 150_000
 
@@ -141,85 +190,43 @@ def test_what_a_variant_changes_beyond_its_settings() -> None:
     assert not changed(plain, machine, Changes(num_merges=1)).params.auto_restore
     streamed = changed(plain, machine, Changes(streamed_bytes=1 << 29))
     assert isinstance(streamed.executor, StreamedParameters)
-    less, full = (read_spec("burst-burstgpt-14b").changed(memory_utilisation=u).machine for u in (0.5, 0.9))
+    burst = read_spec("burst-burstgpt-14b")
+    less, full = (burst.changed(cluster={"memory_utilisation": share}).machine for share in (0.5, 0.9))
     assert 0 < less.kv_tokens < 0.3 * full.kv_tokens
     assert job_text(TINY, SPARE, 0, 1.0) != job_text(TINY, Variant(SPARE.name, "recompute"), 0, 1.0)
 
 
-def test_when_memory_ran_short_is_told_of_the_first_seed_that_dropped() -> None:
-    def run(name: str, ttft_s: float, log: list[dict[str, Any]]) -> RunResult:
-        rows = [{"scheduled_s": float(t), "ttft_s": ttft_s if t > 2 else 0.5} for t in range(20)]
-        return RunResult(name, events={"log": log}, requests_detail=rows)
-
+def test_when_memory_ran_short_is_told_of_the_seeds_that_dropped() -> None:
+    """The burst lasts from 2 s to 4 s; TTFT is 0.5 s before it, and the request that comes at 2.5 s waits longest."""
+    rows = [{"scheduled_s": t / 10, "ttft_s": 3.0 if t >= 20 else 0.5} for t in range(200)]
+    rows.append({"scheduled_s": 2.5, "ttft_s": 9.0})
     log = [{"t": 3.5, "kind": "drop_decided"}, {"t": 5.0, "kind": "exchange_done", "ms": 1500.0}]
-    runs = {
-        WITHOUT_GUARD.name: [run(WITHOUT_GUARD.name, 9.0, []), run(WITHOUT_GUARD.name, 4.0, log)],
-        "recompute": [run("recompute", 8.0, []), run("recompute", 6.0, [])],
+    dropped = RunResult("made up", events={"log": log}, requests_detail=rows)
+    found = [Results(tiny(), [1.0, 1.0], {WITHOUT_GUARD.name: [RunResult("calm", requests_detail=rows), dropped]})]
+    numbers = {claim.metric: list(claim.numbers(found)) for claim in timing()}
+    assert numbers == {
+        "first drop, after the burst begins": [None, 1.5],
+        "mean exchange": [None, 1.5],
+        "P50 TTFT before the burst": [None, 0.5],
+        "P50 TTFT in the 10 s before the first drop": [None, 3.0],
+        "of the slowest hundredth, came before it": [None, 100.0],
     }
-    told = timing({"tiny": Results(tiny(), [1.0, 1.0], runs)})
-    assert "first drop 2 s into a burst of 2 s, exchanges of 1.5 s; median TTFT 0.50 s before" in told
-    assert "4.00 s from 10 s after the burst on (recompute 6.00 s)" in told
-    told = timing({"tiny": Results(tiny(), [1.0], {WITHOUT_GUARD.name: [], "recompute": []})})
-    assert told.endswith("tiny: no drop.")  # and nothing is concluded
+    nothing = RunResult("made up", events={"log": log}, requests_detail=[])
+    served = [Results(tiny(), [1.0], {WITHOUT_GUARD.name: [nothing]})]
+    assert [claim.numbers(served) for claim in timing()] == [[1.5], [1.5], [None], [None], [None]]
 
 
-@pytest.mark.parametrize(
-    ("drop_s", "waiting_s", "late_from_s", "objections"),
-    [
-        (4.0, 3.0, 2.5, []),
-        (2.5, 3.0, 2.1, ["with much of the burst to come"]),
-        (4.0, 0.6, 2.5, ["were not late before"]),
-        (4.0, 3.0, 4.5, ["did not come before"]),
-        (2.5, 0.6, 5.0, ["with much of the burst to come", "were not late before", "did not come before"]),
-    ],
-)
-def test_a_drop_is_called_too_late_only_where_the_numbers_bear_it_out(
-    drop_s: float, waiting_s: float, late_from_s: float, objections: list[str]
-) -> None:
-    """The burst lasts from 2 s to 4 s; TTFT is 0.5 s before it."""
-    rows = [{"scheduled_s": t / 10, "ttft_s": waiting_s if t >= 20 else 0.5} for t in range(200)]
-    rows += [{"scheduled_s": late_from_s, "ttft_s": 9.0}] * 2
-    run = RunResult("made up", events={"log": [{"t": drop_s, "kind": "drop_decided"}]}, requests_detail=rows)
-    told = timing({"tiny": Results(tiny(), [1.0], {WITHOUT_GUARD.name: [run], "recompute": [run]})})
-    assert "no exchange" in told
-    assert ("So in tiny memory fills when the burst is over or nearly so" in told) == (not objections)
-    assert ("Not so in tiny" in told) == bool(objections)
-    found = ("with much of the burst to come", "were not late before", "did not come before")
-    assert [words for words in found if words in told] == objections
+def test_the_best_of_a_sweep_is_taken_where_the_system_dropped() -> None:
+    def point(recompute_s: float, drop_s: float, drops: int) -> Results:
+        runs = {"recompute": [_of("recompute", 0, recompute_s)], "drop": [_of("drop", drops, drop_s)]}
+        return Results(tiny(), [1.0], runs)
 
-
-def test_a_drop_in_a_run_that_served_nobody_is_told_all_the_same() -> None:
-    run = RunResult("made up", events={"log": [{"t": 4.0, "kind": "drop_decided"}]}, requests_detail=[])
-    told = timing({"tiny": Results(tiny(), [1.0], {WITHOUT_GUARD.name: [run], "recompute": [run]})})
-    assert "median TTFT (none) before the burst" in told and "Not so in tiny" in told
-
-
-def _with_p99(**p99_s: float | None) -> Results:
-    """Made-up runs of which every request has this TTFT, and a stay of 10 s."""
-    names = {"spare": SPARE.name, "bare": WITHOUT_GUARD.name}
-    runs = {}
-    for key, ttft_s in p99_s.items():
-        row = {"scheduled_s": 0.0, "ttft_s": ttft_s, "e2e_s": None if ttft_s is None else ttft_s + 10.0}
-        runs[names.get(key, key)] = [RunResult(key, requests_detail=[row])]
-    return Results(tiny(), [1.0], runs)
-
-
-def test_what_less_memory_is_said_to_give_follows_the_numbers() -> None:
-    def told(**p99_s: float | None) -> str:
-        results = _with_p99(**p99_s)
-        return stay.remark(results, results)
-
-    short = told(recompute=12.0, bare=6.0, spare=3.0)
-    assert "Memory to spare divides recompute's by 4.0: memory is what most of it waits for." in short
-    assert "own trigger divides it by 2.0. An order of magnitude is more than memory alone can give" in short
-    assert "stays are 10.00 s is set and not found" in short
-    assert "Memory alone can give an order of magnitude" in told(recompute=60.0, bare=6.0, spare=3.0)
-    ample = told(recompute=4.0, bare=6.0, spare=3.0)
-    assert "most of it does not wait for memory" in ample and "divides it by 0.7" in ample
-    unknown = told(recompute=4.0, bare=None, spare=None)
-    assert unknown.endswith(
-        "drop without compute guard (none), memory to spare (none). What memory gives is not known."
-    )
+    best = v1.best_lower("drop", "recompute", "m")
+    found = [point(30.0, 1.0, 0), point(8.0, 2.0, 1), point(6.0, 2.0, 2)]
+    row = engine.row("f", "w", best, found)
+    assert (row.ours, row.spread, row.is_idle) == (4.0, (3.0, 4.0), False)
+    calm = engine.row("f", "w", best, found[:1])
+    assert (calm.ours, calm.is_idle) == (30.0, True)
 
 
 def test_streamed_parameters_are_hidden_behind_long_steps_and_not_behind_short_ones() -> None:
@@ -237,7 +244,7 @@ def test_streamed_parameters_are_hidden_behind_long_steps_and_not_behind_short_o
 def test_the_command_lists_refuses_and_reproduces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "list"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in FIGURES)
+    assert all(name in out for name in NAMES)
     assert main(["reproduce", "kunserve-fig31"]) == 2
     assert main(["reproduce", "all", "kunserve-fig2"]) == 2
     file = tmp_path / "rows.json"
@@ -266,25 +273,24 @@ def test_a_load_is_found_from_either_side() -> None:
 
 
 def test_kept_runs_are_taken_again(tmp_path: Path) -> None:
-    spec = tiny().changed(seeds=[0], mean_load=0.3)
+    spec = tiny().changed(seeds=[0], workload={"mean_load": 0.3})
     first = Runs(folder=tmp_path)
-    before = run_spec(spec, first, [Variant("recompute", "recompute")])
+    before = run_spec(spec, first, [RECOMPUTE])
     second = Runs(folder=tmp_path)
-    after = run_spec(spec, second, [Variant("recompute", "recompute")])
+    after = run_spec(spec, second, [RECOMPUTE])
     assert (first.num_done, first.num_kept, second.num_done, second.num_kept) == (2, 0, 0, 2)
     assert told_of_effort(first, 600.0) == "2 simulations took 10 minutes here."
-    run_spec(spec, second, [Variant("recompute", "recompute"), Variant("drop", "drop")])
+    run_spec(spec, second, [RECOMPUTE, DROP])
     assert told_of_effort(second, 600.0) == "2 of 3 runs were kept from before."
     assert after.factors == pytest.approx(before.factors)
     assert after.one("recompute").ttft_s.p99 == pytest.approx(before.one("recompute").ttft_s.p99)
 
 
 def test_figures_side_by_side_share_what_both_need() -> None:
-    spec, told = tiny().changed(seeds=[0], mean_load=None), []
-    recompute, drop = Variant("recompute", "recompute"), Variant("drop", "drop")
+    spec, told = tiny().changed(seeds=[0]), []
     with Runs(2, lambda done, total, name: told.append((done, total, name))) as runs, ThreadPoolExecutor(2) as threads:
-        figures = [threads.submit(run_spec, spec, runs, [recompute, other]) for other in (drop, SPARE)]
-        one, other = (figure.result() for figure in figures)
+        asked = [threads.submit(run_spec, spec, runs, [RECOMPUTE, other]) for other in (DROP, SPARE)]
+        one, other = (figure.result() for figure in asked)
     assert runs.num_done == 3 and [done for done, _, _ in told] == [1, 2, 3] and told[-1][1] == 3
     assert one.one("recompute") is other.one("recompute")
 
@@ -307,26 +313,23 @@ def test_nothing_begins_once_a_reproduction_has_ended(processes: int) -> None:
     with Runs(processes) as runs:
         pass
     with pytest.raises(JettisonError, match="has ended"):
-        run_spec(tiny(), runs)
+        run_spec(tiny(), runs, [RECOMPUTE])
     assert runs.num_done == 0
 
 
 def test_a_figure_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
 
-    def fails(runs: Runs) -> Outcome:
-        begun.wait(60.0)
-        raise JettisonError("no such luck")
-
-    def goes_on(runs: Runs) -> Outcome:
+    def reproduce(figure: Figure, runs: Runs) -> Outcome:
+        if figure.name == "one":
+            begun.wait(60.0)
+            raise JettisonError("no such luck")
         begun.set()
         for seed in range(10_000):
-            run_spec(tiny().changed(seeds=[seed], mean_load=None), runs, [SPARE])
+            run_spec(tiny().changed(seeds=[seed]), runs, [SPARE])
         return Outcome()
 
-    some = experiment("kunserve-fig15")
-    made = {"one": replace(some, name="one", reproduce=fails), "two": replace(some, name="two", reproduce=goes_on)}
-    monkeypatch.setattr(command, "experiment", made.__getitem__)
+    _stand_in(monkeypatch, reproduce)
     with pytest.raises(JettisonError, match="no such luck"):
         command.reproduce(
             ["one", "two"], Console(file=io.StringIO()), json_out=None, plots=tmp_path, page=None, processes=2
@@ -335,14 +338,20 @@ def test_a_figure_that_fails_ends_the_others(tmp_path: Path, monkeypatch: pytest
 
 def test_an_interrupt_ends_the_figures_that_wait_for_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A terminal's reaches all processes: it comes back as what a run ended with."""
-    monkeypatch.setattr(command, "experiment", lambda name: replace(experiment("kunserve-fig15"), reproduce=waits))
 
-    def waits(runs: Runs) -> Outcome:
+    def waits(figure: Figure, runs: Runs) -> Outcome:
         runs.all([Interrupted("{}")])
         return Outcome()
 
+    _stand_in(monkeypatch, waits)
     with pytest.raises(KeyboardInterrupt):
         command.reproduce(["one"], Console(file=io.StringIO()), json_out=None, plots=tmp_path, page=None, processes=2)
+
+
+def _stand_in(monkeypatch: pytest.MonkeyPatch, reproduce: Callable[[Figure, Runs], Outcome]) -> None:
+    """Figures of any name, reproduced by a function of the test."""
+    monkeypatch.setattr(command, "figure_named", lambda name: replace(figure_named("kunserve-fig15"), name=name))
+    monkeypatch.setattr(engine, "reproduce", reproduce)
 
 
 class Interrupted(str):
@@ -383,24 +392,24 @@ def _found(drops: int) -> Results:
 
 
 def test_no_worse_than_others_shows_nothing_of_a_system_that_never_dropped() -> None:
-    band = Band(1.0, None)
     for drops, expected in ((0, None), (2, True)):
         found = _found(drops)
-        rows = [
-            compared(found, "f", "w", "m", "drop", "recompute", ttft(99), paper=None, band=band),
-            alone(found, "f", "w", "m", "drop", ttft(99), paper=None, band=band),
-            _lowest_row("LongBench 14B", found, "drop"),
+        claims = [
+            lower("m", ttft(99), "drop", "recompute").stated(None, (1, None)),
+            own("m", ttft(99), "drop").stated(None, (1, None)),
+            lowest("drop").stated(None, (1, None)),
         ]
+        rows = [engine.row("f", "w", claim, [found]) for claim in claims]
         assert [row.in_band for row in rows] == [expected] * 3
         assert ("nothing dropped" in table(rows)[-1]) == (expected is None)
-        missed = compared(found, "f", "w", "m", "drop", "swap", ttft(99), paper=None, band=Band(2.0, None))
-        assert missed.in_band is False
-        assert alone(found, "f", "w", "m", "swap", ttft(99), paper=None, band=band).in_band is True
+        missed = lower("m", ttft(99), "drop", "swap").stated(None, (2, None))
+        assert engine.row("f", "w", missed, [found]).in_band is False
+        assert engine.row("f", "w", own("m", ttft(99), "swap").stated(None, (1, None)), [found]).in_band is True
 
 
 def test_kept_runs_of_another_program_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = tiny().changed(seeds=[0], mean_load=None)
-    recompute = [Variant("recompute", "recompute")]
+    spec = tiny().changed(seeds=[0])
+    recompute = [RECOMPUTE]
     run_spec(spec, Runs(folder=tmp_path), recompute)
     again, other = Runs(folder=tmp_path), Runs(folder=tmp_path)
     run_spec(spec, again, recompute)
@@ -410,9 +419,9 @@ def test_kept_runs_of_another_program_are_not_taken(tmp_path: Path, monkeypatch:
 
 
 def test_windows_of_figures_hold_their_bursts() -> None:
-    for spec, window, number in (("ablation", ablation.burst_s(), 0), ("long-run", long_run.second_wave_s(), 1)):
-        begin_s, end_s = burst_span_s(spec, number)
-        assert window[0] <= begin_s and end_s + 10.0 <= window[1]
+    begin_s, end_s = burst_span_s("long-run", 1)
+    assert burst_span_s("long-run", 1, 10.0, 40.0) == (begin_s - 10.0, end_s + 40.0)
     replayed = read_spec("extreme-burst").raw["workload"]["replay_burst"]
     assert (replayed["start_s"], replayed["end_s"]) == burst_span_s("extreme-burst")
-    assert replayed["start_s"] == extreme.burst_begins_s()
+    second_spike_s = read_spec("v1-restore").bursts[1].start_s
+    assert second_spike_s == v1.SECOND_SPIKE_S

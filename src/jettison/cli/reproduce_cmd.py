@@ -14,7 +14,7 @@ from jettison.errors import ConfigError
 def reproduce(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Figures (`list` shows them), or `all`.")],
     json_out: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write rows, conditions and remarks.")
+        Path | None, typer.Option("--json", metavar="FILE", help="Write rows and conditions.")
     ] = None,
     plots: Annotated[
         Path | None,
@@ -40,7 +40,7 @@ def reproduce(
 
     console = Console()
     if names == ["list"]:
-        command.list_experiments(console)
+        command.list_figures(console)
         return
     if len(names) > 1 and {"all", "list"} & set(names):
         raise ConfigError("`all` and `list` stand alone")

@@ -16,9 +16,11 @@ from rich.table import Table
 from jettison.config import usable_cores
 from jettison.report.output import check_writable, write_whole
 from jettison.report.terminal import print_whole
+from jettison.simulate.reproduce import engine
+from jettison.simulate.reproduce.figure import Figure
 from jettison.simulate.reproduce.page import row_cells, save_pictures, write_page
 from jettison.simulate.reproduce.pool import Runs
-from jettison.simulate.reproduce.registry import EXPERIMENTS, Experiment, experiment
+from jettison.simulate.reproduce.registry import FIGURES, figure_named
 from jettison.simulate.reproduce.rows import Outcome
 
 PAGE = Path("docs/reproduction.md")
@@ -26,10 +28,10 @@ PLOTS = Path("reproduction")
 """Where plots go that no page shows and nobody wants elsewhere."""
 
 
-def list_experiments(console: Console) -> None:
+def list_figures(console: Console) -> None:
     """Names and titles."""
-    for found in EXPERIMENTS.values():
-        console.print(f"{found.name:20} {found.title}", markup=False, highlight=False)
+    for figure in FIGURES.values():
+        console.print(f"{figure.name:20} {figure.title} ({figure.source})", markup=False, highlight=False)
 
 
 def reproduce(
@@ -47,7 +49,7 @@ def reproduce(
     ``json_out`` is written after each; ``keep``: a folder for finished runs, as ``pool.Runs`` has it.
     Raises ConfigError for an unknown name.
     """
-    chosen = list(EXPERIMENTS.values()) if list(names) == ["all"] else [experiment(name) for name in names]
+    chosen = list(FIGURES.values()) if list(names) == ["all"] else [figure_named(name) for name in names]
     if page is None and list(names) == ["all"]:
         page = PAGE
     if plots is None and page is None:
@@ -63,13 +65,13 @@ def reproduce(
         Runs(num_processes, _progress(console, started_s), keep) as runs,
         closing(_in_order(chosen, runs, num_processes)) as done,
     ):
-        for found, outcome in done:
-            outcomes[found.name] = outcome
-            print_outcome(found, outcomes[found.name], console)
+        for figure, outcome in done:
+            outcomes[figure.name] = outcome
+            print_outcome(figure, outcome, console)
             if json_out is not None:
                 _write_json(json_out, outcomes)
             if plots is not None:
-                files = save_pictures(plots, found.name, outcomes[found.name])
+                files = save_pictures(plots, figure.name, outcome)
                 told = ", ".join(str(plots / file) for file in files)
                 console.print(f"plots: {told}", soft_wrap=True, highlight=False)
             if page is not None:
@@ -77,19 +79,17 @@ def reproduce(
     console.print(told_of_effort(runs, time.monotonic() - started_s), style="dim")
 
 
-def _in_order(
-    chosen: Sequence[Experiment], runs: Runs, processes: int
-) -> Generator[tuple[Experiment, Outcome], None, None]:
+def _in_order(chosen: Sequence[Figure], runs: Runs, processes: int) -> Generator[tuple[Figure, Outcome], None, None]:
     """Each figure when it and those before it are done. With several processes figures run side by side, one more than
     there are processes: while a figure looks for its load, another's runs keep the other processes busy."""
     if processes == 1:
-        for found in chosen:
-            yield found, found.reproduce(runs)
+        for figure in chosen:
+            yield figure, engine.reproduce(figure, runs)
         return
     threads = ThreadPoolExecutor(processes + 1)
     try:
-        for found, figure in [(found, threads.submit(found.reproduce, runs)) for found in chosen]:
-            yield found, figure.result()
+        for figure, outcome in [(figure, threads.submit(engine.reproduce, figure, runs)) for figure in chosen]:
+            yield figure, outcome.result()
     finally:
         runs.close()  # those that still run get no more simulations
         threads.shutdown(cancel_futures=True)
@@ -111,17 +111,15 @@ def _progress(console: Console, started_s: float) -> Any:
     return note
 
 
-def print_outcome(found: Experiment, outcome: Outcome, console: Console) -> None:
-    """Rows, remarks and conditions in a terminal."""
-    console.rule(f"{found.name}: {found.title}", align="left")
+def print_outcome(figure: Figure, outcome: Outcome, console: Console) -> None:
+    """Rows and conditions in a terminal."""
+    console.rule(f"{figure.name}: {figure.title} ({figure.source})", align="left")
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     for header in ("workload", "metric", "system", "against", "paper", "ours", "in band"):
         table.add_column(header, overflow="fold")
     for row in outcome.rows:
         table.add_row(*row_cells(row))
     print_whole(table, console)
-    for remark in outcome.remarks:
-        console.print(remark, markup=False)
     for workload, rows in outcome.conditions.items():
         console.print(f"{workload}:", markup=False, style="dim")
         for label, value in rows:
@@ -131,6 +129,4 @@ def print_outcome(found: Experiment, outcome: Outcome, console: Console) -> None
 def _write_json(path: Path, outcomes: dict[str, Outcome]) -> None:
     rows = [row.as_dict() for outcome in outcomes.values() for row in outcome.rows]
     conditions = {name: outcome.conditions for name, outcome in outcomes.items()}
-    remarks = {name: outcome.remarks for name, outcome in outcomes.items()}
-    document = {"rows": rows, "conditions": conditions, "remarks": remarks}
-    write_whole(path, json.dumps(document, indent=1) + "\n")
+    write_whole(path, json.dumps({"rows": rows, "conditions": conditions}, indent=1) + "\n")

@@ -1,37 +1,57 @@
-"""Figures of one run, and comparisons of two over seeds. Pure."""
+"""Measures: a number of one run, by name. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable
 from typing import Any
 
 from jettison.report.results import RunResult, percentile
-from jettison.simulate.reproduce.rows import Band, Row, median_and_spread, ratio
-from jettison.simulate.reproduce.specs import Results
+from jettison.simulate.reproduce.specs import burst_span_s
 
 Measure = Callable[[RunResult], float | None]
 
 
-def ttft(q: float) -> Measure:
-    """A percentile of TTFT, in seconds."""
-    return lambda run: percentile(values(run, "ttft_s"), q)
+def ratio(above: float | None, below: float | None) -> float | None:
+    """None where either is missing or there is nothing to divide by."""
+    return above / below if above is not None and below else None
 
 
-def tpot(q: float) -> Measure:
-    """A percentile of TPOT, in seconds."""
-    return lambda run: percentile(values(run, "tpot_s"), q)
-
-
-def values(run: RunResult, key: str, start_s: float = 0.0, end_s: float = float("inf")) -> list[float]:
+def values(run: RunResult, key: str, start_s: float = 0.0, end_s: float = math.inf) -> list[float]:
     """What the requests that arrived in a time span have."""
     return [
         row[key] for row in run.requests_detail or [] if row[key] is not None and start_s <= row["scheduled_s"] < end_s
     ]
 
 
-def within(measure: str, q: float, start_s: float, end_s: float) -> Measure:
+def within(key: str, q: float, start_s: float = 0.0, end_s: float = math.inf) -> Measure:
     """A percentile over the requests that arrived in a time span."""
-    return lambda run: percentile(values(run, measure, start_s, end_s), q)
+    return lambda run: percentile(values(run, key, start_s, end_s), q)
+
+
+def ttft(q: float) -> Measure:
+    """A percentile of TTFT, in seconds."""
+    return within("ttft_s", q)
+
+
+def tpot(q: float) -> Measure:
+    """A percentile of TPOT, in seconds."""
+    return within("tpot_s", q)
+
+
+def in_burst(key: str, q: float, spec: str, number: int = 0, *, before_s: float = 0.0, after_s: float = 0.0) -> Measure:
+    """A percentile over the requests that arrived in a spec's burst, and so much before and after it."""
+    return lambda run: percentile(values(run, key, *burst_span_s(spec, number, before_s, after_s)), q)
+
+
+def over_median(q: float) -> Measure:
+    """A percentile of TTFT over its median."""
+    return lambda run: ratio(ttft(q)(run), ttft(50)(run))
+
+
+def count(kind: str) -> Measure:
+    """How often something happened: ``drops``."""
+    return lambda run: float(run.events.get(kind, 0))
 
 
 def throughput(run: RunResult) -> float:
@@ -52,6 +72,23 @@ def _tokens_until(row: dict[str, Any], end_s: float) -> float:
     return float(row["output_tokens"] * (end_s - first) / (last - first)) if end_s > first else 0.0
 
 
+def tail_s(run: RunResult) -> float | None:
+    """From the last arrival to the end of the run."""
+    last = max((row["scheduled_s"] for row in run.requests_detail or []), default=None)
+    return None if last is None else run.duration_s - last
+
+
+def stays_s(run: RunResult) -> list[float]:
+    """From first to last token, by request."""
+    return [row["e2e_s"] - row["ttft_s"] for row in run.requests_detail or [] if row["e2e_s"] and row["ttft_s"]]
+
+
+def mean_stay_s(run: RunResult) -> float | None:
+    """Mean over requests."""
+    stays = stays_s(run)
+    return sum(stays) / len(stays) if stays else None
+
+
 def bubble_share(run: RunResult) -> float | None:
     """Idle time of pipelines' stages over their idle and busy time, while they had steps to run."""
     busy = sum(v for k, v in run.events.items() if k.startswith("stage_busy_seconds/"))
@@ -59,78 +96,44 @@ def bubble_share(run: RunResult) -> float | None:
     return bubble / (busy + bubble) if busy + bubble > 0 else None
 
 
+def stalled_share(run: RunResult) -> float | None:
+    """Requests that stood still for longer than any step: swapped out and back, or computed again."""
+    gaps = values(run, "max_itl_s")
+    return sum(gap > 1.0 for gap in gaps) / len(gaps) if gaps else None
+
+
+def mean_exchange_s(run: RunResult) -> float | None:
+    """Mean time of an exchange."""
+    took = [entry["ms"] / 1e3 for entry in run.events.get("log", ()) if entry["kind"] == "exchange_done"]
+    return sum(took) / len(took) if took else None
+
+
 def mean_load(run: RunResult) -> float:
     """Mean KV demand, queue included / undropped capacity."""
-    found: float = run.config["fairness"]["mean_load"]
-    return found
+    return float(run.config["fairness"]["mean_load"])
 
 
-def over_median(q: float) -> Measure:
-    """A percentile of TTFT over its median."""
-    return lambda run: ratio(ttft(q)(run), ttft(50)(run))
+def peak_load(run: RunResult) -> float:
+    """Peak KV demand, queue included / undropped capacity."""
+    return float(run.config["fairness"]["peak_over_capacity"])
 
 
-def compared(
-    results: Results,
-    figure: str,
-    workload: str,
-    metric: str,
-    system: str,
-    baseline: str,
-    measure: Measure,
-    *,
-    paper: Band | None,
-    band: Band | None = None,
-    band_source: str = "",
-    unit: str = "x",
-    inverse: bool = False,
-    percent: bool = False,
-) -> Row:
-    """``baseline / system`` by seed (``inverse``: the other way round), its median and its range.
-
-    ``percent``: system over baseline less one, in percent.
-    """
-    found: list[float | None] = []
-    for ours, theirs in zip(results.runs[system], results.runs[baseline], strict=True):
-        a, b = measure(ours), measure(theirs)
-        found.append(ratio(a, b) if inverse or percent else ratio(b, a))
-    if percent:
-        found = [None if value is None else 100.0 * (value - 1.0) for value in found]
-    middle, spread = median_and_spread(found)
-    return Row(
-        figure, workload, metric, system, baseline, paper, middle, "%" if percent else unit, spread, band, band_source,
-        is_idle=never_dropped(results.runs[system]),
-    )  # fmt: skip
+def peak_kilotokens(run: RunResult) -> float:
+    """Peak KV demand of an instance, in thousands of tokens."""
+    return float(run.config["fairness"]["peak_demand_tokens"] / run.config["cluster"]["instances"]) / 1e3
 
 
-def never_dropped(runs: Sequence[RunResult]) -> bool:
-    """Whether these are runs of a policy that drops, and none did."""
-    return all(run.config["policy"] == "drop" and not run.events.get("drops") for run in runs)
+def capacity_gained(run: RunResult) -> float:
+    """Largest KV capacity over the first, less one."""
+    totals = [value for _, value in run.series["kv_blocks_total"]]
+    return max(totals) / totals[0] - 1.0
 
 
-def alone(
-    results: Results,
-    figure: str,
-    workload: str,
-    metric: str,
-    system: str,
-    measure: Measure,
-    *,
-    paper: Band | None,
-    band: Band | None = None,
-    band_source: str = "",
-    unit: str = "",
-    scale: float = 1.0,
-) -> Row:
-    """One system's own number."""
-    found = [None if (value := measure(run)) is None else value * scale for run in results.runs[system]]
-    middle, spread = median_and_spread(found)
-    return Row(
-        figure, workload, metric, system, "", paper, middle, unit, spread, band, band_source,
-        is_idle=never_dropped(results.runs[system]),
-    )  # fmt: skip
+def least_free_share(start_s: float) -> Measure:
+    """Least free part of the KV capacity from a time on."""
 
+    def least(run: RunResult) -> float:
+        total = dict(run.series["kv_blocks_total"])
+        return min(1.0 - used / total[t] for t, used in run.series["kv_blocks_used"] if t >= start_s)
 
-def mean_of(runs: Sequence[RunResult], measure: Measure) -> float | None:
-    """The median over runs."""
-    return median_and_spread([measure(run) for run in runs])[0]
+    return least

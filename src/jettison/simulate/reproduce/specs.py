@@ -6,19 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from jettison.config.files import parse_yaml
 from jettison.errors import ConfigError
 from jettison.report.results import RunResult
 from jettison.simulate.machines import Machine, resolve_machine
-from jettison.simulate.reproduce.jobs import Changes, Variant, job_text, load_text
+from jettison.simulate.reproduce.jobs import Variant, job_text, load_text
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.spec import ExperimentSpec, parse_spec
-
-WITHOUT_GUARD = Variant("drop without compute guard", "drop", changes=Changes(compute_guard=False))
-SPARE = Variant("memory to spare", "recompute", changes=Changes(kv_scale=8.0))
-"""What memory alone could give: eight times of it."""
+from jettison.workload.arrivals import Burst
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +27,6 @@ class Spec:
     parsed: ExperimentSpec
 
     @property
-    def variants(self) -> tuple[Variant, ...]:
-        """Those of the file."""
-        return tuple(Variant(v.name, v.policy, v.settings) for v in self.parsed.variants)
-
-    @property
     def machine(self) -> Machine:
         """Its cluster."""
         return resolve_machine(self.parsed.cluster, self.parsed.settings)
@@ -44,21 +36,22 @@ class Spec:
         """What the load rule asks for."""
         return self.parsed.workload.mean_load
 
+    @property
+    def bursts(self) -> tuple[Burst, ...]:
+        """Of its arrivals."""
+        arrivals = self.parsed.workload.arrivals
+        return () if arrivals is None else arrivals.bursts
+
+    @property
+    def token_budget(self) -> int:
+        """Of a step."""
+        return int(self.raw["settings"]["max_num_batched_tokens"])
+
     def changed(self, **changes: Any) -> Spec:
-        """With other values: ``mean_load`` (of the workload), ``lengths``, ``gbps`` (of the links), ``preset``
-        and ``memory_utilisation`` (of the cluster), ``seeds``."""
+        """With other values; of a section (``workload={"mean_load": 0.5}``) those that are named."""
         raw = dict(self.raw)
-        workload, cluster = dict(raw["workload"]), dict(raw["cluster"])
         for key, value in changes.items():
-            if key in ("mean_load", "lengths"):
-                workload[key] = value
-            elif key == "gbps":
-                cluster["link"] = {"gbps": value}
-            elif key in ("preset", "memory_utilisation"):
-                cluster[key] = value
-            else:
-                raw[key] = value
-        raw |= {"workload": workload, "cluster": cluster}
+            raw[key] = {**raw[key], **value} if isinstance(value, Mapping) else value
         return Spec(self.name, raw, parse_spec(raw, self.name))
 
 
@@ -72,11 +65,9 @@ def read_spec(name: str) -> Spec:
     return Spec(name, raw, parse_spec(raw, name))
 
 
-def burst_span_s(name: str, number: int = 0, *, before_s: float = 0.0, after_s: float = 0.0) -> tuple[float, float]:
+def burst_span_s(name: str, number: int = 0, before_s: float = 0.0, after_s: float = 0.0) -> tuple[float, float]:
     """When a spec's burst begins and ends, and so much before and after it: windows of figures follow their specs."""
-    arrivals = read_spec(name).parsed.workload.arrivals
-    assert arrivals is not None
-    burst = arrivals.bursts[number]
+    burst = read_spec(name).bursts[number]
     return burst.start_s - before_s, burst.start_s + burst.duration_s + after_s
 
 
@@ -86,40 +77,50 @@ def spec_names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
+class Seed(NamedTuple):
+    """One seed's runs of a spec, by system."""
+
+    spec: Spec
+    runs: Mapping[str, RunResult]
+
+
 @dataclass(slots=True)
 class Results:
-    """The runs of one spec: by variant, a run for each seed."""
+    """The runs of one spec: by system, a run for each seed."""
 
     spec: Spec
     factors: list[float]
     """Of each seed, what the load rule came to."""
     runs: dict[str, list[RunResult]] = field(default_factory=dict)
 
-    def one(self, variant: str) -> RunResult:
+    def one(self, system: str) -> RunResult:
         """The first seed's."""
-        return self.runs[variant][0]
+        return self.runs[system][0]
+
+    def by_seed(self) -> list[Seed]:
+        """All systems' runs, seed by seed."""
+        return [Seed(self.spec, dict(zip(self.runs, of, strict=True))) for of in zip(*self.runs.values(), strict=True)]
 
 
-def run_spec(spec: Spec, runs: Runs, variants: Sequence[Variant] | None = None) -> Results:
-    """All variants (None: the file's) for all seeds, each seed's requests scaled by the load rule."""
-    return run_specs([spec], runs, variants)[0]
+def run_spec(spec: Spec, runs: Runs, systems: Sequence[Variant]) -> Results:
+    """All systems for all seeds, each seed's requests scaled by the load rule."""
+    return run_specs([(spec, systems)], runs)[0]
 
 
-def run_specs(specs: Sequence[Spec], runs: Runs, variants: Sequence[Variant] | None = None) -> list[Results]:
+def run_specs(wanted: Sequence[tuple[Spec, Sequence[Variant]]], runs: Runs) -> list[Results]:
     """The same for several, side by side."""
-    wanted = [(spec, seed) for spec in specs for seed in spec.parsed.seeds]
-    scaled = [(s, seed) for s, seed in wanted if s.mean_load is not None]
-    found = runs.factors([load_text(spec.raw, seed) for spec, seed in scaled])
-    factors = {(spec.name, str(spec.raw), seed): f for (spec, seed), f in zip(scaled, found, strict=True)}
-    jobs, results = [], []
-    for spec in specs:
-        mine = [factors.get((spec.name, str(spec.raw), seed), 1.0) for seed in spec.parsed.seeds]
-        results.append(Results(spec, mine))
-        for variant in spec.variants if variants is None else variants:
-            jobs += [
-                (results[-1], variant, job_text(spec.raw, variant, seed, factor))
-                for seed, factor in zip(spec.parsed.seeds, mine, strict=True)
-            ]
+    scaled = [(spec, seed) for spec, _ in wanted for seed in spec.parsed.seeds if spec.mean_load is not None]
+    factors = iter(runs.factors([load_text(spec.raw, seed) for spec, seed in scaled]))
+    results = [
+        Results(spec, [1.0 if spec.mean_load is None else next(factors) for _ in spec.parsed.seeds])
+        for spec, _ in wanted
+    ]
+    jobs = [
+        (result, variant, job_text(result.spec.raw, variant, seed, factor))
+        for result, (_, systems) in zip(results, wanted, strict=True)
+        for variant in systems
+        for seed, factor in zip(result.spec.parsed.seeds, result.factors, strict=True)
+    ]
     for (result, variant, _), run in zip(jobs, runs.all([text for *_, text in jobs]), strict=True):
         result.runs.setdefault(variant.name, []).append(run)
     return results

@@ -6,94 +6,88 @@ and has another form than either model: rooflines of compute and of memory that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+
+from matplotlib.figure import Figure as Picture
 
 from jettison.cost.fit import Sample, fit_attention_free, fit_cost_model, relative_errors
 from jettison.cost.model import ChunkShape, StepPredictor, StepShape
 from jettison.cost.presets import cluster_preset
 from jettison.cost.shapes import ShapeLimits, plan_shapes
+from jettison.simulate.reproduce.claims import computed
+from jettison.simulate.reproduce.figure import Claim, Figure, Found, Part, Plot
 from jettison.simulate.reproduce.pictures import lines
-from jettison.simulate.reproduce.pool import Runs
-from jettison.simulate.reproduce.rows import Band, Outcome, Row
 
-FIGURE, WORKLOAD = "kunserve-fig15", "Qwen2.5-14B on A800"
-LONGEST = 16_384
 LIMITS = ShapeLimits(
     num_layers=48, max_num_tokens=8192, max_num_seqs=256, max_context=32_768, max_kv_tokens=200_000, block_size=64
 )
-LONG_PREFIX = 4096
-"""From which on reference.md asks for the worst error."""
+ALONE = [(0, length) for length in range(384, 8192, 384)]
+"""(tokens before, tokens) of each step that is judged."""
+BEHIND = [(prefix, length) for prefix in range(1024, 16_385, 1024) for length in (384, 768, 1536)]
+OURS, THEIRS = "ours", "without attention"
 
 
-def reproduce_fig15(runs: Runs) -> Outcome:
-    """Fitted on a profile's grid; judged on prompts of other lengths, from nothing and behind a prefix."""
-    truth = cluster_preset("kunserve-a").instance.cost_model()
-    grid = [Sample(item.shape, truth.step_cost_s(item.shape)) for item in plan_shapes(LIMITS).fitted]
-    models: dict[str, StepPredictor] = {
-        "drop": fit_cost_model(grid, LIMITS.num_layers),
-        "without attention": fit_attention_free(grid, LIMITS.num_layers),
-    }
-    seen = {sample.shape for sample in grid}
-    alone = _samples(truth, [(0, length) for length in range(384, 8192, 384)], seen)
-    behind = _samples(truth, [(p, c) for p in range(1024, LONGEST + 1, 1024) for c in (384, 768, 1536)], seen)
-    outcome = Outcome()
-    for where, samples, paper_ours, paper_theirs in (
-        ("without prefix", alone, 5.0, 48.0),
-        ("with prefix", behind, 5.0, 74.0),
-        (f"with a prefix of {LONG_PREFIX} tokens or more", [s for s in behind if _prefix(s) >= LONG_PREFIX], 5.0, 74.0),
-    ):
-        for system, model in models.items():
-            is_ours = system == "drop"
-            worst = 100.0 * max(abs(error) for error in relative_errors(model, samples))
-            outcome.rows.append(
-                Row(
-                    FIGURE,
-                    WORKLOAD,
-                    f"largest deviation {where}",
-                    "ours" if is_ours else system,
-                    "",
-                    Band(None, paper_ours) if is_ours else Band(None, paper_theirs),
-                    worst,
-                    "%",
-                    None,
-                    Band(None, 5.0) if is_ours else Band(30.0, None) if "4096" in where else None,
-                    "reference.md 11",
-                )
-            )
-    shown = [s for s in behind if s.shape.num_tokens == 768]
-    outcome.pictures["with-prefix"] = lines(
-        {"measured (the roofline)": ([_prefix(s) for s in shown], [1e3 * s.seconds for s in shown])}
-        | {
-            ("ours" if name == "drop" else name): (
-                [_prefix(s) for s in shown],
-                [1e3 * model.step_cost_s(s.shape) for s in shown],
-            )
-            for name, model in models.items()
-        },
-        "tokens before the chunk",
-        "ms",
-        "a chunk of 768 tokens behind a prefix",
-    )
-    outcome.conditions[WORKLOAD] = [
-        ("measured", "the preset's roofline, calibrated on Vidur's operator timings (docs/presets.md)"),
-        ("fitted on", f"{len(grid)} steps of a profile's grid; none of them is judged"),
-        (
-            "judged on",
-            f"{len(alone)} prompts from 384 to 8,064 tokens, {len(behind)} chunks behind 1,024 to 16,384 tokens",
-        ),
-    ]
-    outcome.remarks.append(
-        "The machine is itself a model, so ours is flattered where both have the same terms; what it is not told is "
-        "the curve between the two rooflines and the elementwise work. docs/cost-model.md has the same comparison on "
-        "measured steps of a real processor."
-    )
-    return outcome
+@cache
+def truth() -> StepPredictor:
+    """The machine."""
+    return cluster_preset("kunserve-a").instance.cost_model()
 
 
-def _samples(truth: StepPredictor, chunks: Sequence[tuple[int, int]], seen: set[StepShape]) -> list[Sample]:
+@cache
+def grid() -> list[Sample]:
+    """What both models are fitted on: a profile's grid."""
+    return [Sample(item.shape, truth().step_cost_s(item.shape)) for item in plan_shapes(LIMITS).fitted]
+
+
+@cache
+def models() -> dict[str, StepPredictor]:
+    """Both, fitted."""
+    return {OURS: fit_cost_model(grid(), LIMITS.num_layers), THEIRS: fit_attention_free(grid(), LIMITS.num_layers)}
+
+
+def samples(chunks: Sequence[tuple[int, int]]) -> list[Sample]:
+    """Those that the grid has not."""
+    seen = {sample.shape for sample in grid()}
     shapes = [StepShape((ChunkShape(prefix, length),), LIMITS.num_layers, True, 1) for prefix, length in chunks]
-    return [Sample(shape, truth.step_cost_s(shape)) for shape in shapes if shape not in seen]
+    return [Sample(shape, truth().step_cost_s(shape)) for shape in shapes if shape not in seen]
 
 
-def _prefix(sample: Sample) -> int:
-    return sample.shape.chunks[0].num_context
+def deviation(where: str, system: str, chunks: Sequence[tuple[int, int]]) -> Claim:
+    """The largest one, in percent."""
+
+    def largest() -> float:
+        return 100.0 * max(abs(error) for error in relative_errors(models()[system], samples(chunks)))
+
+    return computed(f"largest deviation {where}", system, largest, unit="%")
+
+
+def _draw(_: Mapping[str, Found]) -> Picture:
+    shown = samples([(prefix, length) for prefix, length in BEHIND if length == 768])
+    at = [sample.shape.chunks[0].num_context for sample in shown]
+    series = {"measured (the roofline)": (at, [1e3 * sample.seconds for sample in shown])} | {
+        name: (at, [1e3 * model.step_cost_s(sample.shape) for sample in shown]) for name, model in models().items()
+    }
+    return lines(series, "tokens before the chunk", "ms", "a chunk of 768 tokens behind a prefix")
+
+
+LONG = [(prefix, length) for prefix, length in BEHIND if prefix >= 4096]
+"""From there on reference.md asks for the worst error."""
+
+FIG15 = Figure(
+    "kunserve-fig15", "accuracy of the cost model", "v3 section 5.4",
+    (
+        Part(
+            "Qwen2.5-14B on A800",
+            (
+                deviation("without prefix", OURS, ALONE).stated((None, 5), (None, 5)),
+                deviation("without prefix", THEIRS, ALONE).stated((None, 48)),
+                deviation("with prefix", OURS, BEHIND).stated((None, 5), (None, 5)),
+                deviation("with prefix", THEIRS, BEHIND).stated((None, 74)),
+                deviation("with a prefix of 4096 tokens or more", OURS, LONG).stated((None, 5), (None, 5)),
+                deviation("with a prefix of 4096 tokens or more", THEIRS, LONG).stated((None, 74), (30, None)),
+            ),
+        ),
+    ),
+    (Plot("with-prefix", _draw),),
+)  # fmt: skip

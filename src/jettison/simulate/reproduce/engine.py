@@ -1,0 +1,56 @@
+"""Runs a figure: its specs over the pool, its claims on what came of them, its plots."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from jettison.simulate.reproduce.conditions import conditions
+from jettison.simulate.reproduce.figure import Claim, Figure, Found
+from jettison.simulate.reproduce.pool import Runs
+from jettison.simulate.reproduce.rows import Outcome, Row
+from jettison.simulate.reproduce.specs import Results, read_spec, run_specs
+
+
+def reproduce(figure: Figure, runs: Runs) -> Outcome:
+    """All that the figure's parts come to; their runs are simulated side by side. Raises ConfigError, JettisonError."""
+    found = _run(figure, runs)
+    claims = [(part.workload, claim) for part in figure.parts for claim in part.claims]
+    return Outcome(
+        [row(figure.name, workload, claim, found[workload]) for workload, claim in claims],
+        {plot.name: plot.draw(found) for plot in figure.plots},
+        {
+            part.workload: conditions(found[part.workload][-1], part.conditions)
+            for part in figure.parts
+            if part.conditions
+        },
+    )
+
+
+def _run(figure: Figure, runs: Runs) -> Mapping[str, Found]:
+    """By workload."""
+    wanted = [
+        (part, read_spec(part.spec).changed(**part.changes).changed(**point))
+        for part in figure.parts
+        if part.spec is not None
+        for point in part.sweep
+    ]
+    results = run_specs([(spec, part.variants) for part, spec in wanted], runs)
+    found: dict[str, list[Results]] = {part.workload: [] for part in figure.parts}
+    for (part, _), result in zip(wanted, results, strict=True):
+        found[part.workload].append(result)
+    return found
+
+
+def row(figure: str, workload: str, claim: Claim, found: Found) -> Row:
+    """The claim with ours: the middle of its numbers and their range. What is None is left out."""
+    known = [number for number in claim.numbers(found) if number is not None and math.isfinite(number)]
+    spread = (min(known), max(known)) if known else None
+    ours = claim.middle(known) if known else None
+    return Row(figure, workload, claim, ours, spread, _never_dropped(claim.system, found))
+
+
+def _never_dropped(system: str, found: Found) -> bool:
+    """Whether the system has a policy that drops, and never did."""
+    runs = [run for results in found for run in results.runs.get(system, ())]
+    return bool(runs) and all(run.config["policy"] == "drop" and not run.events.get("drops") for run in runs)
