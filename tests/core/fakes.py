@@ -138,7 +138,7 @@ class FakeWorker:
         total = self.full_blocks * self.shape.num_layers * block + self.shape.parameter_bytes
         total -= sum(self.shape.shard_bytes[s] for s in spec.shards)
         total -= sum(len(r.layers) * len(r.block_ids) * block for r in spec.retained)
-        return total // (len(spec.kv_layers) * block)
+        return total // (len(spec.kv_layers) * block) if spec.kv_layers else 0
 
     def copy_blocks(self, copies: tuple[tuple[int, int], ...]) -> None:
         for src, dst in copies:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from jettison.core.aside import Aside
 from jettison.core.dispatching import Dispatcher
 from jettison.core.group import GroupCore, SchedulerLimits
 from jettison.core.hosted import Hosted
@@ -83,6 +84,7 @@ class ClusterCore:
         self.hosted = Hosted(self.state, params.swap.num_host_slots)
         self.migrations = Migrations(self.state)
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
+        self.aside = Aside(self.state, self.recoveries)
         self.loads = Loads(self.state)
         self.state.exchange_costs = self.loads.exchange_costs
         self.moves = Moves(self.state, self.loads, self.recoveries)
@@ -148,7 +150,7 @@ class ClusterCore:
     @property
     def in_transition(self) -> bool:
         """Some move is under way."""
-        return not (self.moves.is_idle and self.recoveries.is_idle)
+        return not (self.moves.is_idle and self.recoveries.is_idle and self.aside.is_idle)
 
     @property
     def num_waiting(self) -> int:
@@ -297,6 +299,7 @@ class ClusterCore:
         if not self.state.workers[event.worker_id].alive:
             return []
         involved = self.moves.take_out(event.worker_id)
+        self.aside.lost(event.worker_id)
         actions = self.recoveries.lose(event.worker_id, involved, now_ns)
         actions += self.recoveries.end_transfers_to(event.worker_id, now_ns)
         self.loads.note_settled(tuple(w for m in involved for w in m.worker_ids), now_ns)
@@ -305,6 +308,8 @@ class ClusterCore:
 
     def _on_worker_joined(self, event: WorkerJoined, now_ns: int) -> list[Action]:
         actions = self.recoveries.join(event, now_ns)
+        if self.state.workers[event.worker_id].is_aside:
+            actions += self.aside.rejoined(event.worker_id)
         self.rehousing.note_room(self.max_request_blocks())
         self.rehousing.share_queues()
         self.loads.note_settled((event.worker_id,), now_ns)
@@ -338,7 +343,7 @@ class ClusterCore:
     # --- moves ------------------------------------------------------------------------------------------------
 
     def _advance_moves(self, now_ns: int) -> list[Action]:
-        actions = self.moves.advance(now_ns)
+        actions = self.moves.advance(now_ns) + self.aside.advance(now_ns)
         if not self.recoveries.is_idle:
             recovering = tuple(self.recoveries.by_worker)
             actions += self.recoveries.advance(now_ns)
@@ -358,11 +363,20 @@ class ClusterCore:
         """Restore every merged group that no move is touching (administration, verification), static ones excepted."""
         return self._orders.restore(self.ladder, now_ns) + self.stepping.plan(now_ns)
 
+    def request_set_aside(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
+        """Have a worker that serves by itself, and nothing, give up its layers. Raises ValueError where it cannot."""
+        return self.aside.set_aside(worker_id, now_ns)
+
+    def request_wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
+        """Have a worker that is aside serve again. Raises ValueError for one that is not."""
+        return self.aside.wake(worker_id, now_ns) + self._advance_moves(now_ns) + self.stepping.plan(now_ns)
+
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Invariants 5 to 7, for tests and idle moments. Raises AssertionError."""
         self.state.check()
+        self.aside.check()
         self.hosted.check()
         self.migrations.check()
         self.ladder.check()

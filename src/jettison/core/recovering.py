@@ -261,7 +261,7 @@ class Recoveries:
     def _form_homes(self) -> None:
         """Form the homes whose members are all there, and in no other group."""
         taken = {w for g in self._cluster.groups.values() for w in g.worker_ids} | self.by_worker.keys()
-        taken |= {w.worker_id for w in self._cluster.workers.values() if not w.alive}
+        taken |= {w.worker_id for w in self._cluster.workers.values() if not w.alive or w.is_aside}
         free = [home for home in self.homes if not any(s.worker_id in taken for s in home)]
         for home in free:
             self._cluster.form_group(home)
@@ -410,10 +410,14 @@ class Recoveries:
         worker.unfilled = set(home.shards)
         worker.full_blocks = event.capacity_blocks
         worker.ledger.clear(event.capacity_blocks)
-        recovery = self._recovery_of(event.worker_id, now_ns)
-        recovery.phase = RecoveryPhase.FILL
+        if not worker.is_aside:
+            self._recovery_of(event.worker_id, now_ns).phase = RecoveryPhase.FILL
         self._cluster.counters.num_worker_joins += 1
         return [Record("worker_joined", now_ns, {"worker": event.worker_id, "life": event.life})]
+
+    def fill(self, worker_id: WorkerId, now_ns: int) -> None:
+        """A worker that serves in no group gets the layers of its home back."""
+        self._recovery_of(worker_id, now_ns).phase = RecoveryPhase.MAP
 
     # --- events -----------------------------------------------------------------------------------------------
 

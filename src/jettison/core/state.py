@@ -52,6 +52,8 @@ class WorkerState:
     alive: bool = True
     is_gone: bool = False
     """Dead, and will not be started again."""
+    is_aside: bool = False
+    """It holds no layers and serves in no group until it is woken (``core.aside``)."""
     life: int = 0
     """Which life of the worker id; moves and links of older ones do not count."""
     ghosts: dict[RequestId, set[MoveId]] = field(default_factory=dict)
@@ -347,10 +349,10 @@ class ClusterState:
         return True
 
     def alive_workers(self) -> tuple[int, int]:
-        """How many live, and the least capacity of one with every layer resident (0 if none lives)."""
-        key = (self.counters.num_worker_losses, self.counters.num_worker_joins)
+        """How many can serve, and the least capacity of one with every layer resident (0 if none can)."""
+        key = (self.counters.num_worker_losses, self.counters.num_worker_joins + self.num_dissolved)
         if self._alive is None or self._alive[:2] != key:
-            full_blocks = [w.full_blocks for w in self.workers.values() if w.alive]
+            full_blocks = [w.full_blocks for w in self.workers.values() if w.alive and not w.is_aside]
             self._alive = (*key, len(full_blocks), min(full_blocks, default=0))
         return self._alive[2:]
 

@@ -152,13 +152,23 @@ class LocalCluster:
 
     def request_drop(self) -> None:
         """Merge now."""
-        assert self._driver is not None
-        self._driver.carry_out(self._driver.core.request_drop(self._now_ns))
+        self._carry_out(self.core.request_drop(self._now_ns))
 
     def request_restore(self) -> None:
         """Restore now."""
-        assert self._driver is not None
-        self._driver.carry_out(self._driver.core.request_restore(self._now_ns))
+        self._carry_out(self.core.request_restore(self._now_ns))
+
+    def request_set_aside(self, worker_id: WorkerId) -> None:
+        """Have a worker give up its layers. Raises ValueError where it is in use."""
+        self._carry_out(self.core.request_set_aside(worker_id, self._now_ns))
+
+    def request_wake(self, worker_id: WorkerId) -> None:
+        """Have it serve again. Raises ValueError where it is not aside."""
+        self._carry_out(self.core.request_wake(worker_id, self._now_ns))
+
+    def _carry_out(self, actions: list[ports.Action]) -> None:
+        assert self._driver is not None, "not started"
+        self._driver.carry_out(actions)
 
     def run(self, until: Callable[[], bool] | None = None) -> None:
         """Work until ``until`` holds (checked after every unit of work), or until nothing is open or on the move.

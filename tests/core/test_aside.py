@@ -1,0 +1,111 @@
+"""Workers set aside: no group, no plan and no home has them, and they come back when they are woken."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fakes import FakeCluster, Faults
+
+from jettison.core.aside import EMPTY
+
+
+def crowd(cluster: FakeCluster, num: int, *, first: int = 0, at_ms: float = 0.0) -> None:
+    rng = random.Random(first)
+    for i in range(first, first + num):
+        cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(12)], 40, at_ms + 0.4 * i)
+
+
+def aside(cluster: FakeCluster, worker_id: int) -> None:
+    cluster.carry_out(cluster.core.request_set_aside(worker_id, cluster.now))
+
+
+def wake(cluster: FakeCluster, worker_id: int) -> None:
+    cluster.carry_out(cluster.core.request_wake(worker_id, cluster.now))
+
+
+def test_it_gives_up_its_layers_and_serves_again_when_it_is_woken() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40)
+    aside(cluster, 2)
+    cluster.run(stop=lambda: cluster.core.aside.is_idle)
+    worker = cluster.core.state.workers[2]
+    assert worker.layout == EMPTY and worker.ledger.capacity == 0 and worker.is_aside
+    crowd(cluster, 20, at_ms=cluster.now / 1e6)
+    cluster.run()
+    assert all(2 not in g.worker_ids for g in cluster.core.groups.values())
+    wake(cluster, 2)
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    assert worker.layout == cluster.core.state.full_layout() and not worker.unfilled
+    assert any(g.worker_ids == (2,) for g in cluster.core.groups.values())
+    crowd(cluster, 20, first=20, at_ms=cluster.now / 1e6)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_no_drop_plan_has_it() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=24, eager=True)
+    aside(cluster, 1)
+    crowd(cluster, 40)
+    cluster.run()
+    drops = [r for r in cluster.records if r.kind == "drop"]
+    assert drops and all(1 not in r.fields["workers"] for r in drops)  # type: ignore[operator]
+    cluster.expect_outputs()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_one_that_dies_aside_comes_back_aside(restarts: bool) -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40)
+    aside(cluster, 0)
+    if restarts:
+        cluster.run(stop=lambda: cluster.core.aside.is_idle)
+    cluster.kill(0)
+    cluster.restart_at(0, cluster.now / 1e6 + 100)
+    crowd(cluster, 12)
+    cluster.run(stop=lambda: any(r.kind == "worker_joined" for r in cluster.records))
+    cluster.run(stop=lambda: cluster.core.aside.is_idle and not cluster.core.in_transition)
+    worker = cluster.core.state.workers[0]
+    assert worker.alive and worker.is_aside and worker.layout == EMPTY and not worker.unfilled
+    wake(cluster, 0)
+    cluster.run()
+    assert any(g.worker_ids == (0,) for g in cluster.core.groups.values())
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_one_that_is_in_use_or_the_last_is_not_set_aside() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=40)
+    crowd(cluster, 4)
+    cluster.run(until_ms=3)
+    with pytest.raises(ValueError, match="in use"):
+        aside(cluster, 0)
+    cluster.run()
+    aside(cluster, 0)
+    cluster.run(stop=lambda: cluster.core.aside.is_idle)
+    with pytest.raises(ValueError, match="aside already"):
+        aside(cluster, 0)
+    with pytest.raises(ValueError, match="the last"):
+        aside(cluster, 1)
+    with pytest.raises(ValueError, match="not aside"):
+        wake(cluster, 1)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_refused_layouts_and_deaths_of_others_meanwhile(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = FakeCluster(
+        num_workers=4, full_blocks=30, eager=True, seed=seed,
+        faults=Faults(apply=0.3, offer=0.2, load=0.2, move=0.1, budget=8),
+    )
+    aside(cluster, 3)
+    crowd(cluster, 40)
+    cluster.kill_at(rng.randrange(4), rng.uniform(1, 60))
+    for worker in range(4):
+        cluster.restart_at(worker, rng.uniform(80, 300))
+        cluster.restart_at(worker, 2_000.0)
+    cluster.run(stop=lambda: cluster.core.aside.is_idle and cluster.core.state.workers[3].alive and cluster.now > 4e8)
+    wake(cluster, 3)
+    cluster.run()
+    assert all(w.alive and not w.is_aside for w in cluster.core.state.workers.values())
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
