@@ -24,9 +24,9 @@ from pathlib import Path
 
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, initial_groups
-from jettison.core.group import SchedulerLimits
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams
+from jettison.core.serving.group import SchedulerLimits
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.policy.swapping import SwapParams
 from jettison.types import (
@@ -150,7 +150,7 @@ class VirtualCluster:
                 result = LayoutResult(version, capacity, 0, 1, CALL_NS, frozenset(), frozenset(missing))
                 self.at(now_ns + CALL_NS, ports.LayoutApplied(action.worker_id, action.call_id, result))
             case ports.SendKV() | ports.SendShard():
-                self.at(now_ns + TRANSFER_NS, ports.MoveEnded(action.move_id, True, 1_000_000, TRANSFER_NS))
+                self.at(now_ns + TRANSFER_NS, ports.TransferEnded(action.transfer_id, True, 1_000_000, TRANSFER_NS))
             case ports.LoadShard():
                 self.at(now_ns + TRANSFER_NS, ports.ShardLoaded(action.worker_id, action.call_id))
 

@@ -1,6 +1,6 @@
 """Seeded deaths over live processes, as many as one likes: ``python benchmarks/faults.py --schedules 200 --json OUT``.
 
-Each schedule kills (or stops) one worker at one named safepoint, with drops and restores under way; see
+Each schedule kills (or stops) one worker at one named failpoint, with drops and restores under way; see
 ``jettison.live.fault_schedules`` for what is checked. ``--rows FILE`` keeps one line a schedule and adds to those that
 are there, so that many schedules can be run in several parts; the summary is always of the whole file. Exit code 1 if
 anything was lost, repeated, wrong or leaked.
@@ -65,7 +65,7 @@ def summary(rows: Sequence[Row]) -> dict[str, object]:
         "schedules": len(rows),
         "seeds": [min(r["seed"] for r in rows), max(r["seed"] for r in rows)] if rows else [],  # type: ignore[type-var]
         "by_instances": dict(collections.Counter(f"{r['instances']}" for r in rows)),
-        "reached_safepoint": sum(reached.values()),
+        "reached_failpoint": sum(reached.values()),
         "reached_by_name": {name: f"{reached[name]} of {num}" for name, num in sorted(counts.items())},
         "phases_of_moves_at_death": dict(sorted(phases.items())),
         "stopped": dict(collections.Counter(f"woken {r['wake']}" for r in rows if r["signal"] == "SIGSTOP")),

@@ -26,9 +26,9 @@ import real_traces
 from rich.console import Console
 from rich.table import Table
 
-from jettison.core.group import SchedulerLimits
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams
+from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
 from jettison.report.results import RunResult

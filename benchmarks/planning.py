@@ -15,9 +15,9 @@ import statistics
 import time
 from pathlib import Path
 
-from jettison.core.group import GroupCore, SchedulerLimits
 from jettison.core.ports import StepCompleted
-from jettison.core.request import RequestState
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore, SchedulerLimits
 from jettison.live.encoder import StepEncoder
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jettison.config import EngineConfig
-from jettison.core.ports import Emit, MoveEnded, Record, RunStep, Transfer
+from jettison.core.ports import Emit, Record, RunStep, Transfer, TransferEnded
 from jettison.device.model.create import create_model
 from jettison.live.assembly import assemble
 from jettison.live.engine import Engine
@@ -103,7 +103,7 @@ class StepRecorder:
 
     def transfer_begun(self, transfer: Transfer) -> None: ...
 
-    def transfer_ended(self, ended: MoveEnded, now_ns: int) -> None: ...
+    def transfer_ended(self, ended: TransferEnded, now_ns: int) -> None: ...
 
     def recorded(self, record: Record) -> None: ...
 

@@ -42,9 +42,9 @@ from engines.simulator_host import (
     write_vidur,
 )  # fmt: skip
 
-from jettison.core.group import SchedulerLimits
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams
+from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
 from jettison.policy.lookahead import LookaheadParams

@@ -14,7 +14,7 @@ from typing import NamedTuple
 WorkerId = int
 GroupId = int
 RequestId = str
-MoveId = int
+TransferId = int
 
 ShardId = str
 """A lending unit of parameters: ``"embed"``, ``"head"`` or ``"layer:<index>"``."""
@@ -113,7 +113,7 @@ class ServiceClass(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked for, tokenized. Immutable; progress lives in ``core.request``."""
+    """What a client asked for, tokenized. Immutable; progress lives in ``core.requests``."""
 
     request_id: RequestId
     prompt_token_ids: tuple[int, ...]

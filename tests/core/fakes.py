@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
-from jettison.core.group import SchedulerLimits
 from jettison.core.ladder.lists import parse_overload
-from jettison.core.monitor import MAX_DOUBLINGS
+from jettison.core.load.monitor import MAX_DOUBLINGS
+from jettison.core.serving.group import SchedulerLimits
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.policy.exchange import ExchangeMode
 from jettison.policy.migration import MigrationParams
@@ -228,7 +228,7 @@ class FakeCluster:
         self.ends: dict[str, list[str]] = {}
         self.errors: dict[str, str | None] = {}
         self.records: list[ports.Record] = []
-        self.cancelled_moves: set[int] = set()
+        self.cancelled_transfers: set[int] = set()
         self.requests: dict[str, Request] = {}
         self.worker_free_at = dict.fromkeys(range(num_workers), 0)
         self.log: list[tuple[int, str]] = []
@@ -332,14 +332,14 @@ class FakeCluster:
     def carry_out(self, actions: list[ports.Action]) -> None:
         for action in actions:
             if isinstance(action, ports.SendKV | ports.SendShard):
-                self.under_way[action.move_id] = action
+                self.under_way[action.transfer_id] = action
             self._carry_out(action)
 
     def _note_ended(self, event: object) -> None:
         """What the core can know of transfers that are over, counted without the core's book."""
         match event:
-            case ports.MoveEnded():
-                self.under_way.pop(event.move_id, None)
+            case ports.TransferEnded():
+                self.under_way.pop(event.transfer_id, None)
             case ports.WorkerLost():
                 self.lost_life_transfers[event.worker_id] = {
                     i for i, sent in self.under_way.items() if sent.src == event.worker_id
@@ -347,9 +347,9 @@ class FakeCluster:
                 self.under_way = {i: sent for i, sent in self.under_way.items() if sent.dst != event.worker_id}
             case ports.WorkerFenced():
                 lost = self.fence_calls.pop(event.call_id)
-                for move_id in self.lost_life_transfers.get(lost, ()):
-                    if move_id in self.under_way and self.under_way[move_id].dst == event.worker_id:
-                        del self.under_way[move_id]
+                for transfer_id in self.lost_life_transfers.get(lost, ()):
+                    if transfer_id in self.under_way and self.under_way[transfer_id].dst == event.worker_id:
+                        del self.under_way[transfer_id]
 
     def check_links(self) -> None:
         """The core's book has the bytes of each link that are under way."""
@@ -463,7 +463,7 @@ class FakeCluster:
                 self.fetched.append(action)
                 num_drops = self.workers[action.src].num_drops[action.shard]
                 arrives = self._transfer(
-                    action.src, action.dst, action.move_id, lambda: self._shard_arrives(action, num_drops)
+                    action.src, action.dst, action.transfer_id, lambda: self._shard_arrives(action, num_drops)
                 )
                 self.at(self.now + self.delay(1, 40), arrives)
             case ports.FenceWorker():
@@ -478,8 +478,8 @@ class FakeCluster:
                 self.workers[action.worker_id].filled.add(action.shard)
                 self.at(self.now + self.delay(1, 5), self._while_alive(
                     action.worker_id, ports.ShardLoaded(action.worker_id, action.call_id)))
-            case ports.CancelMove():
-                self.cancelled_moves.add(action.move_id)
+            case ports.CancelTransfer():
+                self.cancelled_transfers.add(action.transfer_id)
             case ports.Emit():
                 self.outputs.setdefault(action.request_id, []).extend(t.token_id for t in action.tokens)
                 if action.finish_reason is not None:
@@ -614,18 +614,18 @@ class FakeCluster:
     def _begin_kv(self, move: ports.SendKV) -> None:
         src = self.workers[move.src]
         content: dict[tuple[int, int], dict[int, object]] = {}
-        if move.move_id in self.cancelled_moves:  # nothing of it is read, and something else may be there by now
+        if move.transfer_id in self.cancelled_transfers:  # nothing of it is read; something else may be there by now
             move = move._replace(layers=LayerRange(0, 0))
         store = src.host if move.from_host else src.kv
         for layer in move.layers.layers():
             for there, here in zip(move.src_blocks, move.dst_blocks, strict=True):
-                assert (layer, there) in store, f"{move.move_id}: layer {layer} block {there} is not at {move.src}"
+                assert (layer, there) in store, f"{move.transfer_id}: layer {layer} block {there} is not at {move.src}"
                 content[layer, here] = dict(store[layer, there])
 
         fails = self._strikes(self.faults.move) or self.fails_move(move)
 
         def arrive() -> ports.Event:
-            complete = move.move_id not in self.cancelled_moves and not fails
+            complete = move.transfer_id not in self.cancelled_transfers and not fails
             if complete:
                 worker = self.workers[move.dst]
                 for (layer, block), value in content.items():
@@ -635,7 +635,7 @@ class FakeCluster:
                     assert worker.spec.kv_layers.lo <= layer < worker.spec.kv_layers.hi and block < worker.capacity
                     worker.kv[layer, block] = value
             num_bytes = len(content) * self.shape.block_bytes_per_layer(BLOCK_SIZE)
-            return ports.MoveEnded(move.move_id, complete, num_bytes, took_ns)
+            return ports.TransferEnded(move.transfer_id, complete, num_bytes, took_ns)
 
         def arrive_in_part() -> None:
             worker = self.workers[move.dst]
@@ -644,12 +644,12 @@ class FakeCluster:
                 if inside and self.fault_rng.random() < 0.5:
                     worker.kv[layer, block] = value
 
-        arrives = self._transfer(move.src, move.dst, move.move_id, arrive, arrive_in_part)
+        arrives = self._transfer(move.src, move.dst, move.transfer_id, arrive, arrive_in_part)
         took_ns = self.delay(0.5, 15)
         self.at(self.now + took_ns, arrives)
 
     def _transfer(
-        self, src: int, dst: int, move_id: int, arrive: Callable[[], ports.Event],
+        self, src: int, dst: int, transfer_id: int, arrive: Callable[[], ports.Event],
         arrive_in_part: Callable[[], None] = lambda: None,
     ) -> Callable[[], object]:
         """What comes of a transfer if one of its ends dies on the way."""
@@ -658,7 +658,7 @@ class FakeCluster:
 
         def maybe() -> object:
             from_life, to_life = self.workers[src].life, self.workers[dst].life
-            lost = ports.MoveEnded(move_id, False, 0, 1)
+            lost = ports.TransferEnded(transfer_id, False, 0, 1)
             if to_life != lives[1]:
                 # Only a source that had not begun speaks for it.
                 return lost if from_life == lives[0] and self.fault_rng.random() < 0.5 else None
@@ -678,7 +678,7 @@ class FakeCluster:
     def _copy_here(self, piece: ports.SendKV) -> ports.Event:
         worker = self.workers[piece.src]
         if self._strikes(self.faults.swap):
-            return ports.MoveEnded(piece.move_id, False, 0, 1)
+            return ports.TransferEnded(piece.transfer_id, False, 0, 1)
         for layer in piece.layers.layers():
             for source, target in zip(piece.src_blocks, piece.dst_blocks, strict=True):
                 block, slot = (source, target) if piece.to_host else (target, source)
@@ -687,17 +687,17 @@ class FakeCluster:
                     worker.host[layer, slot] = dict(worker.kv[layer, block])
                 else:
                     worker.kv[layer, block] = dict(worker.host[layer, slot])
-        return ports.MoveEnded(piece.move_id, True, 100, 1)
+        return ports.TransferEnded(piece.transfer_id, True, 100, 1)
 
     def _shard_arrives(self, move: ports.SendShard, num_drops: int) -> ports.Event:
         was_dropped = self.workers[move.src].num_drops[move.shard] != num_drops
-        complete = move.move_id not in self.cancelled_moves and not self._strikes(self.faults.move)
+        complete = move.transfer_id not in self.cancelled_transfers and not self._strikes(self.faults.move)
         complete = complete and not was_dropped and not self.fails_shard(move)
         if complete:
             assert move.shard in self.workers[move.src].filled
             assert move.shard in self.workers[move.dst].spec.shards
             self.workers[move.dst].filled.add(move.shard)
-        return ports.MoveEnded(move.move_id, complete, self.shard_bytes, 1)
+        return ports.TransferEnded(move.transfer_id, complete, self.shard_bytes, 1)
 
     # --- verdicts
 

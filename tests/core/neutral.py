@@ -20,7 +20,7 @@ from fakes import FakeCluster
 EVENTS = {
     "Arrived": "arrived", "CancelRequested": "cancel", "FinishRequested": "finish", "StepCompleted": "step done",
     "StepFailed": "step failed", "LayoutOffered": "layout offered", "LayoutApplied": "layout applied",
-    "CallFailed": "call failed", "ShardLoaded": "shard loaded", "MoveEnded": "transfer ended", "WorkerLost": "lost",
+    "CallFailed": "call failed", "ShardLoaded": "shard loaded", "TransferEnded": "transfer ended", "WorkerLost": "lost",
     "WorkerJoined": "joined", "WorkerGone": "gone", "WorkerFenced": "fenced", "Tick": "tick",
 }  # fmt: skip
 """Class -> word. Only the word and who it is about are written: what an event says comes from the pretend workers."""
@@ -88,7 +88,7 @@ class NeutralLog:
         if word == "arrived":
             about.append(event.request.request_id)
         if word == "transfer ended":
-            about += [self._number("transfer", event.move_id), event.complete, event.num_bytes]
+            about += [self._number("transfer", event.transfer_id), event.complete, event.num_bytes]
         return (word, *about)
 
     def _action(self, action: object) -> tuple[object, ...]:
@@ -114,8 +114,8 @@ class NeutralLog:
                 return ("load", action.worker_id, self._number("call", action.call_id), action.shard)
             case "FenceWorker":
                 return ("fence", action.worker_id, self._number("call", action.call_id), action.lost, action.lost_life)
-            case "CancelMove":
-                return ("cancel", action.src, self._number("transfer", action.move_id))
+            case "CancelTransfer":
+                return ("cancel", action.src, self._number("transfer", action.transfer_id))
             case "Emit":
                 tokens = tuple(token.token_id for token in action.tokens)
                 return ("emit", action.request_id, tokens, str(action.finish_reason), action.stop_token_id,
@@ -125,7 +125,7 @@ class NeutralLog:
         return self._transfer(kind, action)
 
     def _transfer(self, kind: str, action: object) -> tuple[object, ...]:
-        head = ("transfer", self._number("transfer", action.move_id))
+        head = ("transfer", self._number("transfer", action.transfer_id))
         match kind:
             case "SendShard":
                 return (*head, ("device", action.src), ("device", action.dst), action.shard)

@@ -7,7 +7,7 @@ import random
 import pytest
 from fakes import FakeCluster, Faults
 
-from jettison.core.aside import EMPTY
+from jettison.core.moving.aside import EMPTY
 
 
 def crowd(cluster: FakeCluster, num: int, *, first: int = 0, at_ms: float = 0.0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jettison.core.bubbles import BubbleMeter
+from jettison.core.load.bubbles import BubbleMeter
 from jettison.core.ports import RunStep
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange

@@ -12,7 +12,7 @@ from fakes import MS, FakeCluster
 from test_golden_schedules import GOLDEN, schedule
 
 from jettison.core import ports
-from jettison.core.moves import Moves
+from jettison.core.moving.moves import Moves
 from jettison.policy.dispatch import choose_group
 
 pytestmark = pytest.mark.slow  # forty whole schedules, each twice

@@ -7,7 +7,7 @@ import random
 import pytest
 from fakes import FakeCluster, Faults
 
-from jettison.core.request import RequestState
+from jettison.core.requests import RequestState
 from jettison.types import ServiceClass
 
 

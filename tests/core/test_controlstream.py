@@ -46,7 +46,7 @@ def stream_of(words: str) -> tuple[Stream, list[StepEntry[Stage] | CommandEntry[
             stream.begin(stream.next_entry() or pytest.fail("the load may not begin"))
             stream.note_piece()
         else:
-            stream.append_command(word, KINDS[word], move_id=5 if word == "transfer" else None)
+            stream.append_command(word, KINDS[word], transfer_id=5 if word == "transfer" else None)
     return stream, list(stream._entries)
 
 
@@ -138,7 +138,7 @@ def test_a_transfer_is_withdrawn_until_it_begins_and_nothing_else_is() -> None:
     assert stream.withdraw(5) == "transfer"
     assert stream.withdraw(5) is None
     assert len(stream) == 2
-    stream.append_command("swap", Kind.COPY, move_id=8)
+    stream.append_command("swap", Kind.COPY, transfer_id=8)
     assert stream.withdraw(8) is None
 
 

@@ -11,8 +11,8 @@ from fakes import BLOCK_SIZE, SHARD_BYTES, FakeCluster
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.core.group import GroupCore
-from jettison.core.request import RequestState
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore
 from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import COEFFICIENTS, CostModel
 from jettison.policy.batching import BlockedBy

@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeCluster
 from test_pulls import RESIDENCIES, arranged, fill
 
-from jettison.core.distances import SLOWER, known_links
+from jettison.core.load.distances import SLOWER, known_links
 from jettison.core.ports import SendShard
 from jettison.policy.links import FAR, NEAR
 

@@ -9,9 +9,9 @@ import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
 from jettison.core import exchanging
-from jettison.core.merging import MergePhase
+from jettison.core.moving.merging import MergePhase
+from jettison.core.moving.restoring import RestorePhase
 from jettison.core.ports import LayoutOffered, SendKV
-from jettison.core.restoring import RestorePhase
 
 
 def tokens(rng: random.Random, num: int) -> list[int]:

@@ -10,8 +10,8 @@ import pytest
 from fakes import FakeCluster
 
 from jettison.core import ports
-from jettison.core.merging import Merging
-from jettison.core.request import RequestState
+from jettison.core.moving.merging import Merging
+from jettison.core.requests import RequestState
 
 
 class Counting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.core.freest import FreestGroups
+from jettison.core.serving.freest import FreestGroups
 from jettison.policy.dispatch import GroupFreeness, choose_group, freeness, steps_ahead
 
 VIEWS = st.builds(

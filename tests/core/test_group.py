@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from fakes import fake_prompt_logprobs
 
-from jettison.core.group import GroupCore, SchedulerLimits, StepResult
 from jettison.core.ports import RunStep, StepCompleted
-from jettison.core.request import Phase, RequestState
+from jettison.core.requests import Phase, RequestState
+from jettison.core.serving.group import GroupCore, SchedulerLimits, StepResult
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher

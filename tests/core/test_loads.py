@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from fakes import FakeCluster
 
-from jettison.core.monitor import NUM_PROMPTS, TrafficMonitor
+from jettison.core.load.monitor import NUM_PROMPTS, TrafficMonitor
 from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import CostModel
 from jettison.policy.exchange import ExchangeCosts

@@ -7,9 +7,9 @@ import random
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
-from jettison.core.group import GroupCore
-from jettison.core.migrating import MAX_FINAL_BLOCKS, Migration, MigrationPhase
-from jettison.core.request import RequestState
+from jettison.core.moving.migrating import MAX_FINAL_BLOCKS, Migration, MigrationPhase
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from fakes import FakeCluster
 
-from jettison.core.group import GroupCore
-from jettison.core.monitor import BlockRates, GroupMonitor, TrafficMonitor
+from jettison.core.load.monitor import BlockRates, GroupMonitor, TrafficMonitor
+from jettison.core.serving.group import GroupCore
 from jettison.cost.steptime import StepTimeModel
 
 

@@ -10,8 +10,8 @@ from fakes import FakeCluster
 from test_loads import PROFILE
 from test_pulls import RESIDENCIES, arranged
 
-from jettison.core.dropping import DropPlanner
-from jettison.core.pullrates import PullRates
+from jettison.core.ladder.dropplans import DropPlanner
+from jettison.core.load.pullrates import PullRates
 from jettison.policy.merge import DropPlan
 
 TWO_MACHINES = {0: 0, 1: 0, 2: 1, 3: 1}

@@ -16,7 +16,7 @@ from jettison.core import ports
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.ladder.rung import Moment
 from jettison.core.ladder.scale import ScaleRung
-from jettison.core.merging import MergePhase
+from jettison.core.moving.merging import MergePhase
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.merge import StagePlan
 from jettison.policy.overload import OverloadParams

@@ -15,10 +15,10 @@ from test_any_schedule import ASKED, CLUSTER, FAULTS, N_EXAMPLES, Asked, Cluster
 from test_restoring import asked_by_shard
 
 from jettison.core import ports
-from jettison.core.group import GroupCore
-from jettison.core.merging import MergePhase
-from jettison.core.recovering import RecoveryPhase
-from jettison.core.restoring import RestorePhase
+from jettison.core.moving.merging import MergePhase
+from jettison.core.moving.recovering import RecoveryPhase
+from jettison.core.moving.restoring import RestorePhase
+from jettison.core.serving.group import GroupCore
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange
 

@@ -9,7 +9,7 @@ import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster
 
 from jettison.core import ports
-from jettison.core.restoring import RestorePhase, Restoring
+from jettison.core.moving.restoring import RestorePhase, Restoring
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange
 
@@ -228,7 +228,7 @@ def test_requests_whose_way_home_fails_are_computed_again_there_and_not_sent_twi
     lost: dict[str, int] = {}
 
     def fails(move: ports.SendKV) -> bool:
-        name = transfers[move.move_id].request.request_id
+        name = transfers[move.transfer_id].request.request_id
         if name in lost or len(lost) < num_lost:
             lost[name] = lost.get(name, 0) + 1
         return name in lost
@@ -257,7 +257,7 @@ def test_requests_whose_way_home_is_called_off_are_not_computed_again() -> None:
     under_way = set(moving.returning._moves)
     cluster.carry_out(cluster.core.request_drop(cluster.now))  # turns it round
     assert moving.phase is RestorePhase.TURNING
-    assert cluster.cancelled_moves & under_way
+    assert cluster.cancelled_transfers & under_way
     cluster.run()
     assert moving.phase is RestorePhase.TURNED
     assert num_preemptions(cluster) == 0

@@ -10,8 +10,8 @@ import random
 import pytest
 from fakes import FakeCluster, Faults
 
-from jettison.core.hosted import HostedPhase
-from jettison.core.request import Phase
+from jettison.core.moving.hosted import HostedPhase
+from jettison.core.requests import Phase
 
 TOGETHER = "swap+migrate+drop"
 

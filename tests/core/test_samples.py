@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.core.samples import TickTimes, Totals, per_s
+from jettison.core.load.samples import TickTimes, Totals, per_s
 from jettison.types import NANOSECONDS
 
 SECOND = NANOSECONDS

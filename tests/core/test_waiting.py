@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.core import ports
-from jettison.core.request import RequestState
-from jettison.core.waiting import Turns, WaitingQueue
+from jettison.core.requests import RequestState
+from jettison.core.serving.waiting import Turns, WaitingQueue
 from jettison.policy.order import SchedulingPolicy
 from jettison.types import Request, SamplingParams
 

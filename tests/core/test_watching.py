@@ -11,8 +11,8 @@ from fakes import MS, FakeCluster
 from jettison.core import dropping, ports
 from jettison.core.ladder import drop
 from jettison.core.ladder.scale import ScaleRung
-from jettison.core.monitor import GroupMonitor
-from jettison.core.samples import TickTimes
+from jettison.core.load.monitor import GroupMonitor
+from jettison.core.load.samples import TickTimes
 from jettison.policy.merge import DropPlan, plan_drop
 
 DROPS_UNTIL_MS = 450.0

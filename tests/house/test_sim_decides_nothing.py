@@ -30,10 +30,10 @@ FROM_CORE = {
     "jettison.core.configured": {"scheduler_limits", "cluster_params"},
     "jettison.core.ladder.lists": {"overload_name"},
     "jettison.core.observing": None,
-    "jettison.core.group": {"SchedulerLimits"},
+    "jettison.core.serving.group": {"SchedulerLimits"},
     "jettison.core.cluster": {"ClusterCore", "initial_groups"},
-    "jettison.core.strides": None,
-    "jettison.core.bubbles": {"BubbleMeter"},
+    "jettison.core.serving.fastforward": None,
+    "jettison.core.load.bubbles": {"BubbleMeter"},
     "jettison.core.controlstream": None,
     "jettison.core.totals": {"counters"},
 }
@@ -60,7 +60,7 @@ CHANGING = {
 """Methods that change what they are called of, wherever it lies inside of the core."""
 
 ACTIONS = {
-    "RunStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "LoadShard", "CancelMove",
+    "RunStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "LoadShard", "CancelTransfer",
     "FenceWorker", "Emit", "Record",
 }  # fmt: skip
 
@@ -234,8 +234,8 @@ def test_the_simulator_holds_no_decision(sources):  # type: ignore[no-untyped-de
     "from jettison.policy.dispatch import choose_group",
     "from jettison.policy import merge",
     "import jettison.policy.batching",
-    "from jettison.core.merging import Merging",
-    "from jettison.core.group import GroupCore",
+    "from jettison.core.moving.merging import Merging",
+    "from jettison.core.serving.group import GroupCore",
     "from jettison.core import state",
     "from jettison.core import ports\nports.RunStep(1, 2, 3, (), ())",
     "from jettison.core import ports as p\np.RunStep(1, 2, 3, (), ())",
@@ -306,7 +306,8 @@ def fingerprint(core: ClusterCore) -> object:
 
 @pytest.mark.parametrize("policy", ["drop", "swap", "migrate"])
 def test_only_events_change_the_core(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Strides are told of between events, through ``core.strides``; what they do to the books is its own test.
+    # Strides are told of between events, through ``core.serving.fastforward``; what they do to the books is its own
+    # test.
     watched = Watched(make_setup(policy, compress=False), checks=False)
     core, handle = watched.cluster.core, watched.cluster.core.handle
     last = [fingerprint(core)]

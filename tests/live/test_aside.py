@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jettison.core.aside import EMPTY
+from jettison.core.moving.aside import EMPTY
 from jettison.device.model.create import create_model
 from jettison.live.local_cluster import Until
 from jettison.live.scenarios import Setting, blocks_for_all, make_cluster, make_prompts, observed, submit

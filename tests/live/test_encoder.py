@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jettison.config import EngineConfig
 from jettison.core.ports import RunStep, StepRow
-from jettison.core.request import RequestState
+from jettison.core.requests import RequestState
 from jettison.device.model.create import create_model
 from jettison.device.step import unpack_ints
 from jettison.errors import ConfigError

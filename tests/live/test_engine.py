@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from jettison.config import EngineConfig
-from jettison.core.dispatching import Dispatcher
-from jettison.core.group import GroupCore
+from jettison.core.serving.dispatching import Dispatcher
+from jettison.core.serving.group import GroupCore
 from jettison.device.model.create import create_model
 from jettison.errors import NotReadyError, OverCapacityError, RequestError, TooLongError
 from jettison.live import messages as m

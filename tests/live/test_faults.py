@@ -13,8 +13,8 @@ import pytest
 
 from jettison.device.model.create import create_model
 from jettison.live import fault_schedules
+from jettison.live.failpoints import ALONE, LIVE_ONLY, NAMES
 from jettison.live.fault_schedules import FaultRounds, Schedule, Wake, kills
-from jettison.live.safepoints import ALONE, LIVE_ONLY, NAMES
 from jettison.live.scenarios import Outcome, Setting
 from jettison.live.verify import death_plan
 from jettison.policy.exchange import ExchangeMode

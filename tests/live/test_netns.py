@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jettison.config import EngineConfig
-from jettison.core.distances import known_links
+from jettison.core.load.distances import known_links
 from jettison.device.model.create import create_model
 from jettison.live.assembly import assemble
 from jettison.live.engine import Engine

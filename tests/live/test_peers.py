@@ -10,8 +10,8 @@ from worker_fakes import FakeDevice, fresh_bytes
 
 from jettison.live import messages as m
 from jettison.live.activations import OutgoingActivation
+from jettison.live.failpoints import nowhere
 from jettison.live.peers import Peers
-from jettison.live.safepoints import nowhere
 from jettison.transport.inproc import InProcessLink
 from jettison.transport.link import FrameKind
 
@@ -27,7 +27,7 @@ class OneEnd:
             0, device or FakeDevice(), self.events.append,
             lambda worker: self.lost.append((worker, self.peers.inbox.ready(5))),
             **{"piece_bytes": 44, "adapt_pieces": False, "coordinate": True, "shares_clock": False,
-               "clock_ns": lambda: 0, "safepoint": nowhere, "wait": None, **more},
+               "clock_ns": lambda: 0, "failpoint": nowhere, "wait": None, **more},
         )  # fmt: skip
         self.ours, self.theirs = InProcessLink.pair(
             0, 1, activation_slots=activation_slots, activation_bytes=activation_bytes, bulk_slots=100
@@ -86,14 +86,14 @@ def test_a_turn_that_must_not_send_still_writes():
     end.theirs.send_frame(FrameKind.MOVE_END, 4, b"\1", 0, lambda out: None)
     end.peers.start_move(m.SendKV(7, 1, 0, 4, [1], [1]))
     assert end.peers.serve(False)
-    assert end.events == [m.MoveEnded(0, 4, True, 0, 0)] and end.received() == []
+    assert end.events == [m.TransferEnded(0, 4, True, 0, 0)] and end.received() == []
 
 
 def test_a_move_to_nobody_ends_at_once():
     end = OneEnd()
     end.peers.start_move(m.SendKV(7, 2, 0, 4, [1], [1]))
-    end.peers.cancel_move(7)
-    assert end.events == [m.MoveEnded(0, 7, False, 0, 0)]
+    end.peers.cancel_transfer(7)
+    assert end.events == [m.TransferEnded(0, 7, False, 0, 0)]
 
 
 @pytest.mark.parametrize("num_frames", [1, 2])
@@ -109,7 +109,7 @@ def test_who_is_lost_is_told_when_all_that_came_is_there(num_frames):
     while end.peers.serve():
         pass
     assert end.lost == [(1, num_frames == 2)]
-    assert end.events == [m.MoveEnded(0, 7, False, 0, 0)] and end.peers.links == {}
+    assert end.events == [m.TransferEnded(0, 7, False, 0, 0)] and end.peers.links == {}
 
 
 def test_a_fence_closes_links_of_the_lost_life_and_of_older_ones():

@@ -1,4 +1,4 @@
-"""Restart budgets, heartbeats and safepoints, each alone."""
+"""Restart budgets, heartbeats and failpoints, each alone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from jettison.config import FaultsConfig
 from jettison.errors import WorkerLostError
 from jettison.live import messages as m
+from jettison.live.failpoints import NAMES, Rule, from_environment, nowhere, parse
 from jettison.live.heartbeat import Heart, Listener
 from jettison.live.launcher import beat_interval_s
 from jettison.live.restart import MAX_PAUSE_S, RestartBudget, Restarter
-from jettison.live.safepoints import NAMES, Rule, from_environment, nowhere, parse
 
 
 def test_pauses_grow_and_the_window_forgets() -> None:
@@ -118,10 +118,10 @@ def test_silence_and_one_endless_unit_are_told_from_long_work() -> None:
     listener.close()
 
 
-def test_safepoints_fire_in_the_life_they_are_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failpoints_fire_in_the_life_they_are_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
     rule = Rule(1, 2, "before_sample", 3, signal.SIGSTOP)
     assert parse(f"{rule},0.0:after_flush:1") == [rule, Rule(0, 0, "after_flush", 1, signal.SIGKILL)]
-    with pytest.raises(ValueError, match="no safepoint"):
+    with pytest.raises(ValueError, match="no failpoint"):
         parse("0.0:somewhere:1")
     environ = {"JETTISON_TEST_KILL_AT": str(rule)}
     assert from_environment(1, 3, environ) is nowhere and from_environment(1, 2, {}) is nowhere

@@ -123,8 +123,8 @@ def test_a_move_does_not_hold_later_steps_and_gets_a_turn_after_each():
         cluster.send(0, codec.step_command(make_step(step_id, [step_id])))
     cluster.pump()
     kinds = names(cluster.take())
-    assert kinds.count("StepDone") == 30 and kinds.count("MoveEnded") == 1
-    assert kinds.index("MoveEnded") < 20, "bulk starved behind steps"
+    assert kinds.count("StepDone") == 30 and kinds.count("TransferEnded") == 1
+    assert kinds.index("TransferEnded") < 20, "bulk starved behind steps"
     assert (cluster.devices[1].kv[:, 4:7] == cluster.devices[0].kv[:, 1:4]).all()
 
 
@@ -144,7 +144,7 @@ class Timed(FakeDevice):
         self.num_pieces_before.append(0)
         return super().run_step(step, hidden, port)
 
-    def kv_gather(self, layers, block_ids, out):
+    def kv_gather(self, layers, block_ids, out, **where):
         self.clock[0] += self.PIECE_NS
         self.num_pieces_before[-1] += 1
         return super().kv_gather(layers, block_ids, out)
@@ -196,8 +196,8 @@ def test_moves_and_fences_do_not_wait_for_a_load():
     cluster.send(0, m.FenceWorker(10, 7, 0))
     cluster.pump()
     events = cluster.take()
-    assert names(events)[0] == "Fenced" and sorted(names(events)) == ["CallDone", "Fenced", "MoveEnded"]
-    assert next(e for e in events if isinstance(e, m.MoveEnded)).complete
+    assert names(events)[0] == "Fenced" and sorted(names(events)) == ["CallDone", "Fenced", "TransferEnded"]
+    assert next(e for e in events if isinstance(e, m.TransferEnded)).complete
 
 
 def test_a_load_that_fails_on_the_way_is_told_and_the_next_command_runs():
@@ -225,7 +225,7 @@ def test_a_layout_without_a_shard_ends_what_was_being_sent_of_it():
     cluster.pump(3)
     cluster.send(0, m.ApplyLayout(9, record(), 0, 0, []))
     cluster.pump()
-    ends = {e.move_id: e.complete for e in cluster.take() if isinstance(e, m.MoveEnded)}
+    ends = {e.transfer_id: e.complete for e in cluster.take() if isinstance(e, m.TransferEnded)}
     assert ends == {5: False, 6: True}
     assert cluster.devices[1].filled == ["layer:0"]
 
@@ -236,7 +236,7 @@ def test_kv_arrives_intact_whatever_the_piece(piece_bytes):
     before = cluster.devices[1].kv.copy()
     cluster.send(0, m.SendKV(5, 1, 1, 4, [9, 2, 11, 0], [3, 15, 0, 7]))
     cluster.pump()
-    assert cluster.take() == [m.MoveEnded(1, 5, True, 3 * 4 * 40, 0)]
+    assert cluster.take() == [m.TransferEnded(1, 5, True, 3 * 4 * 40, 0)]
     assert (cluster.devices[1].kv[1:4, [3, 15, 0, 7]] == cluster.devices[0].kv[1:4, [9, 2, 11, 0]]).all()
     untouched = [b for b in range(16) if b not in (3, 15, 0, 7)]
     assert (cluster.devices[1].kv[:, untouched] == before[:, untouched]).all()
@@ -247,14 +247,14 @@ def test_a_move_of_nothing_ends_complete():
     cluster = Cluster(2)
     cluster.send(0, m.SendKV(5, 1, 0, 4, [], []))
     cluster.pump()
-    assert cluster.take() == [m.MoveEnded(1, 5, True, 0, 0)]
+    assert cluster.take() == [m.TransferEnded(1, 5, True, 0, 0)]
 
 
 def test_a_shard_arrives_intact_and_is_marked():
     cluster = Cluster(2)
     cluster.send(0, m.SendShard(6, 1, "layer:2"))
     cluster.pump()
-    assert cluster.take() == [m.MoveEnded(1, 6, True, 1000, 0)]
+    assert cluster.take() == [m.TransferEnded(1, 6, True, 1000, 0)]
     assert (cluster.devices[1].shards["layer:2"] == cluster.devices[0].shards["layer:2"]).all()
     assert cluster.devices[1].filled == ["layer:2"]
 
@@ -264,17 +264,17 @@ def test_kv_goes_before_a_shard_that_was_first():
     cluster.send(0, m.SendShard(6, 1, "layer:2"))
     cluster.send(0, m.SendKV(5, 1, 0, 4, [1], [1]))
     cluster.pump()
-    assert [event.move_id for event in cluster.take()] == [5, 6]
+    assert [event.transfer_id for event in cluster.take()] == [5, 6]
 
 
 def test_cancel_in_the_middle_ends_incomplete():
     cluster = Cluster(2, piece_bytes=44)
     cluster.send(0, m.SendKV(5, 1, 0, 4, [1, 2, 3], [1, 2, 3]))
     cluster.pump(max_ticks=4)
-    cluster.send(0, m.CancelMove(5))
+    cluster.send(0, m.CancelTransfer(5))
     cluster.pump()
     (ended,) = cluster.take()
-    assert (ended.move_id, ended.complete) == (5, False)
+    assert (ended.transfer_id, ended.complete) == (5, False)
     assert 0 < ended.num_bytes < 4 * 3 * 40
 
 
@@ -283,17 +283,17 @@ def test_cancel_before_the_start_ends_incomplete_even_behind_a_waiting_step():
     cluster.send(*cluster.steps(1, [3], ((1, 0, 2), (0, 2, 4)))[1])  # worker 0 waits for worker 1
     cluster.send(0, m.SendKV(5, 1, 0, 4, [1], [1]))
     cluster.send(0, m.SendKV(6, 1, 0, 4, [], []))
-    cluster.send(0, m.CancelMove(5))
-    cluster.send(0, m.CancelMove(6))
+    cluster.send(0, m.CancelTransfer(5))
+    cluster.send(0, m.CancelTransfer(6))
     cluster.pump()
-    assert cluster.take() == [m.MoveEnded(1, 5, False, 0, 0), m.MoveEnded(1, 6, False, 0, 0)]
+    assert cluster.take() == [m.TransferEnded(1, 5, False, 0, 0), m.TransferEnded(1, 6, False, 0, 0)]
 
 
 def test_cancel_after_the_end_is_nothing():
     cluster = Cluster(2)
     cluster.send(0, m.SendKV(5, 1, 0, 4, [1], [1]))
     cluster.pump()
-    cluster.send(0, m.CancelMove(5))
+    cluster.send(0, m.CancelTransfer(5))
     cluster.pump()
     assert [event.complete for event in cluster.take()] == [True]
 
@@ -302,7 +302,7 @@ def test_a_shard_that_is_not_here_ends_incomplete_and_marks_nothing():
     cluster = Cluster(2)
     cluster.send(0, m.SendShard(6, 1, "layer:77"))
     cluster.pump()
-    assert cluster.take() == [m.MoveEnded(1, 6, False, 0, 0)]
+    assert cluster.take() == [m.TransferEnded(1, 6, False, 0, 0)]
     assert cluster.devices[1].filled == []
 
 
@@ -312,7 +312,7 @@ def test_block_ids_outside_the_arenas_never_reach_the_device():
     cluster.send(0, m.SendKV(5, 1, 0, 4, [1, 2], [3, 16]))
     cluster.send(0, m.SendKV(6, 1, 0, 4, [1, 2], [-1, 3]))
     cluster.pump()
-    assert [(event.move_id, event.complete) for event in cluster.take()] == [(5, False), (6, False)]
+    assert [(event.transfer_id, event.complete) for event in cluster.take()] == [(5, False), (6, False)]
     assert (cluster.devices[1].kv == before).all()
 
 
@@ -377,8 +377,8 @@ def test_a_dead_link_ends_moves_and_steps_that_depended_on_it():
     cluster.link(0, 1).cut()
     cluster.pump()
     events = cluster.take()
-    assert sorted(names(events)) == ["MoveEnded", "MoveEnded", "StepFailed"]
-    moves = {event.move_id: event for event in events if isinstance(event, m.MoveEnded)}
+    assert sorted(names(events)) == ["StepFailed", "TransferEnded", "TransferEnded"]
+    moves = {event.transfer_id: event for event in events if isinstance(event, m.TransferEnded)}
     assert (moves[5].worker_id, moves[5].complete) == (1, False), "the destination tells of what it knows"
     assert (moves[6].worker_id, moves[6].complete) == (0, False), "the source tells of what it never began"
     # Afterwards: no link, so moves and steps over it end at once, and others run.
@@ -387,7 +387,7 @@ def test_a_dead_link_ends_moves_and_steps_that_depended_on_it():
     cluster.send(1, codec.step_command(make_step(11, [3])))
     cluster.pump()
     ends = [event for event in cluster.take() if not isinstance(event, m.StageDone)]
-    assert sorted(names(ends)) == ["MoveEnded", "StepDone", "StepFailed"]
+    assert sorted(names(ends)) == ["TransferEnded", "StepDone", "StepFailed"]
 
 
 def test_what_had_arrived_before_the_peer_died_counts():
@@ -401,7 +401,7 @@ def test_what_had_arrived_before_the_peer_died_counts():
     cluster.link(0, 1).close()
     while loops[1].tick():
         pass
-    assert [(event.move_id, event.complete) for event in cluster.take()] == [(5, True)]
+    assert [(event.transfer_id, event.complete) for event in cluster.take()] == [(5, True)]
 
 
 def test_a_new_link_replaces_a_dead_one():
@@ -440,7 +440,7 @@ def test_nonsense_from_a_peer_costs_the_link_and_nothing_else():
     while loop.tick():
         pass
     assert loop.links == {} and not ours.is_open
-    assert [(event.move_id, event.complete) for event in events] == [(5, False)]
+    assert [(event.transfer_id, event.complete) for event in events] == [(5, False)]
     loop.deliver(codec.step_command(make_step(1, [3])))
     assert loop.tick() and isinstance(events[-1], m.StepDone)
 
@@ -468,11 +468,11 @@ def test_a_swap_waits_for_earlier_steps_and_comes_back_whole():
     cluster.send(0, m.SendKV(7, 0, 0, 4, [2, 5], [1, 0], to_host=True))
     cluster.pump()
     assert device.log == [("step", 1), ("copy_to_host", [2, 5])]
-    assert cluster.take()[1:] == [m.MoveEnded(0, 7, True, 4 * 2 * device.kv_block_bytes, 0)]
+    assert cluster.take()[1:] == [m.TransferEnded(0, 7, True, 4 * 2 * device.kv_block_bytes, 0)]
     device.kv[:] = 0
     cluster.send(0, m.SendKV(8, 0, 0, 4, [1, 0], [9, 3], from_host=True))
     cluster.pump()
-    assert names(cluster.take()) == ["MoveEnded"]
+    assert names(cluster.take()) == ["TransferEnded"]
     assert (device.kv[:, [9, 3]] == before[:, [2, 5]]).all()
 
 
@@ -481,7 +481,7 @@ def test_a_swap_that_cannot_be_copied_ends_incomplete_and_the_worker_lives():
     cluster.send(0, m.SendKV(7, 0, 0, 4, [2], [99], to_host=True))
     cluster.send(0, codec.step_command(make_step(1, [3])))
     cluster.pump()
-    assert cluster.take() == [m.MoveEnded(0, 7, False, 0, 0), m.StepDone(0, 1, [3 * 3 + 4], 0)]
+    assert cluster.take() == [m.TransferEnded(0, 7, False, 0, 0), m.StepDone(0, 1, [3 * 3 + 4], 0)]
 
 # --- fences
 

@@ -88,23 +88,23 @@ class Workers(RuleBasedStateMachine):
             blocks = targets = []
         self.free[dst] -= set(targets)
         move = m.SendKV(self.take_id(), dst, *layers, blocks, targets)
-        self.kv_moves[move.move_id] = move
-        self.sources[move.move_id] = src
-        self.send(src, move, ("move", move.move_id))
-        return move.move_id
+        self.kv_moves[move.transfer_id] = move
+        self.sources[move.transfer_id] = src
+        self.send(src, move, ("move", move.transfer_id))
+        return move.transfer_id
 
     @rule(target=moves, src=worker_ids, dst=worker_ids, layer=st.integers(0, 3))
     def shard_move(self, src, dst, layer):
         move = m.SendShard(self.take_id(), dst, f"layer:{layer}")
-        self.shard_moves[move.move_id] = (src, move)
-        self.sources[move.move_id] = src
-        self.send(src, move, ("move", move.move_id))
-        return move.move_id
+        self.shard_moves[move.transfer_id] = (src, move)
+        self.sources[move.transfer_id] = src
+        self.send(src, move, ("move", move.transfer_id))
+        return move.transfer_id
 
-    @rule(move_id=moves)
-    def cancel(self, move_id):
-        self.cancelled.add(move_id)
-        self.on_the_way[self.sources[move_id]].append(m.CancelMove(move_id))
+    @rule(transfer_id=moves)
+    def cancel(self, transfer_id):
+        self.cancelled.add(transfer_id)
+        self.on_the_way[self.sources[transfer_id]].append(m.CancelTransfer(transfer_id))
 
     @rule(worker=worker_ids, stale=st.booleans())
     def apply_layout(self, worker, stale):
@@ -146,8 +146,8 @@ class Workers(RuleBasedStateMachine):
                 case m.StepDone() | m.StepFailed():
                     ends["step", event.step_id] += 1
                     self.check_step(event)
-                case m.MoveEnded():
-                    ends["move", event.move_id] += 1
+                case m.TransferEnded():
+                    ends["move", event.transfer_id] += 1
                     self.check_complete(event)
                 case m.LayoutApplied() | m.CallFailed() | m.CallDone() | m.MemoryReported():
                     ends["call", event.call_id] += 1
@@ -172,13 +172,13 @@ class Workers(RuleBasedStateMachine):
         assert poisoned == isinstance(event, m.StepFailed) or self.severed
 
     def check_complete(self, event):
-        if event.worker_id == self.sources[event.move_id]:
+        if event.worker_id == self.sources[event.transfer_id]:
             assert not event.complete, "a source only tells of what could not begin"
-        elif not self.severed and event.move_id not in self.cancelled:
+        elif not self.severed and event.transfer_id not in self.cancelled:
             assert event.complete
 
     def ended(self):
-        return {event.move_id: event for event in self.events if isinstance(event, m.MoveEnded)}
+        return {event.transfer_id: event for event in self.events if isinstance(event, m.TransferEnded)}
 
     def check_kv(self):
         fresh = {i: FakeDevice(i, NUM_LAYERS, NUM_BLOCKS, UNIT).kv for i in range(NUM_WORKERS)}
@@ -186,10 +186,10 @@ class Workers(RuleBasedStateMachine):
         for move in self.kv_moves.values():
             layers = slice(move.layer_lo, move.layer_hi)
             touched[move.dst_worker][layers, move.dst_blocks] = True
-            event = self.ended().get(move.move_id)
+            event = self.ended().get(move.transfer_id)
             if event is None or not event.complete:
                 continue
-            source = fresh[self.sources[move.move_id]][layers, move.src_blocks]
+            source = fresh[self.sources[move.transfer_id]][layers, move.src_blocks]
             assert event.num_bytes == source.size
             assert (self.devices[move.dst_worker].kv[layers, move.dst_blocks] == source).all()
         for i, device in self.devices.items():
@@ -197,8 +197,8 @@ class Workers(RuleBasedStateMachine):
 
     def check_shards(self):
         marked = {i: Counter(device.filled) for i, device in self.devices.items()}
-        for move_id, (_, move) in self.shard_moves.items():
-            event = self.ended().get(move_id)
+        for transfer_id, (_, move) in self.shard_moves.items():
+            event = self.ended().get(transfer_id)
             if event is not None and event.complete:
                 assert event.num_bytes == 300
                 marked[move.dst_worker][move.shard] -= 1

@@ -115,8 +115,8 @@ async def test_steps_and_moves_between_processes(link_kind):
         await cluster.until(lambda: len(cluster.events) == 9)
         done = {event.step_id: event.token_ids for event in cluster.events if isinstance(event, m.StepDone)}
         assert done == {i: [expected_token(t, [(0, 2), (2, 4)])] for i, t in enumerate([[5], [6, 7], big])}
-        ended = [event for event in cluster.events if isinstance(event, m.MoveEnded)]
-        assert sorted((e.move_id, e.worker_id, e.complete, e.num_bytes) for e in ended) == [
+        ended = [event for event in cluster.events if isinstance(event, m.TransferEnded)]
+        assert sorted((e.transfer_id, e.worker_id, e.complete, e.num_bytes) for e in ended) == [
             (1, 1, True, 2 * 4 * 40), (2, 0, True, 1000),
         ]
         # The block that worker 1 got, sent back and on: bytes survive both directions.

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from jettison.core.ports import Emit, MoveEnded, Record, RunStep, SendKV, SendShard, StepRow
-from jettison.core.request import RequestState
+from jettison.core.ports import Emit, Record, RunStep, SendKV, SendShard, StepRow, TransferEnded
+from jettison.core.requests import RequestState
 from jettison.policy.ranges import StagePlan
 from jettison.report.timeline import Timeline
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams
@@ -65,9 +65,9 @@ def test_a_transfer_begins_its_duration_before_its_end():
     timeline = Timeline()
     timeline.transfer_begun(SendKV(3, 0, 1, LayerRange(2, 4), (1, 2), (4, 5), True))
     timeline.transfer_begun(SendShard(4, 1, 0, "layer:2"))
-    timeline.transfer_ended(MoveEnded(3, True, 4096, 2_000_000), 10_000_000)
-    timeline.transfer_ended(MoveEnded(4, False, 10, 1_000_000), 12_000_000)
-    timeline.transfer_ended(MoveEnded(99, True, 1, 1), 12_000_000)
+    timeline.transfer_ended(TransferEnded(3, True, 4096, 2_000_000), 10_000_000)
+    timeline.transfer_ended(TransferEnded(4, False, 10, 1_000_000), 12_000_000)
+    timeline.transfer_ended(TransferEnded(99, True, 1, 1), 12_000_000)
     begins = events(timeline, "b")
     assert [(e["name"], e["ts"]) for e in begins] == [("urgent KV 0 > 1", 0.0), ("layer:2 1 > 0", 3000.0)]
     assert begins[0]["args"]["bytes"] == 4096 and not begins[1]["args"]["complete"]

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import CHAT_TEMPLATE, eventually, sse_events
 
 from jettison.core.cluster import ClusterCore, ClusterParams
-from jettison.core.group import SchedulerLimits
+from jettison.core.serving.group import SchedulerLimits
 from jettison.core.totals import counters
 from jettison.live.driver import Delays
 from jettison.server.metrics import DESCRIBED_COUNTERS

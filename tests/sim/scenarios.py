@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from jettison.core import ports
-from jettison.core.group import SchedulerLimits
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams
+from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
 from jettison.policy.exchange import ExchangeMode

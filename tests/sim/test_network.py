@@ -128,10 +128,10 @@ class Recorder:
         self.ended: dict[int, tuple[int, TransferEnd]] = {}
         self.arrived: list[int] = []
 
-    def send(self, move_id: int, num_bytes: int, flow_class: FlowClass = FlowClass.KV, at_ns: int = 0) -> None:
+    def send(self, transfer_id: int, num_bytes: int, flow_class: FlowClass = FlowClass.KV, at_ns: int = 0) -> None:
         transfer = Transfer(
-            move_id, 0, 1, num_bytes, flow_class,
-            lambda end: self.ended.__setitem__(move_id, (self.loop.now_ns, end)),
+            transfer_id, 0, 1, num_bytes, flow_class,
+            lambda end: self.ended.__setitem__(transfer_id, (self.loop.now_ns, end)),
         )
         self.loop.at(at_ns, lambda: self.transfers.start(transfer))
 
@@ -198,7 +198,7 @@ def test_what_a_lost_link_carried_is_handed_back_untold() -> None:
     r.loop.at(400, lambda: dropped.extend(r.transfers.drop(0, 1)))
     r.loop.run()
     assert not r.ended
-    assert [(t.move_id, t.sent_bytes, t.begun_ns) for t in dropped] == [(1, 400, 0), (2, 0, None)]
+    assert [(t.transfer_id, t.sent_bytes, t.begun_ns) for t in dropped] == [(1, 400, 0), (2, 0, None)]
     assert not r.transfers.is_busy(0, 1)
 
 

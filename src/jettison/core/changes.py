@@ -7,7 +7,7 @@ Rule. Whatever could change what a group does next is noted here when it happens
       requests may do, and the ledgers of its workers (which it may share with other groups). A group that is not named
       would be planned, followed and advanced as it was the last time: nothing.
 
-What depends on the clock or on prices as well is not a change and is asked for by itself (``core.moves``).
+What depends on the clock or on prices as well is not a change and is asked for by itself (``core.moving.moves``).
 
 ``touched`` is emptied where steps are planned, group by group; ``recent`` is what the event before this one has
 touched, for those who act earlier in an event than what they depend on.
@@ -32,7 +32,7 @@ class Changes:
         """Groups that were planned, and whose totals have not been looked at since."""
         self.freer: set[GroupId] = set()
         """Groups that may take more than they could before: all touched ones but those that were only given requests.
-        Emptied where a group is chosen for a request (``core.dispatching``)."""
+        Emptied where a group is chosen for a request (``core.serving.dispatching``)."""
         self.ledgers: set[WorkerId] = set()
         """Workers whose ledger was changed; to be resolved into groups before ``touched`` is read."""
         self.queued: set[GroupId] = set()

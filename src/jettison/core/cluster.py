@@ -1,7 +1,8 @@
 """The core of the whole cluster, sans-I/O: ``handle(event, now_ns) -> actions``.
 
-Dispatches requests to groups, lets groups plan steps, watches for overload, and runs the moves (``core.merging``,
-``core.restoring``). One call handles one event completely; the same events at the same times give the same actions.
+Dispatches requests to groups, lets groups plan steps, watches for overload, and runs the moves
+(``core.moving.merging``, ``core.moving.restoring``). One call handles one event completely; the same events at the
+same times give the same actions.
 
 Every accepted request ends with exactly one ``Emit`` that has a finish reason.
 """
@@ -10,20 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jettison.core.aside import Aside
-from jettison.core.dispatching import Dispatcher
-from jettison.core.group import GroupCore, SchedulerLimits
-from jettison.core.hosted import Hosted
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.orders import Orders
 from jettison.core.ladder.rung import Moment
 from jettison.core.ladder.scale import ScaleRung
 from jettison.core.ladder.shed import Refusal, ShedRung
-from jettison.core.loads import Loads
-from jettison.core.merging import MergePhase, Merging
-from jettison.core.migrations import Migrations
-from jettison.core.monitor import TrafficMonitor
-from jettison.core.moves import Moves
+from jettison.core.load.monitor import TrafficMonitor
+from jettison.core.load.views import Loads
+from jettison.core.moving.aside import Aside
+from jettison.core.moving.hosted import Hosted
+from jettison.core.moving.merging import MergePhase, Merging
+from jettison.core.moving.migrations import Migrations
+from jettison.core.moving.moves import Moves
+from jettison.core.moving.recovering import Recoveries
+from jettison.core.moving.restoring import Restoring
 from jettison.core.params import ClusterParams
 from jettison.core.ports import (
     Action,
@@ -39,13 +40,13 @@ from jettison.core.ports import (
     WorkerJoined,
     WorkerLost,
 )
-from jettison.core.recovering import Recoveries
-from jettison.core.rehousing import Rehousing, max_request_blocks
-from jettison.core.request import Phase, RequestState
-from jettison.core.restoring import Restoring
+from jettison.core.requests import Phase, RequestState
+from jettison.core.serving.dispatching import Dispatcher
+from jettison.core.serving.fastforward import Strides
+from jettison.core.serving.group import GroupCore, SchedulerLimits
+from jettison.core.serving.stepping import Stepping
+from jettison.core.serving.unplaced import Rehousing, max_request_blocks
 from jettison.core.state import ClusterState, WorkerState
-from jettison.core.stepping import Stepping
-from jettison.core.strides import Strides
 from jettison.cost.steptime import StepTimeModel
 from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger

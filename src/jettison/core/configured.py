@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from jettison.config import EngineConfig
-from jettison.core.group import SchedulerLimits
 from jettison.core.ladder.lists import forms_pipelines, parse_overload
 from jettison.core.params import ClusterParams, FaultParams
+from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.policy.exchange import ExchangeMode
 from jettison.policy.links import MachineId

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Generic, NamedTuple, TypeVar
 
-from jettison.types import MoveId, WorkerId
+from jettison.types import TransferId, WorkerId
 
 MAX_GROUPS_KNOWN = 256
 """Groups whose epoch a worker remembers: far more than exist at one time."""
@@ -96,7 +96,7 @@ class CommandEntry(Generic[Command]):
 
     command: Command
     kind: Kind
-    move_id: MoveId | None = None
+    transfer_id: TransferId | None = None
     """Of a transfer."""
     arrives_ns: int = 0
 
@@ -163,10 +163,10 @@ class ControlStream(Generic[Step, Command]):
         self._entries.append(entry)
 
     def append_command(
-        self, command: Command, kind: Kind, move_id: MoveId | None = None, arrives_ns: int = 0
+        self, command: Command, kind: Kind, transfer_id: TransferId | None = None, arrives_ns: int = 0
     ) -> None:
-        """Take a command into the stream; ``move_id``: of a transfer."""
-        self._entries.append(CommandEntry(command, kind, move_id, arrives_ns))
+        """Take a command into the stream; ``transfer_id``: of a transfer."""
+        self._entries.append(CommandEntry(command, kind, transfer_id, arrives_ns))
 
     # --- what comes next --------------------------------------------------------------------------------------
 
@@ -238,11 +238,11 @@ class ControlStream(Generic[Step, Command]):
             entry.orphaned = True
             entry.failure = Failure.of_lost_input(worker)
 
-    def withdraw(self, move_id: MoveId) -> Command | None:
+    def withdraw(self, transfer_id: TransferId) -> Command | None:
         """Take a transfer out that has not begun; None if no such one waits. It need not wait for the steps before it:
         nothing of it will be read."""
         for entry in self._entries:
-            if isinstance(entry, CommandEntry) and entry.kind is Kind.TRANSFER and entry.move_id == move_id:
+            if isinstance(entry, CommandEntry) and entry.kind is Kind.TRANSFER and entry.transfer_id == transfer_id:
                 self._entries.remove(entry)
                 return entry.command
         return None

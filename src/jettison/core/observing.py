@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from jettison.core.cluster import ClusterCore
-from jettison.core.ports import Emit, MoveEnded, Record, RunStep, Transfer
+from jettison.core.ports import Emit, Record, RunStep, Transfer, TransferEnded
 from jettison.types import GroupId, WorkerId
 
 GroupGauges = Mapping[str, float]
@@ -31,7 +31,7 @@ class RunObserver(Protocol):
         """KV, a shard or a swap is to be moved."""
         ...
 
-    def transfer_ended(self, ended: MoveEnded, now_ns: int) -> None:
+    def transfer_ended(self, ended: TransferEnded, now_ns: int) -> None:
         """The one end of a transfer."""
         ...
 

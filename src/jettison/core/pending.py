@@ -1,8 +1,8 @@
 """The book: every call and every transfer under way, with its owner, its ends, its purpose and its bytes.
 
 An answer goes to its owner by one look-up. What a dead worker leaves under way is handed over to the recovery that
-waits for its end (``core.recovering``). The bytes queued on a link are a sum over the book: prices and budgets come
-from there.
+waits for its end (``core.moving.recovering``). The bytes queued on a link are a sum over the book: prices and budgets
+come from there.
 
     opened by its owner --answer--> closed; the waiter takes the answer, then the owner goes on
             '--the owner is abandoned--> handed over to another owner, who waits for the same answer
@@ -28,19 +28,19 @@ from jettison.core.ports import (
     LayoutApplied,
     LayoutOffered,
     LoadShard,
-    MoveEnded,
     OfferLayout,
     SendShard,
     ShardLoaded,
     Transfer,
+    TransferEnded,
     WorkerFenced,
 )
-from jettison.core.request import RequestState
-from jettison.types import MoveId, ShardId, WorkerId
+from jettison.core.requests import RequestState
+from jettison.types import ShardId, TransferId, WorkerId
 
 Call = OfferLayout | ApplyLayout | LoadShard | FenceWorker
 CallAnswer = LayoutOffered | LayoutApplied | ShardLoaded | WorkerFenced | CallFailed
-Answer = CallAnswer | MoveEnded
+Answer = CallAnswer | TransferEnded
 
 
 class Purpose(StrEnum):
@@ -77,7 +77,7 @@ class CallWaiter(Protocol):
 class TransferWaiter(Protocol):
     """The part of an owner that the end of a transfer is for."""
 
-    def on_ended(self, pending: PendingTransfer, event: MoveEnded, now_ns: int) -> list[Action]:
+    def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
         """Take the one end."""
         ...
 
@@ -122,10 +122,10 @@ class Book:
     def __init__(self, kv_block_bytes: int, shard_bytes: Mapping[ShardId, int]) -> None:
         """``kv_block_bytes``: of one block in one layer."""
         self.calls: dict[int, PendingCall] = {}
-        self.transfers: dict[MoveId, PendingTransfer] = {}
+        self.transfers: dict[TransferId, PendingTransfer] = {}
         self.next_call_id = 1
         """Of the call that is opened next."""
-        self.next_transfer_id: MoveId = 1
+        self.next_transfer_id: TransferId = 1
         """Of the transfer that is opened next."""
         self._kv_block_bytes = kv_block_bytes
         self._shard_bytes = shard_bytes
@@ -176,13 +176,13 @@ class Book:
         request: RequestState | None = None,
     ) -> PendingTransfer:
         """Enter a transfer that was made under ``next_transfer_id``: it is to be sent."""
-        assert transfer.move_id == self.next_transfer_id, f"{transfer} is not number {self.next_transfer_id}"
+        assert transfer.transfer_id == self.next_transfer_id, f"{transfer} is not number {self.next_transfer_id}"
         self.next_transfer_id += 1
         pending = PendingTransfer(transfer, owner, waiter, purpose, self._num_bytes(transfer), request)
-        self.transfers[transfer.move_id] = pending
+        self.transfers[transfer.transfer_id] = pending
         self._link_bytes.setdefault(Link(*pending.ends), Counter())[purpose] += pending.num_bytes
         if request is not None:
-            request.moves.add(transfer.move_id)
+            request.moves.add(transfer.transfer_id)
         return pending
 
     def _num_bytes(self, transfer: Transfer) -> int:
@@ -194,8 +194,8 @@ class Book:
 
     def answer(self, event: Answer, now_ns: int) -> list[Action]:
         """Close what has been answered; its waiter takes the answer and its owner goes on."""
-        if isinstance(event, MoveEnded):
-            transfer = self._close(event.move_id)
+        if isinstance(event, TransferEnded):
+            transfer = self._close(event.transfer_id)
             if transfer is None:
                 return []
             actions = transfer.waiter.on_ended(transfer, event, now_ns)
@@ -211,19 +211,19 @@ class Book:
         self._told.add(owner)
         return owner.go_on(now_ns)
 
-    def _close(self, move_id: MoveId) -> PendingTransfer | None:
-        pending = self.transfers.pop(move_id, None)
+    def _close(self, transfer_id: TransferId) -> PendingTransfer | None:
+        pending = self.transfers.pop(transfer_id, None)
         if pending is None:
             return None
         self._link_bytes[Link(*pending.ends)][pending.purpose] -= pending.num_bytes
         if pending.request is not None:
-            pending.request.moves.discard(move_id)
+            pending.request.moves.discard(transfer_id)
         return pending
 
     def disown(self, pending: PendingTransfer) -> None:
         """The transfer is no more its request's: nothing of the request waits for its end."""
         if pending.request is not None:
-            pending.request.moves.discard(pending.transfer.move_id)
+            pending.request.moves.discard(pending.transfer.transfer_id)
             pending.request = None
 
     def take_told(self) -> set[Owner]:
@@ -237,15 +237,15 @@ class Book:
         """The worker is dead: it answers nothing."""
         self.calls = {i: pending for i, pending in self.calls.items() if pending.call.worker_id != worker_id}
 
-    def end_lost(self, move_ids: list[MoveId], now_ns: int) -> list[Action]:
+    def end_lost(self, transfer_ids: list[TransferId], now_ns: int) -> list[Action]:
         """These transfers have an end at a dead worker, and nothing else will tell of their end: each ends incomplete,
         and each owner goes on once, when it has been told of all that it lost."""
         actions: list[Action] = []
         owners: dict[Owner, None] = {}
-        for move_id in move_ids:
-            pending = self._close(move_id)
+        for transfer_id in transfer_ids:
+            pending = self._close(transfer_id)
             if pending is not None:
-                actions += pending.waiter.on_ended(pending, MoveEnded(move_id, False, 0, 0), now_ns)
+                actions += pending.waiter.on_ended(pending, TransferEnded(transfer_id, False, 0, 0), now_ns)
                 owners[pending.owner] = None
         for owner in owners:
             actions += self._go_on(owner, now_ns)
@@ -256,9 +256,9 @@ class Book:
     def check(self) -> None:
         """Raise AssertionError on any broken invariant."""
         sums: dict[Link, Counter[Purpose]] = {}
-        for move_id, pending in self.transfers.items():
-            assert pending.transfer.move_id == move_id
-            assert pending.request is None or move_id in pending.request.moves, pending
+        for transfer_id, pending in self.transfers.items():
+            assert pending.transfer.transfer_id == transfer_id
+            assert pending.request is None or transfer_id in pending.request.moves, pending
             sums.setdefault(Link(*pending.ends), Counter())[pending.purpose] += pending.num_bytes
         for link in self._link_bytes.keys() | sums.keys():
             assert +self._link_bytes.get(link, Counter()) == +sums.get(link, Counter()), link

@@ -16,17 +16,17 @@ from jettison.types import (
     FinishReason,
     GroupId,
     LayerRange,
-    MoveId,
     Request,
     RequestId,
     SampledToken,
     ShardId,
     TokenLogprobs,
+    TransferId,
     WorkerId,
 )
 
 if TYPE_CHECKING:
-    from jettison.core.request import RemotePart, RequestState
+    from jettison.core.requests import RemotePart, RequestState
     from jettison.policy.merge import StagePlan
 
 
@@ -104,10 +104,10 @@ class ShardLoaded(NamedTuple):
     call_id: int
 
 
-class MoveEnded(NamedTuple):
+class TransferEnded(NamedTuple):
     """The one end of a SendKV or a SendShard."""
 
-    move_id: MoveId
+    transfer_id: TransferId
     complete: bool
     num_bytes: int
     duration_ns: int
@@ -148,7 +148,7 @@ class Tick(NamedTuple):
 
 Event = (
     Arrived | CancelRequested | FinishRequested | StepCompleted | StepFailed | LayoutOffered | LayoutApplied
-    | CallFailed | ShardLoaded | MoveEnded | WorkerLost | WorkerJoined | WorkerGone | WorkerFenced | Tick
+    | CallFailed | ShardLoaded | TransferEnded | WorkerLost | WorkerJoined | WorkerGone | WorkerFenced | Tick
 )
 
 
@@ -208,7 +208,7 @@ class SendKV(NamedTuple):
     Inside one worker it is a copy to its host pool or from there, which follows the steps issued before it.
     """
 
-    move_id: MoveId
+    transfer_id: TransferId
     src: WorkerId
     dst: WorkerId
     layers: LayerRange
@@ -225,7 +225,7 @@ class SendKV(NamedTuple):
 class SendShard(NamedTuple):
     """Copy a parameter shard from worker to worker."""
 
-    move_id: MoveId
+    transfer_id: TransferId
     src: WorkerId
     dst: WorkerId
     shard: ShardId
@@ -239,11 +239,11 @@ class LoadShard(NamedTuple):
     shard: ShardId
 
 
-class CancelMove(NamedTuple):
-    """Stop a move at its next piece; its MoveEnded still comes."""
+class CancelTransfer(NamedTuple):
+    """Stop a move at its next piece; its TransferEnded still comes."""
 
     src: WorkerId
-    move_id: MoveId
+    transfer_id: TransferId
 
 
 class FenceWorker(NamedTuple):
@@ -281,8 +281,8 @@ class Record:
 
 
 Transfer = SendKV | SendShard
-"""What a move id names: each ends with one MoveEnded, as long as its destination lives."""
+"""What a move id names: each ends with one TransferEnded, as long as its destination lives."""
 
 Action = (
-    RunStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | CancelMove | FenceWorker | Emit | Record
+    RunStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | CancelTransfer | FenceWorker | Emit | Record
 )

@@ -1,6 +1,6 @@
 """What the cluster core knows: workers with their ledgers, groups, requests, and the counters that make ids.
 
-Data and lookups only; decisions are in ``policy``, sequences in ``core.merging`` and ``core.restoring``.
+Data and lookups only; decisions are in ``policy``, sequences in ``core.moving.merging`` and ``core.moving.restoring``.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
-from jettison.core.group import GroupCore, SchedulerLimits
 from jettison.core.params import ClusterParams
 from jettison.core.pending import Book, Owner, Purpose, TransferWaiter
 from jettison.core.ports import Action, Emit, SendKV
-from jettison.core.request import Phase, RequestState
-from jettison.core.waiting import Turns
+from jettison.core.requests import Phase, RequestState
+from jettison.core.serving.group import GroupCore, SchedulerLimits
+from jettison.core.serving.waiting import Turns
 from jettison.cost.linkrate import LinkRate
 from jettison.cost.online import OnlineChunkCost
 from jettison.memory.blocks import BlockLedger
@@ -27,10 +27,10 @@ from jettison.types import (
     GroupId,
     LayerRange,
     ModelShape,
-    MoveId,
     RequestId,
     SampledToken,
     ShardId,
+    TransferId,
     WorkerId,
 )
 
@@ -53,12 +53,12 @@ class WorkerState:
     is_gone: bool = False
     """Dead, and will not be started again."""
     is_aside: bool = False
-    """It holds no layers and serves in no group until it is woken (``core.aside``)."""
+    """It holds no layers and serves in no group until it is woken (``core.moving.aside``)."""
     life: int = 0
     """Which life of the worker id; moves and links of older ones do not count."""
-    ghosts: dict[RequestId, set[MoveId]] = field(default_factory=dict)
+    ghosts: dict[RequestId, set[TransferId]] = field(default_factory=dict)
     """Tables of requests that have left because of a fault: held until no old step and none of these moves can
-    write to their blocks any more (``core.recovering``)."""
+    write to their blocks any more (``core.moving.recovering``)."""
 
     def resident(self, shape: ModelShape) -> LayerRange:
         """Layers whose parameters it holds and may run (a contiguous range)."""
@@ -141,7 +141,8 @@ class ClusterState:
     exchange_costs: Callable[[GroupCore], ExchangeCosts] = lambda group: ExchangeCosts()
     """What is known of prices for a merged group."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
-    """Called before a group's books are read whose steps may not all have been told of yet (``core.strides``)."""
+    """Called before a group's books are read whose steps may not all have been told of yet
+    (``core.serving.fastforward``)."""
     link_rates: dict[LinkId, LinkRate] = field(default_factory=dict)
     distrusted: dict[RequestId, RequestState] = field(default_factory=dict)
     """Requests with ``recompute`` set."""

@@ -12,8 +12,8 @@ from jettison.config import EngineConfig, usable_cores
 from jettison.config.values import format_bytes
 from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.configured import cluster_params, scheduler_limits
-from jettison.core.group import SchedulerLimits
 from jettison.core.ladder.lists import parse_overload
+from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.device.kernels import resolve_kernels, rows_are_independent
 from jettison.device.memory import check_addresses, span_bytes

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from jettison.core import ports
-from jettison.core.bubbles import BubbleMeter
 from jettison.core.cluster import ClusterCore
+from jettison.core.load.bubbles import BubbleMeter
 from jettison.core.observing import RunObserver, group_gauges
 from jettison.live import codec
 from jettison.live import messages as m
@@ -85,7 +85,7 @@ class CoreDriver:
             self._on_event(event, now_ns)
         if isinstance(event, ports.WorkerLost):
             self._parts = {i: p for i, p in self._parts.items() if p[0].worker_id != event.worker_id}
-        if self._observer is not None and isinstance(event, ports.MoveEnded):
+        if self._observer is not None and isinstance(event, ports.TransferEnded):
             self._observer.transfer_ended(event, now_ns)
         actions = self.core.handle(event, now_ns)
         if isinstance(event, ports.WorkerLost):
@@ -162,8 +162,8 @@ class CoreDriver:
                 return ports.CallFailed(event.worker_id, event.call_id, f"{event.error_type}: {event.message}")
             case m.CallDone():
                 return ports.ShardLoaded(event.worker_id, event.call_id)
-            case m.MoveEnded():
-                return ports.MoveEnded(event.move_id, event.complete, event.num_bytes, event.duration_ns)
+            case m.TransferEnded():
+                return ports.TransferEnded(event.transfer_id, event.complete, event.num_bytes, event.duration_ns)
             case m.MemoryReported():
                 self.memory[event.worker_id] = event.memory
                 return None
@@ -197,15 +197,15 @@ def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:
             )
         case ports.SendKV():
             return action.src, m.SendKV(
-                action.move_id, action.dst, action.layers.lo, action.layers.hi,
+                action.transfer_id, action.dst, action.layers.lo, action.layers.hi,
                 list(action.src_blocks), list(action.dst_blocks), action.urgent, action.from_host, action.to_host,
             )
         case ports.SendShard():
-            return action.src, m.SendShard(action.move_id, action.dst, action.shard)
+            return action.src, m.SendShard(action.transfer_id, action.dst, action.shard)
         case ports.LoadShard():
             return action.worker_id, m.LoadShard(action.call_id, action.shard)
-        case ports.CancelMove():
-            return action.src, m.CancelMove(action.move_id)
+        case ports.CancelTransfer():
+            return action.src, m.CancelTransfer(action.transfer_id)
         case ports.FenceWorker():
             return action.worker_id, m.FenceWorker(action.call_id, action.lost, action.lost_life)
         case _:

@@ -1,7 +1,7 @@
-"""Seeded deaths over live processes: each round kills or stops one worker at a named safepoint, and checks everything.
+"""Seeded deaths over live processes: each round kills or stops one worker at a named failpoint, and checks everything.
 
 A round: clients that send one request after another, drops and restores in between without a break until the worker
-that is armed for one safepoint has met it there (or, after ``FORCE_S``, is killed wherever it is), and then as much
+that is armed for one failpoint has met it there (or, after ``FORCE_S``, is killed wherever it is), and then as much
 time as the last requests need. A stopped worker stays stopped until it has been replaced and is killed; or it is woken
 *late*, after it has been given up, and must reach nobody and end; or *soon*, and then nothing may have happened.
 Checked: every stream has one end and exactly the tokens of an undisturbed run (float64, greedy), and when all is quiet
@@ -31,8 +31,8 @@ from jettison.config import EngineConfig
 from jettison.errors import JettisonError
 from jettison.live.assembly import assemble
 from jettison.live.engine import Engine
+from jettison.live.failpoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
 from jettison.live.local_cluster import LocalCluster
-from jettison.live.safepoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
 from jettison.live.scenarios import Observed, Outcome, Setting, num_plain_tokens
 from jettison.policy.exchange import ExchangeMode
 from jettison.policy.ranges import Pull, StagePlan
@@ -78,7 +78,7 @@ class Schedule:
 
     @classmethod
     def draw(cls, seed: int, num_workers: int = 2) -> Schedule:
-        """Every safepoint in turn; victim, count, signal and the kind of moves by lot."""
+        """Every failpoint in turn; victim, count, signal and the kind of moves by lot."""
         rng = random.Random(seed)
         names = (*NAMES, *PULL_NAMES) if num_workers > 2 else NAMES
         name = names[seed % len(names)]
@@ -104,7 +104,7 @@ class RoundLoad(NamedTuple):
     pauses_s: tuple[float, float] = (0.02, 0.25)
     """Between two moves, by lot."""
     force_s: float = FORCE_S
-    """For so long moves follow each other to bring the worker to its safepoint."""
+    """For so long moves follow each other to bring the worker to its failpoint."""
 
 
 DEFAULT_LOAD = RoundLoad()
@@ -118,7 +118,7 @@ class RoundReport:
 
     schedule: Schedule
     reached: bool
-    """The safepoint was met; else the worker was killed from outside while requests ran."""
+    """The failpoint was met; else the worker was killed from outside while requests ran."""
     phases: tuple[str, ...] = ()
     """Of the moves that the worker was part of when it was lost."""
     num_tokens: int = 0
@@ -156,7 +156,7 @@ def _params(num_tokens: int) -> SamplingParams:
 
 
 def kills(
-    setting: Setting, safepoints: Sequence[str], on_row: Callable[[str, Outcome], None], **flags: object
+    setting: Setting, failpoints: Sequence[str], on_row: Callable[[str, Outcome], None], **flags: object
 ) -> None:
     """Rows for a table like ``jettison verify``'s: a worker process dies at each of these places of a move.
 
@@ -182,7 +182,7 @@ def kills(
                 if report.problems:
                     return
 
-    left = list(safepoints)
+    left = list(failpoints)
     while left:
         asyncio.run(run(left))
 
@@ -270,7 +270,7 @@ class FaultRounds:
         del os.environ[VARIABLE]
 
     async def _fate(self, schedule: Schedule, report: RoundReport) -> None:
-        """Wait until the victim has met its safepoint, and see that what must follow does."""
+        """Wait until the victim has met its failpoint, and see that what must follow does."""
         victim, life, pid = schedule.victim, self._life(schedule.victim), self._pid(schedule.victim)
         num_records = len(self.engine.event_log)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from jettison.device.model.identity import WeightsIdentity
-from jettison.types import MoveId, ShardId, WorkerId
+from jettison.types import ShardId, TransferId, WorkerId
 
 
 class Step(msgspec.Struct, tag="step", array_like=True):
@@ -59,10 +59,10 @@ class SendKV(msgspec.Struct, tag="send_kv", array_like=True):
     """Copy blocks ``src_blocks`` of ``layers`` to ``dst_blocks`` of the destination's arenas, in pieces.
 
     With ``from_host`` and ``to_host`` the ids are slots of that end's host pool. A destination that is the worker
-    itself copies to its own host pool, or from there. The destination answers with one MoveEnded, whatever happens.
+    itself copies to its own host pool, or from there. The destination answers with one TransferEnded, whatever happens.
     """
 
-    move_id: MoveId
+    transfer_id: TransferId
     dst_worker: WorkerId
     layer_lo: int
     layer_hi: int
@@ -75,18 +75,18 @@ class SendKV(msgspec.Struct, tag="send_kv", array_like=True):
 
 
 class SendShard(msgspec.Struct, tag="send_shard", array_like=True):
-    """Copy one parameter shard to the destination, in pieces, behind KV. The destination answers MoveEnded."""
+    """Copy one parameter shard to the destination, in pieces, behind KV. The destination answers TransferEnded."""
 
-    move_id: MoveId
+    transfer_id: TransferId
     dst_worker: WorkerId
     shard: ShardId
 
 
-class CancelMove(msgspec.Struct, tag="cancel_move", array_like=True):
-    """Stop sending a move at the next piece. Still ends with the destination's MoveEnded(complete=False)
+class CancelTransfer(msgspec.Struct, tag="cancel_transfer", array_like=True):
+    """Stop sending a move at the next piece. Still ends with the destination's TransferEnded(complete=False)
     unless the last piece had already gone; until then both sides' blocks stay reserved."""
 
-    move_id: MoveId
+    transfer_id: TransferId
 
 
 class LoadShard(msgspec.Struct, tag="load_shard", array_like=True):
@@ -123,7 +123,7 @@ class Stop(msgspec.Struct, tag="stop", array_like=True):
 
 
 Command = (
-    Step | OfferLayout | ApplyLayout | SendKV | SendShard | CancelMove | LoadShard | FenceWorker | AdoptWeights
+    Step | OfferLayout | ApplyLayout | SendKV | SendShard | CancelTransfer | LoadShard | FenceWorker | AdoptWeights
     | ReportMemory | Stop
 )
 
@@ -268,11 +268,11 @@ class CallFailed(msgspec.Struct, tag="call_failed", array_like=True):
     message: str
 
 
-class MoveEnded(msgspec.Struct, tag="move_ended", array_like=True):
+class TransferEnded(msgspec.Struct, tag="move_ended", array_like=True):
     """Sent by a move's destination, exactly once per SendKV or SendShard."""
 
     worker_id: WorkerId
-    move_id: MoveId
+    transfer_id: TransferId
     complete: bool
     num_bytes: int
     duration_ns: int
@@ -288,5 +288,5 @@ class MemoryReported(msgspec.Struct, tag="memory", array_like=True):
 
 Event = (
     WorkerReady | WorkerStartFailed | StepLogprobs | StepDone | StageDone | StepFailed | LayoutOffered | LayoutApplied
-    | CallDone | CallFailed | MoveEnded | MemoryReported | Fenced
+    | CallDone | CallFailed | TransferEnded | MemoryReported | Fenced
 )

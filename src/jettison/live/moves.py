@@ -7,8 +7,8 @@ When to send is ``peers``' business; which move to make is the core's.
     source                                     destination
     queued --MOVE_BEGIN--> sending             (unknown) --MOVE_BEGIN--> receiving
     sending --piece--> sending                 receiving --piece--> receiving | spoiled
-    sending --MOVE_END(True)--> over           receiving --MOVE_END(True), all bytes--> MoveEnded(complete=True)
-    queued, sending --cancel, error,           receiving, spoiled --MOVE_END, link down--> MoveEnded(complete=False)
+    sending --MOVE_END(True)--> over           receiving --MOVE_END(True), all bytes--> TransferEnded(complete=True)
+    queued, sending --cancel, error,           receiving, spoiled --MOVE_END, link down--> TransferEnded(complete=False)
         then MOVE_END(False)--> over
 """
 
@@ -25,9 +25,9 @@ from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.model.identity import Digester
 from jettison.errors import JettisonError, LinkDownError
 from jettison.live.device_port import Device
-from jettison.live.messages import MoveEnded, SendKV, SendShard
+from jettison.live.messages import SendKV, SendShard, TransferEnded
 from jettison.transport.link import Bytes, Frame, FrameKind, Link
-from jettison.types import LayerRange, MoveId, ShardId, WorkerId
+from jettison.types import LayerRange, ShardId, TransferId, WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,8 @@ class OutgoingMove(ABC):
 
     kind: FrameKind
 
-    def __init__(self, move_id: MoveId, total_bytes: int, shard: ShardId = "") -> None:
-        self.move_id = move_id
+    def __init__(self, transfer_id: TransferId, total_bytes: int, shard: ShardId = "") -> None:
+        self.transfer_id = transfer_id
         self.urgent = False
         """Goes before moves of its kind that are not."""
         self.begun = False
@@ -92,7 +92,7 @@ class OutgoingMove(ABC):
         self.last_bytes = 0
         if not self.begun:
             aux = _BEGIN.pack(self._total_bytes) + self.shard.encode()
-            if not link.send_frame(FrameKind.MOVE_BEGIN, self.move_id, aux, 0, _nothing):
+            if not link.send_frame(FrameKind.MOVE_BEGIN, self.transfer_id, aux, 0, _nothing):
                 return False, False
             self.begun = sent = True
         if not self.cancelled and not self._exhausted:
@@ -103,12 +103,13 @@ class OutgoingMove(ABC):
             except LinkDownError:
                 raise
             except Exception:
-                log.exception("move %d: reading failed here; the destination will report it incomplete", self.move_id)
+                log.exception("transfer %d: reading failed here; the destination will tell that it is incomplete",
+                              self.transfer_id)
                 self.fail()
         if not self.cancelled and not self._exhausted:
             return sent, False
         complete = self._exhausted and not self._broken
-        over = link.send_frame(FrameKind.MOVE_END, self.move_id, _END.pack(complete), 0, _nothing)
+        over = link.send_frame(FrameKind.MOVE_END, self.transfer_id, _END.pack(complete), 0, _nothing)
         return sent or over, over
 
 
@@ -124,12 +125,12 @@ class OutgoingKV(OutgoingMove):
         self._unit_bytes = kv_block_bytes
         self._layer = self._layers.lo
         self._block = 0
-        super().__init__(command.move_id, len(self._layers) * len(self._src) * kv_block_bytes)
+        super().__init__(command.transfer_id, len(self._layers) * len(self._src) * kv_block_bytes)
         self.urgent = command.urgent
         self._from_host, self._to_host = command.from_host, command.to_host
         if len(self._src) != len(self._dst) or self._layers.hi < self._layers.lo:
             log.error("move %d: %d source blocks for %d destination blocks of layers %s",
-                      command.move_id, len(self._src), len(self._dst), tuple(self._layers))
+                      command.transfer_id, len(self._src), len(self._dst), tuple(self._layers))
             self.fail()
 
     @property
@@ -147,7 +148,7 @@ class OutgoingKV(OutgoingMove):
             out[data_bytes:] = self._dst[blocks].view(np.uint8)
 
         aux = _KV_PIECE.pack(*layers, num_blocks, self._to_host)
-        if not link.send_frame(self.kind, self.move_id, aux, data_bytes + _ID_BYTES * num_blocks, fill):
+        if not link.send_frame(self.kind, self.transfer_id, aux, data_bytes + _ID_BYTES * num_blocks, fill):
             return False
         self.last_bytes = data_bytes
         self._block += num_blocks
@@ -173,7 +174,7 @@ class OutgoingShard(OutgoingMove):
 
     def __init__(self, command: SendShard, num_bytes: int) -> None:
         self._offset = 0
-        super().__init__(command.move_id, num_bytes, command.shard)
+        super().__init__(command.transfer_id, num_bytes, command.shard)
 
     @property
     def _exhausted(self) -> bool:
@@ -190,7 +191,7 @@ class OutgoingShard(OutgoingMove):
         def fill(out: Bytes) -> None:
             out[:] = piece
 
-        if not link.send_frame(self.kind, self.move_id, _SHARD_PIECE.pack(self._offset), limit, fill):
+        if not link.send_frame(self.kind, self.transfer_id, _SHARD_PIECE.pack(self._offset), limit, fill):
             return False
         self._offset += limit
         self.last_bytes = limit
@@ -215,12 +216,12 @@ class IncomingMoves:
 
     def __init__(self, worker_id: WorkerId) -> None:
         self._worker_id = worker_id
-        self._moves: dict[MoveId, _Incoming] = {}
+        self._moves: dict[TransferId, _Incoming] = {}
 
     def __len__(self) -> int:
         return len(self._moves)
 
-    def accept(self, frame: Frame, device: Device, now_ns: int) -> MoveEnded | None:
+    def accept(self, frame: Frame, device: Device, now_ns: int) -> TransferEnded | None:
         """Take one bulk frame; the end of a move returns its event. The frame may be released afterwards.
 
         A piece that cannot be written spoils its move, which then ends incomplete. Raises MoveProtocolError
@@ -238,10 +239,10 @@ class IncomingMoves:
             raise MoveProtocolError(f"{frame.kind.name} of move {frame.tag}: {error}") from None
         return None
 
-    def abandon(self, now_ns: int) -> list[MoveEnded]:
+    def abandon(self, now_ns: int) -> list[TransferEnded]:
         """The link is down: end every unfinished move, incomplete."""
         moves, self._moves = self._moves, {}
-        return [self._ended(move_id, move, False, now_ns) for move_id, move in moves.items()]
+        return [self._ended(transfer_id, move, False, now_ns) for transfer_id, move in moves.items()]
 
     def _begin(self, frame: Frame, now_ns: int) -> None:
         if frame.tag in self._moves:
@@ -268,24 +269,24 @@ class IncomingMoves:
             log.exception("move %d: a piece could not be written here", frame.tag)
             move.spoiled = True
 
-    def _end(self, move_id: MoveId, complete: bool, device: Device, now_ns: int) -> MoveEnded:
-        move = self._moves.pop(move_id, None)
+    def _end(self, transfer_id: TransferId, complete: bool, device: Device, now_ns: int) -> TransferEnded:
+        move = self._moves.pop(transfer_id, None)
         if move is None:
-            raise MoveProtocolError(f"MOVE_END for move {move_id}, which has not begun")
+            raise MoveProtocolError(f"MOVE_END for move {transfer_id}, which has not begun")
         complete = complete and not move.spoiled and move.num_bytes == move.expected_bytes
         if complete and move.shard is not None:
             try:
                 device.mark_shard_filled(move.shard, move.digester.digest())
             except JettisonError as error:
-                log.error("move %d: %s", move_id, error)
+                log.error("move %d: %s", transfer_id, error)
                 complete = False
             except Exception:
-                log.exception("move %d: shard %s arrived but is not wanted", move_id, move.shard)
+                log.exception("move %d: shard %s arrived but is not wanted", transfer_id, move.shard)
                 complete = False
-        return self._ended(move_id, move, complete, now_ns)
+        return self._ended(transfer_id, move, complete, now_ns)
 
-    def _ended(self, move_id: MoveId, move: _Incoming, complete: bool, now_ns: int) -> MoveEnded:
-        return MoveEnded(self._worker_id, move_id, complete, move.num_bytes, now_ns - move.started_ns)
+    def _ended(self, transfer_id: TransferId, move: _Incoming, complete: bool, now_ns: int) -> TransferEnded:
+        return TransferEnded(self._worker_id, transfer_id, complete, move.num_bytes, now_ns - move.started_ns)
 
 
 def _write_kv(frame: Frame, device: Device) -> int:

@@ -24,12 +24,12 @@ from jettison.errors import LinkDownError
 from jettison.live import messages as m
 from jettison.live.activations import ActivationInbox, OutgoingActivation
 from jettison.live.device_port import Device
+from jettison.live.failpoints import Failpoint
 from jettison.live.moves import IncomingMoves, OutgoingKV, OutgoingMove, OutgoingShard, shard_num_bytes
 from jettison.live.pieces import PieceSizer
 from jettison.live.remote_attention import OutgoingFrame, PeerAttention
-from jettison.live.safepoints import Safepoint
 from jettison.transport.link import Frame, FrameKind, Link
-from jettison.types import MoveId, ShardId, WorkerId
+from jettison.types import ShardId, TransferId, WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Peers:
         coordinate: bool,
         shares_clock: bool,
         clock_ns: Callable[[], int],
-        safepoint: Safepoint,
+        failpoint: Failpoint,
         wait: Callable[[], None] | None,
     ) -> None:
         """``on_lost`` is told of each peer given up, when ``inbox`` has all that will come of it. The rest: see
@@ -102,7 +102,7 @@ class Peers:
         self._coordinate = coordinate
         self._shares_clock = shares_clock
         self._clock_ns = clock_ns
-        self._reach = safepoint
+        self._reach = failpoint
         self._peers: dict[WorkerId, _Peer] = {}
         self._unexplained: dict[WorkerId, str] = {}
         """Links that closed by themselves, and how. A peer that was told to stop closes its links, and this worker may
@@ -110,7 +110,7 @@ class Peers:
         wrong. A new link ends what there was to explain."""
         self.attention = PeerAttention(
             device, self._link_of, self.post, self.serve, wait or self._wait_for_links, clock_ns, ATTENTION_TIMEOUT_S,
-            safepoint,
+            failpoint,
         )
 
     def __contains__(self, worker: WorkerId) -> bool:
@@ -302,8 +302,8 @@ class Peers:
         peer = self._peers.get(command.dst_worker)
         if peer is None:
             why = self._unexplained.get(command.dst_worker, "none was made")
-            log.error("move %d: no link to worker %d: %s", command.move_id, command.dst_worker, why)
-            self._emit(m.MoveEnded(self._worker_id, command.move_id, False, 0, 0))
+            log.error("move %d: no link to worker %d: %s", command.transfer_id, command.dst_worker, why)
+            self._emit(m.TransferEnded(self._worker_id, command.transfer_id, False, 0, 0))
             return
         peer.moves.append(self._outgoing(command))
 
@@ -317,11 +317,11 @@ class Peers:
                 if isinstance(move, OutgoingShard) and move.shard not in kept:
                     move.fail()
 
-    def cancel_move(self, move_id: MoveId) -> None:
+    def cancel_transfer(self, transfer_id: TransferId) -> None:
         """Send no more pieces of it. Nothing, if no such move is going from here."""
         for peer in self._peers.values():
             for move in peer.moves:
-                if move.move_id == move_id:
+                if move.transfer_id == transfer_id:
                     move.cancel()
 
     def _outgoing(self, command: m.SendKV | m.SendShard) -> OutgoingMove:
@@ -330,7 +330,7 @@ class Peers:
         try:
             return OutgoingShard(command, shard_num_bytes(self._device, command.shard))
         except Exception:
-            log.exception("move %d: shard %s is not here", command.move_id, command.shard)
+            log.exception("move %d: shard %s is not here", command.transfer_id, command.shard)
             move = OutgoingShard(command, 0)
             move.fail()
             return move
@@ -352,7 +352,7 @@ class Peers:
             self._emit(ended)
         for move in peer.moves:
             if not move.begun:
-                self._emit(m.MoveEnded(self._worker_id, move.move_id, False, 0, 0))
+                self._emit(m.TransferEnded(self._worker_id, move.transfer_id, False, 0, 0))
         self.inbox.forget_partial(worker)
         self.attention.lost(worker)
         self._on_lost(worker)

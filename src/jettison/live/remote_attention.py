@@ -27,7 +27,7 @@ import numpy.typing as npt
 from jettison.device.step import Int32s, StepInput
 from jettison.errors import LinkDownError, RemoteAttentionError
 from jettison.live.device_port import Device
-from jettison.live.safepoints import Safepoint, nowhere
+from jettison.live.failpoints import Failpoint, nowhere
 from jettison.transport.link import Bytes, Frame, FrameKind, Link
 from jettison.types import WorkerId
 
@@ -93,7 +93,7 @@ class PeerAttention:
         wait: Callable[[], None],
         clock_ns: Callable[[], int],
         timeout_s: float,
-        safepoint: Safepoint = nowhere,
+        failpoint: Failpoint = nowhere,
     ) -> None:
         """``post`` queues a frame; ``serve`` does what the links ask for now (sending bulk only if told so) and says
         whether that was anything; ``wait`` returns when there may be more."""
@@ -104,7 +104,7 @@ class PeerAttention:
         self._wait = wait
         self._clock_ns = clock_ns
         self._timeout_ns = int(timeout_s * 1e9)
-        self._reach = safepoint
+        self._reach = failpoint
         self._tables: dict[WorkerId, _Tables] = {}
         """As holder, by peer."""
         self._next_tag = 0

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jettison.config import EngineConfig
-from jettison.core.merging import MergePhase
-from jettison.core.request import RequestState
-from jettison.core.restoring import RestorePhase
+from jettison.core.moving.merging import MergePhase
+from jettison.core.moving.restoring import RestorePhase
+from jettison.core.requests import RequestState
 from jettison.core.totals import counters
 from jettison.live.assembly import assemble
 from jettison.live.local_cluster import Completion, LocalCluster, Until

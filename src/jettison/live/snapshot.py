@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jettison.config import EngineConfig
-from jettison.core.bubbles import StageTimes
+from jettison.core.load.bubbles import StageTimes
 from jettison.core.totals import counters
 from jettison.live.api import EngineSnapshot, EngineState, GroupSnapshot, WorkerSnapshot
 from jettison.live.driver import CoreDriver

@@ -22,9 +22,9 @@ from jettison.device.model.hf_config import read_config
 from jettison.device.reference import Reference, TransformersReference, transformers_available
 from jettison.errors import ConfigError, JettisonError, ModelError
 from jettison.live.assembly import Assembly, assemble
+from jettison.live.failpoints import ALONE, LIVE_ONLY, NAMES
 from jettison.live.fault_schedules import kills
 from jettison.live.proof_table import Conditions, ProofTable, Row, compare, failed, not_applicable, print_table
-from jettison.live.safepoints import ALONE, LIVE_ONLY, NAMES
 from jettison.live.scenarios import BLOCK_SIZE, SCENARIOS, Event, Outcome, Setting, make_config, why_not
 from jettison.live.scenarios_many import MANY
 from jettison.live.scenarios_together import RUNGS_TOGETHER
@@ -210,9 +210,9 @@ def death_name(place: str, mode: ExchangeMode, instances: int) -> str:
 
 
 def death_plan(index: int, num_models: int) -> list[tuple[ExchangeMode, int, list[str]]]:
-    """Deaths that one of the architectures goes through: (mode, instances, safepoints), each on an engine of its own.
+    """Deaths that one of the architectures goes through: (mode, instances, failpoints), each on an engine of its own.
 
-    All together: every safepoint in every mode with two instances, and every safepoint once with three and with four.
+    All together: every failpoint in every mode with two instances, and every failpoint once with three and with four.
     """
     plan = []
     for shift, mode in enumerate(ExchangeMode):

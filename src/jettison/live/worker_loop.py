@@ -14,7 +14,7 @@ Rule 4. Whenever no step is ready each link gets a bulk turn: at most one receiv
         While this worker takes part in a live exchange, links get such turns between two layers of a step, too, and
         while a step waits for a peer's attention: what arrives is then never what the step reads (the core's care).
 Rule 5. Memory is written by received pieces only in those turns: never while a kernel runs.
-Rule 8. A move ends with exactly one MoveEnded, and its *destination* tells. Only when the destination can
+Rule 8. A move ends with exactly one TransferEnded, and its *destination* tells. Only when the destination can
         not have heard of the move (no link, or the link failed before MOVE_BEGIN) does the source tell.
         A layout without some shard ends what is being sent of it from here.
 
@@ -37,11 +37,11 @@ from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.activations import OutgoingActivation
 from jettison.live.device_port import Device
+from jettison.live.failpoints import Failpoint, nowhere
 from jettison.live.peers import Emit, Peers
-from jettison.live.safepoints import Safepoint, nowhere
 from jettison.memory.layout import LayoutSpec
 from jettison.transport.link import Link
-from jettison.types import LayerRange, MoveId, WorkerId
+from jettison.types import LayerRange, TransferId, WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class WorkerLoop:
         coordinate: bool = True,
         shares_clock: bool = False,
         clock_ns: Callable[[], int] = time.monotonic_ns,
-        safepoint: Safepoint = nowhere,
+        failpoint: Failpoint = nowhere,
         wait: Callable[[], None] | None = None,
     ) -> None:
         """``piece_bytes``: the most a bulk piece has; ``adapt_pieces``: less where the link is slow (``live.pieces``).
@@ -88,7 +88,7 @@ class WorkerLoop:
         self._device = device
         self._emit = emit
         self._clock_ns = clock_ns
-        self._reach = safepoint
+        self._reach = failpoint
         self._spec: LayoutSpec | None = None
         """The layout in force, once one has been applied."""
         self._stream: ControlStream[StepInput, _Command] = ControlStream(self._has_input)
@@ -99,7 +99,7 @@ class WorkerLoop:
         """Peers may ask for attention over layers that are not run here any more."""
         self._peers = Peers(
             worker_id, device, emit, self._stream.orphan, piece_bytes=piece_bytes, adapt_pieces=adapt_pieces,
-            coordinate=coordinate, shares_clock=shares_clock, clock_ns=clock_ns, safepoint=safepoint, wait=wait,
+            coordinate=coordinate, shares_clock=shares_clock, clock_ns=clock_ns, failpoint=failpoint, wait=wait,
         )
         self._inbox = self._peers.inbox
         self._attention = self._peers.attention
@@ -113,8 +113,8 @@ class WorkerLoop:
         match command:
             case m.Step():
                 self._deliver_step(codec.decode_step(command.payload))
-            case m.CancelMove():
-                self._cancel_move(command.move_id)
+            case m.CancelTransfer():
+                self._cancel_move(command.transfer_id)
             case m.FenceWorker():
                 self._peers.fence(command.lost_worker, command.lost_life)
                 self._stream.orphan(command.lost_worker)
@@ -124,9 +124,9 @@ class WorkerLoop:
             case m.Stop():
                 self.stopped = True
             case m.SendKV() if command.dst_worker == self.worker_id:
-                self._stream.append_command(command, Kind.COPY, command.move_id)
+                self._stream.append_command(command, Kind.COPY, command.transfer_id)
             case m.SendKV() | m.SendShard():
-                self._stream.append_command(command, Kind.TRANSFER, command.move_id)
+                self._stream.append_command(command, Kind.TRANSFER, command.transfer_id)
             case _:
                 self._stream.append_command(command, _KINDS[type(command)])
 
@@ -242,10 +242,10 @@ class WorkerLoop:
             else:
                 num_bytes = self._device.copy_from_host(layers, dst, src)
         except Exception:
-            log.exception("copy %d failed", command.move_id)
+            log.exception("copy %d failed", command.transfer_id)
             complete = False
         duration_ns = self._clock_ns() - started_ns
-        self._emit(m.MoveEnded(self.worker_id, command.move_id, complete, num_bytes, duration_ns))
+        self._emit(m.TransferEnded(self.worker_id, command.transfer_id, complete, num_bytes, duration_ns))
 
     def _answer(self, command: _Call) -> m.Event:
         device, call_id = self._device, command.call_id
@@ -278,7 +278,7 @@ class WorkerLoop:
                 return m.MemoryReported(self.worker_id, call_id, device.memory_report())
 
     def _changes(self, spec: LayoutSpec) -> str:
-        """Which move a layout belongs to, for safepoints: drop, restore, split, or none of them."""
+        """Which move a layout belongs to, for failpoints: drop, restore, split, or none of them."""
         before = self._spec
         if before is None or spec.shards < before.shards:
             return "drop"
@@ -362,8 +362,8 @@ class WorkerLoop:
 
     # --- withdrawals
 
-    def _cancel_move(self, move_id: MoveId) -> None:
-        command = self._stream.withdraw(move_id)
+    def _cancel_move(self, transfer_id: TransferId) -> None:
+        command = self._stream.withdraw(transfer_id)
         if isinstance(command, m.SendKV | m.SendShard):
             self._peers.start_move(command)
-        self._peers.cancel_move(move_id)
+        self._peers.cancel_transfer(transfer_id)

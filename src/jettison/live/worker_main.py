@@ -29,10 +29,10 @@ from jettison.live import messages as m
 from jettison.live.address_space import explained
 from jettison.live.channel import WorkerChannel
 from jettison.live.device_port import Device
+from jettison.live.failpoints import from_environment
 from jettison.live.garbage import settle_garbage_collector
 from jettison.live.heartbeat import Heart
 from jettison.live.moves import bulk_frame_bytes
-from jettison.live.safepoints import from_environment
 from jettison.live.worker_config import WorkerConfig, WorkerSpec
 from jettison.live.worker_loop import WorkerLoop
 from jettison.transport.handshake import Identity, Purpose
@@ -103,7 +103,7 @@ class WorkerProcess:
             device.start()
             loop = WorkerLoop(
                 self._me.worker_id, device, {}, channel.emit, spec.piece_bytes, spec.adapt_pieces, spec.coordinate,
-                shares_clock=self._config.shares_clock, safepoint=from_environment(*self._me),
+                shares_clock=self._config.shares_clock, failpoint=from_environment(*self._me),
             )
             for link, life in self._link_peers(device):
                 loop.attach_link(link.peer, link, life)

@@ -1,6 +1,6 @@
 """Who is near whom: decides between partners of a merge, and between senders of a shard, that are otherwise alike.
 
-Pure. Where the distances come from: ``core.distances``.
+Pure. Where the distances come from: ``core.load.distances``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """In what order requests are served: those of one tenant among themselves, and tenants among each other.
 
-Pure, and the only place that says so: an order is a policy. ``core.waiting`` keeps queues by these keys, and everything
-else that has to put requests into order asks ``in_service_order``. Another order is other keys here and nothing else.
+Pure, and the only place that says so: an order is a policy. ``core.serving.waiting`` keeps queues by these keys, and
+everything else that has to put requests into order asks ``in_service_order``. Another order is other keys here and
+nothing else.
 
 - Online requests go before offline ones; what follows holds within a class.
 - Among a tenant's own requests the lower ``priority`` goes first, then the earlier arrival.

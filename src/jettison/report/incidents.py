@@ -24,7 +24,7 @@ DEFAULT_SLO_TTFT_S = 1.0
 
 SPELL_GAP_S = 10.0
 """What is less apart is one spell: a verdict against a drop that stands is told again every 5 s only
-(``core.monitor.NEWS_INTERVAL_NS``)."""
+(``core.load.monitor.NEWS_INTERVAL_NS``)."""
 
 Kind = Literal["drop", "no drop", "wait"]
 

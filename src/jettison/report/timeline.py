@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jettison.core.ports import Emit, MoveEnded, Record, RunStep, SendShard, Transfer
+from jettison.core.ports import Emit, Record, RunStep, SendShard, Transfer, TransferEnded
 from jettison.types import GroupId, LayerRange, WorkerId
 
 MAX_EVENTS = 400_000
@@ -103,11 +103,11 @@ class Timeline:
 
     def transfer_begun(self, transfer: Transfer) -> None:
         """Bytes are to be moved; when they began to move is known at their end."""
-        self._transfers[transfer.move_id] = transfer
+        self._transfers[transfer.transfer_id] = transfer
 
-    def transfer_ended(self, ended: MoveEnded, now_ns: int) -> None:
+    def transfer_ended(self, ended: TransferEnded, now_ns: int) -> None:
         """The one end of a transfer."""
-        transfer = self._transfers.pop(ended.move_id, None)
+        transfer = self._transfers.pop(ended.transfer_id, None)
         if transfer is None:
             return
         src, dst = transfer.src, transfer.dst
@@ -118,7 +118,7 @@ class Timeline:
             ends = f"{'host of ' * transfer.from_host}{src} > {'host of ' * transfer.to_host}{dst}"
             name = f"{'urgent KV' if transfer.urgent else 'KV'} {ends}"
             what |= {"blocks": len(transfer.src_blocks), "layers": list(transfer.layers)}
-        self._span(_LINKS, "transfer", name, ended.move_id, now_ns - ended.duration_ns, now_ns, what)
+        self._span(_LINKS, "transfer", name, ended.transfer_id, now_ns - ended.duration_ns, now_ns, what)
 
     def recorded(self, record: Record) -> None:
         """A decision or a milestone."""

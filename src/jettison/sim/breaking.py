@@ -159,7 +159,7 @@ class Breaking:
             for transfer in cluster.transfers.drop(src, dst):
                 teller = src if transfer.begun_ns is None else dst
                 if teller != dead:
-                    ended = ports.MoveEnded(transfer.move_id, False, transfer.sent_bytes, 0)
+                    ended = ports.TransferEnded(transfer.transfer_id, False, transfer.sent_bytes, 0)
                     cluster.report(cluster.worker(teller), ended, cluster.loop.now_ns)
         if dead is not None:
             survivor = cluster.worker(b if a == dead else a)

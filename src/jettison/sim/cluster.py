@@ -19,8 +19,8 @@ from dataclasses import replace
 from functools import partial
 
 from jettison.core import ports
-from jettison.core.bubbles import BubbleMeter
 from jettison.core.cluster import ClusterCore, initial_groups
+from jettison.core.load.bubbles import BubbleMeter
 from jettison.core.observing import RunObserver, group_gauges
 from jettison.sim.breaking import Breaking
 from jettison.sim.eventlog import EventLog
@@ -177,7 +177,7 @@ class SimulatedCluster:
         self.log.note_event(now_ns, event)
         if self._on_event is not None:
             self._on_event(event, now_ns)
-        if observer is not None and isinstance(event, ports.MoveEnded):
+        if observer is not None and isinstance(event, ports.TransferEnded):
             observer.transfer_ended(event, now_ns)
         self._carry_out(self.core.handle(event, now_ns))
         if observer is not None and isinstance(event, ports.Tick):
@@ -244,8 +244,8 @@ class SimulatedCluster:
                     self._issue(action, arrives_ns)
                 case ports.Emit() | ports.Record():
                     told.append(action)
-                case ports.CancelMove():
-                    self._after_hop(action.src, partial(SimWorker.cancel_move, move_id=action.move_id))
+                case ports.CancelTransfer():
+                    self._after_hop(action.src, partial(SimWorker.cancel_transfer, transfer_id=action.transfer_id))
                 case ports.FenceWorker():
                     self._after_hop(action.worker_id, partial(self.breaking.close_link, lost=action.lost))
                     self._workers[action.worker_id].deliver(action, arrives_ns)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from jettison.core.group import SchedulerLimits
 from jettison.core.params import ClusterParams
+from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.sim.executor import Executor, ModelledExecutor
 from jettison.sim.links import LinkClass, LinkSpec, Topology

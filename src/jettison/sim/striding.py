@@ -1,9 +1,9 @@
 """Compressed stepping: decode steps with nothing to decide in between are one event.
 
-Which steps those are, and what they do to the books, is the core's to say (``core.strides``); here are their times. The
-end of the last step of a stride is an ordinary event. Before it, the stride is caught up with whenever the core is
-about to handle something that may read its group, and cut, so that the step under way ends as an ordinary one, when
-the group has got something to decide. Results equal those of naive stepping to the nanosecond.
+Which steps those are, and what they do to the books, is the core's to say (``core.serving.fastforward``); here are
+their times. The end of the last step of a stride is an ordinary event. Before it, the stride is caught up with
+whenever the core is about to handle something that may read its group, and cut, so that the step under way ends as an
+ordinary one, when the group has got something to decide. Results equal those of naive stepping to the nanosecond.
 
     begin    the step just issued and as many more as the core allows; one event at the end of the one after them
     settle   steps that have ended by now are committed: of one group or of all
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jettison.core import ports
-from jettison.core.strides import Strides
+from jettison.core.serving.fastforward import Strides
 from jettison.sim.executor import StageShape
 from jettison.sim.loop import EventLoop, Scheduled
 from jettison.sim.tasks import TOKEN, StepRun

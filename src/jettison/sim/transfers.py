@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from jettison.sim.loop import EventLoop
 from jettison.sim.network import Flow, FlowClass, Network
-from jettison.types import MoveId, WorkerId
+from jettison.types import TransferId, WorkerId
 
 
 class TransferEnd(NamedTuple):
@@ -31,7 +31,7 @@ class TransferEnd(NamedTuple):
 class Transfer:
     """One bulk transfer."""
 
-    move_id: MoveId
+    transfer_id: TransferId
     src: WorkerId
     dst: WorkerId
     num_bytes: int
@@ -49,7 +49,7 @@ class _Link:
     """One direction between two workers."""
 
     queue: list[Transfer] = field(default_factory=list)
-    behind: list[tuple[set[MoveId], Callable[[], None]]] = field(default_factory=list)
+    behind: list[tuple[set[TransferId], Callable[[], None]]] = field(default_factory=list)
     """Activations that wait until these transfers are over (no coordination)."""
 
 
@@ -71,12 +71,12 @@ class Transfers:
         link.queue.append(transfer)
         self._take_turn(link)
 
-    def cancel(self, src: WorkerId, move_id: MoveId) -> None:
+    def cancel(self, src: WorkerId, transfer_id: TransferId) -> None:
         """Stop a transfer at its next piece; ``on_end`` still tells. One that is over or unknown is ignored."""
         for (source, _), link in self._links.items():
             if source == src:
                 for transfer in link.queue:
-                    if transfer.move_id == move_id:
+                    if transfer.transfer_id == transfer_id:
                         self._break_off(link, transfer)
                         self._deliver_end(transfer, is_complete=False)
                         self._take_turn(link)
@@ -123,13 +123,13 @@ class Transfers:
         transfer.flow, transfer.sent_bytes = None, transfer.num_bytes
         link.queue.remove(transfer)
         self._deliver_end(transfer, is_complete=True)
-        self._release_behind(link, transfer.move_id)
+        self._release_behind(link, transfer.transfer_id)
         self._take_turn(link)
 
     def _break_off(self, link: _Link, transfer: Transfer) -> None:
         self._stop_flow(transfer)
         link.queue.remove(transfer)
-        self._release_behind(link, transfer.move_id)
+        self._release_behind(link, transfer.transfer_id)
 
     def _stop_flow(self, transfer: Transfer) -> None:
         if transfer.flow is not None:
@@ -156,7 +156,7 @@ class Transfers:
 
         link = self._link(src, dst)
         if not self._coordinate and link.queue:
-            link.behind.append(({transfer.move_id for transfer in link.queue}, send))
+            link.behind.append(({transfer.transfer_id for transfer in link.queue}, send))
         elif (wait_ns := self.piece_wait_ns(src, dst)) > 0:
             self._loop.after(wait_ns, send)
         else:
@@ -172,9 +172,9 @@ class Transfers:
                 waits.append(math.ceil(left / flow.rate))
         return max(waits)
 
-    def _release_behind(self, link: _Link, move_id: MoveId) -> None:
+    def _release_behind(self, link: _Link, transfer_id: TransferId) -> None:
         for ahead, _ in link.behind:
-            ahead.discard(move_id)
+            ahead.discard(transfer_id)
         free = [send for ahead, send in link.behind if not ahead]
         link.behind = [entry for entry in link.behind if entry[0]]
         for send in free:

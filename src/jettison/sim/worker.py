@@ -23,7 +23,7 @@ from jettison.sim.memory import ModelledMemory
 from jettison.sim.network import FlowClass
 from jettison.sim.tasks import TOKEN, Command, FarRows, ShardLoading, StageTask, StepRun, kind_of
 from jettison.sim.transfers import Transfer, TransferEnd, Transfers
-from jettison.types import NANOSECONDS, LayerRange, ModelShape, MoveId, ShardId, WorkerId
+from jettison.types import NANOSECONDS, LayerRange, ModelShape, ShardId, TransferId, WorkerId
 
 
 class Plant(Protocol):
@@ -106,7 +106,7 @@ class SimWorker:
         self._running: _Running | None = None
         self._wake: Scheduled | None = None
         self._loading: ShardLoading | None = None
-        self._shards_out: dict[MoveId, ShardId] = {}
+        self._shards_out: dict[TransferId, ShardId] = {}
         """Being sent from here."""
         self._runnable: set[LayerRange] = set()
         """Ranges that have been found complete in the present layout."""
@@ -174,17 +174,17 @@ class SimWorker:
     def deliver(self, command: Command, arrives_ns: int) -> None:
         """Take a command of the control stream; what a controller sends to the dead reaches no later life."""
         if self.alive:
-            move_id = command.move_id if isinstance(command, ports.SendKV | ports.SendShard) else None
-            self._stream.append_command(command, kind_of(command), move_id, arrives_ns)
+            transfer_id = command.transfer_id if isinstance(command, ports.SendKV | ports.SendShard) else None
+            self._stream.append_command(command, kind_of(command), transfer_id, arrives_ns)
             self._wake_at(arrives_ns)
 
-    def cancel_move(self, move_id: MoveId) -> None:
+    def cancel_transfer(self, transfer_id: TransferId) -> None:
         """Rule 4: cancellations go before everything. What has not begun ends at once, as nothing."""
-        command = self._stream.withdraw(move_id)
+        command = self._stream.withdraw(transfer_id)
         if isinstance(command, ports.SendKV | ports.SendShard):
             self._tell_end(command, TransferEnd(False, 0, 0))
         else:
-            self._plant.transfers.cancel(self.worker_id, move_id)
+            self._plant.transfers.cancel(self.worker_id, transfer_id)
 
     def take_input(self, run: StepRun, failure: Failure | None) -> None:
         """The stage before has handed on."""
@@ -364,8 +364,8 @@ class SimWorker:
         took_s += self._plant.profile.device_copy_cost_s(copied)
         took_ns = round(took_s * NANOSECONDS)
         self.filled = (self.filled & command.spec.shards) | result.intact_shards
-        for move_id in [move_id for move_id, shard in self._shards_out.items() if shard not in self.filled]:
-            self._plant.transfers.cancel(self.worker_id, move_id)
+        for transfer_id in [transfer_id for transfer_id, shard in self._shards_out.items() if shard not in self.filled]:
+            self._plant.transfers.cancel(self.worker_id, transfer_id)
         self._runnable.clear()
         result = replace(result, duration_ns=took_ns)
         self._answer(ports.LayoutApplied(self.worker_id, command.call_id, result), now_ns + took_ns)
@@ -392,7 +392,7 @@ class SimWorker:
         num_bytes = len(command.layers) * len(command.src_blocks) * self.memory.sizes.kv_block_bytes
         if not self._plant.has_copy_engine:
             took_ns = round(self._plant.profile.host_copy_cost_s(num_bytes) * NANOSECONDS)
-            self._answer(ports.MoveEnded(command.move_id, True, num_bytes, took_ns), now_ns + took_ns)
+            self._answer(ports.TransferEnded(command.transfer_id, True, num_bytes, took_ns), now_ns + took_ns)
             return
         ends = (self.worker_id, host_of(self.worker_id))
         src, dst = ends if command.to_host else reversed(ends)
@@ -400,9 +400,9 @@ class SimWorker:
 
         def end(how: TransferEnd) -> None:
             if self.life == life:
-                self._plant.report(self, ports.MoveEnded(command.move_id, *how), self._plant.loop.now_ns)
+                self._plant.report(self, ports.TransferEnded(command.transfer_id, *how), self._plant.loop.now_ns)
 
-        self._plant.transfers.start(Transfer(command.move_id, src, dst, num_bytes, FlowClass.KV, end))
+        self._plant.transfers.start(Transfer(command.transfer_id, src, dst, num_bytes, FlowClass.KV, end))
 
     # --- transfers --------------------------------------------------------------------------------------------
 
@@ -410,7 +410,7 @@ class SimWorker:
         """Rule 8: the destination tells the end; the source only where the destination cannot have heard of it."""
         nothing = TransferEnd(False, 0, 0)
         if not self._plant.is_linked(self.worker_id, move.dst):
-            self._plant.report(self, ports.MoveEnded(move.move_id, *nothing), self._plant.loop.now_ns)
+            self._plant.report(self, ports.TransferEnded(move.transfer_id, *nothing), self._plant.loop.now_ns)
             return
         if isinstance(move, ports.SendShard):
             if move.shard not in self.filled:
@@ -424,18 +424,18 @@ class SimWorker:
         life = peer.life
 
         def land(end: TransferEnd) -> None:
-            self._shards_out.pop(move.move_id, None)
+            self._shards_out.pop(move.transfer_id, None)
             if peer.life == life:
                 peer.land(move, end)
 
         if isinstance(move, ports.SendShard):
-            self._shards_out[move.move_id] = move.shard
-        self._plant.transfers.start(Transfer(move.move_id, self.worker_id, move.dst, num_bytes, flow_class, land))
+            self._shards_out[move.transfer_id] = move.shard
+        self._plant.transfers.start(Transfer(move.transfer_id, self.worker_id, move.dst, num_bytes, flow_class, land))
 
     def _tell_end(self, move: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
         """A move that ends before its first byte: its destination tells, as long as it is there."""
         if not self._plant.is_linked(self.worker_id, move.dst):
-            self._plant.report(self, ports.MoveEnded(move.move_id, *end), self._plant.loop.now_ns)
+            self._plant.report(self, ports.TransferEnded(move.transfer_id, *end), self._plant.loop.now_ns)
             return
         latency_ns = self._plant.transfers.network.latency_ns(self.worker_id, move.dst)
         peer = self._plant.worker(move.dst)
@@ -453,5 +453,5 @@ class SimWorker:
             served, room = self.memory.kv_layers, self.memory.capacity_blocks
             is_complete = is_complete and served.covers(move.layers) and max(move.dst_blocks) < room
             self.memory.note_landed(move.layers, move.dst_blocks)
-        ended = ports.MoveEnded(move.move_id, is_complete, end.num_bytes, end.duration_ns)
+        ended = ports.TransferEnded(move.transfer_id, is_complete, end.num_bytes, end.duration_ns)
         self._plant.report(self, ended, self._plant.loop.now_ns)

@@ -14,7 +14,7 @@ from typing import Any
 from jettison.config import EngineConfig
 from jettison.config.values import shown
 from jettison.core.configured import cluster_params, scheduler_limits
-from jettison.core.group import SchedulerLimits
+from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.deployment import Deployment, deployment_from_document
 from jettison.cost.gpus import LINE_RATE_REACHED, LinkPreset
 from jettison.cost.hardware import HardwareProfile

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from jettison.core.group import GroupCore
-from jettison.core.hosted import Hosted
 from jettison.core.ladder.rung import Means, Moment, Rung, in_order, rung_named
-from jettison.core.loads import Loads
-from jettison.core.migrations import Migrations
-from jettison.core.moves import Moves
+from jettison.core.load.views import Loads
+from jettison.core.moving.hosted import Hosted
+from jettison.core.moving.migrations import Migrations
+from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Record
+from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
 from jettison.types import GroupId, WorkerId
 

@@ -1,7 +1,7 @@
 """Drop: an overloaded group merges with others, and the layers that they hold twice make room for KV (KunServe).
 
 Looks at every queue on every tick, and after every step where requests wait. The tests are policies
-(``policy.overload``, ``policy.merge``) over the views of ``core.loads``; the moves are ``core.merging``.
+(``policy.overload``, ``policy.merge``) over the views of ``core.load.views``; the moves are ``core.moving.merging``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from jettison.core.dropping import DropPlanner, required_bytes
-from jettison.core.group import GroupCore
+from jettison.core.ladder.dropplans import DropPlanner, required_bytes
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
+from jettison.core.serving.group import GroupCore
 from jettison.policy.batching import BlockedBy
 from jettison.policy.merge import DropPlan, GroupMerge
 from jettison.policy.overload import Assessment

@@ -1,6 +1,7 @@
 """Migrate: every so often the fullest instances give a running request to the emptiest (Llumnix).
 
-Decisions are ``policy.migration``'s, one move is ``core.migrating``'s; here is only when to look, and between which.
+Decisions are ``policy.migration``'s, one move is ``core.moving.migrating``'s; here is only when to look, and between
+which.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ import math
 from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 
-from jettison.core.group import GroupCore
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
-from jettison.core.migrating import Migration
+from jettison.core.moving.migrating import Migration
 from jettison.core.ports import Action
+from jettison.core.serving.group import GroupCore
 from jettison.policy.migration import (
     InstanceLoad,
     MigrationRow,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 
-from jettison.core.dropping import DropPlanner
 from jettison.core.ladder.climb import Ladder
-from jettison.core.loads import Loads
-from jettison.core.moves import Moves
+from jettison.core.ladder.dropplans import DropPlanner
+from jettison.core.load.views import Loads
+from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action
 from jettison.core.state import ClusterState
 

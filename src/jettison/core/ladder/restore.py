@@ -1,6 +1,7 @@
 """Restore: a merged group goes back to instances when its wave has passed, or when compute binds (KunServe).
 
-The tests are policies (``policy.restore``) over the views of ``core.loads``; the move is ``core.restoring``.
+The tests are policies (``policy.restore``) over the views of ``core.load.views``; the move is
+``core.moving.restoring``.
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from jettison.core.group import GroupCore
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.moving.restoring import Restoring, fits, room_blocks, will_hold
 from jettison.core.ports import Action, Record
-from jettison.core.restoring import Restoring, fits, room_blocks, will_hold
+from jettison.core.serving.group import GroupCore
 from jettison.policy.restore import MergedLoad, early_overflow_blocks, plan_splits, should_restore, should_yield
 from jettison.types import WorkerId
 

@@ -16,12 +16,12 @@ from enum import Enum, auto
 from typing import ClassVar
 
 from jettison.config.rungs import OverloadWord, add_overload_word
-from jettison.core.group import GroupCore
-from jettison.core.hosted import Hosted
-from jettison.core.loads import Loads
-from jettison.core.migrations import Migrations
-from jettison.core.moves import Moves
+from jettison.core.load.views import Loads
+from jettison.core.moving.hosted import Hosted
+from jettison.core.moving.migrations import Migrations
+from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Record
+from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
 from jettison.types import GroupId, WorkerId

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from jettison.core.dropping import block_bytes
-from jettison.core.group import GroupCore
+from jettison.core.ladder.dropplans import block_bytes
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
+from jettison.core.serving.group import GroupCore
 from jettison.types import NANOSECONDS, GroupId
 
 

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from jettison.core.group import GroupCore
-from jettison.core.hosted import HostedPhase, smoothed
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.moving.hosted import HostedPhase, smoothed
 from jettison.core.ports import Action
-from jettison.core.request import RequestState
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore
 from jettison.policy.order import in_service_order
 from jettison.policy.swapping import StoredRow, SwapRow, choose_swap_ins, choose_swap_outs, swap_budget
 from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId

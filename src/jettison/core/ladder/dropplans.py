@@ -1,0 +1,85 @@
+"""What the drop planner is told about groups. ``policy.merge`` decides who merges, ``core.moving.moves`` carries it
+out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from jettison.core.load.distances import known_links
+from jettison.core.load.pullrates import PullRates
+from jettison.core.load.views import Loads
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState
+from jettison.cost.grouprate import rate_between
+from jettison.policy.merge import DropPlan, MergeCandidate, PlannerParams, plan_drop, throughput_cost
+from jettison.types import GroupId
+
+
+def merge_candidate(state: ClusterState, group: GroupCore) -> MergeCandidate:
+    """A group as the planner sees it."""
+    return MergeCandidate(
+        group.group_id,
+        group.worker_ids,
+        tuple(state.workers[w].resident(state.shape) for w in group.worker_ids),
+        (group.used_blocks + group.queued_blocks()) / max(1, group.capacity_blocks),
+        group.num_free_blocks * block_bytes(state),
+    )
+
+
+def required_bytes(state: ClusterState, overloaded: Sequence[GroupCore], growth_factor: float) -> int:
+    """R of KunServe v3 Fig. 6: what all queued prompts need, with room to grow, less what is free where they wait.
+
+    At least one block for each group: it is overloaded, whatever the arithmetic says.
+    """
+    missing = [int(growth_factor * g.queued_blocks()) - g.num_free_blocks for g in overloaded]
+    return sum(max(1, blocks) for blocks in missing) * block_bytes(state)
+
+
+def kv_region_bytes(state: ClusterState) -> int:
+    """KV bytes of all workers with every layer resident."""
+    return sum(w.full_blocks for w in state.workers.values()) * block_bytes(state)
+
+
+def block_bytes(state: ClusterState) -> int:
+    """Bytes of one block in all layers."""
+    return state.shape.block_bytes_per_layer(state.limits.block_size) * state.shape.num_layers
+
+
+class DropPlanner:
+    """Plans of drops, with what is known of links and rates now."""
+
+    def __init__(self, state: ClusterState, loads: Loads) -> None:
+        self._state = state
+        self._loads = loads
+
+    def plan(
+        self, groups: Sequence[GroupCore], required: int, asking: GroupId | None, max_pull_s: float,
+        most_members: int | None = None,
+    ) -> DropPlan:
+        """Merges among these groups that free so many bytes. ``max_pull_s``: how long shards that are missing may take
+        to come; what is to pay for itself is never pulled over a network of which nothing is known."""
+        state = self._state
+        rates = PullRates(state)
+        members = [state.workers[w] for g in groups for w in g.worker_ids]
+        params = PlannerParams(
+            strategy=state.params.planner, kv_region_bytes=kv_region_bytes(state),
+            link_bytes_per_s=rates.slowest(m.worker_id for m in members),
+            max_pull_s=max_pull_s, links=known_links(state), most_members=most_members,
+            budget_bytes=state.member_budget_bytes(members) if members else None,
+        )
+        candidates = [merge_candidate(state, g) for g in groups]
+        plan = plan_drop(candidates, required, state.shape, params, asking)
+        # What an administrator asks for may take as long as it takes.
+        if max_pull_s < math.inf and any(rates.of((p.src, p.dst)) is None for m in plan.merges for p in m.pulls):
+            plan = plan_drop(candidates, required, state.shape, replace(params, max_pull_s=0.0), asking)
+        return plan
+
+    def throughput_cost(self, plan: DropPlan) -> float | None:
+        """v1's cost of the groups that a plan leaves; None without a profile of such groups."""
+        merged = {g for m in plan.merges for g in m.sources}
+        sizes = [len(m.stages) for m in plan.merges]
+        sizes += [len(g.stages) for g in self._state.groups.values() if g.group_id not in merged]
+        rates = self._loads.group_rates()
+        return throughput_cost(sizes, lambda num_stages: rate_between(rates, num_stages))

@@ -1,0 +1,1 @@
+"""What is known of load: monitors, samples, views by which policies decide, links."""

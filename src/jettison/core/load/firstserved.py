@@ -1,0 +1,88 @@
+"""How soon a drop serves those who waited for it: the time from its decision to the first step with one of them.
+
+A drop is to help within about one step: the step in flight at the decision ends, pages are remapped, and the queue is
+admitted. This watches every merge until it has, and says in one record (``queue_served``) how long it took, how long
+the step that was in flight at the decision took, and how many steps the busiest group ended in between (a pipeline has
+some in flight at once, one in each stage).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from jettison.core.moving.merging import MergePhase, Merging
+from jettison.core.ports import Record, RunStep
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore
+from jettison.types import GroupId, RequestId, WorkerId
+
+
+class _Decision:
+    """One merge, from its decision on."""
+
+    def __init__(self, merge: Merging, now_ns: int) -> None:
+        self.merge = merge
+        self.decided_ns = now_ns
+        self.queued: dict[RequestId, RequestState] = {s.request_id: s for g in merge.sources for s in g.waiting}
+        self.sources = {g.group_id for g in merge.sources}
+        self.in_flight_since_ns = {
+            step_id: flight.issued_ns for g in merge.sources for step_id, flight in g.in_flight.items()
+        }
+        self.step_in_flight_ns = 0
+        self.num_steps: Counter[GroupId] = Counter()
+
+    def involves(self, group_id: GroupId) -> bool:
+        merged = self.merge.group
+        return group_id in self.sources or (merged is not None and merged.group_id == group_id)
+
+    @property
+    def is_moot(self) -> bool:
+        """Nobody is left to be served by this drop."""
+        return self.merge.phase is MergePhase.FAILED or all(state.is_finished for state in self.queued.values())
+
+    def record(self, now_ns: int) -> Record:
+        return Record("queue_served", now_ns, {
+            "workers": list(self.merge.worker_ids),
+            "queued": len(self.queued),
+            "decision_to_first_queued_step_ms": (now_ns - self.decided_ns) / 1e6,
+            "step_in_flight_ms": self.step_in_flight_ns / 1e6,
+            "steps_between": max(self.num_steps.values(), default=0),
+        })  # fmt: skip
+
+
+class FirstServed:
+    """The decisions whose queues have not been served yet. Decides nothing."""
+
+    def __init__(self) -> None:
+        self._open: list[_Decision] = []
+
+    def begun(self, merge: Merging, now_ns: int) -> None:
+        """A merge has been decided on; before anything of it is done."""
+        self.abandoned(merge.worker_ids)
+        if any(group.waiting for group in merge.sources):
+            self._open.append(_Decision(merge, now_ns))
+
+    def abandoned(self, worker_ids: Iterable[WorkerId]) -> None:
+        """Some member is dead, or merged anew."""
+        if self._open:
+            workers = set(worker_ids)
+            self._open = [d for d in self._open if workers.isdisjoint(d.merge.worker_ids)]
+
+    def step_ended(self, group: GroupCore, step_id: int, now_ns: int) -> None:
+        """A step has been computed."""
+        for decision in self._open:
+            if decision.involves(group.group_id):
+                decision.num_steps[group.group_id] += 1
+                issued_ns = decision.in_flight_since_ns.pop(step_id, now_ns)
+                decision.step_in_flight_ns = max(decision.step_in_flight_ns, now_ns - issued_ns)
+
+    def step_issued(self, step: RunStep, now_ns: int) -> list[Record]:
+        """A step goes to its stages: the record of each decision whose queue it is the first to serve."""
+        served: list[_Decision] = []
+        for decision in self._open:
+            if decision.involves(step.group_id) and any(r.state.request_id in decision.queued for r in step.rows):
+                served.append(decision)
+        if self._open:
+            self._open = [d for d in self._open if d not in served and not d.is_moot]
+        return [decision.record(now_ns) for decision in served]

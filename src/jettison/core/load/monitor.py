@@ -1,0 +1,371 @@
+"""Rates and dwell times that the overload and restore policies need; fed by the cluster core, time as an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from jettison.core.load.samples import TickTimes, Totals, per_s
+from jettison.core.serving.group import GroupCore
+from jettison.cost.steptime import StepTimeModel
+from jettison.policy.batching import BlockedBy
+from jettison.policy.computeload import Traffic
+from jettison.policy.overload import GroupLoad
+from jettison.types import NANOSECONDS
+
+WINDOW_S = 2
+WINDOW_NS = WINDOW_S * NANOSECONDS
+"""Rates are means over about this long: several ending requests, and short against a burst."""
+
+WINDOW_SPAN = 1.25
+"""The window may begin a tick earlier than that, and end a tick ago: as far back as this many times its length."""
+
+MAX_DOUBLINGS = 7
+"""Of the dwell time of a group whose moves fail."""
+
+NUM_FILLS = 8
+"""Steps over which the prompts' share of the token budget is averaged: a burst's beginning has to show."""
+
+LEAST_FILL = 1e-3
+"""Less of the token budget is nothing."""
+
+NUM_STAYS = 50
+"""How many ended requests the mean stay remembers: it has to follow the load's own step times."""
+
+NUM_PROMPTS = 300
+"""How many prompts the share of cached tokens remembers: sessions come and go."""
+
+EPISODE_NS = NANOSECONDS // 2
+"""Verdicts of overload that are further apart belong to different bursts."""
+
+NEWS_INTERVAL_NS = 5 * NANOSECONDS
+"""Between two entries of the event log that say that nothing was done."""
+
+SURGE_WINDOW_NS = NANOSECONDS
+"""A burst has to show in the arrivals of so long: a few requests, or chance is taken for one."""
+
+TRAFFIC_WINDOW_NS = 10 * NANOSECONDS
+"""What arrives is averaged over longer than a burst: a merged group has to catch up afterwards, not during it."""
+
+
+@dataclass(slots=True)
+class TrafficMonitor:
+    """What arrives at the whole cluster, and how long its answers are."""
+
+    ticks: TickTimes = field(default_factory=TickTimes)
+    num_arrived: int = 0
+    num_prompt_tokens: int = 0
+    num_ended: int = 0
+    mean_output_tokens: float = 0.0
+    """Of the last few hundred answers."""
+    num_stays: int = 0
+    mean_stay_s: float | None = None
+    """How long a block stays with a request, over the last ended ones: block-seconds over blocks given back (what has
+    grown late has not stayed long). None until one has ended."""
+    num_prompts: int = 0
+    _mean_prompt_tokens: float = 0.0
+    _mean_cached_tokens: float = 0.0
+    _mean_blocks: float = 0.0
+    _mean_first_blocks: float = 0.0
+    _mean_block_s: float = 0.0
+    _totals: Totals = field(init=False)
+    """Requests and prompt tokens that have arrived."""
+
+    def __post_init__(self) -> None:
+        self._totals = Totals(self.ticks, self.num_arrived, self.num_prompt_tokens)
+
+    def note_arrival(self, num_prompt_tokens: int) -> None:
+        """A request was accepted."""
+        self.num_arrived += 1
+        self.num_prompt_tokens += num_prompt_tokens
+        self._totals.note(self.num_arrived, self.num_prompt_tokens)
+
+    def note_end(self, num_output_tokens: int) -> None:
+        """A request has produced all that it will."""
+        self.num_ended += 1
+        self.mean_output_tokens += (num_output_tokens - self.mean_output_tokens) / min(self.num_ended, 200)
+
+    def note_prompt(self, num_tokens: int, num_cached_tokens: int) -> None:
+        """A prompt has been computed; so many of its tokens were in the prefix cache."""
+        self.num_prompts += 1
+        weight = 1.0 / min(self.num_prompts, NUM_PROMPTS)
+        self._mean_prompt_tokens += (num_tokens - self._mean_prompt_tokens) * weight
+        self._mean_cached_tokens += (num_cached_tokens - self._mean_cached_tokens) * weight
+
+    @property
+    def prefix_hit_share(self) -> float:
+        """Share of prompt tokens that the prefix cache has spared, over the last few hundred prompts."""
+        return self._mean_cached_tokens / self._mean_prompt_tokens if self.num_prompts else 0.0
+
+    def note_stay(self, num_first_blocks: int, num_blocks: int, stay_s: float) -> None:
+        """A request has given its blocks back, so long after it was first scheduled with the first of them."""
+        self.num_stays += 1
+        weight = 1.0 / min(self.num_stays, NUM_STAYS)
+        self._mean_blocks += (num_blocks - self._mean_blocks) * weight
+        self._mean_first_blocks += (num_first_blocks - self._mean_first_blocks) * weight
+        self._mean_block_s += ((num_first_blocks + num_blocks) / 2 * stay_s - self._mean_block_s) * weight
+        self.mean_stay_s = self._mean_block_s / self._mean_blocks
+
+    @property
+    def admitted_share(self) -> float:
+        """Of the blocks that a request gives back, those that it was admitted with; the others it took as it grew."""
+        return self._mean_first_blocks / self._mean_blocks if self._mean_blocks else 1.0
+
+    def traffic(self) -> Traffic | None:
+        """The last seconds; None while too little has been seen."""
+        changes = self._totals.changes(TRAFFIC_WINDOW_NS)
+        if changes is None or not self.num_ended:
+            return None
+        (num_arrived, num_prompt_tokens), duration_ns = changes
+        if not num_arrived:
+            return None
+        arrived_per_s, prompt_per_s = per_s(num_arrived, duration_ns), per_s(num_prompt_tokens, duration_ns)
+        prompt_tokens = prompt_per_s / arrived_per_s * (1.0 - self.prefix_hit_share)
+        return Traffic(arrived_per_s, prompt_tokens, self.mean_output_tokens)
+
+
+class BlockRates(NamedTuple):
+    """Blocks a second, as means over the last window."""
+
+    freed: float
+    """Given back by ended requests, less those that running ones took beyond their admission."""
+    released: float
+    """Given back by ended requests."""
+    arrived: float
+    """Of the prompts that were dispatched to the group."""
+    demanded: float
+    """Of those, and taken by running requests beyond their admission."""
+    used: float
+    """Change of what is held."""
+    let_in: float
+    """Of the queue's need, what was let in, less what was preempted and waits again."""
+
+
+@dataclass(slots=True)
+class GroupMonitor:
+    """What is remembered of one group between two looks at it."""
+
+    ticks: TickTimes = field(default_factory=TickTimes)
+    num_arrived_blocks: int = 0
+    """Of the prompts that were dispatched to this group."""
+    foreseen_since_ns: int | None = None
+    drowning_since_ns: int | None = None
+    overloaded_since_ns: int | None = None
+    overloaded_seen_ns: int | None = None
+    blocked_since_ns: int | None = None
+    settled_since_ns: int | None = None
+    """End of its last move (also while the next one is under way); None = no move yet."""
+    step_ended_ns: int | None = None
+    """When a step of it last ended."""
+    prefill_fill: float = 0.0
+    """Share of the token budget that prompts took in the last steps."""
+    num_failures: int = 0
+    """Moves in a row that failed: each doubles the time to the next attempt."""
+    _unrelieved_tick: int | None = None
+    """Number of the tick that comes after the last plan that could not relieve it."""
+    _last_news_ns: int | None = None
+    _totals: Totals | None = None
+    """Blocks freed, grown, arrived, held and let in, since they were first noted."""
+
+    def note_drowning(self, drowns: bool, now_ns: int) -> float:
+        """Follow for how long compute has bound a pipeline; in seconds."""
+        if not drowns:
+            self.drowning_since_ns = None
+        elif self.drowning_since_ns is None:
+            self.drowning_since_ns = now_ns
+        return 0.0 if self.drowning_since_ns is None else (now_ns - self.drowning_since_ns) / NANOSECONDS
+
+    def note_fill(self, share: float) -> None:
+        """A step has ended in which prompts took this share of the token budget."""
+        fill = self.prefill_fill + (share - self.prefill_fill) / NUM_FILLS
+        self.prefill_fill = fill if fill >= LEAST_FILL else 0.0
+
+    def note_decodes(self, num_steps: int) -> None:
+        """So many steps have ended in which nobody had a prompt to compute."""
+        for _ in range(num_steps):
+            if self.prefill_fill == 0.0:
+                break
+            self.note_fill(0.0)
+
+    def patience(self, dwell_s: float) -> float:
+        """Time to the next move, given what the last ones came to."""
+        return dwell_s * 2.0 ** min(self.num_failures, MAX_DOUBLINGS)
+
+    def is_news(self, now_ns: int) -> bool:
+        """Whether a decision not to act should be told again: not more often than every few seconds."""
+        news = self._last_news_ns is None or now_ns - self._last_news_ns >= NEWS_INTERVAL_NS
+        if news:
+            self._last_news_ns = now_ns
+        return news
+
+    def note_totals(self, group: GroupCore) -> None:
+        """Follow the group's totals (after every event that touched it): the next tick sees them."""
+        counters = group.counters
+        totals = (
+            counters.num_freed_blocks, counters.num_grown_blocks, self.num_arrived_blocks, group.used_blocks,
+            counters.num_queue_blocks,
+        )  # fmt: skip
+        if self._totals is None:
+            self._totals = Totals(self.ticks, *totals)
+        else:
+            self._totals.note(*totals)
+
+    def note_growth(self, group: GroupCore, times_ns: Sequence[int]) -> None:
+        """Of what the group holds, the last blocks were taken one by one at these times, some of them before ticks."""
+        counters, late = group.counters, len(times_ns)
+        if self._totals is None:
+            return
+        for index, time_ns in enumerate(times_ns, 1):
+            missing = late - index
+            self._totals.note_since(
+                self.ticks.number_at(time_ns), counters.num_freed_blocks, counters.num_grown_blocks - missing,
+                self.num_arrived_blocks, group.used_blocks - missing, counters.num_queue_blocks,
+            )
+
+    def rates(self) -> BlockRates | None:
+        """The last seconds, as the last tick saw them; None while too little has been seen."""
+        changes = None if self._totals is None else self._totals.changes(WINDOW_NS)
+        if changes is None:
+            return None
+        (freed, grown, arrived, used, let_in), duration_ns = changes
+        blocks = (freed - grown, freed, arrived, arrived + grown, used, let_in)
+        return BlockRates(*(per_s(change, duration_ns) for change in blocks))
+
+    def let_in_per_s(self, window_ns: int) -> float:
+        """Blocks of requests that were let in, less those of preempted ones, a mean over the last window; 0.0 while too
+        little has been seen."""
+        changes = None if self._totals is None else self._totals.changes(window_ns)
+        return 0.0 if changes is None else per_s(changes[0][-1], changes[1])
+
+    def note_verdict(self, overloaded: bool, declines: bool, now_ns: int) -> float:
+        """Follow for how long the group has been overloaded without a verdict against a drop; in seconds.
+
+        That nothing waits for memory just now is no such verdict: each request that ends lets the next one in.
+        """
+        if declines or (self.overloaded_seen_ns is not None and now_ns - self.overloaded_seen_ns > EPISODE_NS):
+            self.overloaded_since_ns = None
+        if overloaded:
+            self.overloaded_seen_ns = now_ns
+            if self.overloaded_since_ns is None:
+                self.overloaded_since_ns = now_ns
+        return 0.0 if self.overloaded_since_ns is None else (now_ns - self.overloaded_since_ns) / NANOSECONDS
+
+    def note_unrelieved(self) -> None:
+        """No plan relieves the group: until the next tick another would come to the same."""
+        self._unrelieved_tick = self.ticks.num_ticks
+
+    @property
+    def awaits_tick(self) -> bool:
+        """No plan has relieved the group since the last tick."""
+        return self._unrelieved_tick == self.ticks.num_ticks
+
+    def note_foreseen(self, missing_blocks: float, now_ns: int) -> float:
+        """Follow for how long memory has been foreseen to run out; in seconds."""
+        if missing_blocks <= 0.0:
+            self.foreseen_since_ns = None
+        elif self.foreseen_since_ns is None:
+            self.foreseen_since_ns = now_ns
+        return 0.0 if self.foreseen_since_ns is None else (now_ns - self.foreseen_since_ns) / NANOSECONDS
+
+    def note_blocked(self, group: GroupCore, now_ns: int) -> None:
+        """Follow whether the head of the queue is blocked by memory without a break."""
+        if group.waiting and group.head_blocked_by is BlockedBy.MEMORY:
+            if self.blocked_since_ns is None:
+                self.blocked_since_ns = now_ns
+        else:
+            self.blocked_since_ns = None
+
+    def _freed_per_s(
+        self, group: GroupCore, rates: BlockRates | None, mean_stay_s: float | None, now_ns: int
+    ) -> float | None:
+        """Blocks that come free in the near future: as measured net of growth, or as the present load will give back.
+
+        The measured rate is a mean over seconds. At the start of a burst it still knows the calm before it, and would
+        call a wait of a few steps a long one; what is held now comes free within about one mean stay (Little's law).
+        Growth is not taken off there: where it finds no room, it makes the newest request give way, not the queue wait.
+        """
+        if not mean_stay_s:
+            return None if rates is None else rates.freed
+        # A burst of longer answers than those that have ended shows in the age of what runs.
+        mean_age_s = group.mean_age_s(now_ns)
+        if mean_age_s is not None:
+            mean_stay_s = max(mean_stay_s, mean_age_s)
+        expected = group.used_blocks / mean_stay_s
+        if mean_stay_s > TRAFFIC_WINDOW_NS / NANOSECONDS:
+            # What has come since the window began has its stay before it. What came a stay ago leaves now, as fast as
+            # its like did during the window: slower, where a burst has begun since or slows its answers down.
+            # One request at least is foreseen to end in such a window.
+            least = group.used_blocks / max(1, len(group.running)) * NANOSECONDS / TRAFFIC_WINDOW_NS
+            return min(max(self._released_per_s(expected), least), expected)
+        return expected if rates is None else max(rates.freed, expected)
+
+    def _released_per_s(self, expected_per_s: float) -> float:
+        """Blocks given back by ended requests, a mean over the window of the traffic; what of it was not seen (a group
+        that is new) counts as expected."""
+        changes = None if self._totals is None else self._totals.changes(TRAFFIC_WINDOW_NS)
+        if changes is None:
+            return expected_per_s
+        (freed, *_), duration_ns = changes
+        unseen_ns = max(0, TRAFFIC_WINDOW_NS - duration_ns)
+        return (freed * NANOSECONDS + expected_per_s * unseen_ns) / (duration_ns + unseen_ns)
+
+    def head_need_blocks(self, group: GroupCore) -> int:
+        """What the head of the queue needs to be admitted, watermark included; 0 when nothing waits."""
+        head = group.waiting.head
+        return 0 if head is None else group.blocks_for(head.num_tokens) + group.watermark_blocks()
+
+    def blocked_s(self, now_ns: int) -> float | None:
+        """How long memory has kept the head of the queue out without a break; None while it does not."""
+        return None if self.blocked_since_ns is None else (now_ns - self.blocked_since_ns) / NANOSECONDS
+
+    def load(
+        self, group: GroupCore, steptime: StepTimeModel, now_ns: int, mean_stay_s: float | None = None
+    ) -> GroupLoad:
+        """The group as the overload policy sees it."""
+        unfinished = group.unfinished_tokens()
+        # Beside a step's prompts; where those come first it has room for nothing else.
+        num_decodes, kv_tokens = len(group.running), group.used_blocks * group.limits.block_size
+        if group.limits.prefill_first and len(group.stages) == 1:
+            num_decodes = kv_tokens = 0
+        rates, blocked_s = self.rates(), self.blocked_s(now_ns)
+        return GroupLoad(
+            group.group_id,
+            group.capacity_blocks,
+            group.used_blocks,
+            self.head_need_blocks(group),
+            group.queued_blocks(),
+            len(group.waiting),
+            blocked_s is not None,
+            blocked_s or 0.0,
+            self._freed_per_s(group, rates, mean_stay_s, now_ns),
+            group.queued_tokens() + unfinished,
+            steptime.prefill_tokens_per_s(
+                group.limits.max_num_batched_tokens, num_decodes, kv_tokens, len(group.stages)
+            ),
+            None if rates is None else rates.demanded,
+            None if rates is None else rates.released,
+            None if rates is None else rates.arrived * group.limits.block_size,
+            prefill_fill=self.prefill_fill,
+            unfinished_prefill_tokens=unfinished,
+            surge=self._surge(),
+            admitted_blocks_per_s=self._admitted_per_s(group, rates, blocked_s),
+        )
+
+    def _admitted_per_s(self, group: GroupCore, rates: BlockRates | None, blocked_s: float | None) -> float | None:
+        """What a queue got that memory has kept out over the whole window; where nobody was let in, as if its head were
+        now."""
+        if rates is None or blocked_s is None or blocked_s < WINDOW_SPAN * WINDOW_S:
+            return None
+        return max(rates.let_in, self.head_need_blocks(group) / WINDOW_S)
+
+    def _surge(self) -> float | None:
+        lately, usually = self._arrived_per_s(SURGE_WINDOW_NS), self._arrived_per_s(TRAFFIC_WINDOW_NS)
+        return lately / usually if lately is not None and usually else None
+
+    def _arrived_per_s(self, window_ns: int) -> float | None:
+        changes = None if self._totals is None else self._totals.changes(window_ns)
+        if changes is None:
+            return None
+        (_, _, num_blocks, *_), duration_ns = changes
+        return per_s(num_blocks, duration_ns)

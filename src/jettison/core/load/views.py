@@ -1,0 +1,353 @@
+"""What is known of load: monitors of groups and traffic, step times, and the views that policies decide by.
+
+Nothing is decided here and nothing is started: the rungs of ``core.ladder`` read these views, ``core.cluster`` feeds
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jettison.core.load.monitor import TRAFFIC_WINDOW_NS, GroupMonitor, TrafficMonitor
+from jettison.core.load.samples import TickTimes
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState
+from jettison.cost.grouprate import TokenMix
+from jettison.cost.pipeline import PipelineEfficiency
+from jettison.cost.steptime import StepTimeModel, StepTimePrior
+from jettison.policy.computeload import Arrangement, compute_load
+from jettison.policy.exchange import ExchangeCosts
+from jettison.policy.overload import Assessment, assess_overload, foreseen_missing_blocks, why_queue_is_no_reason
+from jettison.policy.refusal import predicted_wait_s
+from jettison.policy.restore import MergedLoad, is_drowning
+from jettison.types import NANOSECONDS, GroupId, WorkerId
+
+
+class Loads:
+    """Everything that is measured of a cluster's load."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self.ticks = TickTimes()
+        self.traffic = TrafficMonitor(self.ticks)
+        self.steptimes: dict[int, StepTimeModel] = {}
+        """Step-time fit by number of stages: a deeper pipeline steps faster and more often."""
+        self.efficiencies: dict[int, PipelineEfficiency] = {}
+        """Of pipelines, by number of stages."""
+        self._state = state
+        self._monitors: dict[GroupId, GroupMonitor] = {}
+        self.kept_out: set[GroupId] = set()
+        """Groups whose queue memory has kept out since some event before this one."""
+        self._num_dissolved = 0
+        """Groups dissolved when monitors were last forgotten."""
+        self._compute_loads: dict[int, float | None] = {}
+        """By number of stages; good until anything that they are made from is fed."""
+        self._waiting_since_ns: int | None = None
+        """Since when requests have waited without a break."""
+
+    def forget_predictions(self) -> None:
+        """Parameters have changed: what was computed from them is computed again."""
+        self._compute_loads.clear()
+
+    # --- feeding ----------------------------------------------------------------------------------------------
+
+    def note_tick(self, now_ns: int) -> None:
+        """A tick: it sees the totals that were noted before it (``core.load.samples``)."""
+        self._compute_loads.clear()
+        self.ticks.add(now_ns)
+
+    def note_ticks(self, times_ns: Sequence[int]) -> None:
+        """Several ticks between which nothing has changed."""
+        self._compute_loads.clear()
+        self.ticks.add_all(times_ns)
+
+    def note_group(self, group: GroupCore, now_ns: int) -> None:
+        """Follow a group that an event has touched, at the event's end: what it holds, and whether memory keeps its
+        queue out."""
+        monitor = self.monitor(group)
+        monitor.note_blocked(group, now_ns)
+        monitor.note_totals(group)
+        if monitor.blocked_since_ns is None:
+            self.kept_out.discard(group.group_id)
+        else:
+            self.kept_out.add(group.group_id)
+
+    def note_waiting(self, waits: bool, now_ns: int) -> None:
+        """Follow since when requests have been waiting, at every event's end."""
+        if not waits:
+            self._waiting_since_ns = None
+        elif self._waiting_since_ns is None:
+            self._waiting_since_ns = now_ns
+
+    def predicted_wait_s(self, now_ns: int) -> float:
+        """How long a request that came now would wait, behind all that wait already; 0.0 where none does."""
+        if self._waiting_since_ns is None:
+            return 0.0
+        state, waited_ns = self._state, now_ns - self._waiting_since_ns
+        # What was let in before there was a queue came as it liked, and says nothing of how fast a queue moves.
+        window_ns = min(TRAFFIC_WINDOW_NS, waited_ns)
+        known = [self._monitors[g] for g in state.groups if g in self._monitors]  # asking must change nothing
+        let_in_per_s = sum(monitor.let_in_per_s(window_ns) for monitor in known)
+        homeless = sum(-(-s.num_tokens // state.limits.block_size) for s in state.homeless.values())
+        queued = sum(state.groups[g].queued_blocks() for g in state.changes.queued)
+        return predicted_wait_s(queued + homeless, let_in_per_s, waited_ns / NANOSECONDS)
+
+    def note_totals(self, group: GroupCore) -> None:
+        """The totals alone, where a tick comes before the event that touched the group has been followed up."""
+        self.monitor(group).note_totals(group)
+
+    def note_arrival(self, group: GroupCore, state: RequestState) -> None:
+        """A new request was dispatched to a group. One that changes its queue later is no new demand."""
+        self._compute_loads.clear()
+        fresh = group.blocks_for(state.num_prompt) * (1.0 - self.traffic.prefix_hit_share)
+        self.monitor(group).num_arrived_blocks += round(fresh)
+
+    def note_token(self, state: RequestState) -> None:
+        """A request has got a token."""
+        if state.num_output == 1:
+            self._compute_loads.clear()
+            self.traffic.note_prompt(state.num_prompt, state.num_cached)
+
+    def note_end(self, group: GroupCore, state: RequestState, now_ns: int) -> None:
+        """A request of the group has produced all that it will."""
+        self._compute_loads.clear()
+        self.traffic.note_end(state.num_output)
+        if not state.num_output:  # no token has told that its prompt is computed
+            self.traffic.note_prompt(state.num_prompt, state.num_cached)
+        if state.first_scheduled_ns is not None:
+            stay_s = (now_ns - state.first_scheduled_ns) / NANOSECONDS
+            first, last = group.blocks_for(state.num_prompt), group.blocks_for(state.num_tokens)
+            self.traffic.note_stay(first, last, stay_s)
+
+    def note_cut_short(self, state: RequestState) -> None:
+        """A request ends before it has produced all that it would have."""
+        if state.num_output:
+            self._compute_loads.clear()
+            self.traffic.note_end(state.num_output)
+
+    def note_step(
+        self, group: GroupCore, num_tokens: int, num_rows: int, num_kv_tokens: int, seconds: float, now_ns: int
+    ) -> None:
+        """A step of the group has ended, ``seconds`` after it was issued.
+
+        What it took a pipeline is known if all its places were taken since the step before ended.
+        """
+        self._compute_loads.clear()
+        num_stages, monitor = len(group.stages), self.monitor(group)
+        begun_ns = now_ns - round(seconds * NANOSECONDS)
+        self.steptime(num_stages).observe_run(num_tokens, num_kv_tokens, (begun_ns, now_ns), group.group_id)
+        monitor.note_fill((num_tokens - num_rows) / group.limits.max_num_batched_tokens)
+        since_ns, monitor.step_ended_ns = monitor.step_ended_ns, now_ns
+        if num_stages == 1 or since_ns is None or len(group.in_flight) < num_stages:
+            return
+        alone_s = self.steptime(1).predict_s(num_tokens, num_kv_tokens)
+        if alone_s is not None and all(f.issued_ns <= since_ns for f in group.in_flight.values()):
+            self.efficiency(num_stages).observe(alone_s / num_stages, (now_ns - since_ns) / NANOSECONDS)
+
+    def note_steps(self, group: GroupCore, num_rows: int, num_kv_tokens: int, times_ns: Sequence[int]) -> None:
+        """Steps of a group of one stage, a token for each row in every one, have followed each other: the first was
+        issued at the first of the times, and each ended, and the next was issued, at the next.
+        """
+        self._compute_loads.clear()
+        monitor = self.monitor(group)
+        self.steptime(1).observe_run(num_rows, num_kv_tokens, times_ns, group.group_id)
+        monitor.note_decodes(len(times_ns) - 1)
+        monitor.step_ended_ns = times_ns[-1]
+
+    def note_settled(self, worker_ids: tuple[WorkerId, ...], now_ns: int, *, failed: bool = False) -> None:
+        """A move that touched these workers has ended: their groups' dwell times begin."""
+        self._compute_loads.clear()
+        touched = {g.group_id: g for w in worker_ids for g in self._state.groups_of[w]}
+        for group in touched.values():
+            monitor = self.monitor(group)
+            monitor.settled_since_ns = now_ns
+            monitor.num_failures = monitor.num_failures + 1 if failed else 0
+
+    def forget_dissolved(self) -> None:
+        """Drop the monitors of groups that are no more."""
+        if self._num_dissolved != self._state.num_dissolved:
+            self._num_dissolved = self._state.num_dissolved
+            for group_id in [g for g in self._monitors if g not in self._state.groups]:
+                del self._monitors[group_id]
+            self.kept_out &= self._monitors.keys()
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def monitor(self, group: GroupCore) -> GroupMonitor:
+        """What is remembered of a group."""
+        found = self._monitors.get(group.group_id)
+        if found is None:
+            found = self._monitors[group.group_id] = GroupMonitor(self.ticks)
+        return found
+
+    def steptime(self, num_stages: int) -> StepTimeModel:
+        """The step-time fit of groups of so many stages; until it has data, the profile answers."""
+        profile = self._state.params.profile
+        if num_stages not in self.steptimes:
+            prior = None if profile is None else StepTimePrior(profile.cost, num_stages)
+            self.steptimes[num_stages] = StepTimeModel(prior=prior)
+        return self.steptimes[num_stages]
+
+    def efficiency(self, num_stages: int) -> PipelineEfficiency:
+        """What pipelines of so many stages reach; until one has been seen, as profiled or as configured."""
+        if num_stages not in self.efficiencies:
+            profile = self._state.params.profile
+            profiled = None if profile is None else profile.pipeline_efficiency(num_stages)
+            configured = self._state.params.overload.pipeline_efficiency
+            self.efficiencies[num_stages] = PipelineEfficiency(profiled or configured)
+        return self.efficiencies[num_stages]
+
+    def group_rates(self) -> dict[int, float]:
+        """Tokens of answers a second of groups by their number of stages, for what arrives; empty without a profile.
+
+        Of a length that pipelines have served with, as they did: their bubbles and their uneven microbatches are in it.
+        """
+        profile, traffic = self._state.params.profile, self.traffic.traffic()
+        if profile is None:
+            return {}
+        prompts = 0.0 if traffic is None else traffic.prompt_tokens / max(1.0, traffic.output_tokens)
+        rates = profile.serving_rates(TokenMix(prompts, self._state.limits.max_num_batched_tokens))
+        if (alone := rates.get(1)) is not None:
+            seen = {n: each.value for n, each in self.efficiencies.items() if n > 1 and each.is_measured}
+            rates |= {n: n * alone * reached for n, reached in seen.items()}
+        return rates
+
+    def has_dwelled(self, group: GroupCore, now_ns: int) -> bool:
+        """Its last move ended long enough ago for the next drop."""
+        monitor = self.monitor(group)
+        since = monitor.settled_since_ns
+        return since is None or now_ns - since >= monitor.patience(self._state.params.drop_dwell_s) * NANOSECONDS
+
+    def compute_load(self, num_stages: int) -> float | None:
+        """Of the whole cluster, were it made of groups of so many members; None while too little is known."""
+        if num_stages not in self._compute_loads:
+            self._compute_loads[num_stages] = self._compute_load(num_stages)
+        return self._compute_loads[num_stages]
+
+    def _compute_load(self, num_stages: int) -> float | None:
+        traffic = self.traffic.traffic()
+        if traffic is None:
+            return None
+        shape, limits = self._state.shape, self._state.limits
+        token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
+        num_alive, least_full_blocks = self._state.alive_workers()
+        if not num_alive:
+            return None
+        full_tokens = least_full_blocks * limits.block_size
+        spare_copies = (num_stages - 1) / num_stages
+        arrangement = Arrangement(
+            num_alive,
+            full_tokens + spare_copies * shape.parameter_bytes / token_bytes,
+            limits.max_num_seqs,
+            1.0 if num_stages == 1 else self.efficiency(num_stages).value,
+        )
+        return compute_load(traffic, arrangement, self.steptime(1).predict_s)
+
+    def may_be_overloaded(self, group: GroupCore, now_ns: int) -> bool:
+        """Whether ``assess`` could find the group overloaded, or a drop not worth it: a look at its queue alone."""
+        params = self._state.params.overload
+        if params.horizon_s > 0.0:
+            return True  # memory that will be missing is foreseen from rates
+        monitor = self.monitor(group)
+        reason = why_queue_is_no_reason(
+            len(group.waiting), group.used_blocks, monitor.head_need_blocks(group), group.capacity_blocks,
+            monitor.blocked_s(now_ns), params,
+        )
+        return reason is None
+
+    def assess(
+        self, group: GroupCore, now_ns: int, *, is_restoring: bool, num_merged: int | None = None
+    ) -> Assessment:
+        """Whether the group is overloaded. ``is_restoring``: the question is whether to go on, not to merge more.
+
+        ``num_merged``: stages of the group that a plan would make of it; None = the least that any merge would make.
+        """
+        steptime = self.steptime(len(group.stages))
+        load = self.monitor(group).load(group, steptime, now_ns, self.traffic.mean_stay_s)
+        num_stages = len(group.stages)
+        if is_restoring:
+            merged, separate = num_stages, 1
+        else:
+            merged, separate = num_merged or num_stages + self._least_partner(group), num_stages
+        missing = foreseen_missing_blocks(load, self._state.params.overload)
+        load = load._replace(
+            admitted_share=self.traffic.admitted_share,
+            mean_stay_s=self._stay_s(group, now_ns),
+            is_yielding=group.admission_cap_blocks is not None and not is_restoring,
+            foreseen_s=self.monitor(group).note_foreseen(missing, now_ns),
+            merged_compute_load=self.compute_load(merged), separate_compute_load=self.compute_load(separate)
+        )
+        return assess_overload(load, self._state.params.overload)
+
+    def _stay_s(self, group: GroupCore, now_ns: int) -> float:
+        """How long its requests stay: as those before them, or as they have already; 0 while nothing is known."""
+        return max(self.traffic.mean_stay_s or 0.0, group.mean_age_s(now_ns) or 0.0)
+
+    def _least_partner(self, group: GroupCore) -> int:
+        """Stages of the smallest other group; 1 without any."""
+        num_single = len(self._state.groups) - len(self._state.pipelines) - (len(group.stages) == 1)
+        if num_single > 0:
+            return 1
+        return min((len(g.stages) for g in self._state.pipelines.values() if g is not group), default=1)
+
+    def merged_load(self, group: GroupCore, now_ns: int) -> MergedLoad:
+        """A merged group as the restore policy sees it."""
+        monitor = self.monitor(group)
+        since = monitor.settled_since_ns
+        load = MergedLoad(
+            group.used_blocks,
+            sum(self._state.workers[w].full_blocks for w in group.worker_ids),
+            len(group.waiting) + len(group.moving) + len(group.stored),
+            0.0 if (rates := monitor.rates()) is None else rates.used,
+            0.0 if since is None else (now_ns - since) / NANOSECONDS,
+            self.compute_load(len(group.stages)),
+            self.compute_load(1),
+            separate_pace=self._separate_pace(group),
+            recompute_block_s=self._recompute_block_s(group),
+            mean_stay_s=self._stay_s(group, now_ns),
+        )
+        drowns = is_drowning(load, self._state.params.restore)
+        return load._replace(drowning_s=monitor.note_drowning(drowns, now_ns))
+
+    def _separate_pace(self, group: GroupCore) -> float | None:
+        """Time of a decode step on one member as an instance, over its way through the pipeline: as both were seen.
+
+        Either has its share of the requests in a step: a microbatch of the pipeline, or a member's own.
+        """
+        num_stages = len(group.stages)
+        rows, kv_tokens = self._microbatch(group)
+        merged = self.steptime(num_stages).predict_s(rows, kv_tokens)
+        separate = self.steptime(1).predict_s(rows, kv_tokens)
+        return separate / merged if merged and separate else None
+
+    def _recompute_block_s(self, group: GroupCore) -> float | None:
+        rate = self.steptime(1).prefill_tokens_per_s(self._state.limits.max_num_batched_tokens, 0, 0)
+        return None if not rate else self._state.limits.block_size / (rate * len(group.stages))
+
+    def exchange_costs(self, group: GroupCore) -> ExchangeCosts:
+        """Prices as they were met so far: links by the transfers that have ended (before: as profiled), compute by the
+        steps."""
+        num_stages, budget = len(group.stages), self._state.limits.max_num_batched_tokens
+        fit = self.steptimes.get(num_stages)
+        if fit is None:
+            fit, num_stages = self.steptimes.get(1) or StepTimeModel(), 1
+        assumed, round_trip_s = self._state.params.profiled_link or (None, 0.0)
+        usual = ExchangeCosts()
+
+        def recompute_s(num_tokens: int) -> float | None:
+            # On average half of what is computed again lies before a chunk of it.
+            rate = fit.prefill_tokens_per_s(budget, 0, num_stages * (num_tokens // 2), num_stages)
+            return None if rate is None else num_tokens / rate
+
+        return ExchangeCosts(
+            lambda link: self._state.link_rate(link).bytes_per_s or assumed,
+            recompute_s,
+            fit.predict_s(*self._microbatch(group)),
+            max(usual.round_trip_s, round_trip_s),
+        )
+
+    def _microbatch(self, group: GroupCore) -> tuple[int, int]:
+        """Rows of a decode step, and the cached tokens that they attend to: the requests' share of each stage."""
+        num_stages = len(group.stages)
+        rows = max(1, (len(group.running) + len(group.moving)) // num_stages)
+        return rows, group.used_blocks * self._state.limits.block_size // num_stages

@@ -1,0 +1,1 @@
+"""How: mechanisms that move memory and requests. None decides whether to begin."""

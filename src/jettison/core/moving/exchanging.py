@@ -1,0 +1,464 @@
+"""The exchange after a merge: running requests' KV goes to where the new stages want it (KunServe v3 section 4.2).
+
+Owns the transfers of one merge and the pages under KV that a member no longer runs. Nothing here changes queues of
+other groups or drops parameters: that is ``core.moving.merging``, which drives it. What happens to each stalled request
+(transfer, recompute, live) is decided in ``policy.exchange``.
+
+    plan(states)    before the drop: which requests will have to move, so that their KV is kept (``spec``)
+    begin(group)    the merged group exists; its requests are resumed, stalled or recomputed
+    advance(now)    transfers start in service order as landing space allows; foreign pages are given back
+
+Ownership: until its last move has ended, a request's blocks stay reserved at both ends. Landing space comes first:
+admission leaves free what the exchange still needs, so two members cannot fill each other's room and wait forever;
+should no landing be possible at all, the youngest stalled request is recomputed instead.
+
+Live (KunServe v1 section 4.2): the block that is not full goes first; as soon as it is there the request runs, and its
+steps attend to the full blocks at the old home, for the layers that have not arrived. New KV is written by the new
+stage only, so nothing that is still on its way can become stale. Layers arrive one after the other for *all* live
+requests, because a layer that is local for everybody costs no round trip. A member keeps foreign pages until no step
+in flight can ask for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from jettison.core.moving.arriving import Arriving, ArrivingSet
+from jettison.core.moving.landed import Landed, LandedBlocks
+from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
+from jettison.core.pending import KV_PURPOSES, Owner, PendingTransfer, Purpose
+from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
+from jettison.core.requests import Phase, RemotePart, RequestState
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState
+from jettison.memory.layout import LayoutSpec, RetainedKV
+from jettison.policy.exchange import (
+    ExchangeMode,
+    ExchangeQueue,
+    LinkId,
+    StalledRequest,
+    by_layers,
+    choose_exchange,
+    split_layers,
+)
+from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
+from jettison.policy.merge import StagePlan
+from jettison.policy.order import in_service_order
+from jettison.types import NANOSECONDS, LayerRange, TransferId, WorkerId
+
+COUNTS_PER_EXCHANGE = 16
+"""What must still be sent is counted again when one in so many of the transfers under way has ended: counting reads
+them all, and pages are given back by the quarter."""
+
+WAITED_FOR_ATTEMPTS = 8
+"""So many failed attempts to give pages back, one after the other, stalled requests wait for; then for none."""
+
+
+class Exchange:
+    """Transfers of one merge into ``stages``."""
+
+    def __init__(self, cluster: ClusterState, owner: Owner, stages: tuple[StagePlan, ...]) -> None:
+        self._cluster = cluster
+        self._owner = owner
+        self._stages = {s.worker_id: s.layers for s in stages}
+        self._stage_order = stages
+        self.group: GroupCore | None = None
+        self.num_moved_bytes = 0
+        self._relayouts: list[Relayout] = []
+        self._landing: list[tuple[RequestState, tuple[KVMovePlan, ...]]] = []
+        """Stalled requests whose transfers have not started, in service order."""
+        self._moves: dict[TransferId, SendKV] = {}
+        self._links: set[LinkId] = set()
+        """On which something has been sent."""
+        self._landed = LandedBlocks(cluster)
+        """Shared prefixes move once."""
+        self._arriving = ArrivingSet()
+        self.num_by_choice: Counter[ExchangeMode] = Counter()
+        self._started_ns = 0
+        self._num_foreign: dict[WorkerId, int] | None = None
+        """Blocks of layers that left a worker and must still be sent, by worker; None = has to be counted again."""
+        self._num_ended = 0
+        """Transfers since that was counted."""
+        self._retry_ns = 0
+        self._num_refused = 0
+        """Attempts to give pages back that have failed since one did not."""
+
+    @property
+    def num_stalled(self) -> int:
+        """Requests whose transfers have not started."""
+        return len(self._landing)
+
+    @property
+    def is_over(self) -> bool:
+        """Every request is in place and no member keeps KV of layers that it no longer runs."""
+        assert self.group is not None
+        return not (
+            self._landing or self._moves or self._arriving or self._relayouts or self.group.moving or self._kept()
+        )
+
+    @property
+    def waits_for_time(self) -> bool:
+        """What is to be started depends on prices, or what failed is to be tried again later."""
+        return bool(self._landing) or self._retry_ns > 0
+
+    # --- before the drop --------------------------------------------------------------------------------------
+
+    def plan(self, states: Iterable[RequestState]) -> None:
+        """Note which requests have KV that must survive the drop until it has been sent."""
+        stalled = [
+            (state, plan_kv_moves(state.kv_at, self._stage_order))
+            for state in states
+            if state.ending is None and state.num_computed > 0
+        ]
+        self._landing = [entry for entry in stalled if entry[1]]
+
+    def call_off(self) -> None:
+        """The drop did not happen: nothing will be sent."""
+        self._landing = []
+
+    def _foreign_blocks(self, worker_ids: Iterable[WorkerId]) -> dict[WorkerId, tuple[RetainedKV, ...]]:
+        """Of these members, KV of layers outside the new range that must still be sent, or may still be attended to."""
+        tables = {w: self._cluster.workers[w].ledger for w in worker_ids}
+        foreign: dict[WorkerId, list[tuple[LayerRange, Sequence[int]]]] = {w: [] for w in tables}
+        for state, moves in self._landing:
+            for move in moves:
+                if (ledger := tables.get(move.src)) is not None:
+                    ids = ledger.table(state.request_id).ids[: -(-state.num_computed // ledger.block_size)]
+                    foreign[move.src].append((move.layers, ids))
+        for sent in self._moves.values():
+            if sent.src in tables:
+                foreign[sent.src].append((sent.layers, sent.src_blocks))
+        # Steps in flight name the same parts again and again.
+        for request_id, part in {(s.request_id, part) for s, part in self._attended() if part.src in tables}:
+            foreign[part.src].append((part.layers, tables[part.src].table(request_id).ids[: part.num_blocks]))
+        return {w: tuple(RetainedKV(*kept) for kept in by_layers(found)) for w, found in foreign.items()}
+
+    def _attended(self) -> Iterator[tuple[RequestState, RemotePart]]:
+        """KV that steps attend to, or will, where it lies."""
+        for entry in self._arriving.entries.values():
+            yield from ((entry.state, part) for part in entry.remote)
+        if self.group is not None:
+            yield from self._in_flight()
+
+    def _in_flight(self) -> Iterator[tuple[RequestState, RemotePart]]:
+        """What steps that have been issued may still ask for."""
+        assert self.group is not None
+        for flight in self.group.in_flight.values():
+            for row in flight.step.rows:
+                yield from ((row.state, part) for part in row.remote)
+
+    def spec(self, worker_id: WorkerId) -> LayoutSpec:
+        """A member's layout: its stage, and KV of other layers for as long as it must still be sent."""
+        layers = self._stages[worker_id]
+        return LayoutSpec(self._cluster.shape.shards_for(layers), layers, self._foreign_blocks((worker_id,))[worker_id])
+
+    # --- the merged group -------------------------------------------------------------------------------------
+
+    def begin(self, group: GroupCore, states: Iterable[RequestState], now_ns: int) -> None:
+        """Put the requests of the old groups into the merged one; those that lack KV stall."""
+        self.group = group
+        self._started_ns = now_ns
+        self._landing = []
+        self._num_foreign = None
+        for state in in_service_order(states, self._cluster.limits.scheduling_policy):
+            if state.phase is Phase.WAITING:
+                group.enqueue(state)
+                continue
+            if state.phase is Phase.STORED:
+                group.keep_stored(state)
+                self._cluster.counters.hosted_carried += 1
+                continue
+            state.paused = False
+            moves = plan_kv_moves(state.kv_at, self._stage_order)
+            if not moves and state.ending is None:
+                group.resume(state)
+                continue
+            state.phase = Phase.MOVING
+            state.group_id = group.group_id
+            group.moving[state.request_id] = state
+            if state.ending is not None:
+                self._cluster.reap(state)
+            elif state.num_computed == 0:
+                self._recompute(state)
+            else:
+                self._landing.append((state, moves))
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Start what can be started, and tell admission what is still to land."""
+        assert self.group is not None
+        actions = self._start_transfers(now_ns)
+        while self._landing and not self._may_get_room(now_ns):
+            # Nothing is under way that could make room: recompute the youngest.
+            state, _ = self._landing.pop()
+            self.num_by_choice[ExchangeMode.RECOMPUTE] += 1
+            self._recompute(state)
+            actions += self._start_transfers(now_ns)
+        self._reserve_landing(self.group)
+        return actions
+
+    def _may_get_room(self, now_ns: int) -> bool:
+        """Something is under way that could let stalled requests land, or will be when a failed attempt is repeated."""
+        repeats = now_ns < self._retry_ns and self._num_refused <= WAITED_FOR_ATTEMPTS
+        return bool(self._moves or self._relayouts) or repeats or any(self._in_flight())
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def note_answers(self, now_ns: int) -> list[Action]:
+        """Something was answered: layout changes that are over are forgotten."""
+        for relayout in [r for r in self._relayouts if r.is_over]:
+            self._relayouts.remove(relayout)
+            failed = relayout.phase is RelayoutPhase.FAILED
+            self._num_refused = self._num_refused + 1 if failed else 0
+            if failed:
+                self._retry_ns = now_ns + RETRY_NS
+        return []
+
+    def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
+        """Take the end of a transfer."""
+        move, state = self._moves.pop(event.transfer_id), pending.request
+        assert state is not None, pending
+        self._cluster.touch(state)
+        self._account(move, event)
+        entries = self._arriving.ended(event.transfer_id)
+        actions: list[Action] = []
+        if not event.complete:
+            self._landed.forget(state, move)
+            # Whoever counted on the prefix that this transfer carried has to start again, too.
+            for entry in entries:
+                actions += self.cancel(entry.state)
+                self._cluster.distrust(entry.state)
+        if state.ending is not None:
+            self._cluster.reap(state)
+        for entry in entries:
+            self._try_resume(entry, now_ns)
+        return actions
+
+    def _account(self, move: SendKV, event: TransferEnded) -> None:
+        """Book what a move has carried."""
+        self.num_moved_bytes += event.num_bytes
+        self._cluster.counters.exchanged_bytes += event.num_bytes
+        self._cluster.link_rate((move.src, move.dst)).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
+        self._num_ended += 1
+        if self._num_ended * COUNTS_PER_EXCHANGE > len(self._moves):
+            self._num_foreign = None
+
+    def cancel(self, state: RequestState) -> list[Action]:
+        """The request is ending or starts again: stop its transfers unless another request needs what they carry."""
+        if any(s is state for s, _ in self._landing):
+            self._landing = [entry for entry in self._landing if entry[0] is not state]
+            self._num_foreign = None
+        self._arriving.forget(state.request_id)
+        cancelled = [
+            self._moves[m]
+            for m in sorted(state.moves)
+            if m in self._moves and not self._arriving.others_need(m, state.request_id)
+        ]
+        for move in cancelled:
+            # Nobody may count on blocks of which perhaps nothing has arrived.
+            self._landed.forget(state, move)
+        return [CancelTransfer(move.src, move.transfer_id) for move in cancelled]
+
+    # --- transfers --------------------------------------------------------------------------------------------
+
+    def _start_transfers(self, now_ns: int) -> list[Action]:
+        """Start the transfers of stalled requests, in service order, until one has no room to land."""
+        assert self.group is not None
+        urgent: list[Action] = []
+        bulk: list[tuple[int, Action]] = []
+        begun: list[Arriving] = []
+        given_up: list[RequestState] = []
+        for state, moves in self._landing:
+            choice = self._choose(state, moves, given_up, now_ns)
+            if choice is ExchangeMode.RECOMPUTE:
+                given_up.append(state)
+                self.num_by_choice[choice] += 1
+                continue
+            entry = None if choice is None else self._start(state, moves, choice is ExchangeMode.LIVE, urgent, bulk)
+            if choice is None or entry is None:
+                break
+            begun.append(entry)
+            self.num_by_choice[choice] += 1
+        done = {e.state.request_id for e in begun} | {s.request_id for s in given_up}
+        if done:
+            self._landing = [entry for entry in self._landing if entry[0].request_id not in done]
+            self._num_foreign = None
+        for state in given_up:
+            self._recompute(state)
+        for entry in begun:
+            self._try_resume(entry, now_ns)
+        # Layer by layer over all live requests; what stalls somebody goes before (part -1).
+        actions = urgent + [action for _, action in sorted(bulk, key=lambda item: item[0])]
+        return actions + self._give_back_foreign(bool(self._landing or self.group.has_waiting), now_ns)
+
+    def _choose(
+        self, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState], now_ns: int
+    ) -> ExchangeMode | None:
+        """What to do with a stalled request, given all that goes before it."""
+        group, cluster = self.group, self._cluster
+        assert group is not None
+        size = cluster.limits.block_size
+        num_full, num_blocks = state.num_computed // size, group.blocks_for(state.num_computed)
+        layer_bytes = cluster.shape.block_bytes_per_layer(size)
+        load: dict[LinkId, int] = {}
+        remote: dict[WorkerId, int] = {}
+        for move in moves:
+            link = (move.src, move.dst)
+            load[link] = load.get(link, 0) + len(move.layers) * num_blocks * layer_bytes
+            remote[move.dst] = remote.get(move.dst, 0) + len(move.layers)
+        request = StalledRequest(
+            state.num_computed, load, {k: v * (num_blocks - num_full) // num_blocks for k, v in load.items()},
+            max(remote.values()), num_full > 0,
+        )
+        ahead = group.waiting.ahead_of(state)
+        before = sum(s.num_tokens for s in ahead)
+        waited_s = (now_ns - self._started_ns) / NANOSECONDS
+        behind = len(group.waiting) - len(ahead)
+        num_others = len(group.running) + len(group.moving) + behind - 1
+        queued = {link: cluster.book.bytes_between(*link, *KV_PURPOSES) for link in self._links | load.keys()}
+        queue = ExchangeQueue(
+            queued, before + sum(s.num_computed for s in given_up), waited_s, max(0, num_others)
+        )
+        return choose_exchange(request, queue, cluster.exchange_costs(group), cluster.params.exchange)
+
+    def _start(
+        self, state: RequestState, moves: tuple[KVMovePlan, ...], live: bool,
+        urgent: list[Action], bulk: list[tuple[int, Action]],
+    ) -> Arriving | None:
+        """Reserve landing blocks and start all transfers of a request; None if a destination lacks room."""
+        prefixes = self._reserve(state, moves)
+        if prefixes is None:
+            return None
+        num_full, num_sent = self._num_full(state), -(-state.num_computed // self._cluster.limits.block_size)
+        entry = Arriving(state)
+        for move in moves:
+            prefix = prefixes.get(move.dst, [])
+            if not live:
+                entry.first |= self._carriers(prefix, move)
+                action = self._send(state, move, len(prefix), num_sent)
+                entry.first.add(action.transfer_id)
+                bulk.append((-1, action))
+                continue
+            if num_sent > num_full:
+                action = self._send(state, move, num_full, num_sent, urgent=True)
+                entry.first.add(action.transfer_id)
+                urgent.append(action)
+            for index, layers in enumerate(split_layers(move.layers)):
+                part = move._replace(layers=layers)
+                waits = self._carriers(prefix, part)
+                if num_full > len(prefix):
+                    action = self._send(state, part, len(prefix), num_full)
+                    waits.add(action.transfer_id)
+                    bulk.append((index, action))
+                entry.parts[RemotePart(move.src, move.dst, layers, num_full)] = waits
+        self._arriving.add(entry)
+        return entry
+
+    def _reserve(self, state: RequestState, moves: tuple[KVMovePlan, ...]) -> dict[WorkerId, list[Landed]] | None:
+        """Take landing blocks at every destination; what of them is shared, or None if one lacks room."""
+        workers = self._cluster.workers
+        table_len = max(workers[m.src].ledger.num_blocks_of(state.request_id) for m in moves)
+        new_here = [dst for dst in sorted({m.dst for m in moves}) if not workers[dst].ledger.has(state.request_id)]
+        shared = {dst: self._shared_prefix(state, moves, dst) for dst in new_here}
+        if any(not workers[dst].ledger.can_allocate(table_len - len(shared[dst])) for dst in new_here):
+            return None
+        for dst in new_here:
+            ledger = workers[dst].ledger
+            ledger.adopt_prefix(state.request_id, [landed.block for landed in shared[dst]])
+            ledger.allocate(state.request_id, table_len - len(shared[dst]))
+        for src, dst in sorted({(m.src, m.dst) for m in moves}):
+            self._landed.note(state, src, dst)
+        return shared
+
+    def _num_full(self, state: RequestState) -> int:
+        return state.num_computed // self._cluster.limits.block_size
+
+    def _send(self, state: RequestState, move: KVMovePlan, first: int, end: int, *, urgent: bool = False) -> SendKV:
+        """Send blocks ``first`` to ``end`` of a request's table."""
+        workers = self._cluster.workers
+        there = workers[move.src].ledger.table(state.request_id).ids[first:end]
+        here = workers[move.dst].ledger.table(state.request_id).ids[first:end]
+        action = self._cluster.send_kv(
+            state, move.src, move.dst, move.layers, there, here, owner=self._owner, waiter=self,
+            purpose=Purpose.EXCHANGE, urgent=urgent,
+        )
+        self._moves[action.transfer_id] = action
+        self._links.add((move.src, move.dst))
+        return action
+
+    def _shared_prefix(self, state: RequestState, moves: tuple[KVMovePlan, ...], dst: WorkerId) -> list[Landed]:
+        """Blocks at ``dst`` that already hold (or will hold) this request's leading blocks."""
+        sources = {m.src for m in moves if m.dst == dst}
+        return self._landed.prefix(state, sources.pop(), dst) if len(sources) == 1 else []
+
+    def _carriers(self, prefix: list[Landed], move: KVMovePlan) -> set[TransferId]:
+        """Unfinished moves that carry blocks of a shared prefix between the ends of ``move``, in its layers."""
+        theirs = {m for owner in {p.owner for p in prefix} for m in self._cluster.requests[owner].moves}
+        blocks = {p.block for p in prefix}
+        return {
+            m
+            for m in theirs & self._moves.keys()
+            if (sent := self._moves[m]).src == move.src and sent.dst == move.dst
+            and sent.layers.lo < move.layers.hi and move.layers.lo < sent.layers.hi
+            and not blocks.isdisjoint(sent.dst_blocks)
+        }
+
+    def _try_resume(self, entry: Arriving, now_ns: int) -> None:
+        """Run the request if what it cannot do without is there; note what is still elsewhere."""
+        group, state = self.group, entry.state
+        if group is None or state.ending is not None or state.recompute or entry.first:
+            return
+        if state.phase is Phase.MOVING:
+            group.resume(state)
+            self._cluster.counters.note_stall(now_ns - self._started_ns)
+        state.remote = entry.remote
+        self._cluster.touch(state)
+        if not entry.is_complete:
+            return
+        self._arriving.forget(state.request_id)
+        if group.seals:
+            for ledger in group.ledgers:
+                for index in range(state.num_sealed):
+                    ledger.seal(state.request_id, index, state.hashes[index])
+
+    def _recompute(self, state: RequestState) -> None:
+        """Do not move this request's KV: it starts again from its tokens."""
+        assert self.group is not None
+        self._num_foreign = None
+        self.group.preempt(state)
+
+    def _reserve_landing(self, group: GroupCore) -> None:
+        """Tell admission how many blocks the transfers that have not started will take."""
+        blocks: dict[WorkerId, int] = {}
+        for state, moves in self._landing:
+            length = max(self._cluster.workers[m.src].ledger.num_blocks_of(state.request_id) for m in moves)
+            for dst in {m.dst for m in moves}:
+                if not self._cluster.workers[dst].ledger.has(state.request_id):
+                    blocks[dst] = blocks.get(dst, 0) + length
+        group.reserve_landing(blocks)
+
+    def _kept(self) -> bool:
+        """Whether some member still has pages under KV of layers it no longer runs."""
+        return any(self._cluster.workers[w].layout.retained for w in self._stages)
+
+    def _give_back_foreign(self, pressed: bool, now_ns: int) -> list[Action]:
+        """Free pages of foreign layers: all at once when a member has sent everything, earlier under pressure."""
+        if now_ns < self._retry_ns or not self._kept():
+            return []
+        if self._num_foreign is None or not self._moves:
+            # Without a move the last steps that ask for foreign KV are what it still waits for.
+            self._num_ended = 0
+            found = self._foreign_blocks(self._stages)
+            self._num_foreign = {w: sum(len(k.block_ids) for k in kept) for w, kept in found.items()}
+        actions: list[Action] = []
+        for worker_id, needed in self._num_foreign.items():
+            worker = self._cluster.workers[worker_id]
+            kept = sum(len(r.block_ids) for r in worker.layout.retained)
+            if not kept or worker.num_relayouts_open:
+                continue
+            if needed and not (pressed and 4 * needed <= 3 * kept):
+                continue
+            relayout = Relayout(self._cluster, self._owner, worker, self.spec(worker_id), shrinks=False)
+            self._relayouts.append(relayout)
+            actions += relayout.start()
+        return actions

@@ -1,0 +1,133 @@
+"""Shards that workers have mapped and lack: from peers, then from the model folder.
+
+    wanted --a worker has it--> pulled from there --did not arrive--> from the next holder ... --none is left--.
+       '--nobody has it------------------------------------------------------------------------------------> loaded
+
+The nearest are asked first, and of these a move's members: their links are the group's own. Any other live worker that
+has the shard is asked before the folder; it may change its layout meanwhile, which ends the transfer incomplete, and
+the next holder is asked. What has to be read from the folder (from the operating system's page cache, where it is still
+there) is read one shard after the other at each worker, so that no more than one has to be waited for when the move is
+called off. What the folder does not give either is the caller's affair: a move fails, a recovery
+(``core.moving.recovering``) begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+
+from jettison.core.load.distances import known_links
+from jettison.core.pending import CallAnswer, Owner, PendingCall, PendingTransfer, Purpose
+from jettison.core.ports import Action, CallFailed, CancelTransfer, LoadShard, SendShard, TransferEnded
+from jettison.core.state import ClusterState
+from jettison.policy.links import NEAR
+from jettison.types import ShardId, TransferId, WorkerId
+
+
+class Fetching:
+    """What one restore fetches, the pulls of one merge, or one attempt at filling a survivor of a death
+    or of a failed drop."""
+
+    def __init__(self, cluster: ClusterState, owner: Owner, members: tuple[WorkerId, ...]) -> None:
+        self._cluster = cluster
+        self._owner = owner
+        self._members = members
+        self.failure: str | None = None
+        """Why the last load that failed did; see ``take_failure``."""
+        self._is_called_off = False
+        self.moves: dict[TransferId, SendShard] = {}
+        """Under way."""
+        self.loads: dict[int, LoadShard] = {}
+        """Under way, by call id: one a worker."""
+        self._to_load: defaultdict[WorkerId, deque[ShardId]] = defaultdict(deque)
+        """Behind the load that is under way."""
+        self._asked: defaultdict[tuple[WorkerId, ShardId], set[WorkerId]] = defaultdict(set)
+        """(who lacks it, shard) -> who was asked for it."""
+        self._num_asked: Counter[WorkerId] = Counter()
+        self.num_bytes = 0
+        """That have come from peers."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is on its way."""
+        return not self.moves and not self.loads
+
+    def fetch_all(self, worker_id: WorkerId) -> list[Action]:
+        """Everything that a worker has mapped and not filled."""
+        missing = sorted(self._cluster.workers[worker_id].unfilled)
+        return [a for shard in missing for a in self.fetch(worker_id, shard)]
+
+    def fetch(self, worker_id: WorkerId, shard: ShardId, source: WorkerId | None = None) -> list[Action]:
+        """One that a worker has mapped and not filled. ``source``: who is asked first, where that has been planned."""
+        source = self._next_holder(worker_id, shard) if source is None else source
+        if source is not None:
+            self._asked[worker_id, shard].add(source)
+            self._num_asked[source] += 1
+            book = self._cluster.book
+            move = SendShard(book.next_transfer_id, source, worker_id, shard)
+            book.open_transfer(move, self._owner, self, Purpose.PARAMETERS)
+            self.moves[move.transfer_id] = move
+            return [move]
+        if any(load.worker_id == worker_id for load in self.loads.values()):
+            self._to_load[worker_id].append(shard)
+            return []
+        return [self._load(worker_id, shard)]
+
+    def call_off(self) -> list[Action]:
+        """Begin nothing more; transfers are cancelled, and a load that is under way ends. Idempotent."""
+        if self._is_called_off:
+            return []
+        self._is_called_off = True
+        self._to_load.clear()
+        return [CancelTransfer(move.src, move.transfer_id) for move in self.moves.values()]
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
+        """Take the end of a transfer; what did not arrive is fetched elsewhere."""
+        move = self.moves.pop(event.transfer_id)
+        self.num_bytes += event.num_bytes
+        self._cluster.counters.pulled_bytes += event.num_bytes
+        if event.complete:
+            self._cluster.workers[move.dst].unfilled.discard(move.shard)
+            return []
+        return [] if self._is_called_off else self.fetch(move.dst, move.shard)
+
+    def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
+        """Take the end of a load, or its failure."""
+        load = self.loads.pop(event.call_id)
+        if isinstance(event, CallFailed):
+            self.failure = f"worker {load.worker_id} could not load {load.shard}: {event.message}"
+            return []
+        self._cluster.workers[load.worker_id].unfilled.discard(load.shard)
+        waiting = self._to_load[load.worker_id]
+        return [self._load(load.worker_id, waiting.popleft())] if waiting else []
+
+    def take_failure(self) -> str | None:
+        """Why a load has failed since this was asked last; None if none has."""
+        failure, self.failure = self.failure, None
+        return failure
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    def _next_holder(self, worker_id: WorkerId, shard: ShardId) -> WorkerId | None:
+        """Who has a shard and was not asked yet: the nearest, members first, then whoever was asked the least."""
+        asked = self._asked[worker_id, shard]
+        holders = [
+            w.worker_id for w in self._cluster.workers.values()
+            if w.alive and w.worker_id != worker_id and w.worker_id not in asked
+            and shard in w.layout.shards and shard not in w.unfilled and not w.num_relayouts_open
+        ]
+        links = known_links(self._cluster) if len(holders) > 1 else None
+
+        def rank(holder: WorkerId) -> tuple[float, bool, int, WorkerId]:
+            distance = NEAR if links is None else links.distance(holder, worker_id)
+            return distance, holder not in self._members, self._num_asked[holder], holder
+
+        return min(holders, key=rank, default=None)
+
+    def _load(self, worker_id: WorkerId, shard: ShardId) -> LoadShard:
+        book = self._cluster.book
+        load = LoadShard(worker_id, book.next_call_id, shard)
+        book.open_call(load, self._owner, self)
+        self.loads[load.call_id] = load
+        return load

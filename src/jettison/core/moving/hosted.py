@@ -1,0 +1,349 @@
+"""KV of requests in host pools: copied out of the arenas, kept, and brought back to wherever the request's group runs.
+
+    OUT      not scheduled; its blocks, which stay its own, are copied to the host pools of its stages, piece by piece
+    STORED   only host pools have its KV; it holds no device blocks, and goes along with its group when that changes
+    IN       has blocks in every stage of its present group; pieces travel from the host pools into them, over a link
+             where the pool is another worker's
+    (over)   it runs on; or, when a piece failed, it is recomputed
+
+    OUT --give_way--> runs on; the pieces under way end, and then its slots are free
+    IN  --give_way--> TURNING --pieces have ended--> STORED: its blocks are given back
+
+Rule 1. A step carries at most the budget's blocks, both directions together, leavers before returners. The allowance is
+        renewed with every step issued, and where no step is in flight. Pieces follow the step in the worker's stream:
+        they are copied while the controller takes the step's tokens and plans the next.
+Rule 2. Blocks are given back, and a request is scheduled again, only when the copy has ended. A leaver has no step in
+        flight, so nothing writes what is being read; sealed blocks that it shares may be read meanwhile.
+Rule 3. No request of a group whose layouts change is in OUT or IN (``give_way``): a stored one is in no arena.
+
+What goes and what returns is decided elsewhere (``core.ladder.swap``); which slot holds what is in the book of
+``memory.hostpool``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from jettison.core.pending import PendingTransfer, Purpose
+from jettison.core.ports import Action, SendKV, TransferEnded
+from jettison.core.requests import NOWHERE, Phase, RequestState
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState
+from jettison.memory.hostpool import HostPool
+from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
+from jettison.types import NANOSECONDS, GroupId, LayerRange, RequestId, TransferId, WorkerId
+
+_SMOOTHING = 0.2
+"""Weight of the newest measurement in the mean time of a copy."""
+
+
+class HostedPhase(StrEnum):
+    """See the module's table."""
+
+    OUT = "out"
+    STORED = "stored"
+    IN = "in"
+    TURNING = "turning"
+    LEAVING = "leaving"
+    """It runs on; its slots are free when the pieces under way have ended."""
+
+
+@dataclass(slots=True, eq=False)
+class HostedKV:
+    """One request's KV in host pools, or on the way there or back."""
+
+    state: RequestState
+    number: int
+    """In the order in which they left."""
+    num_blocks: int
+    """Blocks with content: so many slots in each pool."""
+    places: Mapping[WorkerId, LayerRange]
+    """Which pool has which layers."""
+    phase: HostedPhase = HostedPhase.OUT
+    num_sent: int = 0
+    """Leading blocks whose piece has been issued, in this direction."""
+    failed: bool = False
+    parts: tuple[KVMovePlan, ...] = ()
+    """IN: from which pool to which stage."""
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """What a group may still send with the step that it has issued last."""
+
+    num_steps: int = -1
+    """The group's step count when it was renewed."""
+    left: int = 0
+
+
+class Hosted:
+    """All KV in host pools of a cluster."""
+
+    def __init__(self, cluster: ClusterState, num_slots: int) -> None:
+        """``num_slots``: blocks of every layer that each worker's pool holds."""
+        self._cluster = cluster
+        self.pools = {w: HostPool(num_slots) for w in cluster.workers}
+        self._entries: dict[RequestId, HostedKV] = {}
+        self._travelling: dict[RequestId, HostedKV] = {}
+        """Of those, OUT and IN."""
+        self._num_stored = 0
+        """So far."""
+        self._allowances: dict[GroupId, _Allowance] = {}
+        self.block_copy_s: float | None = None
+        """Seconds a block takes, as measured; None before the first piece has ended."""
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """No request has KV in a host pool."""
+        return not self._entries
+
+    def of(self, group: GroupCore, *phases: HostedPhase) -> list[HostedKV]:
+        """Requests of a group with KV in host pools, in these phases."""
+        if not self._entries:
+            return []
+        here = (self._entries.get(request_id) for request_id in (*group.stored, *group.moving))
+        return [entry for entry in here if entry is not None and entry.phase in phases]
+
+    def groups(self) -> list[GroupCore]:
+        """Groups that requests with KV in host pools belong to, in order of formation."""
+        ids = {e.state.group_id for e in self._entries.values() if e.phase is not HostedPhase.LEAVING}
+        return [self._cluster.groups[g] for g in sorted(ids)]
+
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Workers of those groups."""
+        return tuple(sorted({w for group in self.groups() for w in group.worker_ids}))
+
+    def num_free_slots(self, worker_ids: Iterable[WorkerId]) -> int:
+        """In the fullest of these pools."""
+        return min(self.pools[w].num_free for w in worker_ids)
+
+    def blocks_to_return(self, entry: HostedKV) -> int:
+        """Blocks that each stage of its group has to have for the request to run on."""
+        return self._group(entry).blocks_for(entry.state.num_tokens)
+
+    def owed_blocks(self, group: GroupCore) -> int:
+        """What stored requests of a group will take again."""
+        return sum(self.blocks_to_return(e) for e in self.of(group, HostedPhase.STORED, HostedPhase.TURNING))
+
+    def _group(self, entry: HostedKV) -> GroupCore:
+        return self._cluster.groups[entry.state.group_id]
+
+    # --- out and in -------------------------------------------------------------------------------------------
+
+    def store(self, state: RequestState) -> None:
+        """A running request leaves its group's arenas. The caller has seen free slots for all of its blocks."""
+        group = self._cluster.groups[state.group_id]
+        places = {s.worker_id: s.layers for s in group.stages}
+        entry = HostedKV(state, self._num_stored, group.blocks_for(state.num_computed), places)
+        self._num_stored += 1
+        self._entries[state.request_id] = self._travelling[state.request_id] = entry
+        for worker_id in entry.places:
+            self.pools[worker_id].hold(state.request_id, entry.num_blocks)
+        group.take_out(state)
+        state.phase = Phase.MOVING
+        group.moving[state.request_id] = state
+        group.counters.num_preemptions += 1
+        state.num_preemptions += 1
+
+    def bring_back(self, state: RequestState) -> None:
+        """A stored request takes blocks in its group. The caller has seen that they are free."""
+        entry, group = self._entries[state.request_id], self._cluster.groups[state.group_id]
+        assert entry.phase is HostedPhase.STORED, entry
+        entry.phase, entry.num_sent = HostedPhase.IN, 0
+        entry.parts = plan_kv_moves(entry.places, group.stages, from_host=True)
+        self._travelling[state.request_id] = entry
+        group.take_out(state)
+        state.phase = Phase.MOVING
+        group.moving[state.request_id] = state
+        for ledger in group.ledgers:
+            ledger.allocate(state.request_id, self.blocks_to_return(entry))
+
+    def send(self, budget_blocks: Callable[[GroupCore], int]) -> list[Action]:
+        """Issue pieces behind the steps just issued, within each group's allowance for a step (rule 1)."""
+        by_group: dict[GroupId, list[HostedKV]] = {}
+        for entry in self._travelling.values():
+            by_group.setdefault(entry.state.group_id, []).append(entry)
+        actions: list[Action] = []
+        for group_id, travelling in sorted(by_group.items()):
+            allowance = self._allowance(self._cluster.groups[group_id], travelling, budget_blocks)
+            for entry in sorted(travelling, key=lambda e: (e.phase is HostedPhase.IN, e.number)):
+                num_blocks = min(allowance.left, entry.num_blocks - entry.num_sent)
+                if num_blocks > 0 and entry.state.ending is None and not entry.failed:
+                    actions += self._send(entry, num_blocks)
+                    allowance.left -= num_blocks
+        return actions
+
+    def _allowance(
+        self, group: GroupCore, travelling: Sequence[HostedKV], budget_blocks: Callable[[GroupCore], int]
+    ) -> _Allowance:
+        allowance = self._allowances.setdefault(group.group_id, _Allowance())
+        nothing_to_hide_behind = not group.in_flight and not any(e.state.moves for e in travelling)
+        if allowance.num_steps != group.counters.num_steps or nothing_to_hide_behind:
+            allowance.num_steps = group.counters.num_steps
+            allowance.left = budget_blocks(group)
+        return allowance
+
+    def _send(self, entry: HostedKV, num_blocks: int) -> list[Action]:
+        state, workers = entry.state, self._cluster.workers
+        piece = slice(entry.num_sent, entry.num_sent + num_blocks)
+        entry.num_sent += num_blocks
+        actions: list[Action] = []
+        if entry.phase is HostedPhase.OUT:
+            for worker_id, layers in entry.places.items():
+                blocks = workers[worker_id].ledger.table(state.request_id).ids[piece]
+                slots = self.pools[worker_id].slots(state.request_id)[piece]
+                actions.append(self._cluster.send_kv(
+                    state, worker_id, worker_id, layers, blocks, slots, owner=self, waiter=self,
+                    purpose=Purpose.HOST, to_host=True,
+                ))
+            return actions
+        for part in entry.parts:
+            slots = self.pools[part.src].slots(state.request_id)[piece]
+            blocks = workers[part.dst].ledger.table(state.request_id).ids[piece]
+            actions.append(self._cluster.send_kv(
+                state, part.src, part.dst, part.layers, slots, blocks, owner=self, waiter=self,
+                purpose=Purpose.HOST, from_host=True,
+            ))
+        return actions
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
+        """Take the end of a piece."""
+        state = pending.request
+        assert state is not None and isinstance(pending.transfer, SendKV), pending
+        self._cluster.touch(state)
+        entry = self._entries[state.request_id]
+        entry.failed |= not event.complete
+        if event.complete:
+            took_s = event.duration_ns / NANOSECONDS / len(pending.transfer.src_blocks)
+            self.block_copy_s = smoothed(self.block_copy_s, took_s, _SMOOTHING)
+        if state.moves:
+            return []
+        if entry.phase is HostedPhase.LEAVING or state.ending is not None:
+            self._forget(entry)
+            self._cluster.reap(state)
+        elif entry.phase is HostedPhase.TURNING:
+            self._turned(entry)
+        elif entry.failed:
+            self._forget(entry)
+            self._group(entry).preempt(state)
+        elif entry.num_sent == entry.num_blocks:
+            self._copied(entry)
+        return []
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """What a piece's end makes possible begins before the next step."""
+        return []
+
+    def _copied(self, entry: HostedKV) -> None:
+        """Every piece of one direction has arrived."""
+        state, group = entry.state, self._group(entry)
+        if entry.phase is HostedPhase.IN:
+            self._forget(entry)
+            state.num_sealed = 0  # its blocks are new ones, not yet findable
+            group.resume(state)
+            self._cluster.counters.swapped_in_blocks += entry.num_blocks
+            return
+        for ledger in group.ledgers:
+            ledger.release(state.request_id)
+        self._keep(entry)
+        self._cluster.counters.swapped_out_blocks += entry.num_blocks
+
+    def _keep(self, entry: HostedKV) -> None:
+        """From now on only the host pools have it."""
+        state, group = entry.state, self._group(entry)
+        self._travelling.pop(state.request_id, None)
+        entry.phase, entry.num_sent = HostedPhase.STORED, 0
+        state.kv_at = NOWHERE
+        group.keep_stored(state)
+
+    def _turned(self, entry: HostedKV) -> None:
+        """The last piece of a return that was broken off has ended."""
+        state = entry.state
+        for worker in self._cluster.workers.values():
+            if worker.alive and worker.ledger.has(state.request_id):
+                worker.ledger.release(state.request_id)
+        entry.phase = HostedPhase.STORED
+
+    def _forget(self, entry: HostedKV) -> None:
+        request_id = entry.state.request_id
+        del self._entries[request_id]
+        self._travelling.pop(request_id, None)
+        for worker_id in entry.places:
+            self.pools[worker_id].release(request_id)
+        self._cluster.touch(entry.state)
+
+    # --- what others do ---------------------------------------------------------------------------------------
+
+    def cancel(self, state: RequestState) -> list[Action]:
+        """The request is ending: forget it. With a piece under way it is forgotten when that has ended."""
+        entry = self._entries.get(state.request_id)
+        if entry is not None and not state.moves:
+            self._forget(entry)
+        return []
+
+    def give_way(self, worker_ids: Collection[WorkerId]) -> None:
+        """Layouts of these workers are about to change: what is on its way there or back is broken off (rule 3)."""
+        for entry in list(self._travelling.values()):
+            group = self._group(entry)
+            if any(w in worker_ids for w in group.worker_ids):
+                self._cluster.counters.hosted_brought_back += 1
+                self._break_off(entry, group)
+
+    def _break_off(self, entry: HostedKV, group: GroupCore) -> None:
+        state = entry.state
+        del self._travelling[state.request_id]
+        if entry.phase is HostedPhase.OUT:
+            # All of its blocks are still its own, and nothing has been written since.
+            entry.phase = HostedPhase.LEAVING
+            group.resume(state)
+            if not state.moves:
+                self._forget(entry)
+            return
+        entry.phase = HostedPhase.TURNING
+        state.kv_at = NOWHERE
+        group.keep_stored(state)
+        if not state.moves:
+            self._turned(entry)
+
+    def abandon(self, broken: Collection[GroupCore]) -> set[TransferId]:
+        """These groups are about to be dissolved because a worker is dead: their requests start again. Returns the
+        pieces under way: later ones into their slots follow those."""
+        pieces: set[TransferId] = set()
+        ids = {group.group_id for group in broken}
+        for entry in [e for e in self._entries.values() if e.state.group_id in ids]:
+            pieces |= entry.state.moves
+            if entry.phase is HostedPhase.STORED:
+                self._cluster.counters.hosted_given_up += 1
+            self._forget(entry)
+        return pieces
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """The pools' books, and that exactly the requests with KV in host pools hold slots. Raises AssertionError."""
+        for worker_id, pool in self.pools.items():
+            pool.check()
+            here = {r for r, e in self._entries.items() if worker_id in e.places}
+            assert set(pool.holders()) == here, f"host slots of worker {worker_id}: {pool.holders()}, entries {here}"
+        for request_id, entry in self._entries.items():
+            state = entry.state
+            if entry.phase is HostedPhase.LEAVING:
+                assert state.moves, f"{state} leaves no slots behind"
+                continue
+            is_stored = entry.phase in (HostedPhase.STORED, HostedPhase.TURNING)
+            assert state.phase is (Phase.STORED if is_stored else Phase.MOVING) and state.num_pending == 0, state
+            assert (request_id in self._travelling) == (not is_stored), (state, entry.phase)
+            if entry.phase is HostedPhase.STORED:
+                holders = [w for w in self._cluster.workers.values() if w.ledger.has(request_id)]
+                assert not holders, f"{state} is stored and holds blocks"
+
+
+def smoothed(mean: float | None, value: float, weight: float) -> float:
+    """An exponential mean, of which the first value is the first mean."""
+    return value if mean is None else mean + weight * (value - mean)

@@ -1,0 +1,317 @@
+"""Drop, merge and exchange as one phase table (KunServe v3 sections 4.1 and 4.2; design 5.1).
+
+    DRAIN     only where members lack shards of their stages: old groups finish the step in flight ...
+    MAP       ... members map the shards they lack beside their KV ...
+    PULL      ... and fetch them (``core.moving.pulling``) while the old groups serve on
+    QUIESCE   old groups finish the step in flight               (at most one step)
+    REMAP     every member drops shards outside its range, at once; their pages become KV capacity
+    EXCHANGE  the merged group serves; running requests of the old groups are stalled until the KV of the layers
+              that changed hands has arrived; queued requests run meanwhile
+    SETTLED   every request is in place, the KV of foreign layers is freed
+    GIVE_BACK a shard could not be had: members unmap what they mapped for it, and the merge has FAILED
+    REVERTING a member could not remap: the others map everything again (tried again until it works)
+    REFILLING ... and fetch what was overwritten meanwhile (``core.moving.fetching``; what could not be had is asked
+              for anew)
+    FAILED    ... and the old groups serve on as if nothing had happened
+
+Transfers, landing space and pages under foreign KV: ``core.moving.exchanging``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from jettison.core.moving.exchanging import Exchange
+from jettison.core.moving.fetching import Fetching
+from jettison.core.moving.pulling import Pulling
+from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
+from jettison.core.ports import Action, Record
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState, WorkerState
+from jettison.memory.layout import LayoutSpec
+from jettison.policy.ranges import Pull, StagePlan
+from jettison.types import WorkerId
+
+
+class MergePhase(StrEnum):
+    """See the module's table."""
+
+    DRAIN = "drain"
+    MAP = "map"
+    PULL = "pull"
+    QUIESCE = "quiesce"
+    REMAP = "remap"
+    EXCHANGE = "exchange"
+    SETTLED = "settled"
+    GIVE_BACK = "give_back"
+    REVERTING = "reverting"
+    REFILLING = "refilling"
+    FAILED = "failed"
+
+
+class Merging:
+    """One merge of ``sources`` into one group with ``stages``."""
+
+    def __init__(
+        self, cluster: ClusterState, sources: list[GroupCore], stages: tuple[StagePlan, ...], now_ns: int,
+        pulls: tuple[Pull, ...] = (),
+    ) -> None:
+        self._cluster = cluster
+        self._sources = sources
+        self._stages = {s.worker_id: s.layers for s in stages}
+        self._stage_order = stages
+        self.phase = MergePhase.DRAIN if pulls else MergePhase.QUIESCE
+        self._pulling = Pulling(cluster, self, pulls)
+        self.group: GroupCore | None = None
+        self.failure: str | None = None
+        self._started_ns = now_ns
+        self._relayouts: list[Relayout] = []
+        self._before: dict[WorkerId, LayoutSpec] = {}
+        self._exchange = Exchange(cluster, self, stages)
+        self._refilling = Fetching(cluster, self, self.worker_ids)
+        """The present attempt at REFILLING, or none yet."""
+        self._retry_ns = 0
+        for group in sources:
+            group.paused = True
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Members of the merge."""
+        return tuple(self._stages)
+
+    @property
+    def stages(self) -> tuple[StagePlan, ...]:
+        """What the merged group is to be, in pipeline order."""
+        return self._stage_order
+
+    @property
+    def sources(self) -> tuple[GroupCore, ...]:
+        """The groups that are merged."""
+        return tuple(self._sources)
+
+    @property
+    def broken_groups(self) -> Sequence[GroupCore]:
+        """Groups that cannot serve on if the merge is abandoned now: their members' layouts are changing."""
+        if self.group is not None:
+            return (self.group,)
+        return () if self._is_untouched else self.sources
+
+    @property
+    def _is_untouched(self) -> bool:
+        """No layout has been changed for this merge."""
+        return self.phase in (MergePhase.DRAIN, MergePhase.QUIESCE) and not self._pulling.before
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing left to do."""
+        return self.phase in (MergePhase.SETTLED, MergePhase.FAILED)
+
+    @property
+    def waits_for_time(self) -> bool:
+        """Its next step may come without an event of its members."""
+        retries = self.phase in (MergePhase.GIVE_BACK, MergePhase.REVERTING, MergePhase.REFILLING)
+        return retries or (self.phase is MergePhase.EXCHANGE and self._exchange.waits_for_time)
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """A call or a transfer of this merge has been answered."""
+        if self._refilling.take_failure() is not None:
+            self._retry_ns = now_ns + RETRY_NS
+        return self._pulling.note_answers() + self._exchange.note_answers(now_ns) + self.advance(now_ns)
+
+    def cancel(self, state: RequestState) -> list[Action]:
+        """The request is ending: stop its transfers unless another request needs the prefix they carry."""
+        return self._exchange.cancel(state)
+
+    def abandon(self) -> None:
+        """A member is dead. Before any layout has changed the old groups simply serve on."""
+        if self._is_untouched:
+            for group in self._sources:
+                group.paused = False
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Go as far as the state allows."""
+        if self.phase in (MergePhase.DRAIN, MergePhase.MAP, MergePhase.PULL, MergePhase.GIVE_BACK):
+            return self._advance_pulls(now_ns)
+        if self.phase is MergePhase.QUIESCE and not any(g.in_flight for g in self._sources):
+            return self._remap(now_ns)
+        if self.phase is MergePhase.REMAP and all(r.is_over for r in self._relayouts):
+            if any(r.phase is RelayoutPhase.FAILED for r in self._relayouts):
+                return self._revert(now_ns)
+            return self._form(now_ns) + self._go_on(now_ns)
+        if self.phase is MergePhase.REVERTING and all(r.is_over for r in self._relayouts):
+            return self._refill(now_ns)
+        if self.phase is MergePhase.REFILLING and self._refilling.is_idle:
+            return self._fetch(now_ns)
+        if self.phase is MergePhase.EXCHANGE:
+            return self._go_on(now_ns)
+        return []
+
+    # --- pull -------------------------------------------------------------------------------------------------
+
+    def _advance_pulls(self, now_ns: int) -> list[Action]:
+        pulling = self._pulling
+        if self.phase is MergePhase.DRAIN and not any(g.in_flight for g in self._sources):
+            self.phase = MergePhase.MAP
+            return pulling.map()
+        if not pulling.is_idle:
+            return []
+        if self.phase is MergePhase.MAP:
+            self.phase = MergePhase.PULL
+            self._unpause()
+            actions = pulling.send()
+            return actions or self._advance_pulls(now_ns)
+        if self.phase is MergePhase.PULL:
+            if pulling.failure is not None:
+                self.failure = pulling.failure
+                self.phase = MergePhase.GIVE_BACK
+                return pulling.give_back() or self._reverted(now_ns)
+            self.phase = MergePhase.QUIESCE
+            for group in self._sources:
+                group.paused = True
+            return self.advance(now_ns)
+        if self.phase is MergePhase.GIVE_BACK and pulling.is_given_back:
+            return self._reverted(now_ns)
+        if self.phase is MergePhase.GIVE_BACK and now_ns >= self._retry_ns:
+            self._retry_ns = now_ns + RETRY_NS
+            return pulling.give_back()
+        return []
+
+    def _unpause(self) -> None:
+        """The old groups serve again; requests that ended while ledgers were locked are reaped."""
+        for group in self._sources:
+            group.paused = False
+            for state in group.all_requests():
+                self._cluster.reap(state)
+
+    # --- remap ------------------------------------------------------------------------------------------------
+
+    def _remap(self, now_ns: int) -> list[Action]:
+        self.phase = MergePhase.REMAP
+        actions: list[Action] = []
+        self._exchange.plan(state for group in self._sources for state in group.running.values())
+        for worker_id in self._stages:
+            worker = self._cluster.workers[worker_id]
+            self._before[worker_id] = self._pulling.before.get(worker_id, worker.layout)
+            # Whoever runs layers that it did not run before keeps the others' KV beside them: its blocks may get fewer.
+            is_new_range = worker_id in self._pulling.before
+            relayout = Relayout(self._cluster, self, worker, self._exchange.spec(worker_id), shrinks=is_new_range)
+            self._relayouts.append(relayout)
+            actions += relayout.start()
+        return actions
+
+    def _revert(self, now_ns: int) -> list[Action]:
+        """Some member refused: those that have dropped take everything back; nobody has used the new blocks."""
+        self.phase = MergePhase.REVERTING
+        self.failure = next(r.failure for r in self._relayouts if r.failure is not None)
+        self._exchange.call_off()
+        # Also those that stayed as they were, with what they had mapped for this merge.
+        applied = [r.worker for r in self._relayouts if r.worker.layout != self._before[r.worker.worker_id]]
+        self._relayouts = []
+        for worker in applied:
+            # Free and cached blocks of the dropped layers' arenas were unmapped: their content is gone.
+            worker.ledger.forget_cached()
+        actions: list[Action] = []
+        for worker in applied:
+            actions += self._take_back(worker)
+        return actions or self._reverted(now_ns)
+
+    def _take_back(self, worker: WorkerState) -> list[Action]:
+        relayout = Relayout(self._cluster, self, worker, self._before[worker.worker_id], shrinks=True)
+        self._relayouts.append(relayout)
+        return relayout.start()
+
+    def _refill(self, now_ns: int) -> list[Action]:
+        failed = [r for r in self._relayouts if r.phase is RelayoutPhase.FAILED]
+        if failed:
+            if now_ns < self._retry_ns:
+                return []
+            self._retry_ns = now_ns + RETRY_NS
+            self._relayouts = [r for r in self._relayouts if r not in failed]
+            return [action for r in failed for action in self._take_back(r.worker)]
+        self.phase = MergePhase.REFILLING
+        self._relayouts = []
+        self._retry_ns = 0
+        return self._fetch(now_ns)
+
+    def _fetch(self, now_ns: int) -> list[Action]:
+        """Fetch what is missing. When nothing is under way and some could not be had, everybody is asked again."""
+        lacking = [w for w in self._stages if self._cluster.workers[w].unfilled]
+        if not lacking:
+            return self._reverted(now_ns)
+        if now_ns < self._retry_ns:
+            return []
+        self._refilling = Fetching(self._cluster, self, self.worker_ids)
+        return [action for w in lacking for action in self._refilling.fetch_all(w)]
+
+    def _reverted(self, now_ns: int) -> list[Action]:
+        self.phase = MergePhase.FAILED
+        for group in self._sources:
+            group.paused = False
+            for ledger in group.ledgers:
+                ledger.forget_cached()
+            for state in group.all_requests():
+                state.num_sealed = 0
+                # Those that ended while the ledgers were locked.
+                self._cluster.reap(state)
+        return [Record("drop_failed", now_ns, {"reason": self.failure, "workers": list(self._stages)})]
+
+    # --- merge ------------------------------------------------------------------------------------------------
+
+    def _form(self, now_ns: int) -> list[Action]:
+        """The members become one group. Requests whose KV is in place go on; others stall; queues are joined."""
+        self.phase = MergePhase.EXCHANGE
+        results = [r.result for r in self._relayouts if r.result is not None]
+        self._relayouts = []
+        for worker_id in self._pulling.before:
+            # Its blocks lack the layers that it has just taken on, until the exchange has brought them.
+            self._cluster.workers[worker_id].ledger.forget_cached()
+        group = self._cluster.form_group(self._stage_order)
+        self.group = group
+        states: list[RequestState] = []
+        for source in self._sources:
+            states += source.take_queues()
+            self._cluster.dissolve(source)
+        self._exchange.begin(group, states, now_ns)
+        counters = self._cluster.counters
+        counters.num_drops += 1
+        counters.drop_ns += now_ns - self._started_ns
+        counters.remap_ns += max((r.duration_ns for r in results), default=0)
+        return [
+            Record(
+                "drop",
+                now_ns,
+                {
+                    "workers": list(self._stages),
+                    "stages": [tuple(layers) for layers in self._stages.values()],
+                    "group": group.group_id,
+                    "bytes_to_kv": sum(r.bytes_to_kv for r in results),
+                    "remap_ms": max((r.duration_ns for r in results), default=0) / 1e6,
+                    "map_calls": sum(r.num_map_calls for r in results),
+                    "decision_to_serving_ms": (now_ns - self._started_ns) / 1e6,
+                    "capacity_blocks": group.capacity_blocks,
+                    "stalled": self._exchange.num_stalled,
+                    "waiting": len(group.waiting),
+                },
+            )
+        ]
+
+    def _go_on(self, now_ns: int) -> list[Action]:
+        actions = self._exchange.advance(now_ns)
+        if self._exchange.is_over:
+            assert self.group is not None
+            self.phase = MergePhase.SETTLED
+            done = {
+                "group": self.group.group_id,
+                "bytes": self._exchange.num_moved_bytes,
+                "requests": {str(k): n for k, n in sorted(self._exchange.num_by_choice.items())},
+                "ms": (now_ns - self._started_ns) / 1e6,
+                "capacity_blocks": self.group.capacity_blocks,
+            }
+            actions.append(Record("exchange_done", now_ns, done))
+        return actions

@@ -1,0 +1,148 @@
+"""The migrations under way: begun, advanced, called off when layouts are to change or a worker dies.
+
+Which request goes where is decided elsewhere (``core.ladder.migrate``); one migration is ``core.moving.migrating``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from jettison.core.moving.migrating import Migration
+from jettison.core.pending import PendingTransfer
+from jettison.core.ports import Action, CancelTransfer, TransferEnded
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState
+from jettison.types import RequestId, TransferId, WorkerId
+
+
+class Migrations:
+    """An instance takes part in one migration at a time."""
+
+    def __init__(self, cluster: ClusterState) -> None:
+        self._cluster = cluster
+        self.under_way: list[Migration] = []
+        self._ended: list[Migration] = []
+        """Over, and not taken yet."""
+        self._left: dict[TransferId, tuple[WorkerId, RequestId]] = {}
+        """Transfers of migrations that gave way -> the destination's table that they still write to, under a name of
+        its own."""
+        self._num_left = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """No request migrates."""
+        return not self.under_way
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Workers of groups that take part in a migration."""
+        return tuple(w for migration in self.under_way for w in migration.worker_ids)
+
+    # --- progress ---------------------------------------------------------------------------------------------
+
+    def start(self, state: RequestState, source: GroupCore, destination: GroupCore, now_ns: int) -> list[Action]:
+        """Begin to move a request."""
+        migration = Migration(self._cluster, state, source, destination, self._note_over)
+        self.under_way.append(migration)
+        actions = migration.start(now_ns)
+        if migration.is_over:  # there was no room for it
+            self._ended.remove(migration)
+        return actions
+
+    def _note_over(self, migration: Migration) -> None:
+        self.under_way.remove(migration)
+        self._ended.append(migration)
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Let those whose groups were touched go on."""
+        if not self.under_way:
+            return []
+        changed = {group.group_id for group in self._cluster.changed_groups()}
+        actions: list[Action] = []
+        for migration in list(self.under_way):
+            if migration.source.group_id in changed or migration.destination.group_id in changed:
+                actions += migration.advance(now_ns)
+        return actions
+
+    def take_ended(self) -> list[Migration]:
+        """Those that are over since this was asked last."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    # --- what others do ---------------------------------------------------------------------------------------
+
+    def cancel(self, state: RequestState) -> list[Action]:
+        """The request is ending."""
+        return [action for m in list(self.under_way) if m.state is state for action in m.cancel()]
+
+    def give_way(self, worker_ids: Collection[WorkerId]) -> list[Action]:
+        """Layouts of these workers are about to change: requests on their way to or from there stay at their sources.
+
+        What has been reserved at a destination is left under another name until no transfer can write to it any more;
+        so the request itself is free at once, wherever its source goes.
+        """
+        actions: list[Action] = []
+        for migration in [m for m in self.under_way if any(w in worker_ids for w in m.worker_ids)]:
+            self.under_way.remove(migration)
+            self._cluster.counters.migrations_given_way += 1
+            actions += self._leave(migration)
+        return actions
+
+    def _leave(self, migration: Migration) -> list[Action]:
+        book, state = self._cluster.book, migration.state
+        transfers = book.transfers_of(migration)
+        migration.let_go()
+        for worker_id in migration.destination.worker_ids:
+            worker = self._cluster.workers[worker_id]
+            if not worker.ledger.has(state.request_id):
+                continue
+            writing = {p.transfer.transfer_id for p in transfers if p.ends[1] == worker_id}
+            if not writing:
+                worker.ledger.release(state.request_id)
+                continue
+            name = f"{state.request_id}\0left{self._num_left}"
+            self._num_left += 1
+            worker.ledger.rename(state.request_id, name)
+            worker.ghosts[name] = writing
+            self._left |= dict.fromkeys(writing, (worker_id, name))
+        for pending in transfers:
+            pending.owner = pending.waiter = self
+            book.disown(pending)
+        return [CancelTransfer(p.transfer.src, p.transfer.transfer_id) for p in transfers]
+
+    def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
+        """A transfer of a migration that gave way has ended: what it could write to is free."""
+        left = self._left.pop(event.transfer_id, None)
+        if left is not None:
+            worker_id, name = left
+            worker = self._cluster.workers[worker_id]
+            writing = worker.ghosts.get(name)  # a death of the worker has freed everything
+            if writing is not None:
+                writing.discard(event.transfer_id)
+                if not writing:
+                    worker.ledger.release(name)
+                    del worker.ghosts[name]
+        return []
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """Nothing waits for what was left behind."""
+        return []
+
+    def abandon(self, broken: Collection[GroupCore]) -> tuple[set[TransferId], list[Action]]:
+        """These groups are about to be dissolved because a worker is dead. Requests whose source is among them start
+        again; those whose destination is stay where they are. Returns the transfers that have lost their owner."""
+        moves: set[TransferId] = set()
+        actions: list[Action] = []
+        for migration in list(self.under_way):
+            if migration.source in broken:
+                moves |= migration.state.moves
+            elif migration.destination in broken:
+                actions += migration.cancel()
+        self.under_way = [m for m in self.under_way if m.source not in broken]
+        return moves, actions
+
+    def check(self) -> None:
+        """No instance takes part in two migrations. Raises AssertionError."""
+        workers = self.worker_ids
+        assert len(set(workers)) == len(workers), "an instance takes part in two migrations"

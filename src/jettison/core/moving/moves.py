@@ -1,0 +1,216 @@
+"""The drops and restores under way: begun, advanced, followed up, and taken out when a member dies.
+
+Whether to begin one is decided in ``core.ladder``; what happens inside one is ``core.moving.merging``'s and
+``core.moving.restoring``'s. Recoveries only count here as users of workers.
+
+An event concerns few of them, so each is found by its workers: a worker is in one move at a time. A move is advanced
+when a group on its workers was touched, when it was told or asked something, when its last advance did something, and
+on every event while it waits for the clock or for prices (``waits_for_time``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+
+from jettison.core.load.firstserved import FirstServed
+from jettison.core.load.views import Loads
+from jettison.core.moving.merging import MergePhase, Merging
+from jettison.core.moving.recovering import Recoveries
+from jettison.core.moving.restoring import RestorePhase, Restoring, fits, will_hold
+from jettison.core.ports import Action
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState
+from jettison.policy.merge import StagePlan
+from jettison.policy.ranges import Pull
+from jettison.policy.restore import SplitPlan, plan_splits
+from jettison.types import WorkerId
+
+Move = Merging | Restoring
+
+
+class Moves:
+    """One move a worker at a time: who begins one has looked at ``moving_workers``."""
+
+    def __init__(self, state: ClusterState, loads: Loads, recoveries: Recoveries) -> None:
+        self.merges: list[Merging] = []
+        self.restores: list[Restoring] = []
+        self.first_served = FirstServed()
+        self._state = state
+        self._loads = loads
+        self._recoveries = recoveries
+        self._of_worker: dict[WorkerId, Move] = {}
+        """Of those under way, by member."""
+        self._number_of: dict[Move, int] = {}
+        """In the order in which they were begun."""
+        self._num_begun = 0
+        self._due: set[Move] = set()
+        """To be advanced in any case."""
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def under_way(self) -> list[Move]:
+        """All of them, merges first."""
+        return [*self.merges, *self.restores]
+
+    @property
+    def is_idle(self) -> bool:
+        """No move is under way."""
+        return not self._of_worker
+
+    def moving_workers(self) -> Set[WorkerId]:
+        """Workers whose layout is being changed, or recovered."""
+        if self._recoveries.is_idle:
+            return self._of_worker.keys()
+        return self._of_worker.keys() | self._recoveries.busy_workers()
+
+    def is_moving(self, group: GroupCore) -> bool:
+        """No move of the group may begin: some worker of it is in one, or on its way back."""
+        if any(w in self._of_worker for w in group.worker_ids):
+            return True
+        return not self._recoveries.is_idle and not self._recoveries.busy_workers().isdisjoint(group.worker_ids)
+
+    def restore_of(self, group: GroupCore) -> Restoring | None:
+        """The restore that touches a member of the group."""
+        moves = (self._of_worker.get(w) for w in group.worker_ids)
+        return next((move for move in moves if isinstance(move, Restoring)), None)
+
+    def is_emptying(self, group: GroupCore) -> bool:
+        """A pipeline whose members already serve on their own takes nothing new."""
+        restore = self.restore_of(group) if self._of_worker else None
+        return restore is not None and restore.group is group and restore.has_split
+
+    # --- beginning --------------------------------------------------------------------------------------------
+
+    def merge(
+        self, sources: list[GroupCore], stages: tuple[StagePlan, ...], now_ns: int,
+        pulls: tuple[Pull, ...] = (),
+    ) -> list[Action]:
+        """Begin to make these groups one."""
+        merge = Merging(self._state, sources, stages, now_ns, pulls)
+        self.first_served.begun(merge, now_ns)
+        self.merges.append(merge)
+        self._begun(merge)
+        return merge.advance(now_ns)
+
+    def restore(
+        self, group: GroupCore, now_ns: int, reason: str, homes: list[GroupCore] | None = None, *,
+        max_overflow_blocks: int = 0,
+    ) -> list[Action]:
+        """Begin a restore with the first way of splitting that fits, the furthest one if none does.
+
+        ``max_overflow_blocks``: of what does not fit, so much is computed again. A way in which every request will
+        still fit when it is as long as was asked for goes before one that only has room now.
+        """
+        ways = plan_splits(group.stages, self._state.shape.num_layers)
+        fitting = [way for way in ways if fits(self._state, group, way, max_overflow_blocks)]
+        lasting = [way for way in fitting if will_hold(self._state, group, way)]
+        split = (lasting or fitting or list(ways))[0]
+        if homes:
+            split = SplitPlan(tuple(g.stages for g in homes))
+        yields = group.admission_cap_blocks is not None
+        restore = Restoring(
+            self._state, group, split, now_ns, homes, with_queue=yields, max_overflow_blocks=max_overflow_blocks,
+            reason=reason,
+        )
+        self.restores.append(restore)
+        self._begun(restore)
+        return restore.advance(now_ns)
+
+    def turn_round(self, restore: Restoring, now_ns: int, reason: str) -> list[Action]:
+        """Call a restore off: the pipeline is needed after all."""
+        self._due.add(restore)
+        return restore.turn_round(now_ns, reason)
+
+    def take_queue_along(self, restore: Restoring, now_ns: int) -> list[Action]:
+        """Let a restore split although requests wait: they wait for compute."""
+        self._due.add(restore)
+        restore.take_queue_along()
+        return restore.advance(now_ns)
+
+    def _return_again(self, merge: Merging, now_ns: int) -> list[Action]:
+        """A merge failed. If it was to put a turned restore together again, its requests go on returning home."""
+        for group in merge.sources:
+            homes = [g for g in merge.sources if g is not group]
+            if homes and sorted(w for g in homes for w in g.worker_ids) == sorted(group.worker_ids):
+                return self.restore(group, now_ns, "it could not be put together again", homes)
+        return []
+
+    def _begun(self, move: Move) -> None:
+        self._of_worker |= dict.fromkeys(move.worker_ids, move)
+        self._number_of[move] = self._num_begun
+        self._num_begun += 1
+        self._due.add(move)
+
+    def _forget(self, move: Move) -> None:
+        for worker_id in move.worker_ids:
+            if self._of_worker.get(worker_id) is move:
+                del self._of_worker[worker_id]
+        del self._number_of[move]
+        self._due.discard(move)
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def cancel(self, state: RequestState) -> list[Action]:
+        """The request is ending: stop what these moves do with it."""
+        group = self._state.groups.get(state.group_id) if self._of_worker else None
+        if group is None:
+            return []
+        move = self._of_worker.get(group.worker_ids[0])  # of all its workers, or of none
+        if move is None:
+            return []
+        self._due.add(move)
+        return move.cancel(state)
+
+    def take_out(self, dead: WorkerId) -> list[Move]:
+        """Moves that this worker was part of: they end here, and ``core.moving.recovering`` abandons them."""
+        involved = [m for m in self.under_way if dead in m.worker_ids]
+        self.merges = [m for m in self.merges if m not in involved]
+        self.restores = [r for r in self.restores if r not in involved]
+        for move in involved:
+            self._forget(move)
+        self.first_served.abandoned((dead,))
+        return involved
+
+    # --- progress ---------------------------------------------------------------------------------------------
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Let each that something has happened to go as far as it can, and do what follows from those that are over."""
+        told = self._state.book.take_told()
+        if not self._of_worker:
+            return []
+        due, self._due = self._due, set()
+        due |= self._number_of.keys() & told
+        due |= self._on_workers(w for g in self._state.changed_groups() for w in g.worker_ids)
+        actions: list[Action] = []
+        for merge in sorted((m for m in due if isinstance(m, Merging)), key=self._number_of.__getitem__):
+            actions += self._advance(merge, now_ns)
+            if merge.is_over:
+                self.merges.remove(merge)
+                self._forget(merge)
+                self._loads.note_settled(merge.worker_ids, now_ns, failed=merge.phase is MergePhase.FAILED)
+                if merge.phase is MergePhase.FAILED:
+                    actions += self._return_again(merge, now_ns)
+        due |= self._due  # what has just begun again
+        for restore in sorted((r for r in due if isinstance(r, Restoring)), key=self._number_of.__getitem__):
+            actions += self._advance(restore, now_ns)
+            if restore.is_over:
+                self.restores.remove(restore)
+                self._forget(restore)
+                restore.group.touch()  # open again to newcomers
+                self._loads.note_settled(restore.worker_ids, now_ns, failed=restore.has_failed)
+                if restore.phase is RestorePhase.TURNED and restore.has_split:
+                    sources = [*restore.homes, restore.group]
+                    actions += self.merge(sources, restore.group.stages, now_ns)
+        return actions
+
+    def _on_workers(self, worker_ids: Iterable[WorkerId]) -> set[Move]:
+        return {move for w in worker_ids if (move := self._of_worker.get(w)) is not None}
+
+    def _advance(self, move: Move, now_ns: int) -> list[Action]:
+        phase = move.phase
+        actions = move.advance(now_ns)
+        if actions or move.phase is not phase or move.waits_for_time:
+            self._due.add(move)
+        return actions

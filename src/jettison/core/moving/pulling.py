@@ -1,0 +1,83 @@
+"""Shards that members need before they can drop: mapped beside their KV, fetched from peers, given back on failure.
+
+Needed only where no order of a merged group's stages lies inside what its members hold (``policy.ranges``). The old
+groups serve on while shards travel behind their activations; ``core.moving.merging`` pauses them around the mapping.
+
+    map() --all mapped--> send() --all here--> is_complete
+      '--a member has no room--'--a shard can be had nowhere--> give_back() -> is_given_back, layouts as before
+"""
+
+from __future__ import annotations
+
+from jettison.core.moving.fetching import Fetching
+from jettison.core.moving.relayout import Relayout
+from jettison.core.pending import Owner
+from jettison.core.ports import Action
+from jettison.core.state import ClusterState
+from jettison.memory.layout import LayoutSpec
+from jettison.policy.ranges import Pull
+from jettison.types import WorkerId
+
+
+class Pulling:
+    """The pulls of one merge."""
+
+    def __init__(self, cluster: ClusterState, owner: Owner, pulls: tuple[Pull, ...]) -> None:
+        self._cluster = cluster
+        self._owner = owner
+        self._pulls = pulls
+        self._relayouts: list[Relayout] = []
+        self._fetching = Fetching(cluster, owner, tuple(sorted({w for p in pulls for w in (p.src, p.dst)})))
+        self.before: dict[WorkerId, LayoutSpec] = {}
+        """Layouts of the members that receive something, before anything was mapped."""
+        self.failure: str | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is being mapped or is on its way."""
+        return self._fetching.is_idle and all(r.is_over for r in self._relayouts)
+
+    def map(self) -> list[Action]:
+        """Make room for the shards: KV shrinks. The members' groups must stand still."""
+        actions: list[Action] = []
+        for worker_id in sorted({p.dst for p in self._pulls}):
+            layout = self._cluster.workers[worker_id].layout
+            self.before[worker_id] = layout
+            wanted = layout.shards | {p.shard for p in self._pulls if p.dst == worker_id}
+            actions += self._change(worker_id, LayoutSpec(wanted, layout.kv_layers, layout.retained), shrinks=True)
+        return actions
+
+    def send(self) -> list[Action]:
+        """Fetch what is mapped and not intact; nothing where some member had no room."""
+        self.failure = self.failure or next((r.failure for r in self._relayouts if r.failure is not None), None)
+        if self.failure is not None:
+            return []
+        missing = (p for p in self._pulls if p.shard in self._cluster.workers[p.dst].unfilled)
+        return [action for p in missing for action in self._fetching.fetch(p.dst, p.shard, p.src)]
+
+    def give_back(self) -> list[Action]:
+        """Unmap what was mapped in vain. May be called again for those that could not."""
+        self._relayouts = []
+        actions: list[Action] = []
+        for worker_id, layout in self.before.items():
+            if self._cluster.workers[worker_id].layout != layout:
+                actions += self._change(worker_id, layout, shrinks=False)
+        return actions
+
+    @property
+    def is_given_back(self) -> bool:
+        """Whether every layout is as it was."""
+        return all(self._cluster.workers[w].layout == layout for w, layout in self.before.items())
+
+    def _change(self, worker_id: WorkerId, spec: LayoutSpec, *, shrinks: bool) -> list[Action]:
+        relayout = Relayout(self._cluster, self._owner, self._cluster.workers[worker_id], spec, shrinks=shrinks)
+        self._relayouts.append(relayout)
+        return relayout.start()
+
+    def note_answers(self) -> list[Action]:
+        """Something was answered: where a shard could be had nowhere, the others are called off."""
+        why = self._fetching.take_failure()
+        if why is None:
+            return []
+        self.failure = why
+        return self._fetching.call_off()

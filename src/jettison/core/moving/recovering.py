@@ -1,0 +1,458 @@
+"""When workers die: what happens to their groups, to requests, and to the survivors' memory (design 5.1, "Faults").
+
+A dead worker takes with it every group it is a member of, and every move that involves it. For the requests that is
+over at once: they keep their tokens, lose their KV, and are queued again in the old order (``lose``). For each
+survivor that a broken group or move has touched it is a way back, of its own and independent of the others':
+
+    FENCE   the survivor has been told (FenceWorker); steps, transfers and layout calls of the past come to an end
+    MAP     the layers of its home are mapped again                            (tried again until it works)
+    FILL    missing shards are fetched (core.fetching); what could not be had is asked for anew     (likewise)
+    DONE    the survivor can serve at home
+
+A worker that was started again goes the same way from FILL on: it comes back with its layers mapped and nothing in
+them, since the model folder may hold other weights by now.
+
+A worker's *home* is the group that it started in: itself alone, or a static pipeline (a baseline), which is formed
+again as soon as all its members are there. A survivor that already has another group beside the broken one (a restore
+after its split, the other end of a migration) serves on all the while, and is DONE after FENCE. A survivor that dies
+during its recovery is only one dead worker more.
+
+Ownership: what a request leaves behind at a survivor is a *ghost*: its table under another name, so that the request
+itself can start again anywhere at once. A ghost's blocks are given back only when nothing of the past can write to
+them: the fence has been answered (so every old step has finished) and the transfers into them have ended. A transfer
+from the dead worker ends with the fence, one to it at once; no other end is needed to come.
+
+Nothing here chooses groups for requests (``core.cluster``) or starts processes (``live.restart``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from jettison.core.moving.fetching import Fetching
+from jettison.core.moving.hosted import Hosted
+from jettison.core.moving.migrations import Migrations
+from jettison.core.moving.relayout import RETRY_NS, Relayout
+from jettison.core.pending import CallAnswer, Owner, PendingCall, PendingTransfer
+from jettison.core.ports import (
+    Action,
+    CallFailed,
+    CancelTransfer,
+    FenceWorker,
+    LoadShard,
+    Record,
+    SendShard,
+    TransferEnded,
+    WorkerJoined,
+)
+from jettison.core.requests import NOWHERE, Phase, RequestState
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState, WorkerState
+from jettison.memory.layout import LayoutSpec
+from jettison.policy.merge import StagePlan
+from jettison.types import FinishReason, TransferId, WorkerId
+
+
+class AbandonableMove(Owner, Protocol):
+    """What a move must offer so that a death can end it."""
+
+    @property
+    def phase(self) -> StrEnum:
+        """For the event log."""
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Members."""
+
+    @property
+    def broken_groups(self) -> Sequence[GroupCore]:
+        """Groups that cannot serve on if the move is abandoned now, whoever is dead."""
+
+    def abandon(self) -> None:
+        """Forget the move; what it has under way is handed over to others."""
+
+
+class RecoveryPhase(StrEnum):
+    """See the module's table."""
+
+    FENCE = "fence"
+    MAP = "map"
+    FILL = "fill"
+    DONE = "done"
+
+
+class Recovery:
+    """One survivor on its way back."""
+
+    def __init__(self, cluster: ClusterState, worker: WorkerState, home: LayoutSpec, now_ns: int) -> None:
+        self._cluster = cluster
+        self.worker = worker
+        self._home = home
+        self.phase = RecoveryPhase.FENCE
+        self.relayouts: list[Relayout] = []
+        """Under way: of the past, or its own attempt at MAP."""
+        self._fetching = Fetching(cluster, self, (worker.worker_id,))
+        """The present attempt at FILL, or none yet."""
+        self._retry_ns = 0
+        self._started_ns = now_ns
+        self.trouble: str | None = None
+        """Why a shard could not be had at the last attempt; it is asked for again all the same."""
+        self._told: str | None = None
+        """The trouble that has been recorded: not every attempt is news."""
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def inherit(self, pending: PendingCall) -> None:
+        """A move that is no more had this call under way here: it must end first (FENCE)."""
+        pending.owner = self
+        if isinstance(pending.waiter, Relayout):
+            pending.waiter.call_off()
+            self.relayouts.append(pending.waiter)
+        else:
+            pending.waiter = self
+
+    def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
+        """Take the end of a load that was inherited."""
+        assert isinstance(pending.call, LoadShard), pending
+        if isinstance(event, CallFailed):
+            self._retry_ns = now_ns + RETRY_NS
+            return self._tell_trouble(now_ns)
+        self.worker.unfilled.discard(pending.call.shard)
+        return []
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """Something was answered. (All recoveries are advanced at each event.)"""
+        for relayout in [r for r in self.relayouts if r.is_over]:
+            self.relayouts.remove(relayout)
+            self._retry_ns = now_ns + RETRY_NS if relayout.failure is not None else 0
+        trouble = self._fetching.take_failure()
+        if trouble is None:
+            return []
+        self._retry_ns = now_ns + RETRY_NS
+        self.trouble = trouble
+        return self._tell_trouble(now_ns)
+
+    def abandon(self) -> None:
+        """The worker has died again."""
+        self._fetching.call_off()
+
+    # --- progress ---------------------------------------------------------------------------------------------
+
+    def advance(self, now_ns: int, *, is_fenced: bool, is_waiting: bool) -> list[Action]:
+        """Go as far as the state allows. ``is_waiting``: a transfer of the past that has an end here has not ended."""
+        actions: list[Action] = []
+        if self.phase is RecoveryPhase.FENCE:
+            if not is_fenced:
+                return []
+            self._release_ghosts()
+            if is_waiting or self.worker.ghosts or self._cluster.book.calls_of(self):
+                return []
+            if self._cluster.groups_of[self.worker.worker_id]:
+                return [self._done(now_ns)]
+            if self.worker.ledger.num_held:
+                return []  # of a request that was on its way here, and stays where it is
+            self.phase = RecoveryPhase.MAP
+        if self.phase is RecoveryPhase.MAP:
+            if self.worker.layout != self._home:
+                return self._map(now_ns)
+            self.phase = RecoveryPhase.FILL
+        if self.phase is RecoveryPhase.FILL:
+            if self.worker.unfilled:
+                return self._fill(now_ns)
+            # What is cached was computed for the layers of another stage.
+            self.worker.ledger.forget_cached()
+            actions.append(self._done(now_ns))
+        return actions
+
+    def _release_ghosts(self) -> None:
+        for ghost in [ghost for ghost, moves in self.worker.ghosts.items() if not moves]:
+            self.worker.ledger.release(ghost)
+            del self.worker.ghosts[ghost]
+
+    def _map(self, now_ns: int) -> list[Action]:
+        if self.relayouts or now_ns < self._retry_ns:
+            return []
+        relayout = Relayout(self._cluster, self, self.worker, self._home, shrinks=True)
+        self.relayouts.append(relayout)
+        return relayout.start()
+
+    def _fill(self, now_ns: int) -> list[Action]:
+        """Fetch what is missing. When nothing is under way and some could not be had, everybody is asked again."""
+        if not self._fetching.is_idle or now_ns < self._retry_ns:
+            return []
+        self._fetching = Fetching(self._cluster, self, (self.worker.worker_id,))
+        return self._fetching.fetch_all(self.worker.worker_id)
+
+    def _tell_trouble(self, now_ns: int) -> list[Action]:
+        if self.trouble is None or self.trouble == self._told:
+            return []
+        self._told = self.trouble
+        return [Record("recovery_stuck", now_ns, {"worker": self.worker.worker_id, "reason": self.trouble})]
+
+    def _done(self, now_ns: int) -> Record:
+        self.phase = RecoveryPhase.DONE
+        self.trouble = None
+        worker_id = self.worker.worker_id
+        took_ns = now_ns - self._started_ns
+        self._cluster.counters.num_recoveries += 1
+        self._cluster.counters.recovery_ns += took_ns
+        fields: dict[str, object] = {"worker": worker_id, "ms": took_ns / 1e6}
+        if self._told is not None:
+            fields["was_stuck"] = True
+        return Record("recovered", now_ns, fields)
+
+
+@dataclass(slots=True)
+class _Fence:
+    """A survivor that has been told of a death and has not answered."""
+
+    survivor: WorkerId
+    moves: list[TransferId] = field(default_factory=list)
+    """Transfers from the dead worker to this one: with the answer they are over."""
+
+
+class Recoveries:
+    """All that follows from deaths and returns of workers."""
+
+    def __init__(
+        self, cluster: ClusterState, homes: Sequence[tuple[StagePlan, ...]], hosted: Hosted, migrations: Migrations
+    ) -> None:
+        self._cluster = cluster
+        self.homes = homes
+        """Groups that workers started in; those whose members are all free are formed again."""
+        self._home_layers = {s.worker_id: s.layers for home in homes for s in home}
+        self._hosted = hosted
+        self._migrations = migrations
+        self.by_worker: dict[WorkerId, Recovery] = {}
+        self._fences: dict[int, _Fence] = {}
+        self._past: dict[TransferId, tuple[WorkerId, WorkerId]] = {}
+        """Ends of transfers that dead or abandoned owners have left under way."""
+        self._num_ghosts = 0
+        self._homes_formed_for: int | None = None
+        """``num_dissolved`` when homes were last formed: without another dissolved group, a recovery that is done or a
+        worker that joins no home becomes free. None: some recovery is done."""
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """No survivor is on its way back."""
+        return not self.by_worker
+
+    def busy_workers(self) -> set[WorkerId]:
+        """Workers that no other move may touch: those on their way back.
+
+        Both ends of a transfer of KV that one of them waits for in FENCE are among them. Who sends a shard need not
+        be: should it drop the shard meanwhile, the transfer ends incomplete and another is asked.
+        """
+        return set(self.by_worker)
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """Why workers are still on their way back, where it is not only time that they need."""
+        return tuple(r.trouble for _, r in sorted(self.by_worker.items()) if r.trouble is not None)
+
+    def _home_layout(self, worker_id: WorkerId) -> LayoutSpec:
+        return self._cluster.stage_layout(self._home_layers[worker_id])
+
+    def _form_homes(self) -> None:
+        """Form the homes whose members are all there, and in no other group."""
+        taken = {w for g in self._cluster.groups.values() for w in g.worker_ids} | self.by_worker.keys()
+        taken |= {w.worker_id for w in self._cluster.workers.values() if not w.alive or w.is_aside}
+        free = [home for home in self.homes if not any(s.worker_id in taken for s in home)]
+        for home in free:
+            self._cluster.form_group(home)
+        self._homes_formed_for = self._cluster.num_dissolved
+
+    # --- death ------------------------------------------------------------------------------------------------
+
+    def lose(self, worker_id: WorkerId, moves: Iterable[AbandonableMove], now_ns: int) -> list[Action]:
+        """A worker is dead. ``moves``: those that it is a member of; they are forgotten by the caller.
+
+        Every request that ran with it is homeless afterwards (the caller finds it a group) or, if workers keep
+        dying of it, has ended. The caller also ends the transfers to it (``ended_with``).
+        """
+        cluster, dead = self._cluster, self._cluster.workers[worker_id]
+        broken = {g.group_id: g for g in cluster.groups.values() if worker_id in g.worker_ids}
+        book = cluster.book
+        calls: list[PendingCall] = []
+        transfers: list[PendingTransfer] = []
+        phases: list[str] = []
+        for move in moves:
+            phases.append(str(move.phase))
+            broken |= {g.group_id: g for g in move.broken_groups}
+            move.abandon()
+            calls += book.calls_of(move)
+            transfers += book.transfers_of(move)
+        abandoned, called_off = self._migrations.abandon(list(broken.values()))
+        abandoned |= self._hosted.abandon(list(broken.values()))
+        transfers += [book.transfers[i] for i in sorted(abandoned)]
+        touched = {pending.call.worker_id for pending in calls}
+        touched |= {end for pending in transfers for end in pending.ends}
+        touched |= {w for g in broken.values() for w in g.worker_ids}
+        self._bury(dead)
+        requests = [s for g in broken.values() for s in self._break_up(g, worker_id)]
+        touched |= {w.worker_id for w in cluster.workers.values() if w.ghosts}
+        record = {"worker": worker_id, "groups": sorted(broken), "requests": len(requests), "moves": phases}
+        actions: list[Action] = [Record("worker_lost", now_ns, record)]
+        actions += called_off + self._fence(dead)
+        for survivor in sorted(touched - {worker_id}):
+            self._recovery_of(survivor, now_ns)
+        for pending in calls:
+            if (recovery := self.by_worker.get(pending.call.worker_id)) is not None:
+                recovery.inherit(pending)
+        actions += [action for pending in transfers for action in self._inherit(pending)]
+        most = cluster.params.faults.max_deaths_per_request
+        for state in sorted(requests, key=lambda s: s.order):
+            if state.suspicion.is_guilty(most):
+                message = f"{most} workers died while they computed this request"
+                actions += cluster.end(state, FinishReason.ERROR, now_ns, error=message)
+        return actions
+
+    def end_transfers_to(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
+        """Transfers to a dead worker: nothing else will tell their end."""
+        book = self._cluster.book
+        return book.end_lost([i for i, p in book.transfers.items() if p.ends[1] == worker_id], now_ns)
+
+    def _bury(self, dead: WorkerState) -> None:
+        dead.alive = False
+        dead.ledger.clear(0)
+        dead.ghosts.clear()
+        dead.unfilled.clear()
+        dead.num_relayouts_open = 0
+        dead.ledger_locked = False
+        self._cluster.book.forget_calls(dead.worker_id)
+        if (recovery := self.by_worker.pop(dead.worker_id, None)) is not None:
+            recovery.abandon()
+        self._fences = {call: f for call, f in self._fences.items() if f.survivor != dead.worker_id}
+        self._cluster.counters.num_worker_losses += 1
+
+    def _break_up(self, group: GroupCore, dead: WorkerId) -> list[RequestState]:
+        """Dissolve a group; its requests become homeless, except those that had ended already."""
+        if dead in group.worker_ids:
+            rows = [row for flight in group.in_flight.values() for row in flight.step.rows]
+            near = group.stranded | {row.state.request_id: row.state for row in rows}
+            most = self._cluster.params.faults.max_deaths_per_request
+            for state in near.values():
+                state.suspicion.note_death(alone=len(near) == 1, max_deaths=most)
+        group.in_flight.clear()
+        states = group.take_queues()
+        self._cluster.dissolve(group)
+        homeless: list[RequestState] = []
+        for state in states:
+            self._leave_ghosts(state)
+            if state.ending is not None:
+                state.phase = Phase.FINISHED
+                del self._cluster.requests[state.request_id]
+                continue
+            self._cluster.homeless[state.request_id] = state
+            homeless.append(state)
+        return homeless
+
+    def _leave_ghosts(self, state: RequestState) -> None:
+        """Separate a request from its blocks; it starts again from its tokens."""
+        cluster = self._cluster
+        for worker in cluster.workers.values():
+            if worker.alive and worker.ledger.has(state.request_id):
+                ghost = f"{state.request_id}\0{self._num_ghosts}"
+                self._num_ghosts += 1
+                worker.ledger.rename(state.request_id, ghost)
+                worker.ghosts[ghost] = set(state.moves)
+        for transfer_id in state.moves:
+            cluster.book.transfers[transfer_id].request = None
+        state.moves.clear()
+        cluster.counters.num_recomputed_tokens += state.num_computed
+        state.num_preemptions += state.num_computed > 0
+        state.num_computed = state.num_pending = state.num_sealed = 0
+        state.kv_at = NOWHERE
+        state.remote = ()
+        state.paused = state.recompute = False
+        state.phase = Phase.WAITING
+        state.group_id = -1
+
+    def _fence(self, dead: WorkerState) -> list[Action]:
+        actions: list[Action] = []
+        for survivor in self._cluster.workers.values():
+            if survivor.alive:
+                book = self._cluster.book
+                ends = (dead.worker_id, survivor.worker_id)
+                fence = _Fence(survivor.worker_id, [i for i, p in book.transfers.items() if p.ends == ends])
+                call = FenceWorker(survivor.worker_id, book.next_call_id, dead.worker_id, dead.life)
+                self._fences[call.call_id] = fence
+                actions.append(book.open_call(call, self, self))
+        return actions
+
+    def _recovery_of(self, worker_id: WorkerId, now_ns: int) -> Recovery:
+        if worker_id not in self.by_worker:
+            worker, home = self._cluster.workers[worker_id], self._home_layout(worker_id)
+            self.by_worker[worker_id] = Recovery(self._cluster, worker, home, now_ns)
+        return self.by_worker[worker_id]
+
+    def _inherit(self, pending: PendingTransfer) -> list[Action]:
+        """A move that is no more had this transfer under way: it is called off, and its end is waited for."""
+        pending.owner = pending.waiter = self
+        transfer = pending.transfer
+        self._past[transfer.transfer_id] = pending.ends
+        return [CancelTransfer(transfer.src, transfer.transfer_id)] if self._cluster.workers[transfer.src].alive else []
+
+    # --- return -----------------------------------------------------------------------------------------------
+
+    def join(self, event: WorkerJoined, now_ns: int) -> list[Action]:
+        """A lost worker is back: the layers of its home are mapped and empty, and are fetched from here on."""
+        worker = self._cluster.workers[event.worker_id]
+        if worker.alive:
+            return []
+        worker.alive, worker.is_gone, worker.life = True, False, event.life
+        worker.layout = home = self._home_layout(event.worker_id)
+        worker.unfilled = set(home.shards)
+        worker.full_blocks = event.capacity_blocks
+        worker.ledger.clear(event.capacity_blocks)
+        if not worker.is_aside:
+            self._recovery_of(event.worker_id, now_ns).phase = RecoveryPhase.FILL
+        self._cluster.counters.num_worker_joins += 1
+        return [Record("worker_joined", now_ns, {"worker": event.worker_id, "life": event.life})]
+
+    def fill(self, worker_id: WorkerId, now_ns: int) -> None:
+        """A worker that serves in no group gets the layers of its home back."""
+        self._recovery_of(worker_id, now_ns).phase = RecoveryPhase.MAP
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
+        """A survivor uses nothing of a dead worker any more: transfers from there are over with that."""
+        fence = self._fences.pop(event.call_id, None)
+        return [] if fence is None else self._cluster.book.end_lost(fence.moves, now_ns)
+
+    def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
+        """A transfer of the past has ended: what waited for it at either end may go on."""
+        del self._past[event.transfer_id]
+        transfer = pending.transfer
+        if event.complete and isinstance(transfer, SendShard):
+            self._cluster.workers[transfer.dst].unfilled.discard(transfer.shard)
+        for worker in self._cluster.workers.values():
+            for moves in worker.ghosts.values():
+                moves.discard(event.transfer_id)
+        return []
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """All recoveries are advanced at each event."""
+        return []
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Go as far as the state allows."""
+        actions: list[Action] = []
+        unfenced = {f.survivor for f in self._fences.values()} if self._fences else set()
+        waiting = {end for ends in self._past.values() for end in ends}
+        for worker_id, recovery in sorted(self.by_worker.items()):
+            actions += recovery.advance(
+                now_ns, is_fenced=worker_id not in unfenced, is_waiting=worker_id in waiting
+            )
+            if recovery.phase is RecoveryPhase.DONE:
+                del self.by_worker[worker_id]
+                self._homes_formed_for = None
+        if self._homes_formed_for != self._cluster.num_dissolved:
+            self._form_homes()
+        return actions

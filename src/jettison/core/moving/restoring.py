@@ -1,0 +1,430 @@
+"""Restore and split as one phase table (KunServe v3 section 4.4; design 5.1).
+
+A group is split into instances, or, where all of its requests would not fit into one member's memory, into two groups
+of every second member (``policy.restore.plan_splits``); these are split again when their turn comes.
+
+    DRAIN_1    the group finishes its steps in flight
+    MAP        every member maps the shards of its next layout (KV shrinks to what is left; blocks move down)
+    PULL       the group serves as a pipeline while missing shards come (``core.moving.fetching``), behind its
+               activations
+    FIT        all shards are here; wait until all requests fit into the next layouts
+    DRAIN_2    the group finishes its steps in flight
+    SPREAD     every member gives KV pages to all layers that it will run
+    RETURN     the new groups serve; running requests stay in the pipeline until their KV is there
+               (``core.moving.returning``)
+    DONE       the pipeline is empty
+    TURNING    a burst or a failure: transfers are called off ...
+    REDROP     ... and the mapped shards dropped again (not needed once the split has begun; tried until it works)
+    TURNED     the pipeline (and, after a split, the groups beside it) can be merged again; should that merge
+               fail, another restore goes on from RETURN
+
+Ownership: until its last move has ended, a request runs in the pipeline and its blocks stay at every member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from jettison.core.moving.fetching import Fetching
+from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
+from jettison.core.moving.returning import Returning
+from jettison.core.ports import Action, Record
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState
+from jettison.memory.layout import LayoutSpec
+from jettison.policy.merge import StagePlan, stage_bytes
+from jettison.policy.restore import PlacedRequest, SplitPlan, place_requests
+from jettison.types import WorkerId
+
+HEADROOM = 20
+"""One part in so many of a member's blocks stays free at a split, so that running requests can grow."""
+
+
+class RestorePhase(StrEnum):
+    """See the module's table."""
+
+    DRAIN_1 = "drain_1"
+    MAP = "map"
+    PULL = "pull"
+    FIT = "fit"
+    DRAIN_2 = "drain_2"
+    SPREAD = "spread"
+    RETURN = "return"
+    DONE = "done"
+    TURNING = "turning"
+    REDROP = "redrop"
+    TURNED = "turned"
+
+
+class Restoring:
+    """One merged group on its way back to instances."""
+
+    def __init__(
+        self, cluster: ClusterState, group: GroupCore, split: SplitPlan, now_ns: int,
+        homes: list[GroupCore] | None = None, *, with_queue: bool = False, max_overflow_blocks: int = 0,
+        reason: str = "",
+    ) -> None:
+        """With ``homes`` the group has been split already, and its requests go on returning to them.
+
+        ``with_queue``: split although requests wait (they wait for compute, and the members have more of it apart).
+        ``max_overflow_blocks``: of what does not fit at the split, so much may be given up and computed again.
+        """
+        self._cluster = cluster
+        self.group = group
+        self.phase = RestorePhase.RETURN if homes else RestorePhase.DRAIN_1
+        self.returning = Returning(cluster, self, group, homes) if homes else None
+        """Once split."""
+        self.reason = reason
+        """Why it was begun."""
+        self.failure: str | None = None
+        self.has_failed = False
+        """It was called off because a member could not do its part, not because it was needed."""
+        self.split_plan = split
+        self._next_layers = {stage.worker_id: stage.layers for part in split.parts for stage in part}
+        self._with_queue = with_queue
+        self._max_overflow_blocks = max_overflow_blocks
+        self._num_recomputed = 0
+        self._started_ns = now_ns
+        self._relayouts: list[Relayout] = []
+        self._fetching = Fetching(cluster, self, group.worker_ids)
+        self._retry_ns: int | None = None
+        """When members that could not drop again try once more."""
+        group.paused = not homes
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def worker_ids(self) -> tuple[WorkerId, ...]:
+        """Members."""
+        return self.group.worker_ids
+
+    @property
+    def broken_groups(self) -> Sequence[GroupCore]:
+        """Groups that cannot serve on if the restore is abandoned now: the pipeline."""
+        return (self.group,)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing left to do."""
+        return self.phase in (RestorePhase.DONE, RestorePhase.TURNED)
+
+    @property
+    def may_still_wait(self) -> bool:
+        """The members have not taken their layers' KV back yet: whether that ever fits depends on what is admitted."""
+        before = (RestorePhase.DRAIN_1, RestorePhase.MAP, RestorePhase.PULL, RestorePhase.FIT)
+        return self.phase in before
+
+    def take_queue_along(self) -> None:
+        """Requests wait for compute, of which the members have more apart: split although there is a queue."""
+        self._with_queue = True
+
+    @property
+    def takes_queue_along(self) -> bool:
+        """Whether it will split although requests wait."""
+        return self._with_queue
+
+    @property
+    def has_split(self) -> bool:
+        """The new groups already serve beside the pipeline."""
+        return self.returning is not None
+
+    @property
+    def homes(self) -> list[GroupCore]:
+        """The new groups, once split."""
+        return self.returning.homes if self.returning is not None else []
+
+    @property
+    def waits_for_time(self) -> bool:
+        """Its next step may come without an event of its members."""
+        return self.phase is RestorePhase.REDROP
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """A call or a transfer of this restore has been answered."""
+        why = self._fetching.take_failure()
+        if why is not None:
+            self.has_failed = True
+            return self.turn_round(now_ns, why)
+        return self.advance(now_ns)
+
+    def cancel(self, state: RequestState) -> list[Action]:
+        """The request is ending: stop its transfers."""
+        return self.returning.cancel(state) if self.returning is not None else []
+
+    def abandon(self) -> None:
+        """A member is dead. The members' own groups, once split, serve on."""
+
+    def turn_round(self, now_ns: int, reason: str) -> list[Action]:
+        """Call the restore off: the pipeline is needed after all (or a member failed)."""
+        if self.is_over or self.phase in (RestorePhase.TURNING, RestorePhase.REDROP):
+            return []
+        self.failure = reason
+        self.phase = RestorePhase.TURNING
+        actions: list[Action] = [Record("restore_turned", now_ns, {"reason": reason, "group": self.group.group_id})]
+        actions += self._fetching.call_off()
+        if self.returning is not None:
+            actions += self.returning.call_off()
+        return actions + self.advance(now_ns)
+
+    @property
+    def _is_quiet(self) -> bool:
+        """Nothing that was asked for is still to come."""
+        is_still = self._fetching.is_idle and (self.returning is None or self.returning.is_idle)
+        return is_still and all(r.is_over for r in self._relayouts)
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Go as far as the state allows."""
+        match self.phase:
+            case RestorePhase.DRAIN_1 if not self.group.in_flight:
+                return self._map(now_ns)
+            case RestorePhase.MAP if all(r.is_over for r in self._relayouts):
+                return self._pull(now_ns)
+            case RestorePhase.PULL if self._fetching.is_idle:
+                self.phase = RestorePhase.FIT
+                return self.advance(now_ns)
+            case RestorePhase.FIT if self._fits():
+                self.group.paused = True
+                self.phase = RestorePhase.DRAIN_2
+                return self.advance(now_ns)
+            case RestorePhase.DRAIN_2 if not self.group.in_flight:
+                self._give_up_overflow()
+                return self._spread(now_ns)
+            case RestorePhase.SPREAD if all(r.is_over for r in self._relayouts):
+                return self._split(now_ns)
+            case RestorePhase.RETURN:
+                return self._return_home(now_ns)
+            case RestorePhase.TURNING if self._is_quiet:
+                return self._turned(now_ns)
+            case RestorePhase.REDROP if all(r.is_over for r in self._relayouts):
+                return self._redropped(now_ns)
+        return []
+
+    # --- map and pull -----------------------------------------------------------------------------------------
+
+    def _change_layouts(self, specs: dict[WorkerId, LayoutSpec], *, shrinks: bool) -> list[Action]:
+        actions: list[Action] = []
+        self._relayouts = []
+        for worker_id, spec in specs.items():
+            relayout = Relayout(self._cluster, self, self._cluster.workers[worker_id], spec, shrinks=shrinks)
+            self._relayouts.append(relayout)
+            actions += relayout.start()
+        return actions
+
+    def _relayout_failure(self) -> str | None:
+        return next((r.failure for r in self._relayouts if r.phase is RelayoutPhase.FAILED), None)
+
+    def _map(self, now_ns: int) -> list[Action]:
+        self.phase = RestorePhase.MAP
+        shape = self._cluster.shape
+        specs = {
+            s.worker_id: LayoutSpec(shape.shards_for(self._next_layers[s.worker_id]), s.layers)
+            for s in self.group.stages
+        }
+        return self._change_layouts(specs, shrinks=True)
+
+    def _pull(self, now_ns: int) -> list[Action]:
+        self._reap_ended()
+        self.group.paused = False
+        failure = self._relayout_failure()
+        if failure is not None:
+            self.has_failed = True
+            return self.turn_round(now_ns, failure)
+        self.phase = RestorePhase.PULL
+        actions: list[Action] = []
+        num_intact = 0
+        for relayout in self._relayouts:
+            assert relayout.result is not None
+            num_intact += len(relayout.result.intact_shards)
+            # Also what an earlier restore mapped, did not fetch, and then could not drop again.
+            actions += self._fetching.fetch_all(relayout.worker.worker_id)
+        actions.append(
+            Record(
+                "restore_begin",
+                now_ns,
+                {
+                    "group": self.group.group_id,
+                    "workers": list(self.worker_ids),
+                    "intact_shards": num_intact,
+                    "pulled_shards": len(self._fetching.moves),
+                    "capacity_blocks": self.group.capacity_blocks,
+                },
+            )
+        )
+        return actions + self.advance(now_ns)
+
+    # --- fit and split ----------------------------------------------------------------------------------------
+
+    def _fits(self) -> bool:
+        """Whether every request has a home in the next layouts, with room to grow."""
+        group = self.group
+        if group.moving or (group.waiting and not self._with_queue):
+            return False
+        return fits(self._cluster, group, self.split_plan, self._max_overflow_blocks)
+
+    def _give_up_overflow(self) -> None:
+        """Preempt what does not fit; it is computed again at home. Last steps may have made it a little more."""
+        if not self._max_overflow_blocks:
+            return
+        for state in overflow(self._cluster, self.group, self.split_plan, self.group.capacity_blocks) or ():
+            self.group.preempt(state)
+            self._num_recomputed += 1
+            self._with_queue = True
+
+    def _spread(self, now_ns: int) -> list[Action]:
+        self.phase = RestorePhase.SPREAD
+        for worker_id in self.worker_ids:
+            # The new layers' arenas start empty, so no cached block is complete any more.
+            self._cluster.workers[worker_id].ledger.forget_cached()
+        for state in self.group.running.values():
+            state.num_sealed = 0
+        self.group.seals = False
+        specs = {w: self._cluster.stage_layout(layers) for w, layers in self._next_layers.items()}
+        return self._change_layouts(specs, shrinks=True)
+
+    def _split(self, now_ns: int) -> list[Action]:
+        self._reap_ended()
+        self.group.paused = False
+        failure = self._relayout_failure()
+        if failure is not None:
+            self.has_failed = True
+            return self.turn_round(now_ns, failure)
+        self.phase = RestorePhase.RETURN
+        homes = [self._cluster.form_group(part) for part in self.split_plan.parts]
+        self.returning = Returning(self._cluster, self, self.group, homes)
+        done = {
+            "group": self.group.group_id,
+            "homes": {g.group_id: list(g.worker_ids) for g in homes},
+            "returning": len(self.group.running),
+            "recomputed": self._num_recomputed,
+            "ms": (now_ns - self._started_ns) / 1e6,
+        }
+        return [Record("split", now_ns, done), *self._return_home(now_ns)]
+
+    def _reap_ended(self) -> None:
+        for state in self.group.all_requests():
+            self._cluster.reap(state)
+
+    # --- return -----------------------------------------------------------------------------------------------
+
+    def _return_home(self, now_ns: int) -> list[Action]:
+        assert self.returning is not None
+        actions = self.returning.advance()
+        if self.returning.is_over:
+            self._cluster.dissolve(self.group)
+            self.phase = RestorePhase.DONE
+            counters = self._cluster.counters
+            counters.num_restores += 1
+            counters.restore_ns += now_ns - self._started_ns
+            done = {
+                "workers": list(self.worker_ids),
+                "pulled_bytes": self._fetching.num_bytes,
+                "returned_bytes": self.returning.num_returned_bytes,
+                "ms": (now_ns - self._started_ns) / 1e6,
+            }
+            actions.append(Record("restore_done", now_ns, done))
+        return actions
+
+    # --- turning round ----------------------------------------------------------------------------------------
+
+    def _turned(self, now_ns: int) -> list[Action]:
+        self._reap_ended()
+        self.group.touch()
+        for state in self.group.running.values():
+            state.paused = False
+        if self.has_split:
+            return self._over(now_ns)
+        if any(w.layout.kv_layers != s.layers for s in self.group.stages for w in [self._cluster.workers[s.worker_id]]):
+            # Stopped while pages were given to all layers: that layout holds no KV outside the stages yet.
+            self.group.paused = True
+        self.phase = RestorePhase.REDROP
+        specs = {s.worker_id: self._cluster.stage_layout(s.layers) for s in self.group.stages}
+        return self._change_layouts(specs, shrinks=False)
+
+    def _redropped(self, now_ns: int) -> list[Action]:
+        self.group.paused = False
+        self.group.seals = self._cluster.limits.enable_prefix_caching
+        failed = [r for r in self._relayouts if r.phase is RelayoutPhase.FAILED]
+        if not failed:
+            return self._over(now_ns)
+        # The group serves on with the room that the member has; but some request may need more than that.
+        if self._retry_ns is None:
+            self._retry_ns = now_ns + RETRY_NS
+        if now_ns < self._retry_ns:
+            return []
+        self._retry_ns = None
+        return self._change_layouts({r.worker.worker_id: r.spec for r in failed}, shrinks=False)
+
+    def _over(self, now_ns: int) -> list[Action]:
+        self.phase = RestorePhase.TURNED
+        self.group.admission_cap_blocks = None
+        self._cluster.counters.num_turned_restores += 1
+        return []
+
+
+def room_blocks(cluster: ClusterState, part: tuple[StagePlan, ...]) -> int:
+    """Blocks that the tightest member of a part will have in its next layout."""
+    shape = cluster.shape
+    block_bytes = shape.block_bytes_per_layer(cluster.limits.block_size)
+    room: list[int] = []
+    for stage in part:
+        spare_bytes = cluster.workers[stage.worker_id].full_blocks * shape.num_layers * block_bytes
+        spare_bytes += shape.parameter_bytes - stage_bytes(stage.layers, shape)
+        room.append(spare_bytes // (len(stage.layers) * block_bytes))
+    return min(room)
+
+
+def overflow(
+    cluster: ClusterState, group: GroupCore, split: SplitPlan, max_blocks: int
+) -> list[RequestState] | None:
+    """The newest running requests without which the others fit into the parts of ``split``.
+
+    Until requests have moved, every member holds blocks of all of them, in the layers of its next layout; then each
+    part holds its own. None if ``max_blocks`` given up are not enough.
+    """
+    room = {index: room_blocks(cluster, part) for index, part in enumerate(split.parts)}
+    most = max(room.values())
+    if any(group.blocks_for(s.num_tokens) > most for s in group.waiting):
+        return None
+    num_blocks_of = group.ledgers[0].num_blocks_of
+    left = {r: PlacedRequest(r, num_blocks_of(r)) for r in (*group.running, *group.moving)}
+    victims: list[RequestState] = []
+    candidates = [s for s in group.running.values() if s.ending is None and not s.moves]
+    while True:
+        homes = place_requests([*left.values()], room, most // HEADROOM)
+        if homes is not None and _has_room(cluster, split, room, victims):
+            return victims
+        if not candidates:
+            return None
+        victims.append(candidates.pop())
+        del left[victims[-1].request_id]
+        if sum(num_blocks_of(s.request_id) for s in victims) > max_blocks:
+            return None
+
+
+def _has_room(cluster: ClusterState, split: SplitPlan, room: dict[int, int], given_up: list[RequestState]) -> bool:
+    """Whether every member can hold the blocks of all requests but these in the layers of its next layout."""
+    for index, part in enumerate(split.parts):
+        for stage in part:
+            ledger = cluster.workers[stage.worker_id].ledger
+            # Shared prefix blocks stay: this errs on the side of giving up more.
+            freed = sum(ledger.num_exclusive_blocks(s.request_id) for s in given_up)
+            if ledger.num_held - freed > room[index] - room[index] // HEADROOM:
+                return False
+    return True
+
+
+def fits(cluster: ClusterState, group: GroupCore, split: SplitPlan, max_overflow_blocks: int = 0) -> bool:
+    """Whether all requests of ``group`` fit into the parts of ``split``, but for so many blocks of the newest."""
+    return overflow(cluster, group, split, max_overflow_blocks) is not None
+
+
+def will_hold(cluster: ClusterState, group: GroupCore, split: SplitPlan) -> bool:
+    """Whether each part of ``split`` will have room for any one request as long as somebody asked for it to become.
+
+    One that is known to outgrow its home would be preempted there, make the members merge again and be computed twice.
+    """
+    room = min(room_blocks(cluster, part) for part in split.parts)
+    return all(group.blocks_for(s.num_tokens_to_hold) <= room for s in group.all_requests())

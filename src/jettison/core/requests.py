@@ -1,0 +1,243 @@
+"""The state of one accepted request. Owned by the core; drivers read it, only the core writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from jettison.types import (
+    FinishReason,
+    GroupId,
+    LayerRange,
+    Request,
+    RequestId,
+    ServiceClass,
+    TokenLogprobs,
+    WorkerId,
+)
+
+
+class Phase(StrEnum):
+    """Where a request is in its life.
+
+        WAITING --admit--> RUNNING --stop/length/cancel--> FINISHED
+           ^                 |  ^
+           |---- preempt ----|  |-- KV complete --
+           |                 |- merge, swap ---> MOVING (stalled until its KV is in place) <---> STORED (at the host)
+    """
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    MOVING = "moving"
+    STORED = "stored"
+    FINISHED = "finished"
+
+
+class RemotePart(NamedTuple):
+    """Layers of a running request's KV that are still on their way: the old home attends to them."""
+
+    src: WorkerId
+    dst: WorkerId
+    layers: LayerRange
+    num_blocks: int
+    """Leading blocks of the request's tables that are meant: full ones, computed before the merge."""
+
+
+FIRST_TRIAL_TOKENS = 4
+"""What a suspect has to produce alone before it is acquitted; each further trial takes four times as many."""
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """Deaths of workers that computed a request, and whether it may be what kills them.
+
+    A killer is found however late it kills: trials become longer. What happened to it alone is never forgotten.
+    """
+
+    num_deaths: int = 0
+    """Workers that died while a step with this request was under way, since its last acquittal."""
+    num_deaths_alone: int = 0
+    """Of all deaths, those with no other request under way."""
+    on_trial: bool = False
+    """No step has it and others (``core.serving.stepplan``): one more death and it ends."""
+    num_trials: int = 0
+    num_tokens_alone: int = 0
+    """Of this trial."""
+
+    def note_death(self, *, alone: bool, max_deaths: int) -> None:
+        """A worker died while it computed this request."""
+        self.num_deaths += 1
+        self.num_deaths_alone += alone
+        if self.num_deaths == max_deaths - 1:
+            self.on_trial, self.num_tokens_alone = True, 0
+            self.num_trials += 1
+
+    def is_guilty(self, max_deaths: int) -> bool:
+        """It has been near too many deaths to run again."""
+        return max(self.num_deaths, self.num_deaths_alone) >= max_deaths
+
+    def note_token_alone(self) -> bool:
+        """It got a token in a step of its own, on trial; whether that acquits it."""
+        self.num_tokens_alone += 1
+        if self.num_tokens_alone < FIRST_TRIAL_TOKENS * 4 ** (self.num_trials - 1):
+            return False
+        self.on_trial, self.num_deaths = False, 0
+        return True
+
+
+NOWHERE: Mapping[WorkerId, LayerRange] = MappingProxyType({})
+"""``RequestState.kv_at`` of a request without KV. Requests of a group share one such table, so nobody changes any."""
+
+
+class RequestState:
+    """Progress of one request.
+
+    Invariant: ``num_computed <= num_computed + num_pending <= num_tokens``. KV of tokens before ``num_computed`` is
+    valid at every worker in ``kv_at``, for the layers named there; except that what ``remote`` names is at its source.
+    """
+
+    __slots__ = (
+        "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
+        "group_id", "kv_at", "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns",
+        "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "moves", "paused", "remote",
+        "recompute", "tenant", "is_offline", "turn", "_suspicion",
+    )
+
+    def __init__(self, request: Request, order: int) -> None:
+        self.request = request
+        self.request_id: RequestId = request.request_id
+        self.num_prompt = len(request.prompt_token_ids)
+        self.num_tokens = self.num_prompt
+        """Prompt and output. Invariant: ``num_prompt + len(output)``; kept because it is asked for all the time."""
+        self.output: list[int] = []
+        """Tokens produced so far (``add_token``)."""
+        self.num_computed = 0
+        self.num_pending = 0
+        """Tokens in unfinished steps."""
+        self.phase = Phase.WAITING
+        self.group_id: GroupId = -1
+        self.kv_at: Mapping[WorkerId, LayerRange] = NOWHERE
+        self.num_cached = 0
+        """Prompt tokens taken from the prefix cache at the first admission."""
+        self.num_sealed = 0
+        """Leading blocks registered in the prefix cache."""
+        self.hashes: list[bytes] = []
+        """Chain hashes of the leading full blocks, computed as needed."""
+        self.ending: FinishReason | None = None
+        """Set when the request must end but part of it is still in flight or on a link."""
+        self.finish_reason: FinishReason | None = None
+        self.first_scheduled_ns: int | None = None
+        self.first_token_ns: int | None = None
+        self.finished_ns: int | None = None
+        self.num_preemptions = 0
+        self._suspicion: Suspicion | None = None
+        self.order = (request.priority, order)
+        """Among its tenant's own: priority first, then arrival. Who else goes before it: ``policy.order``."""
+        self.tenant = request.tenant
+        self.is_offline = request.service_class is ServiceClass.OFFLINE
+        self.turn: int | None = None
+        """When it was first served, as ``core.serving.waiting`` counts turns."""
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = (
+            [None] if request.params.prompt_logprobs is not None else None
+        )
+        self.moves: set[int] = set()
+        """Moves of its KV that have not ended: until then its blocks stay reserved on both sides."""
+        self.paused = False
+        """Not scheduled: the last blocks of its KV are on their way to its new home."""
+        self.remote: tuple[RemotePart, ...] = ()
+        """KV that its steps attend to elsewhere (live exchange)."""
+        self.recompute = False
+        """Its KV cannot be completed or trusted: not scheduled, and computed again from its tokens as soon as no step
+        and no move touches it."""
+
+    # --- tokens: the prompt, which is the request's own and never copied, then the output ---------------------
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and output, as a new list: O(tokens)."""
+        return [*self.request.prompt_token_ids, *self.output]
+
+    def token_at(self, position: int) -> int:
+        """One known token; ``position`` counts from the prompt's first."""
+        num_prompt = self.num_prompt
+        return self.request.prompt_token_ids[position] if position < num_prompt else self.output[position - num_prompt]
+
+    def tokens_between(self, first: int, end: int) -> Sequence[int]:
+        """Known tokens ``first <= position < end``; O(end - first)."""
+        num_prompt = self.num_prompt
+        if end <= num_prompt:
+            return self.request.prompt_token_ids[first:end]
+        if first >= num_prompt:
+            return self.output[first - num_prompt : end - num_prompt]
+        return [*self.request.prompt_token_ids[first:], *self.output[: end - num_prompt]]
+
+    def add_tokens(self, token_id: int, count: int) -> None:
+        """It has got the same token so many times (pretend tokens: ``core.serving.fastforward``)."""
+        self.output += [token_id] * count
+        self.num_tokens += count
+
+    def add_token(self, token_id: int) -> None:
+        """It has got a token."""
+        self.output.append(token_id)
+        self.num_tokens += 1
+
+    @property
+    def num_output(self) -> int:
+        """Tokens produced so far."""
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def wants_output(self) -> bool:
+        """It asked for tokens beyond its prompt; one that did not ends when its prompt is computed."""
+        return self.request.params.max_tokens > 0
+
+    @property
+    def num_ready(self) -> int:
+        """Tokens known but neither computed nor in flight."""
+        return self.num_tokens - self.num_computed - self.num_pending
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    @property
+    def num_tokens_to_hold(self) -> int:
+        """Tokens that memory must have room for: all that were asked for. Where nobody asked for a length, what it
+        holds and an eighth more (the next token at least): most answers end long before where they would be cut."""
+        params = self.request.params
+        most = self.num_prompt + params.max_tokens
+        if not self.request.has_default_length:
+            return most
+        return min(most, max(self.num_prompt + params.min_tokens, self.num_tokens + max(1, self.num_tokens // 8)))
+
+    def cut_default_length(self, num_tokens: int) -> None:
+        """Let it never hold more tokens than this, unless somebody asked for more or it holds as many already."""
+        max_tokens, params = num_tokens - self.num_prompt, self.request.params
+        if self.request.has_default_length and self.num_tokens_to_hold <= num_tokens and max_tokens < params.max_tokens:
+            self.request = replace(self.request, params=replace(params, max_tokens=max_tokens))
+
+    # --- the rest ---------------------------------------------------------------------------------------------
+
+    @property
+    def suspicion(self) -> Suspicion:
+        """Whether it may be what kills workers. Made when first asked for: hardly any request ever needs one."""
+        if self._suspicion is None:
+            self._suspicion = Suspicion()
+        return self._suspicion
+
+    @property
+    def on_trial(self) -> bool:
+        """It is suspected."""
+        return self._suspicion is not None and self._suspicion.on_trial
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its terminal event has been emitted."""
+        return self.finish_reason is not None
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.request_id} {self.phase} {self.num_computed}+{self.num_pending}/{self.num_tokens}"
+            f" kv_at={self.kv_at}>"
+        )

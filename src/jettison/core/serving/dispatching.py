@@ -1,0 +1,157 @@
+"""Which group takes a request: on its arrival, and again when a full batch or full memory keeps it waiting elsewhere.
+
+Again means on every tick, and at the moment a merge has been executed: the merged group has the memory for its whole
+queue and would admit it in its next step, beyond what it can usefully run at once. What nobody else can run is admitted
+there all the same, up to ``max_num_seqs``: a batch above the limit costs latency, an idle place costs throughput.
+
+The choices are ``policy.dispatch``'s and ``policy.rebalance``'s; here are their views of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jettison.core.ladder.climb import Ladder
+from jettison.core.moving.hosted import Hosted
+from jettison.core.moving.moves import Moves
+from jettison.core.ports import Action, Record
+from jettison.core.requests import RequestState
+from jettison.core.serving.freest import FreestGroups
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState
+from jettison.policy.batching import BlockedBy
+from jettison.policy.dispatch import GroupFreeness
+from jettison.policy.rebalance import GroupQueue, QueuedRequest, plan_rebalance
+from jettison.types import GroupId
+
+
+class Dispatcher:
+    """Queues requests in groups."""
+
+    def __init__(self, state: ClusterState, moves: Moves, hosted: Hosted, ladder: Callable[[], Ladder]) -> None:
+        self._state = state
+        self._moves = moves
+        self._hosted = hosted
+        self._ladder = ladder
+        self._num_drops = 0
+        """Merges that had been executed when queues were last rebalanced after one."""
+        self._freest = FreestGroups(
+            lambda group_id: self._freeness(group_id), lambda group_id: state.catch_up(group_id)
+        )
+
+    def place(self, state: RequestState) -> bool:
+        """Queue a request in the group that dispatch chooses; False if there is none and it has to wait for one."""
+        cluster = self._state
+        cluster.resolve_ledgers()
+        for group_id in cluster.changes.freer:
+            self._freest.refresh(group_id)
+        cluster.changes.freer.clear()
+        chosen = self._freest.choose(-(-state.num_tokens // cluster.limits.block_size))
+        if chosen is None:
+            cluster.homeless[state.request_id] = state
+            return False
+        cluster.homeless.pop(state.request_id, None)
+        cluster.groups[chosen].enqueue(state)
+        return True
+
+    def _freeness(self, group_id: GroupId) -> GroupFreeness | None:
+        group = self._state.groups.get(group_id)
+        if group is None or self._moves.is_emptying(group):
+            return None
+        capacity = group.capacity_blocks
+        return GroupFreeness(
+            group_id,
+            min(capacity, group.admission_cap_blocks or capacity),
+            group.used_blocks,
+            group.queued_blocks() + self._hosted.owed_blocks(group),
+            group.num_served + len(group.waiting),
+            len(group.stages),
+            group.queued_tokens() + group.unfinished_tokens(),
+            group.limits.max_num_batched_tokens,
+        )
+
+    # --- rebalancing ------------------------------------------------------------------------------------------
+
+    def rebalance(self, now_ns: int) -> list[Action]:
+        """Waiting requests that a full batch, full memory or the size of their group keeps out go to groups that can
+        run them."""
+        groups, queued = self._state.groups, sorted(self._state.changes.queued)
+        if len(groups) < 2 or not queued:
+            return []
+        for state in self._fitting_elsewhere([s for g in queued for s in groups[g].oversized()]):
+            groups[state.group_id].take_out(state)
+            self.place(state)
+        if not self._state.params.rebalance or self._ladder().dispatches_once:
+            return []
+        plan = plan_rebalance(self._group_queues())
+        for entry in plan:
+            state = self._state.requests[entry.request_id]
+            groups[entry.source].take_out(state)
+            groups[entry.destination].enqueue(state)
+        if not plan:
+            return []
+        self._state.counters.num_rebalanced += len(plan)
+        return [Record("rebalanced", now_ns, {"requests": len(plan), "to": sorted({e.destination for e in plan})})]
+
+    def rebalance_merged(self, now_ns: int) -> list[Action]:
+        """The same where this event has executed a merge: ask before the merged group plans a step."""
+        num_drops = self._state.counters.num_drops
+        if num_drops == self._num_drops:
+            return []
+        self._num_drops = num_drops
+        return self.rebalance(now_ns)
+
+    def _fitting_elsewhere(self, oversized: list[RequestState]) -> list[RequestState]:
+        """Of requests that are too large for their groups, those that some open group could hold."""
+        if not oversized:
+            return []
+        is_open = (g for g in self._state.groups.values() if not self._moves.is_emptying(g))
+        largest = max((g.capacity_blocks for g in is_open), default=0)
+        return [s for s in oversized if -(-s.num_tokens // self._state.limits.block_size) <= largest]
+
+    def _group_queues(self) -> list[GroupQueue]:
+        """Groups that have too many requests, and groups that could take some; none unless there are both."""
+        groups = self._state.groups
+        limits = {n: self._batch_limit(n) for n in {len(g.stages) for g in groups.values()}}
+
+        def num_free_places(group: GroupCore) -> int:
+            return limits[len(group.stages)] - group.num_served
+
+        queued = [groups[g] for g in sorted(self._state.changes.queued)]
+        full = {g.group_id for g in queued if len(g.waiting) > max(0, num_free_places(g)) or self._is_blocked(g)}
+        if not full:
+            return []
+        busy = self._ladder().worker_ids().union(self._moves.moving_workers())
+        takers = {
+            g.group_id for g in groups.values()
+            if num_free_places(g) > len(g.waiting) and g.admission_cap_blocks is None and busy.isdisjoint(g.worker_ids)
+        }
+        if not takers:
+            return []
+        return [
+            self._group_queue(g, limits[len(g.stages)], takes_new=i in takers)
+            for i, g in groups.items() if i in full or i in takers
+        ]
+
+    def _is_blocked(self, group: GroupCore) -> bool:
+        """Memory keeps its queue out."""
+        return group.head_blocked_by is BlockedBy.MEMORY
+
+    def _batch_limit(self, num_stages: int) -> int:
+        params, most = self._state.params, self._state.limits.max_num_seqs
+        profile = params.profile
+        limit = params.batch_limit or (profile.batch_limit(num_stages) if profile is not None else None)
+        # A pipeline has as many microbatches in flight as stages, each of them a batch.
+        return num_stages * (most if limit is None else min(limit, most))
+
+    def _group_queue(self, group: GroupCore, batch_limit: int, *, takes_new: bool) -> GroupQueue:
+        self._state.catch_up(group.group_id)
+        return GroupQueue(
+            group.group_id,
+            batch_limit,
+            group.num_served,
+            group.num_free_blocks - group.watermark_blocks(),
+            [QueuedRequest(s.request_id, group.blocks_for(s.num_tokens)) for s in group.waiting],
+            takes_new=takes_new,
+            sends_blocked=self._is_blocked(group),
+        )

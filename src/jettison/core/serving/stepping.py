@@ -1,0 +1,155 @@
+"""The life of steps in the core: planned group by group, taken back with their tokens, or failed.
+
+Which requests a step holds is the group's (``core.serving.group``, ``policy.batching``); what a step's end means for
+requests that are being moved is told to ``core.moving.moves``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from jettison.core.load.views import Loads
+from jettison.core.moving.moves import Moves
+from jettison.core.ports import Action, Emit, Record, StepCompleted, StepFailed
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState
+from jettison.types import NANOSECONDS, FinishReason
+
+
+class Stepping:
+    """Steps that are under way, of all groups."""
+
+    def __init__(
+        self, state: ClusterState, loads: Loads, moves: Moves, note_step: Callable[[GroupCore, float], None],
+        stop_moves_of: Callable[[RequestState], list[Action]],
+    ) -> None:
+        """``note_step`` is told how long each step took, in seconds; ``stop_moves_of`` a request that is ending."""
+        self._state = state
+        self._loads = loads
+        self._moves = moves
+        self._note_step = note_step
+        self._stop_moves_of = stop_moves_of
+        self._group_of_step: dict[int, GroupCore] = {}
+        """Of steps that have not ended; those of groups that died meanwhile may be named, too."""
+
+    def forget_ended(self) -> None:
+        """Groups have died, and their steps with them."""
+        self._group_of_step = {i: g for i, g in self._group_of_step.items() if i in g.in_flight}
+
+    def plan(self, now_ns: int) -> list[Action]:
+        """Plan what every touched group can run, in order of formation.
+
+        Groups that share a worker change each other's room: those after a group that was planned are planned after it
+        in the same event, those before it in the next.
+        """
+        state = self._state
+        state.resolve_ledgers()
+        changes, touched = state.changes, state.changes.touched
+        changes.unnoted |= touched
+        actions: list[Action] = []
+        todo = sorted(touched)  # a sorted list is a heap
+        while todo:
+            group_id = heapq.heappop(todo)
+            touched.discard(group_id)
+            group = state.groups.get(group_id)
+            if group is None:
+                continue
+            num_before = len(actions)
+            while (step := group.next_step(state.next_step_id, now_ns)) is not None:
+                # Its own steps are no reason to ask it again. What it changes without one (a preemption) is.
+                touched.discard(group_id)
+                self._group_of_step[step.step_id] = group
+                state.next_step_id += 1
+                actions.append(step)
+                actions += self._moves.first_served.step_issued(step, now_ns)
+            if state.shared_workers and (len(actions) > num_before or group_id in touched):
+                for other in state.sharers(group):
+                    touched.add(other)
+                    if other > group_id and other not in todo:
+                        changes.unnoted.add(other)
+                        heapq.heappush(todo, other)
+        changes.ledgers.clear()  # of the groups just planned, and of their sharers
+        return actions
+
+    def on_completed(self, event: StepCompleted, now_ns: int) -> list[Action]:
+        """Tokens go out, requests end, models learn; nothing for a step that nobody waits for any more."""
+        group = self._take_step(event.step_id)
+        if group is None:
+            return []
+        flight = group.in_flight[event.step_id]
+        self._moves.first_served.step_ended(group, event.step_id, now_ns)
+        seconds = (now_ns - flight.issued_ns) / NANOSECONDS
+        self._loads.note_step(
+            group, flight.num_tokens, len(flight.step.rows), flight.num_kv_tokens, seconds, now_ns
+        )
+        self._note_step(group, seconds)
+        if len(group.stages) > 1:  # only pipelines plan by it
+            chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
+            group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
+        actions: list[Action] = []
+        for state in group.overtaking(event.step_id):
+            self._state.distrust(state)
+            overtaken = {"group": group.group_id, "step": event.step_id, "request": state.request_id}
+            actions.append(Record("chunk_overtaken", now_ns, overtaken))
+        for result in group.commit(event, now_ns):
+            self._loads.note_token(result.state)
+            tokens = () if result.token is None else (result.token,)
+            if result.finish_reason is None:
+                actions.append(Emit(result.state.request_id, tokens, state=result.state))
+            elif result.finish_reason is FinishReason.ERROR:
+                actions += self._state.end(result.state, FinishReason.ERROR, now_ns, error="no token could be sampled")
+                actions += self._stop_moves_of(result.state)
+            else:
+                self._loads.note_end(group, result.state, now_ns)
+                actions += self._state.end(
+                    result.state, result.finish_reason, now_ns,
+                    tokens=tokens, stop_token_id=result.stop_token_id,
+                )
+                actions += self._stop_moves_of(result.state)
+        for row in flight.step.rows:
+            if row.remote:
+                self._state.counters.num_live_rows += 1
+            if row.state.ending is not None:
+                self._state.reap(row.state)
+        return actions
+
+    def on_failed(self, event: StepFailed, now_ns: int) -> list[Action]:
+        """Its requests end with an error, unless a worker's death or a peer's silence is to blame: then they go on."""
+        group = self._take_step(event.step_id)
+        if group is None:
+            return []
+        actions: list[Action] = [Record("step_failed", now_ns, {"step": event.step_id, "message": event.message})]
+        if event.recompute and event.lost_worker is None:
+            return actions + self._compute_again(group, event.step_id)
+        for state in group.fail(event.step_id):
+            if event.lost_worker is not None:
+                # The step is not to blame, and the group cannot go on: whoever is lost will be declared dead.
+                group.paused = True
+                group.stranded[state.request_id] = state
+                if state.ending is None and state.num_pending:
+                    self._state.distrust(state)  # a later chunk may still arrive there, and run on KV that is not there
+                self._state.reap(state)
+                continue
+            actions += self._state.end(state, FinishReason.ERROR, now_ns, error="the model step failed")
+            actions += self._stop_moves_of(state)
+            self._state.reap(state)
+        return actions
+
+    def _compute_again(self, group: GroupCore, step_id: int) -> list[Action]:
+        """A peer did not compute attention: rows that need none run again; others start again from their tokens."""
+        remote = {r.state.request_id for r in group.in_flight[step_id].step.rows if r.remote}
+        actions: list[Action] = []
+        for state in group.fail(step_id):
+            # Chunks that were planned to follow this one have run on KV that is not there.
+            if state.ending is None and (state.request_id in remote or state.num_pending):
+                actions += self._stop_moves_of(state)
+                self._state.distrust(state)
+            self._state.reap(state)
+        return actions
+
+    def _take_step(self, step_id: int) -> GroupCore | None:
+        """The group that waits for a step; None for a step that nobody waits for any more."""
+        group = self._group_of_step.pop(step_id, None)
+        return group if group is not None and step_id in group.in_flight else None

@@ -1,0 +1,102 @@
+"""Requests without a group, queues that a new group should share, and the largest request that could ever run.
+
+Which group takes a request is the cluster core's decision, passed in; who is dead is ``core.moving.recovering``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from jettison.core.ports import Action
+from jettison.core.requests import RequestState
+from jettison.core.state import ClusterState
+from jettison.policy.merge import MergeCandidate, StagePlan, plan_ranges, stage_bytes
+from jettison.policy.order import in_service_order
+from jettison.policy.refusal import why_too_long
+from jettison.types import NANOSECONDS, FinishReason, RequestId
+
+
+class Rehousing:
+    """``place`` queues a request in some group and takes it out of ``homeless``, or says that there is no group."""
+
+    def __init__(self, cluster: ClusterState, place: Callable[[RequestState], bool]) -> None:
+        self._cluster = cluster
+        self._place = place
+        self._since_ns: dict[RequestId, int] = {}
+        """Since when each homeless request has been without a group."""
+        self._room_tokens: int | None = None
+        """What memory has left for one request; None while no worker is gone for good."""
+
+    def advance(self, now_ns: int) -> list[Action]:
+        """Queue homeless requests, in order, as soon as some group can take them; end those that wait too long."""
+        waiting = self._cluster.homeless
+        if not waiting:
+            self._since_ns.clear()
+            return []
+        for state in in_service_order(waiting.values(), self._cluster.limits.scheduling_policy):
+            if not self._place(state):
+                break
+        # An outage may outlast many requests' patience: each has its own, from its arrival or its group's end on.
+        self._since_ns = {i: self._since_ns.get(i, now_ns) for i in waiting}
+        longest_ns = self._cluster.params.faults.max_outage_s * NANOSECONDS
+        late = [s for s in waiting.values() if now_ns - self._since_ns[s.request_id] >= longest_ns]
+        message = "no worker could take the request in time"
+        return [
+            action for state in sorted(late, key=lambda s: s.order)
+            for action in self._cluster.end(state, FinishReason.ERROR, now_ns, error=message)
+        ]
+
+    def note_room(self, num_blocks: int) -> None:
+        """A worker is gone for good, or back after all: one request can have so many blocks now."""
+        is_whole = not any(w.is_gone for w in self._cluster.workers.values())
+        self._room_tokens = None if is_whole else num_blocks * self._cluster.limits.block_size
+
+    def cut_to_room(self, state: RequestState) -> str | None:
+        """Cut a length that nobody asked for where memory now ends; why the request can never be held, if it cannot."""
+        room = self._room_tokens
+        if room is None:
+            return None
+        state.cut_default_length(room)
+        longest = self._cluster.limits.max_model_len
+        # What an answer without a given length may grow to is no reason to end it, beyond the context least of all.
+        num_more = min(state.num_tokens_to_hold, longest) - state.num_prompt
+        return why_too_long(state.num_prompt, num_more, longest, room)
+
+    def share_queues(self) -> None:
+        """A new group is there: deal out again what waits."""
+        groups = self._cluster.groups
+        queued = [groups[g] for g in sorted(self._cluster.changes.queued)]
+        waiting = [s for g in queued if not g.paused for s in (*g.waiting, *g.waiting_offline) if s.ending is None]
+        for state in waiting:
+            groups[state.group_id].take_out(state)
+        for state in in_service_order(waiting, self._cluster.limits.scheduling_policy):
+            self._place(state)
+
+
+def max_request_blocks(cluster: ClusterState, homes: Iterable[tuple[StagePlan, ...]], *, may_merge: bool) -> int:
+    """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
+
+    Dead workers count unless they are gone for good: requests can wait for them. A home of several (a static pipeline)
+    that has lost a member for good is not formed again. 0 where no home is left.
+    """
+    shape = cluster.shape
+    whole = [home for home in homes if not any(cluster.workers[s.worker_id].is_gone for s in home)]
+    workers = [cluster.workers[s.worker_id] for home in whole for s in home]
+    if not workers:
+        return 0
+    least = min(w.full_blocks for w in workers)
+    if not may_merge:
+        return least
+    everyone = [
+        MergeCandidate(w.worker_id, (w.worker_id,), (shape.all_layers,), 0.0, 0) for w in workers[: shape.num_layers]
+    ]
+    budget = cluster.member_budget_bytes(workers)
+    stages = plan_ranges(everyone, shape, budget)
+    assert stages is not None, "as many layers as members can be split"
+    layer_block_bytes = shape.block_bytes_per_layer(cluster.limits.block_size)
+    merged = min(
+        # Members that were merged in another order may run a layer more, and pages do not divide evenly.
+        (budget - stage_bytes(s.layers, shape)) // ((len(s.layers) + 1) * layer_block_bytes)
+        for s in stages
+    )
+    return max(least, merged)

@@ -1,0 +1,212 @@
+"""The waiting queue of one group: a line for each tenant, and whose turn it is.
+
+Keeps what ``policy.order`` decides; what else a request needs to be let in is ``policy.batching``'s business. A pick
+costs O(log tenants); with one tenant the queue is that tenant's line and nothing else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from jettison.core.requests import RequestState
+from jettison.policy.order import LineKey, SchedulingPolicy, goes_before, line_key
+from jettison.types import RequestId
+
+TenantId = str
+
+
+class Turns:
+    """When each tenant was last served, counted over all groups: so the turns survive when requests change groups.
+
+    Who has never been served takes its place behind all others when it is first seen. One small entry a tenant is kept.
+    """
+
+    __slots__ = ("_of", "last")
+
+    def __init__(self) -> None:
+        self.last = 0
+        """The newest turn."""
+        self._of: dict[TenantId, int] = {}
+
+    def of(self, tenant: TenantId) -> int:
+        """Its last turn."""
+        turn = self._of.get(tenant)
+        return self.take(tenant) if turn is None else turn
+
+    def take(self, tenant: TenantId) -> int:
+        """It is served now."""
+        self.last += 1
+        self._of[tenant] = self.last
+        return self.last
+
+
+class WaitingQueue:
+    """Iterates in the order of service. Must not change while it is iterated over."""
+
+    def __init__(self, turns: Turns | None = None, policy: SchedulingPolicy = "fcfs") -> None:
+        """``turns``: shared by all groups of a cluster."""
+        self._turns = turns or Turns()
+        self._policy: SchedulingPolicy = policy
+        self._lines: dict[TenantId, deque[RequestState]] = {}
+        """Of tenants that wait; each in its tenant's own order, none empty."""
+        self._last_turn: dict[TenantId, int] = {}
+        """Of those tenants: the last turn in this group, or in any before they came to wait in this one."""
+        self._keys: dict[TenantId, LineKey] = {}
+        self._ranked: list[tuple[LineKey, TenantId]] = []
+        """Tenants by ``line_key``. Empty (and ``_keys``, too) while fewer than two wait."""
+        self._num = 0
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self._num
+
+    def __contains__(self, state: RequestState) -> bool:
+        return state in self._lines.get(state.tenant, ())
+
+    def __iter__(self) -> Iterator[RequestState]:
+        if len(self._lines) > 1:
+            return self._by_turns()
+        return iter(next(iter(self._lines.values()), ()))
+
+    def num_by_tenant(self) -> dict[TenantId, int]:
+        """Requests that wait, of each tenant that has any."""
+        return {tenant: len(line) for tenant, line in self._lines.items()}
+
+    @property
+    def head(self) -> RequestState | None:
+        """The request that is next; None where none waits."""
+        if not self._lines:
+            return None
+        return self._lines[self._ranked[0][1]][0] if self._ranked else next(iter(self._lines.values()))[0]
+
+    def ahead_of(self, served: RequestState) -> list[RequestState]:
+        """Who would go before a request that has been served, if that had to wait again. O(length)."""
+        return [s for line in self._lines.values() for s in line if goes_before(s, served, self._policy)]
+
+    def _by_turns(self) -> Iterator[RequestState]:
+        """The order in which ``take`` would serve them, each turn taken as it comes."""
+        heap = self._ranked.copy()  # sorted, so a heap
+        lines: dict[TenantId, Iterator[RequestState]] = {}
+        """Of tenants that have been come to: what follows their heads in the heap."""
+        heads: dict[TenantId, RequestState] = {}
+        last_turn: dict[TenantId, int] = {}
+        turn = self._turns.last
+        while heap:
+            tenant = heap[0][1]
+            if tenant not in lines:
+                lines[tenant] = iter(self._lines[tenant])
+                heads[tenant], last_turn[tenant] = next(lines[tenant]), self._last_turn[tenant]
+            state = heads[tenant]
+            yield state
+            if state.turn is None:
+                turn += 1
+                last_turn[tenant] = turn
+            following = next(lines[tenant], None)
+            if following is None:
+                heapq.heappop(heap)
+            else:
+                heads[tenant] = following
+                heapq.heapreplace(heap, (line_key(following, last_turn[tenant], self._policy), tenant))
+
+    # --- changing ---------------------------------------------------------------------------------------------
+
+    def add(self, state: RequestState) -> None:
+        """Put a request into its tenant's line."""
+        tenant = state.tenant
+        self._num += 1
+        line = self._lines.get(tenant)
+        if line is None:
+            line = self._lines[tenant] = deque()
+            self._last_turn[tenant] = self._turns.of(tenant)
+        if not line or line[-1].order <= state.order:
+            line.append(state)
+        else:
+            line.insert(next(i for i, other in enumerate(line) if other.order > state.order), state)
+        if line[0] is state:
+            self._rank(tenant)
+
+    def remove(self, state: RequestState) -> None:
+        """It waits no longer, and had no turn. Raises ValueError where it does not wait here."""
+        line = self._lines.get(state.tenant, deque())
+        if line and line[0] is state:
+            line.popleft()
+        else:
+            line.remove(state)
+        self._num -= 1
+        self._rank(state.tenant)
+
+    def clear(self) -> list[RequestState]:
+        """Empty it; returns what was in it, in the order of service."""
+        states = list(self)
+        for part in (self._lines, self._last_turn, self._keys, self._ranked):
+            part.clear()
+        self._num = 0
+        return states
+
+    def take(
+        self, request_ids: Sequence[RequestId], steps_aside: Callable[[RequestState], bool]
+    ) -> list[RequestState]:
+        """Serve these, which come in the order of service: each takes its tenant's turn.
+
+        A request that is passed over stays; one that steps aside has had its turn by that, and is first again as soon
+        as the group can hold it.
+        """
+        taken: list[RequestState] = []
+        seen: list[RequestState] = []
+        for state in self:
+            seen.append(state)
+            if state.request_id == request_ids[len(taken)]:
+                taken.append(state)
+                if len(taken) == len(request_ids):
+                    break
+        assert len(taken) == len(request_ids), "not in the order of service"
+        remaining = iter(taken)
+        following = next(remaining, None)
+        for state in seen:
+            if state is following:
+                following = next(remaining, None)
+                self._note_turn(state)
+                self.remove(state)
+            elif steps_aside(state) and state.turn is None:
+                self._note_turn(state)
+                self._rank(state.tenant)
+        return taken
+
+    def _note_turn(self, state: RequestState) -> None:
+        if state.turn is None:
+            state.turn = self._last_turn[state.tenant] = self._turns.take(state.tenant)
+
+    def _rank(self, tenant: TenantId) -> None:
+        """A tenant's next request may be another one, or it has had a turn."""
+        if not self._lines[tenant]:
+            del self._lines[tenant], self._last_turn[tenant]
+        if len(self._lines) < 2:
+            self._keys.clear()
+            self._ranked.clear()
+            return
+        if not self._ranked:
+            self._keys = {name: self._key(name) for name in self._lines}
+            self._ranked = sorted((key, name) for name, key in self._keys.items())
+            return
+        if (before := self._keys.pop(tenant, None)) is not None:
+            del self._ranked[bisect_left(self._ranked, (before, tenant))]
+        if tenant in self._lines:
+            key = self._keys[tenant] = self._key(tenant)
+            insort(self._ranked, (key, tenant))
+
+    def _key(self, tenant: TenantId) -> LineKey:
+        return line_key(self._lines[tenant][0], self._last_turn[tenant], self._policy)
+
+    def check(self) -> None:
+        """Invariants, for tests and idle moments. Raises AssertionError."""
+        assert self._num == sum(map(len, self._lines.values())) and all(self._lines.values())
+        assert self._lines.keys() == self._last_turn.keys()
+        for tenant, line in self._lines.items():
+            orders = [s.order for s in line]
+            assert orders == sorted(orders) and {s.tenant for s in line} == {tenant}, f"the line of {tenant!r}"
+        ranked = sorted((self._key(name), name) for name in self._lines) if len(self._lines) > 1 else []
+        assert self._ranked == ranked and self._keys == {name: key for key, name in ranked}
