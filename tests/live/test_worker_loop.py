@@ -387,7 +387,7 @@ def test_a_dead_link_ends_moves_and_steps_that_depended_on_it():
     cluster.send(1, codec.step_command(make_step(11, [3])))
     cluster.pump()
     ends = [event for event in cluster.take() if not isinstance(event, m.StageDone)]
-    assert sorted(names(ends)) == ["TransferEnded", "StepDone", "StepFailed"]
+    assert sorted(names(ends)) == ["StepDone", "StepFailed", "TransferEnded"]
 
 
 def test_what_had_arrived_before_the_peer_died_counts():
