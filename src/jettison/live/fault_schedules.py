@@ -33,13 +33,15 @@ from jettison.live.assembly import assemble
 from jettison.live.engine import Engine
 from jettison.live.failpoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
 from jettison.live.local_cluster import LocalCluster
-from jettison.live.scenarios import Observed, Outcome, Setting, num_plain_tokens
+from jettison.live.scenarios import Observed, Outcome, Setting
 from jettison.policy.exchange import ExchangeMode
 from jettison.policy.ranges import Pull, StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams, WorkerId
 
 BLOCK_SIZE = 4
 NUM_REQUESTS = 8
+NUM_PROMPTS = 32
+"""Different prompts meet each fault."""
 MAX_PROMPT = 40
 ROUND_TIMEOUT_S = 120.0
 HEARTBEAT_TIMEOUT_S = 3.0
@@ -201,8 +203,9 @@ class FaultRounds:
         self.engine = engine
         self._load = load
         rng = random.Random(11)
-        vocab = num_plain_tokens(engine.core.state.shape)
-        self._prompts = [[rng.randrange(vocab) for _ in range(rng.randint(6, MAX_PROMPT))] for _ in range(NUM_REQUESTS)]
+        vocab = engine.core.state.shape.vocab_size
+        self._prompts = [[rng.randrange(vocab) for _ in range(rng.randint(6, MAX_PROMPT))] for _ in range(NUM_PROMPTS)]
+        """Requests of each round draw from these."""
         self._expected = expected_tokens(config, self._prompts, load.num_tokens)
         self._num_rounds = 0
         self._cut_off: list[str] = []
@@ -236,7 +239,7 @@ class FaultRounds:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
                 await self._arm(schedule)
                 losses_before = self.engine.core.state.counters.num_worker_losses
-                clients = [asyncio.create_task(self._client(i, report, over)) for i in range(len(self._prompts))]
+                clients = [asyncio.create_task(self._client(i, report, over)) for i in range(NUM_REQUESTS)]
                 moves = asyncio.create_task(self._moves(schedule, over, clients))
                 try:
                     await self._fate(schedule, report)
@@ -348,12 +351,13 @@ class FaultRounds:
         """One request after another until the round is over."""
         for number in range(1_000_000):
             # Every other request finds the one before in the prefix cache; the others write blocks of their own.
-            await self._stream(index, f"round-{self._num_rounds}-{index}-{number}", report, salt=f"{number // 2}")
+            drawn = random.Random(f"{self._num_rounds} {index} {number // 2}").randrange(NUM_PROMPTS)
+            await self._stream(drawn, f"round-{self._num_rounds}-{index}-{number}", report, salt=f"{number // 2}")
             if over.is_set():
                 return
 
-    async def _stream(self, index: int, name: str, report: RoundReport, salt: str) -> None:
-        prompt, expected = self._prompts[index], self._expected[index]
+    async def _stream(self, drawn: int, name: str, report: RoundReport, salt: str) -> None:
+        prompt, expected = self._prompts[drawn], self._expected[drawn]
         got: list[int] = []
         last_s = asyncio.get_running_loop().time()
         reason: FinishReason | None = None

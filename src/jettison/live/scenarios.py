@@ -21,13 +21,16 @@ from jettison.core.totals import counters
 from jettison.live.assembly import assemble
 from jettison.live.local_cluster import Completion, LocalCluster, Until
 from jettison.policy.exchange import ExchangeMode
-from jettison.types import FinishReason, ModelShape, SamplingParams
+from jettison.types import FinishReason, SamplingParams
 
 BLOCK_SIZE = 4
 PAGE_BYTES = 4096
 NUM_REQUESTS = 8
 MAX_NUM_SEQS = 32
 MAX_NUM_TOKENS = 256
+LONG_CONTEXT = 4096
+NUM_LONG = 5
+"""Requests with a long context: one instance holds them all."""
 MAX_UNITS = 100_000
 """Of work that anything in an event may take: they come to about 1,300 in all."""
 
@@ -125,15 +128,10 @@ def make_config(setting: Setting, num_blocks: int, instances: int, **flags: obje
 def make_prompts(
     setting: Setting, cluster: LocalCluster, low: int, high: int, num: int = NUM_REQUESTS
 ) -> list[list[int]]:
-    """Random prompts of ``low`` to ``high`` tokens, from the setting's seed."""
+    """Random prompts of ``low`` to ``high`` tokens, of the whole vocabulary, from the setting's seed."""
     rng = setting.rng()
-    vocab = num_plain_tokens(cluster.assembly.shape)
+    vocab = cluster.assembly.shape.vocab_size
     return [[rng.randrange(vocab) for _ in range(rng.randint(low, high))] for _ in range(num)]
-
-
-def num_plain_tokens(shape: ModelShape) -> int:
-    """Prompts are made of ids below this: bytes where the model is one of ours, and ids of every model."""
-    return min(256, shape.vocab_size)
 
 
 def submit(cluster: LocalCluster, prompts: list[list[int]], num_tokens: int, first: int = 0) -> None:
@@ -163,7 +161,7 @@ def overwrite_tail(cluster: LocalCluster) -> None:
     names: list[str] = []
     rng = random.Random(7)
     free = min(ledger.num_free for group in cluster.core.groups.values() for ledger in group.ledgers)
-    vocab = num_plain_tokens(cluster.assembly.shape)
+    vocab = cluster.assembly.shape.vocab_size
     length = min(120, cluster.assembly.limits.max_model_len - 1)
     for i in range(max(1, (free - 8) * BLOCK_SIZE // (length + BLOCK_SIZE))):
         prompt = [rng.randrange(vocab) for _ in range(length)]
@@ -295,6 +293,26 @@ def drop_and_exchange(mode: ExchangeMode) -> Scenario:
     return scenario
 
 
+def long_contexts(setting: Setting) -> Outcome:
+    """A drop and a restore under requests as long as the model's context (or ``LONG_CONTEXT`` tokens)."""
+    longest = min(make_config(setting, BLOCK_SIZE, 1).model.max_model_len or LONG_CONTEXT, LONG_CONTEXT)
+    with make_cluster(setting, num_blocks=NUM_LONG * longest // BLOCK_SIZE + 16) as cluster:
+        length = min(longest, cluster.assembly.limits.max_model_len) - setting.num_output_tokens
+        prompts = make_prompts(setting, cluster, length * 3 // 4, length, NUM_LONG)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(produced(cluster, NUM_LONG * 4))
+        cluster.request_drop()
+        cluster.run(moves_over(cluster, "the drop"))
+        cluster.run(produced(cluster, NUM_LONG * 4))
+        cluster.request_restore()
+        cluster.run()
+        totals = counters(cluster.core)
+        happened = totals["exchanged_bytes"] > 0 and totals["restores"] == 1
+        longest_prompt = max(map(len, prompts))
+        evidence = f"prompts of up to {longest_prompt} tokens, {totals['exchanged_bytes']:.0f} bytes of KV exchanged"
+        return Outcome(observed(cluster, prompts), happened, evidence)
+
+
 def exchange_evidence(cluster: LocalCluster, mode: ExchangeMode) -> tuple[bool, str]:
     """Whether the exchanges of a cluster did what their mode says, and by what one can tell."""
     chosen: Counter[str] = Counter()
@@ -412,6 +430,7 @@ SCENARIOS: dict[str, Event] = {
     "static pipeline": Event(static_pipeline, 2),
     **{f"drop + exchange ({mode})": Event(drop_and_exchange(mode), 2) for mode in ExchangeMode},
     "restore + split": Event(restore_and_split, 2),
+    "drop + restore, long contexts": Event(long_contexts, 2),
     "drop again during restore": Event(drop_again_during_restore, 2),
     **{f"cancel in mid-exchange ({mode})": Event(cancel_in_mid_exchange(mode), 2) for mode in SENDING_MODES},
 }
