@@ -18,7 +18,7 @@ UNIT := $(addprefix tests/,test_config.py cost core house memory policy report t
 
 help:
 	@echo "make install install into .venv"
-	@echo "make test    run the whole suite"
+	@echo "make test    run the whole suite on all cores"
 	@echo "make unit    run what needs no processes, on all cores: about a minute"
 	@echo "make demo    make a small model, serve it with little memory, replay a burst with dropping off and on"
 	@echo "make reproduce-NAME  run the test of one bug (docs/reliability.md)"
@@ -28,7 +28,7 @@ help:
 install: $(VENV)/installed
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 # What needs no processes of its own, on all cores: to be run after every change.
 unit: $(VENV)/installed-dev
