@@ -1,5 +1,5 @@
-"""For every test: hypothesis without deadlines (no test asserts a time) and with the same examples in every run, an order
-for what starts processes, and no process left behind.
+"""For every test: hypothesis without deadlines (no test asserts a time) and with the same examples in every run, an
+order for what starts processes, and no process left behind.
 
 ``HYPOTHESIS_PROFILE=explore`` draws new examples instead.
 """
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode puts n
 pytest_plugins = ["leftovers"]
 
 IN_ORDER = ("tests/live/", "tests/e2e/", "tests/server/", "tests/transport/")
-"""Folders whose tests start processes or answer over sockets within bounded waits: beside each other they would starve."""
+"""Folders whose tests start processes or answer over sockets in bounded waits: beside each other they starve."""
 
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,8 +1,8 @@
 """A test run that is terminated, however, leaves no process behind: a pytest plugin, and the reaper that it starts.
 
 Each pytest process (the one a person starts, and each of xdist's workers) marks its environment, which what it starts
-inherits, and starts a reaper in a session of its own. When the process has ended the reaper kills what bears its mark. A
-worker of xdist bears the mark of its controller, so an end of the controller ends all, one after the other.
+inherits, and starts a reaper in a session of its own. When the process has ended the reaper kills what bears its mark.
+A worker of xdist bears the mark of its controller, so an end of the controller ends all, one after the other.
 """
 
 from __future__ import annotations
