@@ -14,25 +14,29 @@ lost-input := tests/core/test_recovering.py::test_a_step_that_lost_its_input_end
 UNIT := $(addprefix tests/,test_config.py cost core house memory policy report transport workload)
 
 .DELETE_ON_ERROR:
-.PHONY: help install test unit check lint types demo clean $(addprefix reproduce-,$(REPRODUCTIONS))
+.PHONY: help install test unit check claims lint types demo clean $(addprefix reproduce-,$(REPRODUCTIONS))
 
 help:
 	@echo "make install install into .venv"
-	@echo "make test    run the whole suite"
+	@echo "make test    run the whole suite on all cores"
 	@echo "make unit    run what needs no processes, on all cores: about a minute"
 	@echo "make demo    make a small model, serve it with little memory, replay a burst with dropping off and on"
 	@echo "make reproduce-NAME  run the test of one bug (docs/reliability.md)"
+	@echo "make claims  which measured figures are of this code, and which of older; ARGS=--write: README's table anew"
 	@echo "make check   ruff and mypy"
 	@echo "make clean   remove what was built, .venv included"
 
 install: $(VENV)/installed
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 # What needs no processes of its own, on all cores: to be run after every change.
 unit: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto -m "not slow and not live" $(UNIT) $(ARGS)
+
+claims: $(VENV)/installed
+	$(BIN)/python benchmarks/claims.py $(ARGS)
 
 check: lint types
 

@@ -22,6 +22,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from evidence import VIRTUAL, write_result
+
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, initial_groups
 from jettison.core.ladder.lists import parse_overload
@@ -209,7 +211,7 @@ def main() -> None:
             rows.append(row)
             print(" ".join(f"{row[n]:>14.1f}" if isinstance(row[n], float) else f"{row[n]:>14}" for n in columns))
     if args.json:
-        args.json.write_text(json.dumps({"policy": args.policy, "pressed": args.pressed, "rows": rows}, indent=2))
+        write_result(args.json, {"policy": args.policy, "pressed": args.pressed, "rows": rows}, *VIRTUAL)
 
 
 if __name__ == "__main__":

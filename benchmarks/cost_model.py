@@ -11,7 +11,6 @@ other held-out shapes: the spread of the mean error over them is printed.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.weights import QWEN3_110M, make_folder
+from evidence import write_result
 
 from jettison.config import EngineConfig
 from jettison.demo import DemoModel
@@ -100,7 +100,7 @@ def main() -> None:
             rows += measure(name, args, args.folder or Path(scratch))
     if args.json is not None:
         setting = {"python": sys.version.split()[0], "machine": platform.platform(), "load": os.getloadavg()}
-        args.json.write_text(json.dumps({"benchmark": "cost_model", "setting": setting, "rows": rows}) + "\n")
+        write_result(args.json, {"benchmark": "cost_model", "setting": setting, "rows": rows}, "cost", "device")
 
 
 if __name__ == "__main__":

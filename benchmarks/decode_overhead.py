@@ -21,6 +21,7 @@ from typing import Any
 
 from engines.host import EngineFailedError, EngineProcess, EngineSpec, Workload
 from engines.weights import QWEN3_02M, make_folder, make_gguf
+from evidence import write_result
 from peers import absolute, jettison_spec, machine, openvino_spec, spread, start_all, vllm_spec
 
 PROMPT_LEN = 16
@@ -123,7 +124,7 @@ def main() -> None:
         "step_ms": results,
         "does_not_run": failures,
     }
-    arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    write_result(arguments.json, document, "device")
     print(f"written: {arguments.json}")
 
 

@@ -11,12 +11,12 @@ With ``--scales``: what each seed is calibrated to, and the time that takes; ``-
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+from evidence import LIVE, write_result
 from rich.console import Console
 from rich.table import Table
 
@@ -140,7 +140,7 @@ def main() -> None:
     print_table(rows, console)
     print_fairness(runs[0], console)
     if args.json:
-        args.json.write_text(json.dumps({"rows": rows}, indent=2, sort_keys=True) + "\n")
+        write_result(args.json, {"rows": rows}, *LIVE)
     if args.runs:
         write_results(args.runs, runs)
     exit_if_unanswered(runs, console)

@@ -37,6 +37,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from evidence import SERVING, write_result
+
 from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
 from jettison.live.assembly import assemble
@@ -268,7 +270,7 @@ def main() -> int:
             print(f"{case}: {outcomes[-1].exchange_ms:.0f} ms", file=sys.stderr)
             if args.json is not None:  # after each case: a run that is cut short keeps what it has
                 told = {k: str(v) for k, v in vars(args).items()}
-                args.json.write_text(json.dumps({"settings": told, "outcomes": list(map(asdict, outcomes))}, indent=1))
+                write_result(args.json, {"settings": told, "outcomes": list(map(asdict, outcomes))}, *SERVING)
     print(table(outcomes, args.requests))
     return 0
 

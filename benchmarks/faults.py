@@ -19,6 +19,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from evidence import SERVING, write_result
+
 from jettison.device.model.create import create_model
 from jettison.live.fault_schedules import FaultRounds, RoundReport, Schedule
 
@@ -105,7 +107,7 @@ def main() -> int:
         document = summary([json.loads(line) for line in kept.read_text().splitlines()])
     print(json.dumps(document, indent=2))
     if args.json is not None:
-        args.json.write_text(json.dumps(document, indent=2) + "\n")
+        write_result(args.json, document, *SERVING)
     return 1 if document["problems"] else 0
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+from evidence import write_result
 from http_cases import Verdicts, draw_case, play, play_all
 
 from jettison.device.model.create import create_model
@@ -258,7 +259,7 @@ def main() -> int:
     print(table(document))
     print(json.dumps({name: value for name, value in document.items() if name != "answers"}, indent=2))
     if options.json is not None:
-        options.json.write_text(json.dumps(document, indent=2) + "\n")
+        write_result(options.json, document, "server")
     return 1 if document["findings"] else 0
 
 

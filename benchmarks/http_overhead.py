@@ -28,6 +28,7 @@ from pathlib import Path
 import psutil
 import tokenizers
 import uvloop
+from evidence import write_result
 from tokenizers import decoders, models, pre_tokenizers
 
 from jettison.live.api import EngineInfo, EngineSnapshot, EngineState, RequestTimings, TokenEvent
@@ -215,7 +216,7 @@ def main() -> None:
     text = json.dumps(document, indent=2)
     print(text)
     if options.output is not None:
-        options.output.write_text(text + "\n")
+        write_result(options.output, document, "server")
 
 
 if __name__ == "__main__":

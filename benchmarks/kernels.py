@@ -10,7 +10,6 @@ Weights of small batches are rotated through more memory than the caches hold, a
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from evidence import write_result
 
 from jettison.device.kernels import Kernels, load_kernels
 from jettison.device.sampler import Sampler
@@ -212,7 +212,7 @@ def main() -> None:
     sampler = sampler_times(options.quick)
     if options.json:
         document = {"machine": machine, "results": [asdict(r) for r in results], "sampler": sampler}
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+        write_result(options.json, document, "device")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ shared machine drift. ``control`` rows send a small command and get a small even
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import select
 import statistics
@@ -25,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import zmq
+from evidence import write_result
 
 from jettison.device.step import StepInput
 from jettison.live import codec
@@ -257,7 +257,7 @@ def main() -> None:
     for name, values in rows.items():
         print(f"{name:<28}{statistics.median(values):>10.1f}{min(values):>10.1f}{max(values):>10.1f}")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"unit": "us", "load": os.getloadavg(), "rows": rows}, indent=1))
+        write_result(arguments.json, {"unit": "us", "load": os.getloadavg(), "rows": rows}, "transport")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ over the rounds.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from evidence import write_result
 
 from jettison.device.model import weights
 from jettison.device.model.create import create_model
@@ -87,7 +87,7 @@ def main() -> None:
         print(f"{row['dtype']:>10} {row['bytes'] / 1e6:7.0f} {row['checked_s']:16.3f} {row['plain_s']:11.3f} "
               f"{row['ratio']:10.2f} ({low:.2f} to {high:.2f})")  # fmt: skip
     if args.json is not None:
-        args.json.write_text(json.dumps({"stored": args.stored, "rows": rows}, indent=1))
+        write_result(args.json, {"stored": args.stored, "rows": rows}, "device")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import tempfile
@@ -29,6 +28,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from evidence import SERVING, write_result
 
 from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
@@ -271,7 +271,7 @@ def main() -> None:
                 "summary": summary(results),
                 "rounds": {v: [asdict(r) for r in rounds] for v, rounds in results.items()},
             }
-    arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    write_result(arguments.json, document, *SERVING)
     print(f"written: {arguments.json}")
 
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engines.weights import QWEN3_02M, QWEN3_110M, make_folder
+from evidence import write_result
 
 from jettison.device.kernels.onednn import ONEDNN_CACHES
 
@@ -115,7 +116,7 @@ def main() -> None:
             results.append(run_apart(model_dir, kind, args.tokens, args.seqs))
             print_table(results[-1])
             if args.json:
-                args.json.write_text(json.dumps(results, indent=2) + "\n")
+                write_result(args.json, {"rows": results}, "device")
 
 
 if __name__ == "__main__":

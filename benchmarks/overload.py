@@ -20,7 +20,6 @@ share this machine's cores.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import real_traces
+from evidence import LIVE, write_result
 from rich.console import Console
 from rich.table import Table
 
@@ -386,7 +386,7 @@ def save(args: argparse.Namespace, rows: Sequence[dict[str, Any]], runs: Sequenc
     """Write what there is so far: a run that is cut off loses only what it has not measured."""
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"rows": list(rows)}, indent=1, sort_keys=True) + "\n")
+        write_result(args.json, {"rows": list(rows)}, *LIVE)
     if args.runs:
         write_results(args.runs, runs)
         write_html(args.runs.with_suffix(".html"), runs, title="Overload: dropping and its baselines")

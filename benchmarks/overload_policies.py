@@ -13,7 +13,6 @@ geometric mean with the worst seed, mean end to end as a mean. Above 1: dropping
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import real_traces
+from evidence import VIRTUAL, write_result
 from rich.console import Console
 from rich.table import Table
 
@@ -140,7 +140,7 @@ def main() -> None:
         table.add_row(*[f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()])
     Console(width=170).print(table)
     if args.json:
-        args.json.write_text(json.dumps({"rows": rows}, indent=1, sort_keys=True) + "\n")
+        write_result(args.json, {"rows": rows}, *VIRTUAL)
 
 
 def _run(policy: str, settings: dict[str, float], load: Workload) -> RunResult:

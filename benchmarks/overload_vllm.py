@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from engines.vllm_server import VllmServer, VllmSettings, vllm_replicas
+from evidence import LIVE, write_result
 from peers import machine
 from rich.console import Console
 from rich.table import Table
@@ -318,6 +319,7 @@ def save(path: Path, runs: Sequence[RunResult], fresh: bool = False) -> None:
     kept = [] if fresh or not path.exists() else read_results(path)
     names = {run.name for run in runs}
     write_results(path, [*(run for run in kept if run.name not in names), *runs])
+    write_result(path, json.loads(path.read_text()), *LIVE)
 
 
 def show(runs: Sequence[RunResult], console: Console) -> None:

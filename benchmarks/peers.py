@@ -34,6 +34,7 @@ from typing import Any
 import torch
 from engines.host import EngineFailedError, EngineProcess, EngineSpec, Measurement, Workload
 from engines.weights import QWEN3_110M, make_folder, make_gguf
+from evidence import LIVE, write_result
 
 PROMPT_LEN, MAX_TOKENS = 128, 64
 MAX_MODEL_LEN = 512
@@ -251,7 +252,7 @@ def write_json(path: Path, results: Results, engines: list[EngineProcess], failu
             for workload, by_engine in results.items()
         },
     }
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    write_result(path, document, *LIVE)
 
 
 def main() -> None:

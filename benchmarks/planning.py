@@ -9,11 +9,12 @@ step into the arrays that a worker gets. Decode steps, full queue, memory that b
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import time
 from pathlib import Path
+
+from evidence import DECIDING, write_result
 
 from jettison.core.ports import StepCompleted
 from jettison.core.requests import RequestState
@@ -76,7 +77,7 @@ def main() -> None:
         result[name] = {"median_ms": statistics.median(values), "p90_ms": p90, "max_ms": max(values)}
         print(f"{name:8} {statistics.median(values):8.3f} {p90:8.3f} {max(values):8.3f}")
     if args.json:
-        args.json.write_text(json.dumps({"running": args.running, "waiting": args.waiting, "parts": result}, indent=2))
+        write_result(args.json, {"running": args.running, "waiting": args.waiting, "parts": result}, *DECIDING)
 
 
 if __name__ == "__main__":

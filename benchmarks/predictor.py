@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from evidence import write_result
+
 from jettison.cost.model import ChunkShape, CostModel
 from jettison.cost.online import OnlineChunkCost
 from jettison.cost.pipeline import PipelineEfficiency
@@ -339,7 +341,7 @@ def main() -> None:
     rows = rows_of(found)
     show(rows)
     if args.json is not None:
-        args.json.write_text(json.dumps({"benchmark": "predictor", "rows": rows}, indent=1) + "\n")
+        write_result(args.json, {"benchmark": "predictor", "rows": rows}, "cost")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ memory does not help); else nothing. What a simulation at that speed (``simulate
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 from dataclasses import replace
@@ -36,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from evidence import LIVE, write_result
 from rich.console import Console
 
 from jettison.cost.speed import MachineSpeed
@@ -361,7 +361,7 @@ def main() -> None:
         del row["recompute_ttft_s"], row["drop_ttft_s"], row["spare_ttft_s"]
     if args.json:
         write_results(args.json, runs)
-        args.json.with_suffix(".slices.json").write_text(json.dumps({"rows": rows}, indent=2, sort_keys=True) + "\n")
+        write_result(args.json.with_suffix(".slices.json"), {"rows": rows}, *LIVE)
     exit_if_unanswered(runs, Console())
 
 

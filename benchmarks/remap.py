@@ -19,7 +19,6 @@ Absolute times belong to one machine on one day; the ratio of first to second to
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
 import sys
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from evidence import SERVING, write_result
 
 from jettison.demo import make_setup
 from jettison.device.memory import DeviceMemory
@@ -163,7 +163,7 @@ def main() -> None:
         drops = print_live(args.live)
         if args.json is not None:
             document = {"benchmark": "remap --live", "setting": setting, "drops": drops}
-            args.json.write_text(json.dumps(document, indent=1) + "\n")
+            write_result(args.json, document, *SERVING)
         return
     if args.layers < 2 or args.layers % 2:
         parser.error("--layers must be even")
@@ -188,7 +188,7 @@ def main() -> None:
                 f"target {TARGET_MS:.0f} ms: {verdict}"
             )
     if args.json is not None:
-        args.json.write_text(json.dumps({"benchmark": "remap", "setting": setting, "rows": rows}, indent=1) + "\n")
+        write_result(args.json, {"benchmark": "remap", "setting": setting, "rows": rows}, "device", "memory")
 
 
 if __name__ == "__main__":

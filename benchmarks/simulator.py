@@ -41,6 +41,7 @@ from engines.simulator_host import (
     write_profile,
     write_vidur,
 )  # fmt: skip
+from evidence import VIRTUAL, write_result
 
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams
@@ -243,8 +244,7 @@ def main() -> None:
             print(f"{row['requests']:>9} requests  {row['wall_s']:8.1f} s  {row['us_per_request']:6.0f} us a request  "
                   f"{row['events']:>9} events  {row['peak_mib']:>5} MiB", flush=True)
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
+        write_result(args.json, {"rows": rows}, *VIRTUAL)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""For every test: hypothesis without deadlines (no test asserts a time) and with the same examples in every run.
+"""For every test: hypothesis without deadlines (no test asserts a time) and with the same examples in every run, an
+order for what starts processes, and no process left behind.
 
 ``HYPOTHESIS_PROFILE=explore`` draws new examples instead.
 """
@@ -6,14 +7,29 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode puts no test folder on the path
+pytest_plugins = ["leftovers"]
+
+IN_ORDER = ("tests/live/", "tests/e2e/", "tests/server/", "tests/transport/")
+"""Folders whose tests start processes or answer over sockets in bounded waits: beside each other they starve."""
+
 settings.register_profile("suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("explore", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On several cores (``--dist loadgroup``) the live part runs in one worker, in order, beside all else."""
+    for item in items:
+        if item.get_closest_marker("live") or item.nodeid.startswith(IN_ORDER):
+            item.add_marker(pytest.mark.xdist_group("live"))
 
 
 @pytest.fixture(scope="session")

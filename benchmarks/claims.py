@@ -1,0 +1,187 @@
+"""README's claims, each with the file that its figures are read from, and the age of every result file.
+
+    make claims                  # which files of benchmarks/results are of this code, and which of older
+    make claims ARGS=--write     # README's table anew, from the files
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from evidence import REPOSITORY, digest, git
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = REPOSITORY / "benchmarks" / "results"
+BEGIN, END = "<!-- claims: begin -->\n", "<!-- claims: end -->"
+
+Document = dict[str, Any]
+
+
+class Claim(NamedTuple):
+    """A row of the table: ``seen`` makes the middle cell of the documents of ``files``."""
+
+    text: str
+    files: tuple[str, ...]
+    seen: Callable[..., str]
+    how: str
+
+
+def total(documents: tuple[Document, ...], name: str) -> int:
+    """Sum of one figure over files."""
+    return sum(d[name] for d in documents)
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    """Median and range, or the values where there are fewer than three."""
+    told = [f"{v:.{digits}f}" for v in sorted(values)]
+    if len(told) < 3:
+        return " and ".join(told)
+    return f"{statistics.median(values):.{digits}f} (median of {len(told)}, {told[0]} to {told[-1]})"
+
+
+def seen_exact(proof: Document) -> str:
+    """Of `verify --full`."""
+    names = {row["architecture"] for row in proof["rows"]}
+    return (f"{proof['tokens_compared']:,} tokens over {len(names)} architectures: {proof['mismatches']} differ from "
+            f"`{proof['reference']}`, {proof['incomplete']} are missing")  # fmt: skip
+
+
+def seen_burst(seeds: Document) -> str:
+    """Of the demo's seeds."""
+    rows = [row for row in seeds["rows"] if row["label"] == "burst"]
+
+    def column(name: str) -> list[float]:
+        return [row[name] for row in rows]
+
+    p50, rate, tpot = (statistics.median(column(n)) for n in ("p50_ratio", "throughput_ratio", "tpot_p50_ratio"))
+    return (f"{spread(column('p99_ratio'))} times lower; medians: P50 TTFT {p50:.2f} times lower, throughput "
+            f"{rate:.2f} times, P50 TPOT {tpot:.2f} times as long")  # fmt: skip
+
+
+def seen_real(slices: Document) -> str:
+    """Of the slices of the Azure traces."""
+    parts = []
+    for binds, told in (("memory", "memory binds"), ("compute", "compute binds"), ("nothing", "nothing binds")):
+        rows = [row for row in slices["rows"] if row["binds"] == binds]
+        drops = sum(row["drops"] for row in rows)
+        ratios = spread([row["p99_ratio"] for row in rows], 2)
+        parts.append(f"where {told} P99 TTFT {ratios} times lower, drops: {drops:.0f}")
+    return "; ".join(parts)
+
+
+def seen_remap(remap: Document) -> str:
+    """Of the drops of half of the layers."""
+    return "; ".join(
+        f"{row['drop_ms']:.1f} ms for {row['bytes_to_kv'] / 2**20:.0f} MiB ({row['num_pages']:,} pages)"
+        for row in remap["rows"]
+    )
+
+
+def seen_deaths(*parts: Document) -> str:
+    """Of all fault schedules that are kept."""
+    problems = sum(len(part["problems"]) for part in parts)
+    return (f"{total(parts, 'schedules')} seeded deaths over live processes: {total(parts, 'tokens_compared'):,} "
+            f"tokens compared, {problems} problems ([docs/reliability.md](docs/reliability.md))")  # fmt: skip
+
+
+def seen_vllm(document: Document) -> str:
+    """Of the rounds against vLLM's replicas."""
+    runs = {run["name"]: run for run in document["runs"]}
+    rounds = [name.removesuffix(": drop") for name in runs if name.endswith(": drop")]
+    pairs = [(runs[f"{r}: vllm"], runs[f"{r}: drop"]) for r in rounds]
+    ttft = spread([theirs["ttft_s"]["p99"] / ours["ttft_s"]["p99"] for theirs, ours in pairs])
+    tpot = spread([ours["tpot_s"]["p50"] / theirs["tpot_s"]["p50"] for theirs, ours in pairs])
+    rate = spread([ours["output_tokens_per_s"] / theirs["output_tokens_per_s"] for theirs, ours in pairs], 2)
+    return (f"{ttft} times in {len(pairs)} interleaved rounds; tokens a second {rate} times, P50 TPOT {tpot} times as "
+            f"long")  # fmt: skip
+
+
+CLAIMS = (
+    Claim("Greedy output is the same tokens whatever memory did meanwhile (float64)", ("verify_full.json",),
+          seen_exact, "`jettison verify --full`"),
+    Claim("In a burst that exhausts KV memory, P99 TTFT falls with dropping", ("demo_seeds.json",), seen_burst,
+          "`python benchmarks/demo_seeds.py`, `make demo`"),
+    Claim("On real arrivals it wins where memory binds", ("real_traces.slices.json",), seen_real,
+          "`python benchmarks/real_traces.py`"),
+    Claim("Layers become KV capacity in milliseconds, without a copy", ("remap.json",), seen_remap,
+          "`python benchmarks/remap.py`"),
+    Claim("kill -9 or SIGSTOP of a worker anywhere in a move loses no request and no token",
+          ("faults.json", "faults_138.json", "faults_20.json", "faults_20_of_three.json"), seen_deaths,
+          "`python benchmarks/faults.py --schedules 138 --seed 50`"),
+    Claim("Against two real vLLM replicas with the same KV bytes, P99 TTFT in a burst is lower",
+          ("overload_vllm.json",), seen_vllm, "`python benchmarks/overload_vllm.py --vllm-python VLLM_ENV/bin/python` "
+          "([how to make it](benchmarks/peers.py))"),
+)  # fmt: skip
+
+
+def load(name: str) -> Document:
+    """A result file."""
+    document: Document = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    return document
+
+
+def claims_table() -> str:
+    """What stands between README's markers."""
+    lines = ["| claim | seen | how to see it | from |", "|---|---|---|---|"]
+    for claim in CLAIMS:
+        files = ", ".join(f"[{name}](benchmarks/results/{name})" for name in claim.files)
+        lines.append(f"| {claim.text} | {claim.seen(*map(load, claim.files))} | {claim.how} | {files} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(readme: str) -> str:
+    """README with the table of the files as they are. Raises ValueError without the markers."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"README has not both of {BEGIN.strip()} and {END}")
+    return before + begin + claims_table() + end + after
+
+
+def standing(evidence: Document) -> str:
+    """``current``, or what has changed since."""
+    if not isinstance(evidence["rooms"], dict):
+        return "older: no digest was kept"
+    changed = []
+    for room, then in evidence["rooms"].items():
+        try:
+            same = digest(room) == then
+        except ValueError:  # the room is gone
+            same = False
+        if not same:
+            changed.append(room)
+    return f"older: {', '.join(changed)} changed" if changed else "current"
+
+
+def age(commit: str | None) -> str:
+    """Commits since, or a question mark where git does not know the commit."""
+    try:
+        return git("rev-list", "--count", f"{(commit or 'unknown').removesuffix('-dirty')}..HEAD")
+    except (subprocess.CalledProcessError, OSError):
+        return "?"
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write README's table anew")
+    if parser.parse_args().write:
+        readme = REPOSITORY / "README.md"
+        readme.write_text(with_table(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    claimed = {name for claim in CLAIMS for name in claim.files}
+    table = Table("file", "in README", "commit", "of", "commits since", "figures are")
+    for path in sorted(RESULTS.glob("*.json")):
+        kept = load(path.name)["evidence"]
+        table.add_row(path.name, "yes" if path.name in claimed else "", str(kept["commit"]), kept["date"],
+                      age(kept["commit"]), standing(kept))  # fmt: skip
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()
