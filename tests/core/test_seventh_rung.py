@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from fakes import FakeCluster

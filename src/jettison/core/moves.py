@@ -101,11 +101,12 @@ class Moves:
         """Begin a restore with the first way of splitting that fits, the furthest one if none does.
 
         ``max_overflow_blocks``: of what does not fit, so much is computed again. A way in which every request will
-        still fit when it is as long as was asked for goes before one that only has room now.
+        still fit when it is as long as it is foreseen to become goes before one that only has room now.
         """
         ways = plan_splits(group.stages, self._state.shape.num_layers)
+        usual_output = self._loads.traffic.mean_output_tokens
         fitting = [way for way in ways if fits(self._state, group, way, max_overflow_blocks)]
-        lasting = [way for way in fitting if will_hold(self._state, group, way)]
+        lasting = [way for way in fitting if will_hold(self._state, group, way, usual_output)]
         split = (lasting or fitting or list(ways))[0]
         if homes:
             split = SplitPlan(tuple(g.stages for g in homes))

@@ -419,10 +419,11 @@ def fits(cluster: ClusterState, group: GroupCore, split: SplitPlan, max_overflow
     return overflow(cluster, group, split, max_overflow_blocks) is not None
 
 
-def will_hold(cluster: ClusterState, group: GroupCore, split: SplitPlan) -> bool:
-    """Whether each part of ``split`` will have room for any one request as long as somebody asked for it to become.
+def will_hold(cluster: ClusterState, group: GroupCore, split: SplitPlan, usual_output: float) -> bool:
+    """Whether each part of ``split`` will have room for any one request as long as it is foreseen to become.
 
-    One that is known to outgrow its home would be preempted there, make the members merge again and be computed twice.
+    One that outgrows its home is preempted there, makes the members merge again and is computed twice. It then holds
+    more than a member has room for, so the members stay merged until it ends: it is dropped for once.
     """
     room = min(room_blocks(cluster, part) for part in split.parts)
-    return all(group.blocks_for(s.num_tokens_to_hold) <= room for s in group.all_requests())
+    return all(group.blocks_for(s.num_tokens_foreseen(usual_output)) <= room for s in group.all_requests())
