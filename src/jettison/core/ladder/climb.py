@@ -70,11 +70,6 @@ class Ladder:
         return any(rung.forms_pipelines for rung in self.rungs)
 
     @property
-    def dispatches_once(self) -> bool:
-        """Waiting requests stay where they are."""
-        return any(rung.dispatches_once for rung in self.rungs)
-
-    @property
     def is_quiet(self) -> bool:
         """A step of one group is no reason for a rung to do something with another."""
         return all(rung.is_quiet for rung in self.rungs)
