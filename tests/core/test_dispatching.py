@@ -97,7 +97,6 @@ def test_without_a_better_place_a_merged_group_admits_everybody(rebalance: bool,
 
 @pytest.mark.parametrize("policy", ["recompute", "swap", "migrate"])
 def test_what_memory_keeps_out_of_one_instance_goes_to_another_with_room(policy: str) -> None:
-    """Under ``migrate`` it stays: as published, only running requests change instances."""
     cluster = FakeCluster(policy=policy, full_blocks=134, max_seqs=64, max_tokens=2048, migrate_threshold=-1e9)
     crowd(cluster, {0: [60] * 18, 1: [3, 3]})
     cluster.run(until_ms=99)
@@ -107,18 +106,10 @@ def test_what_memory_keeps_out_of_one_instance_goes_to_another_with_room(policy:
     cluster.run(until_ms=100)
     moved = cluster.core.state.counters.num_rebalanced
     assert moved == len(spare.running) and moved + len(full.waiting) == num_waiting
-    assert (moved > 0) == (policy != "migrate")
+    assert moved > 0
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
-
-
-def test_under_migrate_a_full_batch_sends_nobody_away_either() -> None:
-    cluster = FakeCluster(policy="migrate", full_blocks=400, max_seqs=4, max_tokens=2048, migrate_threshold=-1e9)
-    crowd(cluster, {0: [60] * 18})
-    cluster.run()
-    assert cluster.core.state.counters.num_rebalanced == 0
-    cluster.expect_outputs()
 
 
 class Witness:
@@ -161,7 +152,7 @@ class Witness:
                 if to != i:
                     assert position >= kept_out, "it had a place, and room"
                     arrived.setdefault(to, []).append(state)
-        assert not arrived or "migrate" not in core.params.rungs
+        assert not arrived or core.params.rebalance
         for to, states in arrived.items():
             need = sum(groups[to].blocks_for(s.num_tokens) for s in (*queues[to], *states))
             assert to in takers and len(queues[to]) + len(states) <= places[to] and need <= blocks[to], "no better"
@@ -172,7 +163,7 @@ class Witness:
     def check_rest(self, takers: list[int], places: dict[int, int], blocks: dict[int, int]) -> None:
         """Who overflows a batch and stays has nowhere to go."""
         core = self.cluster.core
-        if "migrate" in core.params.rungs or not core.params.rebalance:
+        if not core.params.rebalance:
             return
         for i, group in core.groups.items():
             for state in list(group.waiting)[max(0, places[i]) :]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from dataclasses import replace
 
@@ -197,6 +198,44 @@ def test_a_request_that_only_half_of_the_members_can_hold_lets_them_split_in_two
     cluster.expect_outputs()
     cluster.expect_nothing_left()
     assert cluster.core.state.counters.num_preemptions == 0
+
+
+def short_answers(max_tokens: int, seed: int, *, most_of: int | None = None) -> FakeCluster:
+    """A pair that was merged once, under a steady load of answers of about 8 tokens, each allowed ``max_tokens``.
+
+    Every ``most_of``-th answer comes to all that it is allowed.
+    """
+    rng = random.Random(seed)
+    cluster = FakeCluster(full_blocks=24, max_seqs=8)
+    cluster.order_at("drop", 20)
+    for index in range(800):
+        is_long = most_of is not None and index % most_of == 0
+        prompt = [rng.randrange(1, 60) for _ in range(8)]
+        stops = () if is_long else tuple(range(1, 9))
+        cluster.submit(f"r{index}", prompt, max_tokens, 30.0 + 6 * index, stop_token_ids=stops)
+    return cluster
+
+
+def first_restored_ns(cluster: FakeCluster) -> int:
+    cluster.run(stop=lambda: cluster.core.state.counters.num_restores == 1)
+    assert not cluster.core.state.pipelines
+    return cluster.now
+
+
+def test_what_clients_allow_at_most_does_not_keep_a_pipeline_that_holds_little() -> None:
+    assert first_restored_ns(short_answers(120, 1)) <= 1.1 * first_restored_ns(short_answers(60, 1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_answers_that_outgrow_a_member_against_the_forecast_end_and_drops_stay_few(seed: int) -> None:
+    """One answer in 80 needs more than a member has: each may cost a drop of its own, and is computed to its end."""
+    cluster = short_answers(120, seed, most_of=80)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    counters = cluster.core.state.counters
+    assert len(cluster.ends) == 800
+    assert counters.num_drops <= 1 + 800 // 80 and counters.num_restores <= counters.num_drops
 
 
 # --- requests on their way home after the split

@@ -139,13 +139,13 @@ def test_a_drop_begins_within_the_same_step_as_without_the_other_rungs() -> None
     assert abs(times[0] - times[1]) <= 1, "steps that ended between the decision and the merged group"
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(14))
 def test_all_rungs_under_faults_deaths_and_orders(seed: int) -> None:
     rng = random.Random(seed)
     num_workers = rng.choice([2, 3, 4])
     cluster = FakeCluster(
         policy=rng.choice([TOGETHER, "swap+drop", "migrate+drop", "swap+migrate"]), num_workers=num_workers,
-        full_blocks=rng.randint(20, 50), host_slots=rng.choice([16, 500]), swap_budget=rng.choice([1, 4, None]),
+        full_blocks=rng.randint(24, 50), host_slots=rng.choice([16, 500]), swap_budget=rng.choice([1, 4, None]),
         prefix_caching=rng.random() < 0.5, eager=True, seed=seed, migrate_threshold=rng.choice([3.0, 8.0]),
         exchange=rng.choice(["auto", "live", "transfer"]),
         faults=Faults(apply=0.1, offer=0.05, load=0.1, move=0.05, step=0.002, swap=0.05, remote=0.05, budget=5),

@@ -9,7 +9,7 @@ Every accepted request ends with exactly one ``Emit`` that has a finish reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.orders import Orders
@@ -88,7 +88,7 @@ class ClusterCore:
         self.aside = Aside(self.state, self.recoveries)
         self.loads = Loads(self.state)
         self.state.exchange_costs = self.loads.exchange_costs
-        self.moves = Moves(self.state, self.loads, self.recoveries)
+        self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
         self.ladder = self._make_ladder()
         self._orders = Orders(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, lambda: self.ladder)
@@ -222,6 +222,11 @@ class ClusterCore:
     def _climb(self, moment: Moment, now_ns: int) -> list[Action]:
         self.loads.forget_dissolved()
         return self.ladder.climb(moment, now_ns)
+
+    def _clear(self, worker_ids: Collection[WorkerId]) -> list[Action]:
+        """Break off what is on its way to or from arenas whose layers are about to change, whatever has begun it."""
+        self.hosted.give_way(worker_ids)
+        return self.migrations.give_way(worker_ids)
 
     def _note_step(self, group: GroupCore, seconds: float) -> None:
         self.ladder.note_step(group, seconds)

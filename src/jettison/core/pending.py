@@ -15,7 +15,7 @@ equal ids; an answer to something that is not in the book concerns a past that i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -29,6 +29,7 @@ from jettison.core.ports import (
     LayoutOffered,
     LoadShard,
     OfferLayout,
+    SendKV,
     SendShard,
     ShardLoaded,
     Transfer,
@@ -156,6 +157,13 @@ class Book:
     def transfers_at(self, worker_id: WorkerId) -> Iterator[PendingTransfer]:
         """Those with an end at a worker. O(transfers under way)."""
         return (pending for pending in self.transfers.values() if worker_id in pending.ends)
+
+    def lands_at(self, worker_ids: Collection[WorkerId]) -> bool:
+        """KV is on its way into the arenas of one of these workers: no block of theirs may be moved. O(transfers)."""
+        return any(
+            pending.ends[1] in worker_ids and isinstance(pending.transfer, SendKV) and not pending.transfer.to_host
+            for pending in self.transfers.values()
+        )
 
     @property
     def is_empty(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import ceil
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -210,6 +211,17 @@ class RequestState:
         if not self.request.has_default_length:
             return most
         return min(most, max(self.num_prompt + params.min_tokens, self.num_tokens + max(1, self.num_tokens // 8)))
+
+    def num_tokens_foreseen(self, usual_output: float) -> int:
+        """Tokens that it is expected to come to hold, at most what it may: an answer as long as ``usual_output``, or an
+        eighth more than it holds where that is more. What a client allows at most is no forecast, but where nothing
+        can end the answer before."""
+        params = self.request.params
+        if params.ignore_eos and not params.stop_token_ids and not self.request.has_default_length:
+            return self.num_prompt + params.max_tokens
+        grown = self.num_tokens + max(1, self.num_tokens // 8)
+        least = self.num_prompt + max(params.min_tokens, ceil(usual_output))
+        return min(self.num_prompt + params.max_tokens, max(least, grown))
 
     def cut_default_length(self, num_tokens: int) -> None:
         """Let it never hold more tokens than this, unless somebody asked for more or it holds as many already."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+import jettison.core.ladder.lists  # noqa: F401  # its rungs are known by name from then on
 from jettison.core.ladder.rung import Means, Moment, Rung, in_order, rung_named
 from jettison.core.load.views import Loads
 from jettison.core.moving.hosted import Hosted
@@ -50,10 +51,7 @@ class Ladder:
     def ask_way(self, by: Rung | None, worker_ids: Collection[WorkerId], why: str, now_ns: int) -> list[Action]:
         """Have the rungs below one give way at these workers; None: all of them (an administrator asks)."""
         below = self.rungs if by is None else self.rungs[: self.rungs.index(by)]
-        actions = [action for rung in reversed(below) for action in rung.give_way(worker_ids, by or rung, why, now_ns)]
-        # Whatever has begun it: nothing is on its way to or from an arena whose layers change.
-        self._means.hosted.give_way(worker_ids)
-        return actions + self._means.migrations.give_way(worker_ids)
+        return [action for rung in reversed(below) for action in rung.give_way(worker_ids, by or rung, why, now_ns)]
 
     def _tell_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         return [action for rung in self.rungs for action in rung.on_unmet(group_id, missing_bytes, why, now_ns)]
@@ -68,11 +66,6 @@ class Ladder:
     def forms_pipelines(self) -> bool:
         """Groups may merge."""
         return any(rung.forms_pipelines for rung in self.rungs)
-
-    @property
-    def dispatches_once(self) -> bool:
-        """Waiting requests stay where they are."""
-        return any(rung.dispatches_once for rung in self.rungs)
 
     @property
     def is_quiet(self) -> bool:

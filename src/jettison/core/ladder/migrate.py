@@ -40,7 +40,6 @@ class MigrateRung(Rung):
 
     name = "migrate"
     rank = 50
-    dispatches_once = True  # as published: who waits stays, and running requests leave to make room for it
 
     def __init__(self, means: Means) -> None:
         super().__init__(means)

@@ -85,6 +85,11 @@ class RestoreRung(Rung):
         restores = [r for r in self._moves.restores if any(w in worker_ids for w in r.worker_ids)]
         return [action for restore in restores for action in self._moves.turn_round(restore, now_ns, why)]
 
+    @property
+    def _usual_output(self) -> float:
+        """Tokens of the last answers, a mean; 0 until one has ended."""
+        return self._loads.traffic.mean_output_tokens
+
     # --- tests ------------------------------------------------------------------------------------------------
 
     def _consider(self, group: GroupCore, now_ns: int) -> Iterator[Offer]:
@@ -119,7 +124,7 @@ class RestoreRung(Rung):
         ids = (group.group_id,)
         if not restore.may_still_wait:
             return
-        if not will_hold(self._state, group, restore.split_plan):
+        if not will_hold(self._state, group, restore.split_plan, self._usual_output):
             yield TurnOffer(groups=ids, why="a request needs all members' memory")
             return
         if not group.waiting:
@@ -139,16 +144,18 @@ class RestoreRung(Rung):
         return Record("yield", now_ns, fields)
 
     def _can_split(self, group: GroupCore, max_overflow_blocks: int = 0) -> bool:
-        """All requests have room apart, now and as long as they were asked to become."""
+        """All requests have room apart, now and as long as they are foreseen to become."""
         ways = plan_splits(group.stages, self._state.shape.num_layers)
         return any(
-            will_hold(self._state, group, way) and fits(self._state, group, way, max_overflow_blocks) for way in ways
+            will_hold(self._state, group, way, self._usual_output)
+            and fits(self._state, group, way, max_overflow_blocks)
+            for way in ways
         )
 
     def _needs_merging(self, group: GroupCore) -> bool:
-        """Some request is too large for a member on its own."""
+        """Some request is foreseen to become too large for a member on its own."""
         least = min(self._state.workers[w].full_blocks for w in group.worker_ids)
-        return any(group.blocks_for(s.num_tokens_to_hold) > least for s in group.all_requests())
+        return any(group.blocks_for(s.num_tokens_foreseen(self._usual_output)) > least for s in group.all_requests())
 
     def _fitting_blocks(self, group: GroupCore) -> int:
         """Blocks that may be held when the members take layers back, in the way of splitting that has most room."""

@@ -78,9 +78,6 @@ class Rung:
     uses_host_pool: ClassVar[bool] = False
     is_word: ClassVar[bool] = True
     """Its name is a word of ``--overload``; others come with those."""
-    dispatches_once: ClassVar[bool] = False
-    """Waiting requests stay where they are, however full it is there and wherever there is room; all but those that are
-    too large for their group."""
 
     def __init__(self, means: Means) -> None:
         self.means = means

@@ -268,7 +268,8 @@ class Hosted:
         for worker in self._cluster.workers.values():
             if worker.alive and worker.ledger.has(state.request_id):
                 worker.ledger.release(state.request_id)
-        entry.phase = HostedPhase.STORED
+        # What came of those pieces does not matter: the slots have all of it.
+        entry.phase, entry.failed = HostedPhase.STORED, False
 
     def _forget(self, entry: HostedKV) -> None:
         request_id = entry.state.request_id

@@ -134,11 +134,17 @@ class Merging:
             for group in self._sources:
                 group.paused = False
 
+    def _is_still(self, *, moves_blocks: bool) -> bool:
+        """No step is in flight; and, where blocks may have to move, nothing that gave way is still landing."""
+        if any(group.in_flight for group in self._sources):
+            return False
+        return not moves_blocks or not self._cluster.book.lands_at(self.worker_ids)
+
     def advance(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows."""
         if self.phase in (MergePhase.DRAIN, MergePhase.MAP, MergePhase.PULL, MergePhase.GIVE_BACK):
             return self._advance_pulls(now_ns)
-        if self.phase is MergePhase.QUIESCE and not any(g.in_flight for g in self._sources):
+        if self.phase is MergePhase.QUIESCE and self._is_still(moves_blocks=bool(self._pulling.before)):
             return self._remap(now_ns)
         if self.phase is MergePhase.REMAP and all(r.is_over for r in self._relayouts):
             if any(r.phase is RelayoutPhase.FAILED for r in self._relayouts):
@@ -156,7 +162,7 @@ class Merging:
 
     def _advance_pulls(self, now_ns: int) -> list[Action]:
         pulling = self._pulling
-        if self.phase is MergePhase.DRAIN and not any(g.in_flight for g in self._sources):
+        if self.phase is MergePhase.DRAIN and self._is_still(moves_blocks=True):
             self.phase = MergePhase.MAP
             return pulling.map()
         if not pulling.is_idle:

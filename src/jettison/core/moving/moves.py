@@ -10,7 +10,7 @@ on every event while it waits for the clock or for prices (``waits_for_time``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 
 from jettison.core.load.firstserved import FirstServed
 from jettison.core.load.views import Loads
@@ -32,13 +32,18 @@ Move = Merging | Restoring
 class Moves:
     """One move a worker at a time: who begins one has looked at ``moving_workers``."""
 
-    def __init__(self, state: ClusterState, loads: Loads, recoveries: Recoveries) -> None:
+    def __init__(
+        self, state: ClusterState, loads: Loads, recoveries: Recoveries,
+        clear: Callable[[Collection[WorkerId]], list[Action]],
+    ) -> None:
+        """``clear`` breaks off what is on its way to or from arenas of these workers: their layouts change next."""
         self.merges: list[Merging] = []
         self.restores: list[Restoring] = []
         self.first_served = FirstServed()
         self._state = state
         self._loads = loads
         self._recoveries = recoveries
+        self._clear = clear
         self._of_worker: dict[WorkerId, Move] = {}
         """Of those under way, by member."""
         self._number_of: dict[Move, int] = {}
@@ -88,11 +93,12 @@ class Moves:
         pulls: tuple[Pull, ...] = (),
     ) -> list[Action]:
         """Begin to make these groups one."""
+        actions = self._clear([s.worker_id for s in stages])
         merge = Merging(self._state, sources, stages, now_ns, pulls)
         self.first_served.begun(merge, now_ns)
         self.merges.append(merge)
         self._begun(merge)
-        return merge.advance(now_ns)
+        return actions + merge.advance(now_ns)
 
     def restore(
         self, group: GroupCore, now_ns: int, reason: str, homes: list[GroupCore] | None = None, *,
@@ -101,22 +107,24 @@ class Moves:
         """Begin a restore with the first way of splitting that fits, the furthest one if none does.
 
         ``max_overflow_blocks``: of what does not fit, so much is computed again. A way in which every request will
-        still fit when it is as long as was asked for goes before one that only has room now.
+        still fit when it is as long as it is foreseen to become goes before one that only has room now.
         """
         ways = plan_splits(group.stages, self._state.shape.num_layers)
+        usual_output = self._loads.traffic.mean_output_tokens
         fitting = [way for way in ways if fits(self._state, group, way, max_overflow_blocks)]
-        lasting = [way for way in fitting if will_hold(self._state, group, way)]
+        lasting = [way for way in fitting if will_hold(self._state, group, way, usual_output)]
         split = (lasting or fitting or list(ways))[0]
         if homes:
             split = SplitPlan(tuple(g.stages for g in homes))
         yields = group.admission_cap_blocks is not None
+        actions = self._clear(group.worker_ids)
         restore = Restoring(
             self._state, group, split, now_ns, homes, with_queue=yields, max_overflow_blocks=max_overflow_blocks,
             reason=reason,
         )
         self.restores.append(restore)
         self._begun(restore)
-        return restore.advance(now_ns)
+        return actions + restore.advance(now_ns)
 
     def turn_round(self, restore: Restoring, now_ns: int, reason: str) -> list[Action]:
         """Call a restore off: the pipeline is needed after all."""

@@ -6,7 +6,7 @@ survivor that a broken group or move has touched it is a way back, of its own an
 
     FENCE   the survivor has been told (FenceWorker); steps, transfers and layout calls of the past come to an end
     MAP     the layers of its home are mapped again                            (tried again until it works)
-    FILL    missing shards are fetched (core.fetching); what could not be had is asked for anew     (likewise)
+    FILL    missing shards are fetched (core.moving.fetching); what could not be had is asked for anew     (likewise)
     DONE    the survivor can serve at home
 
 A worker that was started again goes the same way from FILL on: it comes back with its layers mapped and nothing in

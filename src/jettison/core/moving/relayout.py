@@ -95,6 +95,9 @@ class Relayout:
             if copies is None:
                 self._close(RelayoutPhase.FAILED, "live blocks do not fit below the new line")
                 return []
+            if copies and self._cluster.book.lands_at((self.worker.worker_id,)):
+                self._close(RelayoutPhase.FAILED, "KV is on its way into blocks that would have to move")
+                return []
             if copies and self.spec.retained:
                 self._close(RelayoutPhase.FAILED, "blocks whose foreign KV is kept cannot move")
                 return []

@@ -175,10 +175,15 @@ class Restoring:
         is_still = self._fetching.is_idle and (self.returning is None or self.returning.is_idle)
         return is_still and all(r.is_over for r in self._relayouts)
 
+    @property
+    def _is_still(self) -> bool:
+        """No step is in flight, and nothing that gave way is still landing: blocks may be moved."""
+        return not self.group.in_flight and not self._cluster.book.lands_at(self.worker_ids)
+
     def advance(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows."""
         match self.phase:
-            case RestorePhase.DRAIN_1 if not self.group.in_flight:
+            case RestorePhase.DRAIN_1 if self._is_still:
                 return self._map(now_ns)
             case RestorePhase.MAP if all(r.is_over for r in self._relayouts):
                 return self._pull(now_ns)
@@ -189,7 +194,7 @@ class Restoring:
                 self.group.paused = True
                 self.phase = RestorePhase.DRAIN_2
                 return self.advance(now_ns)
-            case RestorePhase.DRAIN_2 if not self.group.in_flight:
+            case RestorePhase.DRAIN_2 if self._is_still:
                 self._give_up_overflow()
                 return self._spread(now_ns)
             case RestorePhase.SPREAD if all(r.is_over for r in self._relayouts):
@@ -421,10 +426,11 @@ def fits(cluster: ClusterState, group: GroupCore, split: SplitPlan, max_overflow
     return overflow(cluster, group, split, max_overflow_blocks) is not None
 
 
-def will_hold(cluster: ClusterState, group: GroupCore, split: SplitPlan) -> bool:
-    """Whether each part of ``split`` will have room for any one request as long as somebody asked for it to become.
+def will_hold(cluster: ClusterState, group: GroupCore, split: SplitPlan, usual_output: float) -> bool:
+    """Whether each part of ``split`` will have room for any one request as long as it is foreseen to become.
 
-    One that is known to outgrow its home would be preempted there, make the members merge again and be computed twice.
+    One that outgrows its home is preempted there, makes the members merge again and is computed twice. It then holds
+    more than a member has room for, so the members stay merged until it ends: it is dropped for once.
     """
     room = min(room_blocks(cluster, part) for part in split.parts)
-    return all(group.blocks_for(s.num_tokens_to_hold) <= room for s in group.all_requests())
+    return all(group.blocks_for(s.num_tokens_foreseen(usual_output)) <= room for s in group.all_requests())

@@ -81,7 +81,7 @@ class Dispatcher:
         for state in self._fitting_elsewhere([s for g in queued for s in groups[g].oversized()]):
             groups[state.group_id].take_out(state)
             self.place(state)
-        if not self._state.params.rebalance or self._ladder().dispatches_once:
+        if not self._state.params.rebalance:
             return []
         plan = plan_rebalance(self._group_queues())
         for entry in plan:
