@@ -94,9 +94,8 @@ def test_all_instances_and_their_host_pools_count_together(
     processes_bytes = SERVER_BYTES + instances * INTERPRETER_BYTES
     monkeypatch.setattr(assembly, "memory_limit", lambda: (2 * GIB + GIB // 2 + processes_bytes, MACHINE))
     monkeypatch.setattr(assembly, "usable_cores", lambda: instances)
-    config = EngineConfig.resolve(
-        model=str(model_dir), memory="1GiB", host_memory="512MiB", instances=instances, overload=overload
-    )
+    host = {"host_memory": "512MiB"} if overload == "swap" else {}  # else there is no pool
+    config = EngineConfig.resolve(model=str(model_dir), memory="1GiB", instances=instances, overload=overload, **host)
     assembly.assemble(config).check()
     assert [r.levelname for r in caplog.records] == ["WARNING"] * warns
 
