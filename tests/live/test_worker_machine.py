@@ -40,6 +40,8 @@ class Workers(RuleBasedStateMachine):
         self.cluster.start()
         self.next_id = 1
         self.steps: dict[int, tuple[list[int], list[tuple[int, int]], int]] = {}
+        self.loaded: set[tuple[int, str]] = set()
+        """Worker and shard that was read from the folder."""
         self.kv_moves: dict[int, m.SendKV] = {}
         self.sources: dict[int, int] = {}
         self.shard_moves: dict[int, tuple[int, m.SendShard]] = {}
@@ -97,6 +99,7 @@ class Workers(RuleBasedStateMachine):
 
     @rule(target=moves, src=worker_ids, dst=worker_ids, layer=st.integers(0, 3))
     def shard_move(self, src, dst, layer):
+        layer = next((i for i in range(layer, NUM_LAYERS) if (dst, f"layer:{i}") not in self.loaded), NUM_LAYERS)
         move = m.SendShard(self.take_id(), dst, f"layer:{layer}")
         self.shard_moves[move.transfer_id] = (src, move)
         self.sources[move.transfer_id] = src
@@ -124,6 +127,9 @@ class Workers(RuleBasedStateMachine):
 
     @rule(worker=worker_ids, layer=st.integers(0, NUM_LAYERS))
     def load(self, worker, layer):
+        if any(move.shard == f"layer:{layer}" and move.dst_worker == worker for _, move in self.shard_moves.values()):
+            return  # a shard comes from a peer or from the folder, never from both at once
+        self.loaded.add((worker, f"layer:{layer}"))
         call_id = self.take_id()
         self.calls.add(call_id)
         self.on_the_way[worker].append(m.LoadShard(call_id, f"layer:{layer}"))  # the last one is not mapped
