@@ -8,7 +8,7 @@ import random
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
-from jettison.core import exchanging
+from jettison.core.moving import exchanging
 from jettison.core.moving.merging import MergePhase
 from jettison.core.moving.restoring import RestorePhase
 from jettison.core.ports import LayoutOffered, SendKV

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from test_group import Bench
 
-from jettison.core import stepplan
 from jettison.core.ports import RunStep
+from jettison.core.serving import stepplan
 from jettison.policy.batching import BlockedBy
 from jettison.policy.lookahead import LookaheadParams
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 import pytest
 from fakes import MS, FakeCluster
 
-from jettison.core import dropping, ports
+from jettison.core import ports
 from jettison.core.ladder import drop
+from jettison.core.ladder import dropplans as dropping
 from jettison.core.ladder.scale import ScaleRung
 from jettison.core.load.monitor import GroupMonitor
 from jettison.core.load.samples import TickTimes

@@ -21,11 +21,12 @@ from jettison.device.model.create import create_model
 from jettison.device.model.hf_config import read_config
 from jettison.device.reference import Reference, TransformersReference, transformers_available
 from jettison.errors import ConfigError, JettisonError, ModelError
+from jettison.live import scenarios
 from jettison.live.assembly import Assembly, assemble
 from jettison.live.failpoints import ALONE, LIVE_ONLY, NAMES
 from jettison.live.fault_schedules import kills
 from jettison.live.proof_table import Conditions, ProofTable, Row, compare, failed, not_applicable, print_table
-from jettison.live.scenarios import BLOCK_SIZE, SCENARIOS, Event, Outcome, Setting, make_config, why_not
+from jettison.live.scenarios import BLOCK_SIZE, Event, Outcome, Setting, make_config, why_not
 from jettison.live.scenarios_many import MANY
 from jettison.live.scenarios_together import RUNGS_TOGETHER
 from jettison.live.solo_reference import SoloReference
@@ -57,6 +58,8 @@ class Architecture:
     rope_scaling: str | None = None
     head_dim: int | None = None
 
+
+SCENARIOS = scenarios.SCENARIOS | RUNGS_TOGETHER
 
 ARCHITECTURES = (
     Architecture("Llama 2", "llama"),
@@ -94,7 +97,7 @@ def run_verify(
         of_all = served[0].worker_specs[0]
         against = "transformers" if has_reference else SOLO
         table = ProofTable(Conditions(of_all.dtype, against, of_all.kernels, max_model_len), json_out)
-        events = SCENARIOS | RUNGS_TOGETHER | MANY if full else SCENARIOS | RUNGS_TOGETHER
+        events = SCENARIOS | MANY if full else SCENARIOS
         deaths = [death_plan(i, len(models)) if full else [] for i in range(len(models))]
         total = len(models) * len(events) + sum(len(places) for plan in deaths for _, _, places in plan)
         try:
