@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, precondition, rule
 from worker_fakes import FakeDevice, expected_token, make_step
 
 from jettison.live import codec
@@ -99,7 +99,8 @@ class Workers(RuleBasedStateMachine):
 
     @rule(target=moves, src=worker_ids, dst=worker_ids, layer=st.integers(0, 3))
     def shard_move(self, src, dst, layer):
-        layer = next((i for i in range(layer, NUM_LAYERS) if (dst, f"layer:{i}") not in self.loaded), NUM_LAYERS)
+        if (dst, f"layer:{layer}") in self.loaded:
+            return multiple()
         move = m.SendShard(self.take_id(), dst, f"layer:{layer}")
         self.shard_moves[move.transfer_id] = (src, move)
         self.sources[move.transfer_id] = src
