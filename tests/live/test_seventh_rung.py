@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "simulate"))
 from specs import spec
 
 from jettison.config import EngineConfig
+from jettison.config import rungs as overload_words
+from jettison.core.ladder import rung as ladder_rung
 from jettison.core.ladder.lists import overload_name, parse_overload
 from jettison.core.ladder.rung import Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
@@ -36,7 +38,6 @@ class HushOffer(Offer):
     cap_blocks: int
 
 
-@register
 class HushRung(Rung):
     """Caps admission at nine tenths of a group that is fuller than that."""
 
@@ -69,6 +70,16 @@ class HushRung(Rung):
             if not set(worker_ids).isdisjoint(group.worker_ids):
                 group.admission_cap_blocks = None
         return [Record("hush_gave_way", now_ns, {"to": by.name})]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _is_registered() -> Iterator[None]:
+    """While the tests of this file run; other files' tests see the project's own rungs alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ladder_rung, "_RUNGS", dict(ladder_rung._RUNGS))
+        patch.setattr(overload_words, "_WORDS", dict(overload_words._WORDS))
+        register(HushRung)
+        yield
 
 
 def test_the_command_line_knows_it_and_its_place_in_the_ladder() -> None:

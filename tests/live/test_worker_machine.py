@@ -99,13 +99,21 @@ class Workers(RuleBasedStateMachine):
 
     @rule(target=moves, src=worker_ids, dst=worker_ids, layer=st.integers(0, 3))
     def shard_move(self, src, dst, layer):
-        if (dst, f"layer:{layer}") in self.loaded:
-            return multiple()
+        if (dst, f"layer:{layer}") in self.loaded or self.is_filling(dst, f"layer:{layer}"):
+            return multiple()  # a shard is filled from one source at a time
         move = m.SendShard(self.take_id(), dst, f"layer:{layer}")
         self.shard_moves[move.transfer_id] = (src, move)
         self.sources[move.transfer_id] = src
         self.send(src, move, ("move", move.transfer_id))
         return move.transfer_id
+
+    def is_filling(self, dst, shard):
+        """Whether a transfer of the shard to this worker has not been told of as ended."""
+        ended = self.ended()
+        return any(
+            move.dst_worker == dst and move.shard == shard and transfer_id not in ended
+            for transfer_id, (_, move) in self.shard_moves.items()
+        )
 
     @rule(transfer_id=moves)
     def cancel(self, transfer_id):
