@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,31 @@ from specs import spec
 
 from jettison.errors import ConfigError
 from jettison.report.results import RunResult
+from jettison.simulate import batch
 from jettison.simulate.batch import run_cases
-from jettison.simulate.cases import cases_of
+from jettison.simulate.cases import Case, cases_of, run_case
 from jettison.simulate.sizing import Found, Objective, Sizing, Wanted, point_key, search, size_all, with_instances
 from jettison.simulate.sizing_command import size_command
 from jettison.simulate.sizing_report import OTHER_SIZES, pictured_runs, trials_table
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _each_case_is_simulated_once() -> Iterator[None]:
+    """The same case gives the same result (test_cases has that), and these tests ask for the same ones all the time."""
+    known: dict[str, RunResult] = {}
+
+    def run_once(case: Case, *arguments: Any, **options: Any) -> RunResult:
+        name = case.name.partition(" instances=")[0]
+        key = json.dumps([name, case.raw, case.seed, case.factor, case.base_dir], sort_keys=True)
+        if key not in known:
+            known[key] = run_case(case, *arguments, **options)
+        run = copy.deepcopy(known[key])
+        run.name = case.name
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "run_case", run_once)
+        yield
 
 
 def found_by(holds: list[bool]) -> Found:
