@@ -2,7 +2,7 @@
 
 Live cores take from it what they cannot measure yet; simulated machines are made of it.
 
-Pure values. Measured by ``live.profile``; written and read as documents by ``cost.profile_document``.
+Pure values. Measured by ``live.profile.measure``; written and read as documents by ``cost.profile_document``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A profile as a plain document (what JSON holds), and back, checked.
 
-Pure: dictionaries in and out; ``live.profile_file`` does the reading and writing. A document says for which machine,
+Pure: dictionaries in and out; ``profiles`` does the reading and writing. A document says for which machine,
 model and version it was measured; whoever loads it compares that fingerprint with its own.
 """
 

@@ -5,7 +5,7 @@ home can compute it. Other than there, keys and values of *new* tokens stay with
 itself; only queries travel, and the old home appends nothing. Each side attends to its own positions and returns the
 log of its sum of exponentials, with which the new stage merges the parts: exact up to rounding.
 
-Not here: links, waiting, and who answers (``live.remote_attention`` is behind ``AttentionPort``).
+Not here: links, waiting, and who answers (``live.worker.remote_attention`` is behind ``AttentionPort``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from jettison.live.api import EngineClient, TokenEvent
+from jettison.live.engine.api import EngineClient, TokenEvent
 from jettison.server.choice import ChoiceText, Delta
 from jettison.server.errors import ApiError
 from jettison.server.metrics import NANOSECONDS, ServerMetrics

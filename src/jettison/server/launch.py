@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jettison.config import EngineConfig
-from jettison.live.assembly import Assembly
-from jettison.live.engine import Engine
-from jettison.live.garbage import settle_garbage_collector
-from jettison.live.server_process import ENDS_WITH_STDIN
+from jettison.live.engine.assembly import Assembly
+from jettison.live.engine.engine import Engine
+from jettison.live.experiments.server_process import ENDS_WITH_STDIN
+from jettison.live.machine.garbage import settle_garbage_collector
 from jettison.report.output import check_writable
 from jettison.server.app import create_app, server_state
 from jettison.server.descriptors import connection_limit

@@ -2,7 +2,7 @@
 
 A death is seen at once by peers (their links close) and told to the core when it is detected; nothing that the dead
 worker has sent is delivered after that, as ``core.ports`` promises. A cut link stays cut until one of its ends starts a
-new life; a stage that loses a peer by it makes that peer suspect, and it is declared lost (``live.engine``).
+new life; a stage that loses a peer by it makes that peer suspect, and it is declared lost (``live.engine.engine``).
 """
 
 from __future__ import annotations

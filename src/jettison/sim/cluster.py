@@ -1,8 +1,8 @@
 """A whole cluster in virtual time: the real core, modelled workers, links and faults.
 
 ``ClusterCore`` is imported and asked, never copied: events go in, and its actions are carried out in order, as
-``live.driver`` does. What differs from a live cluster is the clock (``sim.loop``), the executor (``sim.executor``), the
-memory (``sim.memory``) and the links (``sim.network``, ``sim.transfers``).
+``live.engine.driver`` does. What differs from a live cluster is the clock (``sim.loop``), the executor
+(``sim.executor``), the memory (``sim.memory``) and the links (``sim.network``, ``sim.transfers``).
 
     cluster = SimulatedCluster(setup)          # sim.setup
     cluster.submit(request, at_ns)             # as many as there are
@@ -53,8 +53,8 @@ class SimulatedCluster:
     ) -> None:
         """``on_tokens`` takes tokens of several steps together: each of these requests has got one at each of these
         times. Who takes ``on_emit`` without it gets no steps together. ``on_event`` sees every event before the core
-        does: a recording replays. ``observer`` is told of everything, as by ``live.driver``, so steps are not taken
-        together. Raises BudgetError.
+        does: a recording replays. ``observer`` is told of everything, as by ``live.engine.driver``, so steps are not
+        taken together. Raises BudgetError.
         """
         self.setup = setup
         self.loop = EventLoop()

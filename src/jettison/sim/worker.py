@@ -1,7 +1,7 @@
 """One modelled worker: its control stream, its memory, and the one thread that takes turns with both.
 
-The model of ``live.worker_loop``. Both have a ``core.controlstream``, which says what may start next, which steps
-cannot run and what a fence does (rules 1 to 3, 6 and 7); rules 4, 5 and 8, on links, are ``live.worker_loop``'s. What
+The model of ``live.worker.loop``. Both have a ``core.controlstream``, which says what may start next, which steps
+cannot run and what a fence does (rules 1 to 3, 6 and 7); rules 4, 5 and 8, on links, are ``live.worker.loop``'s. What
 things take is asked of ``sim.executor`` and of the profile; bytes travel in ``sim.transfers``.
 """
 

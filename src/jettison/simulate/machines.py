@@ -21,9 +21,9 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.presets import ClusterPreset, InstancePreset, cluster_preset, instance_preset
 from jettison.cost.profile_document import ProfileDocumentError, StoredProfile, from_document
 from jettison.errors import BudgetError, ConfigError
-from jettison.live.pieces import MAX_PIECE_BYTES
-from jettison.live.profile_file import AUTO, read_profile
+from jettison.live.worker.pieces import MAX_PIECE_BYTES
 from jettison.memory.hostpool import num_host_slots
+from jettison.profiles import AUTO, read_profile
 from jettison.sim.executor import ModelledExecutor
 from jettison.sim.links import LATENCY_S, LinkClass, LinkSpec, Topology
 from jettison.sim.setup import CUDA_PAGE_BYTES, ClusterSetup, Hops, MemorySetup
