@@ -73,7 +73,7 @@ def read_profile(path: Path) -> StoredProfile:
 
 @cache
 def _mention_others(model_dir: Path, mark: Fingerprint) -> None:
-    """Somebody has profiled this model, but not as it is served here: say what differs, once."""
+    """The model has profiles, but none as it is served here: say what differs, once."""
     for path in sorted(model_dir.glob("jettison-profile-*.json")):
         try:
             differences = read_profile(path).fingerprint.differences(mark)

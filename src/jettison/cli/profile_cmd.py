@@ -1,4 +1,4 @@
-"""``jettison profile``: measure what steps and moves cost here, and keep it beside the model."""
+"""``jettison profile``: measure what steps, transfers and remaps cost here, and keep it beside the model."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Generation:
         self._metrics.num_prompt_tokens += sum(len(job.request.prompt_token_ids) for job in self.jobs)
 
     def abort(self, error: ApiError) -> None:
-        """Stop now; whoever waits is told ``error``."""
+        """Stop now; a client that waits is told ``error``."""
         self._abort_error = error
         self._cancel_all()
 

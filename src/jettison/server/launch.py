@@ -123,7 +123,7 @@ async def _serve(config: EngineConfig) -> int:
     if config.server.timeline is not None:
         check_writable(Path(config.server.timeline))
     stop = asyncio.Event()
-    # A supervisor restarts what ends; a server that answers 503 for ever helps nobody.
+    # A supervisor restarts what ends; a server that answers 503 for ever helps no client.
     engine.on_failure = stop.set
     starting = asyncio.create_task(_start(engine), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)

@@ -1,4 +1,4 @@
-"""A deployment that nobody has profiled: which command makes the profile, and the deployment with it."""
+"""A deployment without a profile: which command makes the profile, and the deployment with it."""
 
 from __future__ import annotations
 

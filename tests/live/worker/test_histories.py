@@ -1,4 +1,4 @@
-"""Random histories of three workers: one end per step and per move, bytes intact, order kept."""
+"""Random histories of three workers: one end per step and per transfer, bytes intact, order kept."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ block_lists = st.lists(st.integers(0, NUM_BLOCKS - 1), unique=True, max_size=5)
 
 
 class Workers(RuleBasedStateMachine):
-    """Blocks 0 to 5 are only read by moves, 6 to 11 only written, each by at most one move: so bytes are exact."""
+    """Blocks 0 to 5 are only read by transfers, 6 to 11 only written, each by at most one: so bytes are exact."""
 
-    moves = Bundle("moves")
+    transfers = Bundle("transfers")
 
     @initialize(seed=st.none() | st.integers(0, 2**32 - 1), piece_bytes=st.sampled_from([44, 130, 4096]),
                 may_cut=st.sampled_from([False, False, True]))
@@ -42,9 +42,9 @@ class Workers(RuleBasedStateMachine):
         self.steps: dict[int, tuple[list[int], list[tuple[int, int]], int]] = {}
         self.loaded: set[tuple[int, str]] = set()
         """Worker and shard that was read from the folder."""
-        self.kv_moves: dict[int, m.SendKV] = {}
+        self.kv_transfers: dict[int, m.SendKV] = {}
         self.sources: dict[int, int] = {}
-        self.shard_moves: dict[int, tuple[int, m.SendShard]] = {}
+        self.shard_transfers: dict[int, tuple[int, m.SendShard]] = {}
         self.calls: set[int] = set()
         self.free = {i: set(range(6, NUM_BLOCKS)) for i in range(NUM_WORKERS)}
         self.sent: dict[int, list[tuple]] = {i: [] for i in range(NUM_WORKERS)}
@@ -82,32 +82,32 @@ class Workers(RuleBasedStateMachine):
             self.cluster.send(worker, self.on_the_way[worker].popleft())
         self.cluster.pump(max_ticks=ticks)
 
-    @rule(target=moves, src=worker_ids, dst=worker_ids, blocks=st.lists(st.integers(0, 5), unique=True, max_size=5),
+    @rule(target=transfers, src=worker_ids, dst=worker_ids, blocks=st.lists(st.integers(0, 5), unique=True, max_size=5),
           layers=st.tuples(st.integers(0, 3), st.integers(1, 4)).filter(lambda pair: pair[0] < pair[1]))
     def kv_move(self, src, dst, blocks, layers):
-        if src == dst:  # a copy inside one worker is no move: test_loop has those
+        if src == dst:  # a copy inside one worker is no transfer: test_loop has those
             dst = (src + 1) % NUM_WORKERS
         targets = sorted(self.free[dst])[: len(blocks)]
         if len(targets) < len(blocks):
             blocks = targets = []
         self.free[dst] -= set(targets)
-        move = m.SendKV(self.take_id(), dst, *layers, blocks, targets)
-        self.kv_moves[move.transfer_id] = move
-        self.sources[move.transfer_id] = src
-        self.send(src, move, ("move", move.transfer_id))
-        return move.transfer_id
+        transfer = m.SendKV(self.take_id(), dst, *layers, blocks, targets)
+        self.kv_transfers[transfer.transfer_id] = transfer
+        self.sources[transfer.transfer_id] = src
+        self.send(src, transfer, ("transfer", transfer.transfer_id))
+        return transfer.transfer_id
 
-    @rule(target=moves, src=worker_ids, dst=worker_ids, layer=st.integers(0, 3))
+    @rule(target=transfers, src=worker_ids, dst=worker_ids, layer=st.integers(0, 3))
     def shard_move(self, src, dst, layer):
         if (dst, f"layer:{layer}") in self.loaded:
             return multiple()
-        move = m.SendShard(self.take_id(), dst, f"layer:{layer}")
-        self.shard_moves[move.transfer_id] = (src, move)
-        self.sources[move.transfer_id] = src
-        self.send(src, move, ("move", move.transfer_id))
-        return move.transfer_id
+        transfer = m.SendShard(self.take_id(), dst, f"layer:{layer}")
+        self.shard_transfers[transfer.transfer_id] = (src, transfer)
+        self.sources[transfer.transfer_id] = src
+        self.send(src, transfer, ("transfer", transfer.transfer_id))
+        return transfer.transfer_id
 
-    @rule(transfer_id=moves)
+    @rule(transfer_id=transfers)
     def cancel(self, transfer_id):
         self.cancelled.add(transfer_id)
         self.on_the_way[self.sources[transfer_id]].append(m.CancelTransfer(transfer_id))
@@ -128,7 +128,7 @@ class Workers(RuleBasedStateMachine):
 
     @rule(worker=worker_ids, layer=st.integers(0, NUM_LAYERS))
     def load(self, worker, layer):
-        if any(move.shard == f"layer:{layer}" and move.dst_worker == worker for _, move in self.shard_moves.values()):
+        if any(t.shard == f"layer:{layer}" and t.dst_worker == worker for _, t in self.shard_transfers.values()):
             return  # a shard comes from a peer or from the folder, never from both at once
         self.loaded.add((worker, f"layer:{layer}"))
         call_id = self.take_id()
@@ -156,14 +156,14 @@ class Workers(RuleBasedStateMachine):
                     ends["step", event.step_id] += 1
                     self.check_step(event)
                 case m.TransferEnded():
-                    ends["move", event.transfer_id] += 1
+                    ends["transfer", event.transfer_id] += 1
                     self.check_complete(event)
                 case m.LayoutApplied() | m.CallFailed() | m.CallDone() | m.MemoryReported():
                     ends["call", event.call_id] += 1
         expected = {("step", i) for i in self.steps} | {("call", i) for i in self.calls}
-        told = {("move", i) for i in [*self.kv_moves, *self.shard_moves]}
+        told = {("transfer", i) for i in [*self.kv_transfers, *self.shard_transfers]}
         if self.severed:
-            # A cut loses what was on the way; a begun move whose begin was lost is known to nobody.
+            # A cut loses what was on the way; a begun transfer whose begin was lost is known to no worker.
             assert set(ends) <= expected | told and set(ends) >= expected
         else:
             assert set(ends) == expected | told
@@ -192,25 +192,25 @@ class Workers(RuleBasedStateMachine):
     def check_kv(self):
         fresh = {i: FakeDevice(i, NUM_LAYERS, NUM_BLOCKS, UNIT).kv for i in range(NUM_WORKERS)}
         touched = {i: np.zeros((NUM_LAYERS, NUM_BLOCKS), bool) for i in range(NUM_WORKERS)}
-        for move in self.kv_moves.values():
-            layers = slice(move.layer_lo, move.layer_hi)
-            touched[move.dst_worker][layers, move.dst_blocks] = True
-            event = self.ended().get(move.transfer_id)
+        for transfer in self.kv_transfers.values():
+            layers = slice(transfer.layer_lo, transfer.layer_hi)
+            touched[transfer.dst_worker][layers, transfer.dst_blocks] = True
+            event = self.ended().get(transfer.transfer_id)
             if event is None or not event.complete:
                 continue
-            source = fresh[self.sources[move.transfer_id]][layers, move.src_blocks]
+            source = fresh[self.sources[transfer.transfer_id]][layers, transfer.src_blocks]
             assert event.num_bytes == source.size
-            assert (self.devices[move.dst_worker].kv[layers, move.dst_blocks] == source).all()
+            assert (self.devices[transfer.dst_worker].kv[layers, transfer.dst_blocks] == source).all()
         for i, device in self.devices.items():
-            assert (device.kv[~touched[i]] == fresh[i][~touched[i]]).all(), "a block that no move names was written"
+            assert (device.kv[~touched[i]] == fresh[i][~touched[i]]).all(), "a block that no transfer names was written"
 
     def check_shards(self):
         marked = {i: Counter(device.filled) for i, device in self.devices.items()}
-        for transfer_id, (_, move) in self.shard_moves.items():
+        for transfer_id, (_, transfer) in self.shard_transfers.items():
             event = self.ended().get(transfer_id)
             if event is not None and event.complete:
                 assert event.num_bytes == 300
-                marked[move.dst_worker][move.shard] -= 1
+                marked[transfer.dst_worker][transfer.shard] -= 1
         assert all(count == 0 for counts in marked.values() for count in counts.values())
 
     def check_order(self):

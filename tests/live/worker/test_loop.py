@@ -378,10 +378,10 @@ def test_a_dead_link_ends_moves_and_steps_that_depended_on_it():
     cluster.pump()
     events = cluster.take()
     assert sorted(names(events)) == ["StepFailed", "TransferEnded", "TransferEnded"]
-    moves = {event.transfer_id: event for event in events if isinstance(event, m.TransferEnded)}
-    assert (moves[5].worker_id, moves[5].complete) == (1, False), "the destination tells of what it knows"
-    assert (moves[6].worker_id, moves[6].complete) == (0, False), "the source tells of what it never began"
-    # Afterwards: no link, so moves and steps over it end at once, and others run.
+    transfers = {event.transfer_id: event for event in events if isinstance(event, m.TransferEnded)}
+    assert (transfers[5].worker_id, transfers[5].complete) == (1, False), "the destination tells of what it knows"
+    assert (transfers[6].worker_id, transfers[6].complete) == (0, False), "the source tells of what it never began"
+    # Afterwards: no link, so transfers and steps over it end at once, and others run.
     cluster.send(0, m.SendKV(8, 1, 0, 4, [7], [7]))
     cluster.send_all(cluster.steps(10, [3]))
     cluster.send(1, codec.step_command(make_step(11, [3])))
@@ -435,7 +435,7 @@ def test_nonsense_from_a_peer_costs_the_link_and_nothing_else():
     ours, theirs = InProcessLink.pair(0, 1)
     events: list[m.Event] = []
     loop = WorkerLoop(0, FakeDevice(), {1: ours}, events.append)
-    theirs.send_frame(FrameKind.MOVE_BEGIN, 5, b"\0" * 8, 0, lambda out: None)
+    theirs.send_frame(FrameKind.TRANSFER_BEGIN, 5, b"\0" * 8, 0, lambda out: None)
     theirs.send_frame(FrameKind.KV_PIECE, 4, b"\1", 3, lambda out: None)
     while loop.tick():
         pass

@@ -62,7 +62,7 @@ def test_what_is_posted_to_nobody_is_dropped():
 @pytest.mark.parametrize(("coordinate", "num_pieces"), [(True, 1), (False, 12)])
 def test_a_turn_is_one_piece_or_without_coordination_all_the_link_takes(coordinate, num_pieces):
     end = OneEnd(coordinate=coordinate)
-    end.peers.start_move(m.SendKV(7, 1, 0, 4, [1, 2, 3], [4, 5, 6]))
+    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, [1, 2, 3], [4, 5, 6]))
     assert end.peers.run_bulk()
     assert end.received().count((FrameKind.KV_PIECE, 7)) == num_pieces
 
@@ -74,7 +74,7 @@ class NothingQueues(InProcessLink):
 @pytest.mark.parametrize(("kind", "is_cut"), [(InProcessLink, True), (NothingQueues, False)])
 def test_pieces_are_cut_to_size_only_where_bulk_would_be_in_the_way(kind, is_cut):
     end = OneEnd(kind=kind, device=FakeDevice(kv_block_bytes=1 << 10), piece_bytes=1 << 17, adapt_pieces=True)
-    end.peers.start_move(m.SendKV(7, 1, 0, 4, list(range(16)), list(range(16))))
+    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, list(range(16)), list(range(16))))
     while end.peers.run_bulk():
         pass
     assert (end.received().count((FrameKind.KV_PIECE, 7)) > 1) == is_cut
@@ -82,16 +82,16 @@ def test_pieces_are_cut_to_size_only_where_bulk_would_be_in_the_way(kind, is_cut
 
 def test_a_turn_that_must_not_send_still_writes():
     end = OneEnd()
-    end.theirs.send_frame(FrameKind.MOVE_BEGIN, 4, b"\0" * 8, 0, lambda out: None)
-    end.theirs.send_frame(FrameKind.MOVE_END, 4, b"\1", 0, lambda out: None)
-    end.peers.start_move(m.SendKV(7, 1, 0, 4, [1], [1]))
+    end.theirs.send_frame(FrameKind.TRANSFER_BEGIN, 4, b"\0" * 8, 0, lambda out: None)
+    end.theirs.send_frame(FrameKind.TRANSFER_END, 4, b"\1", 0, lambda out: None)
+    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, [1], [1]))
     assert end.peers.serve(False)
     assert end.events == [m.TransferEnded(0, 4, True, 0, 0)] and end.received() == []
 
 
 def test_a_move_to_nobody_ends_at_once():
     end = OneEnd()
-    end.peers.start_move(m.SendKV(7, 2, 0, 4, [1], [1]))
+    end.peers.start_transfer(m.SendKV(7, 2, 0, 4, [1], [1]))
     end.peers.cancel_transfer(7)
     assert end.events == [m.TransferEnded(0, 7, False, 0, 0)]
 
@@ -104,7 +104,7 @@ def test_who_is_lost_is_told_when_all_that_came_is_there(num_frames):
     for frame in list(copied.poll_frames())[:num_frames]:
         fill = partial(np.copyto, src=frame.payload)
         end.theirs.send_frame(frame.kind, frame.tag, frame.aux, len(frame.payload), fill)
-    end.peers.start_move(m.SendKV(7, 1, 0, 4, [1], [1]))
+    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, [1], [1]))
     end.theirs.close()
     while end.peers.serve():
         pass

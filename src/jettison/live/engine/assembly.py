@@ -135,7 +135,7 @@ class Assembly:
 
 
 def assemble(config: EngineConfig) -> Assembly:
-    """Read the model folder and lay out the cluster. Raises ModelError, ConfigError."""
+    """Read the model folder and make the plan of the cluster. Raises ModelError, ConfigError."""
     model_dir = Path(config.model.model)
     model = read_config(model_dir, config.model.max_model_len)
     torch_dtype = resolve_dtype(str(config.model.dtype), model)

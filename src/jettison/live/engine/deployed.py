@@ -1,4 +1,4 @@
-"""What runs here, or would run, as a ``cost.deployment.Deployment``: for whoever simulates it later, or elsewhere."""
+"""What runs here, or would run, as a ``cost.deployment.Deployment``: to be simulated later, or elsewhere."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def deployment_of(assembly: Assembly, *, kv_tokens: int | None = None) -> Deploy
 
 
 def settings_of(config: EngineConfig) -> dict[str, object]:
-    """What somebody has said of how to serve; no keys of clients, no paths."""
+    """What the operator has said of how to serve; no keys of clients, no paths."""
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in config.flat().items()

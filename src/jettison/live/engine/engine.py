@@ -303,7 +303,7 @@ class Engine:
         return {"now_s": (time.monotonic_ns() - start) / 1e9, "events": events}
 
     def deployment_document(self) -> dict[str, object]:
-        """What runs here, for whoever simulates it (``cost.deployment``): ``GET /jettison/deployment``.
+        """What runs here, for a simulation of it (``cost.deployment``): ``GET /jettison/deployment``.
 
         Raises NotReadyError before ``start`` has ended.
         """

@@ -1,4 +1,4 @@
-"""Several workers in this process: the same loops and moves as with real processes, minus the processes.
+"""Several workers in this process: the same loops and transfers as with real processes, minus the processes.
 
 Deterministic. With a seed, ticks of the workers are interleaved at random but reproducibly, so that a test or
 ``jettison verify`` sees orders of events that real processes would produce. No sockets, no threads, no clock
@@ -96,7 +96,7 @@ class InProcessCluster:
             device.close()
 
     def _next_workers(self) -> list[WorkerId]:
-        """Whose turn it is: everybody once, or one drawn by lot."""
+        """Whose turn it is: each worker once, or one drawn by lot."""
         workers = list(self._loops)
         return workers if self._random is None else [self._random.choice(workers)]
 
@@ -117,12 +117,12 @@ class InProcessCluster:
             )
 
     def _waiter(self, worker: WorkerId) -> Callable[[], None]:
-        """What a step does that waits for attention: the others answer now, or nobody ever will."""
+        """What a step does that waits for attention: the others answer now, or never."""
 
         def wait() -> None:
             served = [loop.serve() for other, loop in self._loops.items() if other != worker]
             if not any(served):
-                raise RemoteAttentionError("nobody answers")
+                raise RemoteAttentionError("no worker answers")
 
         return wait
 

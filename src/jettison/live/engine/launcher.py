@@ -6,7 +6,7 @@ kernel's parent-death signal goes with the thread that started them).
 
 A worker that is silent or stuck for too long (``live.wire.heartbeat``) is declared lost: it is hung up on, killed, and
 told of like one that has ended. Should it wake up all the same (``kill_hung=False``, or a process that cannot be
-killed yet), nobody hears it: its control connection is closed, its links are fenced, its life is over; it ends.
+killed yet), no one end hears it: its control connection is closed, its links are fenced, its life is over; it ends.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class LocalLauncher:
     def declare_lost(self, worker: WorkerId, why: str) -> None:
         """Give a worker up: hear nothing of it any more, kill it, and tell ``on_exit``. Idempotent.
 
-        Of one that is still starting, whoever waits for its start is told instead.
+        Of one that is still starting, the caller that waits for its start is told instead.
         """
         process = self._processes[worker]
         if process.reported or self._closing:
@@ -247,7 +247,7 @@ class LocalLauncher:
     # --- starting
 
     def _spawn_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Bind every worker's listening socket first, so that peers find it whoever is up earlier."""
+        """Bind every worker's listening socket first, so that peers find it whichever worker is up earlier."""
         listeners = {worker: self._listen(worker, 0) for worker in self._specs}
         self._addresses = {worker: address for worker, (_, address) in listeners.items()}
         try:
@@ -380,7 +380,7 @@ class LocalLauncher:
             self._on_exit(worker, process.returncode)
 
     async def _listen_to_hearts(self) -> None:
-        """Declare lost who is silent or stuck. The listener's own absences are nobody's fault."""
+        """Declare lost who is silent or stuck. The listener's own absences are no worker's fault."""
         silence_s, stuck_s = self._hung_after_s
         pause_s = beat_interval_s(silence_s, stuck_s)
         looked_s = time.monotonic()
@@ -410,7 +410,7 @@ def beat_interval_s(silence_s: float, stuck_s: float) -> float:
 
 
 def _watchable(popen: subprocess.Popen[bytes]) -> int:
-    """A pidfd of a new process. Raises OSError; then the process, which nobody would watch, has ended."""
+    """A pidfd of a new process. Raises OSError; then the process, which could not be watched, has ended."""
     try:
         return os.pidfd_open(popen.pid)
     except BaseException:

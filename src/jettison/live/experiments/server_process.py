@@ -127,7 +127,7 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A loopback port that nobody uses at this moment."""
+    """A loopback port that no process uses at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,7 +1,7 @@
 """Workers in network namespaces of this machine: how experiments get a real network between them.
 
-A socket belongs to the namespace in which it was made, whoever uses it later; so the launcher makes a worker's
-listening socket inside, and the worker starts inside. Needs root; nothing else in the product does.
+A socket belongs to the namespace in which it was made, whichever process uses it later; so the launcher makes a
+worker's listening socket inside, and the worker starts inside. Needs root; nothing else in the product does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The folder of a launcher's sockets: gone with the launcher, or, where that was killed, with the next one's start.
 
 The owner holds a lock (flock) on the folder, which the kernel frees when the process ends, however it ends. So an
-unlocked folder of this name is nobody's: process ids that come again and clocks have no say in that.
+unlocked folder of this name has no owner: process ids that come again and clocks have no say in that.
 
 A socket's path has little room. Where TMPDIR is too long for it, the folder lies in the first of a few short ones.
 
@@ -62,7 +62,7 @@ class RunFolder:
             except (BlockingIOError, FileNotFoundError):
                 continue  # before it was locked, another start took it for abandoned
             except OSError:
-                break  # a file system without such locks: nobody else gets one either, and so it stays
+                break  # a file system without such locks: no other process gets one either, and so it stays
 
     def remove(self) -> None:
         """Remove it with all that is in it. Idempotent."""
@@ -95,7 +95,7 @@ def _is_safe(parent: Path) -> bool:
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Remove the folders in ``parent`` that a launcher of this user has made and nobody holds any more."""
+    """Remove the folders in ``parent`` that a launcher of this user has made and no process holds any more."""
     for path in parent.glob(f"{PREFIX}*"):
         try:
             fd = _lock(path)
@@ -105,7 +105,7 @@ def remove_abandoned(parent: Path) -> None:
             if os.fstat(fd).st_uid == os.getuid():
                 _remove(path, fd)
         except OSError:
-            pass  # somebody has just put something into it, or is quicker
+            pass  # another process has just put something into it, or is quicker
         finally:
             os.close(fd)
 
@@ -121,7 +121,7 @@ def _remove(path: Path, fd: int) -> None:
 
 def _lock(path: Path) -> int:
     """A descriptor that holds the lock of a folder. Raises OSError: FileNotFoundError where the folder is gone,
-    BlockingIOError where somebody else has it."""
+    BlockingIOError where another process has it."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

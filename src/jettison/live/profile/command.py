@@ -45,7 +45,7 @@ def profile_command(
 
         def note(share: float, text: str) -> None:
             if not share and text == PREPARING:
-                note_phase("measuring steps and moves", console)
+                note_phase("measuring steps and transfers", console)
             bar.update(task, completed=share, description=text)
 
         result = run_profile(config, quick=quick, seed=seed, progress=note)

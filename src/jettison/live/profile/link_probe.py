@@ -32,7 +32,7 @@ SMALL_BYTES = 1024
 PAUSE_NS = 4_000_000
 """Before an activation: about a step, for which the peer sleeps."""
 PIECES = 16
-"""Bulk pieces in one go: several times the slots there are, so that the sender has to wait as in a real move."""
+"""Bulk pieces in one go: several times the slots there are, so that the sender has to wait as in a real transfer."""
 
 _HERE, _PEER = Identity(0, 0), Identity(1, 0)
 _START_TIMEOUT_S = 60.0

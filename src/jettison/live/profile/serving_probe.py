@@ -45,7 +45,7 @@ class ServingSpeed:
 
 
 def measure_serving(config: EngineConfig, cost: CostModel, *, rounds: int) -> ServingSpeed:
-    """``config``: as the cluster is to be served; ``cost``: of its steps, with nobody else computing.
+    """``config``: as the cluster is to be served; ``cost``: of its steps, with nothing else computing.
 
     Runs an event loop of its own. Raises ModelError, BudgetError, ConfigError, JettisonError (an engine ends, or
     decodes no batch).

@@ -1,6 +1,6 @@
-"""How fast a device remaps, loads from disk, and how fast this host copies: what the moves' costs come from.
+"""How fast a device remaps, loads from disk, and how fast this host copies: what drops and restores cost comes from it.
 
-Measures on a started device that serves nobody; links are ``link_probe``'s.
+Measures on a started device that serves no request; links are ``link_probe``'s.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class StepTimer:
         self._hidden: Any = None
 
     def prepare(self) -> None:
-        """Put numbers into the KV cache (a page that nobody wrote is not read like one that was), and make hidden
+        """Put numbers into the KV cache (a page that was never written is not read like one that was), and make hidden
         states for stages that do not begin with the embedding."""
         device = self._device
         per_block = device.kv_block_bytes * len(device.shape.all_layers)

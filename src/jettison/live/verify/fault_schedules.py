@@ -3,13 +3,13 @@
 A round: clients that send one request after another, drops and restores in between without a break until the worker
 that is armed for one failpoint has met it there (or, after ``FORCE_S``, is killed wherever it is), and then as much
 time as the last requests need. A stopped worker stays stopped until it has been replaced and is killed; or it is woken
-*late*, after it has been given up, and must reach nobody and end; or *soon*, and then nothing may have happened.
+*late*, after it has been given up, and must reach no process and end; or *soon*, and then nothing may have happened.
 Checked: every stream has one end and exactly the tokens of an undisturbed run (float64, greedy), and when all is quiet
 again no block, ghost or transfer is left and all workers serve. One engine serves all rounds, so restarted workers are
 used again and again.
 
 Used by the tests (a few rounds), ``benchmarks/faults.py`` (as many as one likes) and, one round at a time, by
-whoever wants to put "kill in phase X" into a table of scenarios.
+a table of scenarios with rows like "kill in phase X".
 """
 
 from __future__ import annotations
@@ -344,7 +344,7 @@ class FaultRounds:
         for stage in stages:
             for index, shard in enumerate(sorted(core.state.shape.shards_for(stage.layers) - held[stage.worker_id])):
                 holders = [w for w, shards in held.items() if shard in shards]
-                pulls.append(Pull(shard, holders[index % len(holders)], stage.worker_id))  # so that everybody sends
+                pulls.append(Pull(shard, holders[index % len(holders)], stage.worker_id))  # so that every holder sends
         self.engine.request_merge([g.group_id for g in idle[:2]], stages, tuple(pulls))
 
     async def _client(self, index: int, report: RoundReport, over: asyncio.Event) -> None:

@@ -42,7 +42,7 @@ class Observed:
     prompt: list[int]
     output: list[int]
     problem: str = ""
-    """Why it counts as cut off: it ended early though nobody cancelled it."""
+    """Why it counts as cut off: it ended early though no client cancelled it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,7 +178,7 @@ class ControlServer:
             connection.hang_up()
 
     def close(self) -> None:
-        """Stop listening and hang up on everybody, without ``on_lost``. Idempotent."""
+        """Stop listening and hang up on every worker, without ``on_lost``. Idempotent."""
         if self._server is not None:
             self._server.close()
             self._server = None

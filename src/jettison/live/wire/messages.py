@@ -83,7 +83,7 @@ class SendShard(msgspec.Struct, tag="send_shard", array_like=True):
 
 
 class CancelTransfer(msgspec.Struct, tag="cancel_transfer", array_like=True):
-    """Stop sending a move at the next piece. Still ends with the destination's TransferEnded(complete=False)
+    """Stop sending a transfer at the next piece. Still ends with the destination's TransferEnded(complete=False)
     unless the last piece had already gone; until then both sides' blocks stay reserved."""
 
     transfer_id: TransferId
@@ -209,7 +209,7 @@ class StageDone(msgspec.Struct, tag="stage_done", array_like=True):
 
 
 class StepFailed(msgspec.Struct, tag="step_failed", array_like=True):
-    """A step raised; the worker lives on. The requests of this step fail, nobody else's."""
+    """A step raised; the worker lives on. The requests of this step fail, no others."""
 
     worker_id: WorkerId
     step_id: int
@@ -268,8 +268,8 @@ class CallFailed(msgspec.Struct, tag="call_failed", array_like=True):
     message: str
 
 
-class TransferEnded(msgspec.Struct, tag="move_ended", array_like=True):
-    """Sent by a move's destination, exactly once per SendKV or SendShard."""
+class TransferEnded(msgspec.Struct, tag="transfer_ended", array_like=True):
+    """Sent by a transfer's destination, exactly once per SendKV or SendShard."""
 
     worker_id: WorkerId
     transfer_id: TransferId

@@ -1,7 +1,7 @@
 """What a worker process is told before anything else: its device, its sockets, the cluster's secret.
 
 Travels once, as JSON on the new process's standard input: the command line is visible to every user of the
-machine, standard input to nobody.
+machine, standard input to no other process.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     JETTISON_TEST_KILL_AT=<worker>.<life>:<name>:<count>[:<signal>],...
 
 says: that life of that worker sends itself the signal (KILL, or STOP) when it reaches the place for the ``count``-th
-time. Pieces count from the life's first step on: those that fill it before that belong to no move. Only tests and
+time. Pieces count from the life's first step on: those that fill it before are of no drop or restore. Only tests and
 ``benchmarks/faults.py`` set it.
 """
 

@@ -1,6 +1,6 @@
 """What a worker does next: steps, control commands and bulk pieces on one thread, in a fixed order of urgency.
 
-Deterministic and without sockets, threads or sleeping: whoever owns it delivers commands, calls ``tick`` until
+Deterministic and without sockets, threads or sleeping: its owner delivers commands, calls ``tick`` until
 it returns False, and then waits for a reason to call again. Control events leave through ``emit``; bulk bytes
 go over ``transport`` links, which ``live.worker.peers`` serves; when it does is decided here. No torch: tensors pass
 through untouched.
@@ -14,8 +14,8 @@ Rule 4. Whenever no step is ready each link gets a bulk turn: at most one receiv
         While this worker takes part in a live exchange, links get such turns between two layers of a step, too, and
         while a step waits for a peer's attention: what arrives is then never what the step reads (the core's care).
 Rule 5. Memory is written by received pieces only in those turns: never while a kernel runs.
-Rule 8. A move ends with exactly one TransferEnded, and its *destination* tells. Only when the destination can
-        not have heard of the move (no link, or the link failed before MOVE_BEGIN) does the source tell.
+Rule 8. A transfer ends with exactly one TransferEnded, and its *destination* tells. Only when the destination can
+        not have heard of the transfer (no link, or the link failed before TRANSFER_BEGIN) does the source tell.
         A layout without some shard ends what is being sent of it from here.
 
 A step's one end (rule 6) is a StepDone or a StepFailed. Only a dead worker gives none, and of that the controller hears
@@ -114,7 +114,7 @@ class WorkerLoop:
             case m.Step():
                 self._deliver_step(codec.decode_step(command.payload))
             case m.CancelTransfer():
-                self._cancel_move(command.transfer_id)
+                self._cancel_transfer(command.transfer_id)
             case m.FenceWorker():
                 self._peers.fence(command.lost_worker, command.lost_life)
                 self._stream.orphan(command.lost_worker)
@@ -134,7 +134,7 @@ class WorkerLoop:
         """Do at most one unit of work, the most urgent that is ready; whether anything was done.
 
         A unit is one step, one control command, or the bulk turns after one, with a piece of a shard that is being
-        loaded. Activations are moved in every tick: they are what the next stage waits for.
+        loaded. Activations go in every tick: they are what the next stage waits for.
         """
         if self.stopped:
             return False
@@ -193,7 +193,7 @@ class WorkerLoop:
             self._copy(command)
             return
         if isinstance(command, m.SendKV | m.SendShard):
-            self._peers.start_move(command)
+            self._peers.start_transfer(command)
             return
         if isinstance(command, m.LoadShard):
             # Its first piece comes in the turn that follows every command.
@@ -233,7 +233,7 @@ class WorkerLoop:
         return True
 
     def _copy(self, command: m.SendKV) -> None:
-        """Copy between steps; a copy that fails is told of as an incomplete move."""
+        """Copy between steps; a copy that fails is told of as an incomplete transfer."""
         started_ns, num_bytes, complete = self._clock_ns(), 0, True
         layers, src, dst = LayerRange(command.layer_lo, command.layer_hi), command.src_blocks, command.dst_blocks
         try:
@@ -362,8 +362,8 @@ class WorkerLoop:
 
     # --- withdrawals
 
-    def _cancel_move(self, transfer_id: TransferId) -> None:
+    def _cancel_transfer(self, transfer_id: TransferId) -> None:
         command = self._stream.withdraw(transfer_id)
         if isinstance(command, m.SendKV | m.SendShard):
-            self._peers.start_move(command)
+            self._peers.start_transfer(command)
         self._peers.cancel_transfer(transfer_id)

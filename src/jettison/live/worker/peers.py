@@ -27,7 +27,13 @@ from jettison.live.worker.device_port import Device
 from jettison.live.worker.failpoints import Failpoint
 from jettison.live.worker.pieces import PieceSizer
 from jettison.live.worker.remote_attention import OutgoingFrame, PeerAttention
-from jettison.live.worker.transfers import IncomingMoves, OutgoingKV, OutgoingMove, OutgoingShard, shard_num_bytes
+from jettison.live.worker.transfers import (
+    IncomingTransfers,
+    OutgoingKV,
+    OutgoingShard,
+    OutgoingTransfer,
+    shard_num_bytes,
+)
 from jettison.transport.link import Frame, FrameKind, Link
 from jettison.types import ShardId, TransferId, WorkerId
 
@@ -54,13 +60,13 @@ class _Peer:
     """Everything that goes on with one peer."""
 
     link: Link
-    incoming: IncomingMoves
+    incoming: IncomingTransfers
     sizer: PieceSizer
     life: int = 0
     bulk_frames: deque[Frame] = field(default_factory=deque)
     """Received and not yet written; they hold the sender's room, so there are only a few."""
     activations: deque[OutgoingActivation | OutgoingFrame] = field(default_factory=deque)
-    moves: list[OutgoingMove] = field(default_factory=list)
+    transfers: list[OutgoingTransfer] = field(default_factory=list)
     least_transit_ns: int | None = None
     """Of activations: what tells the two clocks apart, and the fastest way."""
 
@@ -127,7 +133,7 @@ class Peers:
             self._give_up(worker, old)
         self._unexplained.pop(worker, None)
         sizer = PieceSizer(self._piece_bytes, self._adapt_pieces and link.queues_bulk)
-        self._peers[worker] = _Peer(link, IncomingMoves(self._worker_id), sizer, life)
+        self._peers[worker] = _Peer(link, IncomingTransfers(self._worker_id), sizer, life)
 
     def fence(self, worker: WorkerId, life: int) -> None:
         """Close and give up the link to this life of a peer, or to an older one (rule 7)."""
@@ -251,10 +257,10 @@ class Peers:
                 self._give_up(worker, peer)
                 progressed = True
                 continue
-            if sends and peer.moves and peer.link.is_open:
+            if sends and peer.transfers and peer.link.is_open:
                 sent = self._send_bulk(peer)
                 progressed |= sent
-                while sent and not self._coordinate and peer.moves:
+                while sent and not self._coordinate and peer.transfers:
                     sent = self._send_bulk(peer)
         return progressed
 
@@ -272,22 +278,22 @@ class Peers:
             self._emit(ended)
 
     def _send_bulk(self, peer: _Peer) -> bool:
-        move = min(peer.moves, key=lambda move: (not move.cancelled, move.kind, not move.urgent))  # the first of them
-        is_shard = move.kind is FrameKind.SHARD_PIECE
+        transfer = min(peer.transfers, key=lambda t: (not t.cancelled, t.kind, not t.urgent))  # the first of them
+        is_shard = transfer.kind is FrameKind.SHARD_PIECE
         self._reach_piece("before", "sent", is_shard)
         try:
-            sent, over = move.send_turn(peer.link, self._device, peer.sizer.piece_bytes)
+            sent, over = transfer.send_turn(peer.link, self._device, peer.sizer.piece_bytes)
         except LinkDownError:
             return True  # the next bulk turn gives the link up
         self._reach_piece("after", "sent", is_shard)
         if sent:
-            peer.sizer.sent(move.last_bytes, self._clock_ns(), self.stage_ns)
+            peer.sizer.sent(transfer.last_bytes, self._clock_ns(), self.stage_ns)
             if self._adapt_pieces:
                 peer.link.limit_unsent(peer.sizer.piece_bytes)
         else:
             peer.sizer.refused(self._clock_ns())
         if over:
-            peer.moves.remove(move)
+            peer.transfers.remove(transfer)
         return sent
 
     def _reach_piece(self, when: str, what: str, is_shard: bool) -> None:
@@ -295,17 +301,17 @@ class Peers:
         if is_shard:
             self._reach(f"{when}_shard_{what}")
 
-    # --- moves from here
+    # --- transfers from here
 
-    def start_move(self, command: m.SendKV | m.SendShard) -> None:
+    def start_transfer(self, command: m.SendKV | m.SendShard) -> None:
         """Queue it on its link; without one it ends here and now (rule 8)."""
         peer = self._peers.get(command.dst_worker)
         if peer is None:
             why = self._unexplained.get(command.dst_worker, "none was made")
-            log.error("move %d: no link to worker %d: %s", command.transfer_id, command.dst_worker, why)
+            log.error("transfer %d: no link to worker %d: %s", command.transfer_id, command.dst_worker, why)
             self._emit(m.TransferEnded(self._worker_id, command.transfer_id, False, 0, 0))
             return
-        peer.moves.append(self._outgoing(command))
+        peer.transfers.append(self._outgoing(command))
 
     def forget_shards(self, kept: Set[ShardId]) -> None:
         """A layout has been applied that has these shards: transfers of others from here end incomplete.
@@ -313,27 +319,27 @@ class Peers:
         A later layout may map such a shard again, empty: that must not go on where this one stopped.
         """
         for peer in self._peers.values():
-            for move in peer.moves:
-                if isinstance(move, OutgoingShard) and move.shard not in kept:
-                    move.fail()
+            for transfer in peer.transfers:
+                if isinstance(transfer, OutgoingShard) and transfer.shard not in kept:
+                    transfer.fail()
 
     def cancel_transfer(self, transfer_id: TransferId) -> None:
-        """Send no more pieces of it. Nothing, if no such move is going from here."""
+        """Send no more pieces of it. Nothing, if no such transfer is going from here."""
         for peer in self._peers.values():
-            for move in peer.moves:
-                if move.transfer_id == transfer_id:
-                    move.cancel()
+            for transfer in peer.transfers:
+                if transfer.transfer_id == transfer_id:
+                    transfer.cancel()
 
-    def _outgoing(self, command: m.SendKV | m.SendShard) -> OutgoingMove:
+    def _outgoing(self, command: m.SendKV | m.SendShard) -> OutgoingTransfer:
         if isinstance(command, m.SendKV):
             return OutgoingKV(command, self._device.kv_block_bytes)
         try:
             return OutgoingShard(command, shard_num_bytes(self._device, command.shard))
         except Exception:
-            log.exception("move %d: shard %s is not here", command.transfer_id, command.shard)
-            move = OutgoingShard(command, 0)
-            move.fail()
-            return move
+            log.exception("transfer %d: shard %s is not here", command.transfer_id, command.shard)
+            transfer = OutgoingShard(command, 0)
+            transfer.fail()
+            return transfer
 
     # --- the end of a link
 
@@ -350,9 +356,9 @@ class Peers:
         peer.link.close()
         for ended in peer.incoming.abandon(self._clock_ns()):
             self._emit(ended)
-        for move in peer.moves:
-            if not move.begun:
-                self._emit(m.TransferEnded(self._worker_id, move.transfer_id, False, 0, 0))
+        for transfer in peer.transfers:
+            if not transfer.begun:
+                self._emit(m.TransferEnded(self._worker_id, transfer.transfer_id, False, 0, 0))
         self.inbox.forget_partial(worker)
         self.attention.lost(worker)
         self._on_lost(worker)

@@ -10,7 +10,7 @@ from __future__ import annotations
 MIN_PIECE_BYTES = 8 << 10
 START_PIECE_BYTES = 32 << 10
 MAX_PIECE_BYTES = 1 << 20
-"""Where nobody says otherwise; also what pieces through shared memory are, where nothing queues."""
+"""Where no flag says otherwise; also what pieces through shared memory are, where nothing queues."""
 WINDOW_NS = 30_000_000
 """Over which a rate is measured, and after which pieces grow."""
 PAUSE_NS = 500_000_000

@@ -1,8 +1,8 @@
 """Remote attention between workers: queries out, partial results in, and answers for peers that ask.
 
 One object a worker. Both sides of a pipeline ask each other at the same time, from inside their forward passes; so
-whoever waits for an answer answers meanwhile, and whoever computes looks up between two layers. There is no thread of
-its own: links, arenas and kernels are used by one thread, a layout change cannot meet an answer that is being
+a worker that waits for an answer answers meanwhile, and one that computes looks up between two layers. It has no thread
+of its own: links, arenas and kernels are used by one thread, a layout change cannot meet an answer that is being
 computed, and the in-process cluster stays deterministic. The price is that a question may wait for one layer.
 
     asker                                                   holder of the KV
@@ -117,7 +117,7 @@ class PeerAttention:
         self._failure: str | None = None
         self._lost_worker: WorkerId | None = None
         self.waited_ns = 0
-        """Time spent waiting for answers; whoever reports it sets it back."""
+        """Time spent waiting for answers; the loop, which reports it, sets it back."""
 
     # --- asking: AttentionPort --------------------------------------------------------------------------------
 

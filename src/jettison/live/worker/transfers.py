@@ -1,15 +1,15 @@
-"""Moves between workers: KV blocks or one parameter shard, cut into pieces that fit a link's frame.
+"""Transfers between workers: KV blocks or one parameter shard, cut into pieces that fit a link's frame.
 
-A move is MOVE_BEGIN, pieces, MOVE_END on one link, in that order. Pieces say where they belong, so the
+A transfer is TRANSFER_BEGIN, pieces, TRANSFER_END on one link, in that order. Pieces say where they belong, so the
 receiver keeps only a byte count; it checks every offset and id against its own memory before it writes.
-When to send is ``peers``' business; which move to make is the core's.
+When to send is ``peers``' business; which transfer to make is the core's.
 
     source                                     destination
-    queued --MOVE_BEGIN--> sending             (unknown) --MOVE_BEGIN--> receiving
+    queued --BEGIN--> sending                  (unknown) --BEGIN--> receiving
     sending --piece--> sending                 receiving --piece--> receiving | spoiled
-    sending --MOVE_END(True)--> over           receiving --MOVE_END(True), all bytes--> TransferEnded(complete=True)
-    queued, sending --cancel, error,           receiving, spoiled --MOVE_END, link down--> TransferEnded(complete=False)
-        then MOVE_END(False)--> over
+    sending --END(True)--> over                receiving --END(True), all bytes--> TransferEnded(complete=True)
+    queued, sending --cancel, error,           receiving, spoiled --END, link down--> TransferEnded(complete=False)
+        then END(False)--> over
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _END = struct.Struct("<?")
 _ID_BYTES = 4
 
 
-class MoveProtocolError(LinkDownError):
-    """A peer sent move frames that make no sense; its link is not to be trusted any more."""
+class TransferProtocolError(LinkDownError):
+    """A peer sent transfer frames that make no sense; its link is not to be trusted any more."""
 
 
-class OutgoingMove(ABC):
-    """One move at its source."""
+class OutgoingTransfer(ABC):
+    """One transfer at its source."""
 
     kind: FrameKind
 
     def __init__(self, transfer_id: TransferId, total_bytes: int, shard: ShardId = "") -> None:
         self.transfer_id = transfer_id
         self.urgent = False
-        """Goes before moves of its kind that are not."""
+        """Goes before transfers of its kind that are not."""
         self.begun = False
-        """MOVE_BEGIN was accepted by the link: from then on the destination owns the move's end."""
+        """TRANSFER_BEGIN was accepted by the link: from then on the destination owns the transfer's end."""
         self.cancelled = False
         """Send no more pieces: the controller withdrew it, or reading failed here."""
         self.last_bytes = 0
@@ -68,7 +68,7 @@ class OutgoingMove(ABC):
         self.shard = shard
 
     def cancel(self) -> None:
-        """Stop at the next piece. A move whose last piece has gone still ends complete."""
+        """Stop at the next piece. A transfer whose last piece has gone still ends complete."""
         self.cancelled = True
         self._broken |= not self.begun
 
@@ -86,13 +86,13 @@ class OutgoingMove(ABC):
     def send_turn(self, link: Link, device: Device, piece_bytes: int) -> tuple[bool, bool]:
         """One turn on the link: at most one piece, with the begin or end that goes before or after it.
 
-        Returns whether anything was sent and whether the move is over here. Raises LinkDownError.
+        Returns whether anything was sent and whether the transfer is over here. Raises LinkDownError.
         """
         sent = False
         self.last_bytes = 0
         if not self.begun:
             aux = _BEGIN.pack(self._total_bytes) + self.shard.encode()
-            if not link.send_frame(FrameKind.MOVE_BEGIN, self.transfer_id, aux, 0, _nothing):
+            if not link.send_frame(FrameKind.TRANSFER_BEGIN, self.transfer_id, aux, 0, _nothing):
                 return False, False
             self.begun = sent = True
         if not self.cancelled and not self._exhausted:
@@ -109,11 +109,11 @@ class OutgoingMove(ABC):
         if not self.cancelled and not self._exhausted:
             return sent, False
         complete = self._exhausted and not self._broken
-        over = link.send_frame(FrameKind.MOVE_END, self.transfer_id, _END.pack(complete), 0, _nothing)
+        over = link.send_frame(FrameKind.TRANSFER_END, self.transfer_id, _END.pack(complete), 0, _nothing)
         return sent or over, over
 
 
-class OutgoingKV(OutgoingMove):
+class OutgoingKV(OutgoingTransfer):
     """Blocks of some layers. Pieces are rectangles: as many whole layers of all blocks as fit, else blocks of one."""
 
     kind = FrameKind.KV_PIECE
@@ -129,7 +129,7 @@ class OutgoingKV(OutgoingMove):
         self.urgent = command.urgent
         self._from_host, self._to_host = command.from_host, command.to_host
         if len(self._src) != len(self._dst) or self._layers.hi < self._layers.lo:
-            log.error("move %d: %d source blocks for %d destination blocks of layers %s",
+            log.error("transfer %d: %d source blocks for %d destination blocks of layers %s",
                       command.transfer_id, len(self._src), len(self._dst), tuple(self._layers))
             self.fail()
 
@@ -167,7 +167,7 @@ class OutgoingKV(OutgoingMove):
         return 1, min(fit, num_all - self._block)
 
 
-class OutgoingShard(OutgoingMove):
+class OutgoingShard(OutgoingTransfer):
     """One parameter shard, front to back."""
 
     kind = FrameKind.SHARD_PIECE
@@ -211,89 +211,89 @@ class _Incoming:
         """Of a shard's bytes so far: pieces are hashed as they come, the shard is compared at its end."""
 
 
-class IncomingMoves:
-    """All unfinished moves that one peer sends here."""
+class IncomingTransfers:
+    """All unfinished transfers that one peer sends here."""
 
     def __init__(self, worker_id: WorkerId) -> None:
         self._worker_id = worker_id
-        self._moves: dict[TransferId, _Incoming] = {}
+        self._transfers: dict[TransferId, _Incoming] = {}
 
     def __len__(self) -> int:
-        return len(self._moves)
+        return len(self._transfers)
 
     def accept(self, frame: Frame, device: Device, now_ns: int) -> TransferEnded | None:
-        """Take one bulk frame; the end of a move returns its event. The frame may be released afterwards.
+        """Take one bulk frame; the end of a transfer returns its event. The frame may be released afterwards.
 
-        A piece that cannot be written spoils its move, which then ends incomplete. Raises MoveProtocolError
-        for frames out of order: no move is known to be whole after that.
+        A piece that cannot be written spoils its transfer, which then ends incomplete. Raises TransferProtocolError
+        for frames out of order: no transfer is known to be whole after that.
         """
         try:
-            if frame.kind is FrameKind.MOVE_BEGIN:
+            if frame.kind is FrameKind.TRANSFER_BEGIN:
                 self._begin(frame, now_ns)
-            elif frame.kind is FrameKind.MOVE_END:
+            elif frame.kind is FrameKind.TRANSFER_END:
                 (complete,) = _END.unpack(frame.aux)
                 return self._end(frame.tag, complete, device, now_ns)
             else:
                 self._piece(frame, device)
         except (struct.error, UnicodeDecodeError) as error:
-            raise MoveProtocolError(f"{frame.kind.name} of move {frame.tag}: {error}") from None
+            raise TransferProtocolError(f"{frame.kind.name} of transfer {frame.tag}: {error}") from None
         return None
 
     def abandon(self, now_ns: int) -> list[TransferEnded]:
-        """The link is down: end every unfinished move, incomplete."""
-        moves, self._moves = self._moves, {}
-        return [self._ended(transfer_id, move, False, now_ns) for transfer_id, move in moves.items()]
+        """The link is down: end every unfinished transfer, incomplete."""
+        transfers, self._transfers = self._transfers, {}
+        return [self._ended(transfer_id, transfer, False, now_ns) for transfer_id, transfer in transfers.items()]
 
     def _begin(self, frame: Frame, now_ns: int) -> None:
-        if frame.tag in self._moves:
-            raise MoveProtocolError(f"move {frame.tag} begins twice")
+        if frame.tag in self._transfers:
+            raise TransferProtocolError(f"transfer {frame.tag} begins twice")
         (expected_bytes,) = _BEGIN.unpack_from(frame.aux)
         shard = frame.aux[_BEGIN.size :].decode() or None
-        self._moves[frame.tag] = _Incoming(expected_bytes, shard, now_ns)
+        self._transfers[frame.tag] = _Incoming(expected_bytes, shard, now_ns)
 
     def _piece(self, frame: Frame, device: Device) -> None:
-        move = self._moves.get(frame.tag)
-        if move is None or (frame.kind is FrameKind.SHARD_PIECE) != (move.shard is not None):
-            raise MoveProtocolError(f"{frame.kind.name} for move {frame.tag}, which is no such move")
-        if move.spoiled:
+        transfer = self._transfers.get(frame.tag)
+        if transfer is None or (frame.kind is FrameKind.SHARD_PIECE) != (transfer.shard is not None):
+            raise TransferProtocolError(f"{frame.kind.name} for transfer {frame.tag}, which is no such transfer")
+        if transfer.spoiled:
             return
         try:
-            if move.shard is None:
-                move.num_bytes += _write_kv(frame, device)
+            if transfer.shard is None:
+                transfer.num_bytes += _write_kv(frame, device)
             else:
-                move.num_bytes += _write_shard(frame, device, move.shard, move.num_bytes)
-                move.digester.update(frame.payload)
-        except MoveProtocolError:
+                transfer.num_bytes += _write_shard(frame, device, transfer.shard, transfer.num_bytes)
+                transfer.digester.update(frame.payload)
+        except TransferProtocolError:
             raise
         except Exception:
-            log.exception("move %d: a piece could not be written here", frame.tag)
-            move.spoiled = True
+            log.exception("transfer %d: a piece could not be written here", frame.tag)
+            transfer.spoiled = True
 
     def _end(self, transfer_id: TransferId, complete: bool, device: Device, now_ns: int) -> TransferEnded:
-        move = self._moves.pop(transfer_id, None)
-        if move is None:
-            raise MoveProtocolError(f"MOVE_END for move {transfer_id}, which has not begun")
-        complete = complete and not move.spoiled and move.num_bytes == move.expected_bytes
-        if complete and move.shard is not None:
+        transfer = self._transfers.pop(transfer_id, None)
+        if transfer is None:
+            raise TransferProtocolError(f"TRANSFER_END for transfer {transfer_id}, which has not begun")
+        complete = complete and not transfer.spoiled and transfer.num_bytes == transfer.expected_bytes
+        if complete and transfer.shard is not None:
             try:
-                device.mark_shard_filled(move.shard, move.digester.digest())
+                device.mark_shard_filled(transfer.shard, transfer.digester.digest())
             except JettisonError as error:
-                log.error("move %d: %s", transfer_id, error)
+                log.error("transfer %d: %s", transfer_id, error)
                 complete = False
             except Exception:
-                log.exception("move %d: shard %s arrived but is not wanted", transfer_id, move.shard)
+                log.exception("transfer %d: shard %s arrived but is not wanted", transfer_id, transfer.shard)
                 complete = False
-        return self._ended(transfer_id, move, complete, now_ns)
+        return self._ended(transfer_id, transfer, complete, now_ns)
 
-    def _ended(self, transfer_id: TransferId, move: _Incoming, complete: bool, now_ns: int) -> TransferEnded:
-        return TransferEnded(self._worker_id, transfer_id, complete, move.num_bytes, now_ns - move.started_ns)
+    def _ended(self, transfer_id: TransferId, transfer: _Incoming, complete: bool, now_ns: int) -> TransferEnded:
+        return TransferEnded(self._worker_id, transfer_id, complete, transfer.num_bytes, now_ns - transfer.started_ns)
 
 
 def _write_kv(frame: Frame, device: Device) -> int:
     layer_lo, layer_hi, num_blocks, to_host = _KV_PIECE.unpack(frame.aux)
     data_bytes = len(frame.payload) - _ID_BYTES * num_blocks
     if not 0 <= layer_lo < layer_hi or data_bytes != (layer_hi - layer_lo) * num_blocks * device.kv_block_bytes:
-        raise MoveProtocolError(
+        raise TransferProtocolError(
             f"KV piece of layers {layer_lo} to {layer_hi}, {num_blocks} blocks in {len(frame.payload)} bytes"
         )
     block_ids = frame.payload[data_bytes:].view(np.int32)
@@ -311,7 +311,7 @@ def _check_ids(ids: npt.NDArray[np.int32], capacity_blocks: int) -> None:
 def _write_shard(frame: Frame, device: Device, shard: ShardId, expected_offset: int) -> int:
     (offset,) = _SHARD_PIECE.unpack(frame.aux)
     if offset != expected_offset:
-        raise MoveProtocolError(f"shard piece at {offset}, {expected_offset} bytes came before it")
+        raise TransferProtocolError(f"shard piece at {offset}, {expected_offset} bytes came before it")
     target = as_numpy_uint8(device.shard_bytes(shard))
     if offset + len(frame.payload) > len(target):
         raise ValueError(f"shard {shard} has {len(target)} bytes here, more came")

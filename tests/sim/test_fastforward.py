@@ -1,6 +1,6 @@
 """Compressed stepping equals naive stepping: request by request, to the nanosecond, and in every book of the core.
 
-The long run draws 10,000 scenarios: ``JETTISON_STRIDE_SCENARIOS=10000``.
+The long run draws 10,000 scenarios: ``JETTISON_FAST_FORWARD_SCENARIOS=10000``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jettison.sim.faults import draw_faults
 from jettison.sim.setup import ClusterSetup, Hops
 from jettison.types import Request, SamplingParams
 
-NUM_SCENARIOS = int(os.environ.get("JETTISON_STRIDE_SCENARIOS", "300"))
+NUM_SCENARIOS = int(os.environ.get("JETTISON_FAST_FORWARD_SCENARIOS", "300"))
 BATCH = 20
 """Scenarios a test: a test's own overhead is larger than a scenario."""
 
@@ -90,7 +90,7 @@ def books(watched: Watched) -> object:
 @pytest.mark.parametrize("first", [
     pytest.param(first, marks=[pytest.mark.slow] if first >= 100 else []) for first in range(0, NUM_SCENARIOS, BATCH)
 ])  # fmt: skip
-def test_strides_change_nothing(first: int) -> None:
+def test_fast_forwards_change_nothing(first: int) -> None:
     saved = 0
     for seed in range(first, first + BATCH):
         setup, load = scenario(seed)
@@ -98,8 +98,8 @@ def test_strides_change_nothing(first: int) -> None:
         assert books(compressed) == books(naive), f"scenario {seed}"
         assert getattr(compressed, "books", None) == getattr(naive, "books", None), f"scenario {seed}"
         assert compressed.ends == naive.ends and compressed.records == naive.records, f"scenario {seed}"
-        assert naive.cluster.striding.num_steps == 0
-        saved += compressed.cluster.striding.num_steps
+        assert naive.cluster.fast_forwards.num_steps == 0
+        saved += compressed.cluster.fast_forwards.num_steps
     assert saved > 0
 
 
@@ -109,7 +109,7 @@ def test_a_lone_decode_is_two_events_and_its_ticks() -> None:
     watched.cluster.run()
     watched.expect_all_served()
     assert watched.cluster.loop.num_run < 12
-    assert watched.cluster.striding.num_steps > 240
+    assert watched.cluster.fast_forwards.num_steps > 240
 
 
 def test_who_takes_tokens_one_by_one_gets_them_one_by_one() -> None:
@@ -120,7 +120,7 @@ def test_who_takes_tokens_one_by_one_gets_them_one_by_one() -> None:
     cluster.submit(Request("r", (0,) * 10, params, 0), 0)
     cluster.run()
     assert len(seen) == 100 and seen == sorted(seen)
-    assert cluster.striding.num_steps == 0
+    assert cluster.fast_forwards.num_steps == 0
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
