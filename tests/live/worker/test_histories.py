@@ -99,9 +99,11 @@ class Workers(RuleBasedStateMachine):
 
     @rule(target=transfers, src=worker_ids, dst=worker_ids, layer=st.integers(0, 3))
     def shard_move(self, src, dst, layer):
-        if (dst, f"layer:{layer}") in self.loaded:
-            return multiple()
-        transfer = m.SendShard(self.take_id(), dst, f"layer:{layer}")
+        shard = f"layer:{layer}"
+        sources = {source for source, t in self.shard_transfers.values() if (t.dst_worker, t.shard) == (dst, shard)}
+        if (dst, shard) in self.loaded or not sources <= {src}:
+            return multiple()  # a shard comes from one source, never from two at once
+        transfer = m.SendShard(self.take_id(), dst, shard)
         self.shard_transfers[transfer.transfer_id] = (src, transfer)
         self.sources[transfer.transfer_id] = src
         self.send(src, transfer, ("transfer", transfer.transfer_id))
