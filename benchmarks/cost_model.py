@@ -25,8 +25,8 @@ from evidence import write_result
 from jettison.config import EngineConfig
 from jettison.demo import DemoModel
 from jettison.device.model.create import create_model
-from jettison.live.profile import FULL_MODEL, ProfileResult, run_profile
-from jettison.live.profile_command import document, error_rows, speed_rows, term_rows
+from jettison.live.profile.command import document, error_rows, speed_rows, term_rows
+from jettison.live.profile.measure import FULL_MODEL, ProfileResult, run_profile
 
 TARGET_MEAN = 0.05
 

@@ -21,7 +21,7 @@ DECIDING = ("core", "policy", "memory", "cost")
 """Rooms that every figure of a schedule depends on."""
 VIRTUAL = (*DECIDING, "sim", "simulate", "workload")
 """Rooms behind a figure in virtual time."""
-SERVING = (*DECIDING, "live", "device", "transport")
+SERVING = (*DECIDING, "live", "device", "transport", "profiles")
 """Rooms behind a figure of live workers."""
 LIVE = (*SERVING, "server", "workload", "report")
 """Rooms behind a figure that a client of a live server measured."""
@@ -29,10 +29,11 @@ LIVE = (*SERVING, "server", "workload", "report")
 
 def digest(room: str, package: Path = PACKAGE) -> str:
     """Of names and contents of a room's sources, 16 hexadecimal digits. Raises ValueError where there are none."""
-    folder, sources = package / room, hashlib.sha256()
-    files = sorted(f for f in folder.rglob("*") if f.suffix in {".py", ".c", ".h", ".yaml"})
+    sources = hashlib.sha256()
+    inside = [package / f"{room}.py", *(package / room).rglob("*")]
+    files = sorted(f for f in inside if f.suffix in {".py", ".c", ".h", ".yaml"} and f.is_file())
     if not files:
-        raise ValueError(f"{folder} has no sources")
+        raise ValueError(f"{package / room} has no sources")
     for file in files:
         data = file.read_bytes()
         sources.update(f"{file.relative_to(package)} {len(data)}\n".encode() + data)

@@ -41,9 +41,9 @@ from evidence import SERVING, write_result
 
 from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
-from jettison.live.assembly import assemble
-from jettison.live.engine import Engine
-from jettison.live.netns import Placement
+from jettison.live.engine.assembly import assemble
+from jettison.live.engine.engine import Engine
+from jettison.live.machine.netns import Placement
 from jettison.types import Request, SamplingParams
 
 NAMES = ("jettison-x0", "jettison-x1")

@@ -1,9 +1,9 @@
 """Seeded deaths over live processes, as many as one likes: ``python benchmarks/faults.py --schedules 200 --json OUT``.
 
 Each schedule kills (or stops) one worker at one named failpoint, with drops and restores under way; see
-``jettison.live.fault_schedules`` for what is checked. ``--rows FILE`` keeps one line a schedule and adds to those that
-are there, so that many schedules can be run in several parts; the summary is always of the whole file. Exit code 1 if
-anything was lost, repeated, wrong or leaked.
+``live.verify.fault_schedules`` for what is checked. ``--rows FILE`` keeps one line a schedule and adds to those
+that are there, so that many schedules can be run in several parts; the summary is always of the whole file. Exit code 1
+if anything was lost, repeated, wrong or leaked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from evidence import SERVING, write_result
 
 from jettison.device.model.create import create_model
-from jettison.live.fault_schedules import FaultRounds, RoundReport, Schedule
+from jettison.live.verify.fault_schedules import FaultRounds, RoundReport, Schedule
 
 Row = dict[str, object]
 

@@ -31,7 +31,7 @@ from http_cases import Verdicts, draw_case, play, play_all
 
 from jettison.device.model.create import create_model
 from jettison.errors import JettisonError
-from jettison.live.server_process import ServerProcess
+from jettison.live.experiments.server_process import ServerProcess
 
 GROWTH_LIMIT_BYTES = 30_000_000
 LOG_LIMIT_BYTES = 64 << 10

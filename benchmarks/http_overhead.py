@@ -31,7 +31,7 @@ import uvloop
 from evidence import write_result
 from tokenizers import decoders, models, pre_tokenizers
 
-from jettison.live.api import EngineInfo, EngineSnapshot, EngineState, RequestTimings, TokenEvent
+from jettison.live.engine.api import EngineInfo, EngineSnapshot, EngineState, RequestTimings, TokenEvent
 from jettison.server.app import ServerSettings, Tokenizer, create_app
 from jettison.server.serving import run_server
 from jettison.types import FinishReason, Request, RequestId, SampledToken, SamplingParams

@@ -27,9 +27,9 @@ import zmq
 from evidence import write_result
 
 from jettison.device.step import StepInput
-from jettison.live import codec
-from jettison.live import messages as m
-from jettison.live.channel import WorkerChannel
+from jettison.live.wire import codec
+from jettison.live.wire import messages as m
+from jettison.live.wire.channel import WorkerChannel
 from jettison.transport.handshake import Identity, Purpose
 from jettison.transport.link import Frame, FrameKind, Link
 from jettison.transport.shm import ShmLink, SlotGeometry

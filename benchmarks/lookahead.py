@@ -32,8 +32,8 @@ from evidence import SERVING, write_result
 
 from jettison.config import EngineConfig
 from jettison.device.model.create import create_model
-from jettison.live.assembly import assemble
-from jettison.live.engine import Engine
+from jettison.live.engine.assembly import assemble
+from jettison.live.engine.engine import Engine
 from jettison.types import Request, SamplingParams
 
 VARIANTS = ("off", "on")

@@ -45,7 +45,7 @@ def walk(model_dir: Path, kernels: str, num_tokens: int, num_seqs: int) -> dict[
     from jettison.cost.model import ChunkShape, StepShape
     from jettison.cost.shapes import ShapeLimits
     from jettison.device.worker import DeviceWorker
-    from jettison.live.step_timer import StepTimer
+    from jettison.live.profile.step_timer import StepTimer
 
     # A sample is one row more than its context; every sequence has a block.
     num_blocks = max(-(-num_tokens // BLOCK_SIZE), num_seqs) + 1

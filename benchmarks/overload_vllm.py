@@ -40,8 +40,8 @@ from rich.table import Table
 
 from jettison.cost.speed import MachineSpeed
 from jettison.device.model.create import create_model
-from jettison.live.experiment import ExperimentSetup, measure_speed, measure_speed_at, run_policy
-from jettison.live.server_process import ServerProcess, free_port
+from jettison.live.experiments.overload import ExperimentSetup, measure_speed, measure_speed_at, run_policy
+from jettison.live.experiments.server_process import ServerProcess, free_port
 from jettison.report.failures import check_answered, exit_if_unanswered
 from jettison.report.results import RunResult, read_results, write_results
 from jettison.report.summary import print_fairness

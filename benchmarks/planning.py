@@ -19,7 +19,7 @@ from evidence import DECIDING, write_result
 from jettison.core.ports import StepCompleted
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore, SchedulerLimits
-from jettison.live.encoder import StepEncoder
+from jettison.live.engine.encoder import StepEncoder
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.merge import StagePlan

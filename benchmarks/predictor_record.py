@@ -25,9 +25,9 @@ import numpy as np
 from jettison.config import EngineConfig
 from jettison.core.ports import Emit, Record, RunStep, Transfer, TransferEnded
 from jettison.device.model.create import create_model
-from jettison.live.assembly import assemble
-from jettison.live.engine import Engine
-from jettison.live.profile import run_profile
+from jettison.live.engine.assembly import assemble
+from jettison.live.engine.engine import Engine
+from jettison.live.profile.measure import run_profile
 from jettison.types import GroupId, Request, SamplingParams, WorkerId
 
 FORMAT = "jettison-predictor-1"

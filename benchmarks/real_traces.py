@@ -40,7 +40,7 @@ from rich.console import Console
 
 from jettison.cost.speed import MachineSpeed
 from jettison.demo import DemoModel, make_setup
-from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
+from jettison.live.experiments.overload import ExperimentSetup, measure_speed, run_policy
 from jettison.report.failures import check_answered, exit_if_unanswered
 from jettison.report.results import RunResult, write_results
 from jettison.report.summary import print_fairness

@@ -33,7 +33,7 @@ from evidence import SERVING, write_result
 
 from jettison.demo import make_setup
 from jettison.device.memory import DeviceMemory
-from jettison.live.experiment import run_policy
+from jettison.live.experiments.overload import run_policy
 from jettison.memory.layout import LayoutSpec
 from jettison.report.failures import check_answered
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard

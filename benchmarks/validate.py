@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from jettison.config.files import read_yaml_mapping
-from jettison.live.endings import ended_by_sigterm
+from jettison.live.machine.endings import ended_by_sigterm
 from jettison.report.failures import check_answered
 from jettison.simulate.validate_command import print_comparison, validate_command
 from jettison.simulate.validation_file import read_document, simulate_again, write_document

@@ -19,7 +19,7 @@ import urllib.request
 from pathlib import Path
 
 from jettison.demo import make_setup, plan_load
-from jettison.live.experiment import ExperimentSetup, measure_speed
+from jettison.live.experiments.overload import ExperimentSetup, measure_speed
 
 PORT = 8012
 URL = f"http://127.0.0.1:{PORT}"

@@ -23,11 +23,11 @@ from child import main
 import jettison
 from jettison.config import EngineConfig
 from jettison.device.kernels import load_kernels
-from jettison.live.assembly import assemble
-from jettison.live.engine import Engine
-from jettison.live.garbage import settle_garbage_collector
-from jettison.live.local_cluster import LocalCluster
-from jettison.live.server_process import ServerProcess
+from jettison.live.engine.assembly import assemble
+from jettison.live.engine.engine import Engine
+from jettison.live.engine.local_cluster import LocalCluster
+from jettison.live.experiments.server_process import ServerProcess
+from jettison.live.machine.garbage import settle_garbage_collector
 from jettison.types import Request, SamplingParams
 
 Prompts = dict[str, list[int]]

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from jettison.live.server_process import free_port
+from jettison.live.experiments.server_process import free_port
 
 _NOT_INHERITED = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_PRELOAD", "PYTHONPATH")
 """What this environment may hold and another one must not see."""

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 
 from jettison.cost.speed import MachineSpeed
 from jettison.device.model.create import create_model
-from jettison.live.experiment import ExperimentSetup, measure_speed, run_policy
+from jettison.live.experiments.overload import ExperimentSetup, measure_speed, run_policy
 from jettison.report.brief import missed_aim, print_brief
 from jettison.report.failures import check_answered, print_failures
 from jettison.report.html import write_html

@@ -124,7 +124,7 @@ class Request:
     cache_salt: str = ""
     """Requests share prefix blocks only with requests of the same salt."""
     has_default_length: bool = False
-    """Nobody asked for ``params.max_tokens``: it is only where the answer is cut. What memory the request needs is
+    """No client asked for ``params.max_tokens``: it is only where the answer is cut. What memory the request needs is
     then judged by what it holds."""
     tenant: str = ""
     """Whose it is, as an opaque label: tenants share capacity. Empty where clients are not told apart."""

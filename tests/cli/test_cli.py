@@ -208,18 +208,19 @@ def test_an_allocation_that_the_limit_refused_is_one_line(monkeypatch, capsys):
         raise MemoryError("Unable to allocate 3 GiB")
 
     monkeypatch.setitem(sys.modules, "jettison.server.launch", _module(serve=serve))
-    monkeypatch.setattr("jettison.live.address_space.address_limit", lambda: 8 << 30)
+    monkeypatch.setattr("jettison.live.machine.address_space.address_limit", lambda: 8 << 30)
     assert main(["serve", "models/tiny"]) == 2
     err = capsys.readouterr().err
     assert err.startswith("jettison: MemoryError: Unable to allocate 3 GiB; ulimit -v lets a process have 8.00 GiB")
     assert err.count("\n") == 1
-    monkeypatch.setattr("jettison.live.address_space.address_limit", lambda: None)
+    monkeypatch.setattr("jettison.live.machine.address_space.address_limit", lambda: None)
     with pytest.raises(MemoryError):
         main(["serve", "models/tiny"])
 
 
 def test_an_unwritable_result_is_told_before_the_work(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "jettison.live.verify", _module(run_verify=lambda *_, **__: pytest.fail("it ran")))
+    must_not_run = _module(run_verify=lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setitem(sys.modules, "jettison.live.verify.run", must_not_run)
     (tmp_path / "no").write_text("a file")
     assert main(["verify", "--json", str(tmp_path / "no" / "folder.json")]) == 2
     assert capsys.readouterr().err == f"jettison: {tmp_path / 'no' / 'folder.json'}: cannot be written: File exists\n"
@@ -236,7 +237,7 @@ def test_a_verify_that_is_told_to_end_leaves_nothing_behind(monkeypatch):
         finally:
             closed.append("folder")
 
-    monkeypatch.setitem(sys.modules, "jettison.live.verify", _module(run_verify=run_verify))
+    monkeypatch.setitem(sys.modules, "jettison.live.verify.run", _module(run_verify=run_verify))
     assert main(["verify"]) == 143 and closed == ["folder"]
 
 
@@ -477,7 +478,7 @@ def test_model_create_writes_a_folder_from_its_seed(tmp_path, capsys):
 
 @pytest.mark.parametrize("value", [True, False])
 def test_what_a_server_of_ones_own_is_given_comes_through_its_command_line(value, capsys):
-    from jettison.live.server_process import flag_arguments
+    from jettison.live.experiments.server_process import flag_arguments
 
     switches = {key.name: value for key in KEYS.values() if key.is_bool}
     assert len(switches) >= 3

@@ -200,7 +200,7 @@ def test_the_efficiency_of_a_pipeline_is_what_it_shows_once_there_is_one() -> No
     assert 0.4 < cluster.core.loads.efficiency(2).value < 0.8
 
 
-def drown(cluster: FakeCluster, num: int, at_ms: float, every_ms: float = 15.0) -> None:
+def overload(cluster: FakeCluster, num: int, at_ms: float, every_ms: float = 15.0) -> None:
     for i in range(num):
         cluster.submit(f"s{i}", [1 + i % 7] * 8, 30, at_ms + i * every_ms)
 
@@ -215,7 +215,7 @@ def test_a_pipeline_that_compute_binds_yields_and_takes_its_queue_along() -> Non
     cluster = FakeCluster(max_seqs=2, max_tokens=64)
     compute_binds_pipelines(cluster)
     cluster.order_at("drop", 1)
-    drown(cluster, 150, at_ms=5)
+    overload(cluster, 150, at_ms=5)
     waiting_at_split: list[int] = []
     cluster.run(stop=lambda: "split" in kinds(cluster))
     waiting_at_split.append(cluster.core.num_waiting)
@@ -246,7 +246,7 @@ def test_a_request_that_needs_all_members_ends_a_yield() -> None:
     cluster = FakeCluster(max_seqs=2, max_tokens=64)
     compute_binds_pipelines(cluster)
     cluster.order_at("drop", 1)
-    drown(cluster, 150, at_ms=5)
+    overload(cluster, 150, at_ms=5)
     cluster.run(stop=lambda: "yield" in kinds(cluster))
     cluster.submit("big", [3] * 160, 8, cluster.now / MS + 1)
     cluster.submit("after", [3] * 4, 2, cluster.now / MS + 50)
@@ -262,7 +262,7 @@ def test_a_restore_that_a_compute_bound_flood_overtakes_still_ends() -> None:
         cluster.submit(name, [2] * 4, 160, 3)
     cluster.run(stop=lambda: "restore_begin" in kinds(cluster))
     compute_binds_pipelines(cluster)
-    drown(cluster, 250, at_ms=cluster.now / MS, every_ms=8.0)
+    overload(cluster, 250, at_ms=cluster.now / MS, every_ms=8.0)
     began = cluster.now
     cluster.run(stop=lambda: "split" in kinds(cluster))
     assert "split" in kinds(cluster) and cluster.now - began < 3_000 * MS

@@ -16,8 +16,8 @@ import pytest
 
 from jettison.config import API_KEY_VARIABLE, EngineConfig
 from jettison.device.model.create import create_model
-from jettison.live.assembly import assemble
-from jettison.live.server_process import ServerProcess
+from jettison.live.engine.assembly import assemble
+from jettison.live.experiments.server_process import ServerProcess
 
 sys.path.insert(0, str(Path(__file__).parent))  # pytest's importlib mode puts no test folder on the path
 

@@ -17,7 +17,7 @@ import pytest
 
 import jettison
 from jettison.config import API_KEY_VARIABLE
-from jettison.live.server_process import ServerProcess
+from jettison.live.experiments.server_process import ServerProcess
 
 PYTHON = sys.executable
 MODEL = "tiny"

@@ -12,7 +12,7 @@ import openai
 import pytest
 from e2e_server import COMMON_FLAGS, MODEL, PYTHON, WAIT_S, child_environment, eventually, session_pids
 
-from jettison.live.server_process import ENDS_WITH_STDIN, free_port
+from jettison.live.experiments.server_process import ENDS_WITH_STDIN, free_port
 
 pytestmark = pytest.mark.live
 

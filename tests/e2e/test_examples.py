@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 from e2e_server import as_environment, child_environment
 
-from jettison.live.server_process import free_port
+from jettison.live.experiments.server_process import free_port
 from jettison.report.results import read_results
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from http_cases import Verdicts, play_all
 
-from jettison.live.server_process import free_port
+from jettison.live.experiments.server_process import free_port
 from jettison.server.descriptors import RESERVED, RESERVED_PER_INSTANCE
 from jettison.server.http_protocol import PROBE_CONNECTIONS
 

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -13,11 +14,20 @@ LEVEL = {
     "": 0, "types": 0, "errors": 0, "config": 0,
     "cost": 1, "memory": 1, "policy": 1,
     "core": 2,
-    "device": 3, "transport": 3, "sim": 3, "workload": 3, "report": 3,
+    "device": 3, "transport": 3, "sim": 3, "workload": 3, "report": 3, "profiles": 3,
     "live": 4, "simulate": 4,
     "demo": 5, "server": 5, "cli": 5, "__main__": 5,
 }
 """Room -> level. A room imports only from rooms of its own level or a lower one."""
+
+LIVE_LEVEL = {
+    "machine": 0, "wire": 0,
+    "worker": 1,
+    "engine": 2,
+    "profile": 3, "verify": 3, "experiments": 3,
+}
+"""Room inside ``live`` -> level. A room imports from itself or from rooms of a lower level: what runs in a worker's
+process knows nothing of its controller."""
 
 FORBIDDEN = {
     ("transport", "device"): "links carry bytes and know nothing of tensors",
@@ -28,7 +38,7 @@ FORBIDDEN = {
 }
 """Arrows that the levels would allow and the design does not."""
 
-TORCH_FREE_ROOMS = ("types", "errors", "config", "cost", "memory", "policy", "core", "sim", "transport")
+TORCH_FREE_ROOMS = ("types", "errors", "config", "cost", "memory", "policy", "core", "sim", "transport", "profiles")
 
 
 def imported_names(tree: ast.AST, module: str, is_package: bool) -> list[tuple[str, int]]:
@@ -56,6 +66,44 @@ def room_of(dotted_name: str) -> str | None:
     return "" if room == "__version__" else room
 
 
+def live_room_of(dotted_name: str) -> str | None:
+    """The room inside ``live`` that a dotted name lies in; None outside of ``live``."""
+    parts = dotted_name.split(".")
+    return parts[2] if parts[:2] == ["jettison", "live"] and len(parts) > 2 else None
+
+
+def imports_of(module):
+    return imported_names(module.tree, module.name, module.path.name == "__init__.py")
+
+
+def complaints_about_live(module, names_imported):
+    own = live_room_of(module.name)
+    for name, line in names_imported:
+        room = live_room_of(name)
+        if room is None or room == own:
+            continue
+        if room not in LIVE_LEVEL:
+            yield f"{module.at(line)}: {name} is in no known room of live"
+        elif own is not None and LIVE_LEVEL[room] >= LIVE_LEVEL[own]:
+            yield f"{module.at(line)}: live.{own} imports {name}"
+
+
+def circles(sources, rooms, room_of):
+    """Rooms of ``rooms`` that import each other in a circle, or import one that does, with what they import."""
+    arrows = {room: set() for room in rooms}
+    for module in sources:
+        own = room_of(module.name)
+        if own in arrows:
+            imported = {room_of(name) for name, _ in imports_of(module)}
+            arrows[own] |= (imported & arrows.keys()) - {own}
+    while free := [room for room, targets in arrows.items() if not targets]:
+        for room in free:
+            del arrows[room]
+        for targets in arrows.values():
+            targets.difference_update(free)
+    return arrows
+
+
 def complaints_about(module, rooms_imported):
     level = LEVEL[module.room]
     for name, line in rooms_imported:
@@ -78,26 +126,21 @@ def test_arrows_point_one_way(sources):
     complaints = [
         complaint
         for module in sources
-        for complaint in complaints_about(
-            module, imported_names(module.tree, module.name, module.path.name == "__init__.py")
-        )
+        for complaint in complaints_about(module, imports_of(module))
     ]
     assert not complaints, "\n".join(complaints)
 
 
-def test_rooms_do_not_import_each_other_in_circles(sources):
-    arrows = {room: set() for room in LEVEL}
-    for module in sources:
-        for name, _ in imported_names(module.tree, module.name, module.path.name == "__init__.py"):
-            room = room_of(name)
-            if room in LEVEL and room != module.room:
-                arrows[module.room].add(room)
-    while free := [room for room, targets in arrows.items() if not targets]:
-        for room in free:
-            del arrows[room]
-        for targets in arrows.values():
-            targets.difference_update(free)
-    assert not arrows, f"rooms that import each other in a circle (or a room that does): {arrows}"
+@pytest.mark.parametrize(("rooms", "room"), [(LEVEL, room_of), (LIVE_LEVEL, live_room_of)], ids=["house", "live"])
+def test_rooms_do_not_import_each_other_in_circles(sources, rooms, room):
+    assert not circles(sources, rooms, room)
+
+
+def test_every_module_of_live_lies_in_a_room_and_its_arrows_point_one_way(sources):
+    live = [module for module in sources if module.room == "live" and module.name != "jettison.live"]
+    assert {live_room_of(module.name) for module in live} == LIVE_LEVEL.keys()
+    complaints = [complaint for module in sources for complaint in complaints_about_live(module, imports_of(module))]
+    assert not complaints, "\n".join(complaints)
 
 
 def test_only_the_device_imports_torch(sources):
@@ -105,7 +148,7 @@ def test_only_the_device_imports_torch(sources):
         f"{module.at(line)}: {name}"
         for module in sources
         if module.room != "device"
-        for name, line in imported_names(module.tree, module.name, module.path.name == "__init__.py")
+        for name, line in imports_of(module)
         if name.partition(".")[0] in ("torch", "triton", "flashinfer", "cuda")
     ]
     assert not offenders, "\n".join(offenders)
@@ -130,10 +173,10 @@ def test_rooms_without_torch_load_without_torch(sources):
     ("statement", "module", "is_package", "expected"),
     [
         ("import jettison.core.group", "jettison.policy.merge", False, "jettison.core.group"),
-        ("from ..live import api", "jettison.core.group", False, "jettison.live.api"),
+        ("from ..live.engine import api", "jettison.core.group", False, "jettison.live.engine.api"),
         ("from . import group", "jettison.core", True, "jettison.core.group"),
-        ("def f():\n    from jettison.live.api import EngineInfo", "jettison.core.group", False,
-         "jettison.live.api.EngineInfo"),
+        ("def f():\n    from jettison.live.engine.api import EngineInfo", "jettison.core.group", False,
+         "jettison.live.engine.api.EngineInfo"),
         ("if TYPE_CHECKING:\n    from jettison.device import step", "jettison.core.group", False,
          "jettison.device.step"),
     ],
@@ -144,6 +187,16 @@ def test_the_walk_sees_an_import(statement, module, is_package, expected):
 
 def test_the_walk_sees_an_arrow_that_points_up(sources):
     core = next(module for module in sources if module.room == "core")
-    assert list(complaints_about(core, [("jettison.live.api", 1)]))
+    assert list(complaints_about(core, [("jettison.live.engine.api", 1)]))
     assert list(complaints_about(core, [("jettison.nowhere", 1)]))
     assert not list(complaints_about(core, [("jettison.policy.merge", 1), ("jettison.core.ports", 1), ("math", 1)]))
+
+
+def test_the_walk_sees_an_arrow_that_points_up_inside_live_and_a_circle(sources):
+    by_name = {module.name: module for module in sources}
+    worker, channel = by_name["jettison.live.worker.loop"], by_name["jettison.live.wire.channel"]
+    assert list(complaints_about_live(worker, [("jettison.live.engine.driver", 1)]))
+    assert list(complaints_about_live(worker, [("jettison.live.nowhere.at_all", 1)]))
+    assert not list(complaints_about_live(worker, [("jettison.live.wire.codec", 1), ("jettison.live.worker.peers", 1)]))
+    up = ast.parse("from jettison.live.worker import loop")
+    assert circles([worker, replace(channel, tree=up)], LIVE_LEVEL, live_room_of).keys() == {"worker", "wire"}

@@ -306,7 +306,7 @@ def fingerprint(core: ClusterCore) -> object:
 
 @pytest.mark.parametrize("policy", ["drop", "swap", "migrate"])
 def test_only_events_change_the_core(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Strides are told of between events, through ``core.serving.fastforward``; what they do to the books is its own
+    # Fast-forwards are told of between events, through ``core.serving.fastforward``; what they do to books is its own
     # test.
     watched = Watched(make_setup(policy, compress=False), checks=False)
     core, handle = watched.cluster.core, watched.cluster.core.handle

@@ -69,13 +69,13 @@ def test_where_restores_are_off_none_is_early() -> None:
     assert early_overflow_blocks(FASTER_APART, RestoreParams(usage_threshold=0.0)) is None
 
 
-DROWNING = CALM._replace(num_waiting=5, merged_compute_load=1.2, separate_compute_load=1.0, drowning_s=10.0)
+BEHIND = CALM._replace(num_waiting=5, merged_compute_load=1.2, separate_compute_load=1.0, behind_s=10.0)
 
 
 def test_a_pipeline_that_compute_binds_yields() -> None:
-    assert should_yield(DROWNING, PARAMS)
-    assert should_yield(DROWNING._replace(mean_stay_s=1.6), PARAMS)
-    assert should_yield(DROWNING._replace(mean_stay_s=16.0, drowning_s=100.0), PARAMS)
+    assert should_yield(BEHIND, PARAMS)
+    assert should_yield(BEHIND._replace(mean_stay_s=1.6), PARAMS)
+    assert should_yield(BEHIND._replace(mean_stay_s=16.0, behind_s=100.0), PARAMS)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_pipeline_that_compute_binds_yields() -> None:
     [
         {"num_waiting": 0},
         {"settled_s": 1.9},
-        {"drowning_s": 9.0},  # a burst
+        {"behind_s": 9.0},  # a burst
         {"separate_compute_load": 1.19},  # no better
         {"mean_stay_s": 1.7},  # it has fallen behind by 1.67 s, and emptying it takes longer
         {"merged_compute_load": None},
@@ -93,7 +93,7 @@ def test_a_pipeline_that_compute_binds_yields() -> None:
     ],
 )
 def test_any_one_reason_keeps_it_together(changes: dict[str, float | None]) -> None:
-    assert not should_yield(DROWNING._replace(**changes), PARAMS)
+    assert not should_yield(BEHIND._replace(**changes), PARAMS)
 
 
 @given(st.integers(1, 12), st.integers(0, 3), st.randoms(use_true_random=False))

@@ -1,7 +1,7 @@
 """An engine without a model: deterministic tokens, delays under the test's control, faults on demand.
 
-Honours the contract of ``jettison.live.api.EngineClient``: every accepted request ends with exactly one event that has
-a finish reason, and what a test wants to know (cancelled ids, accepted requests) is kept.
+Honours the contract of ``jettison.live.engine.api.EngineClient``: every accepted request ends with exactly one event
+that has a finish reason, and what a test wants to know (cancelled ids, accepted requests) is kept.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 from jettison.errors import NotReadyError, OverCapacityError
-from jettison.live.api import (
+from jettison.live.engine.api import (
     EngineInfo,
     EngineSnapshot,
     EngineState,

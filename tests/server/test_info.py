@@ -15,7 +15,7 @@ from served import CHAT_TEMPLATE, eventually, sse_events
 from jettison.core.cluster import ClusterCore, ClusterParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.core.totals import counters
-from jettison.live.driver import Delays
+from jettison.live.engine.driver import Delays
 from jettison.server.metrics import DESCRIBED_COUNTERS
 from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, layer_shard
 

@@ -20,8 +20,8 @@ from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
 from jettison.sim.cluster import SimulatedCluster
+from jettison.sim.fastforward import Times
 from jettison.sim.setup import ClusterSetup, MemorySetup, setup_from_profile
-from jettison.sim.striding import Times
 from jettison.types import (
     EMBED_SHARD,
     HEAD_SHARD,

@@ -25,7 +25,7 @@ from jettison.cost.model import CostModel
 from jettison.cost.presets import instance_preset
 from jettison.cost.profile_document import Fingerprint, ModelSizes, StoredProfile, to_document
 from jettison.errors import BudgetError, ConfigError, JettisonError, TraceError
-from jettison.live.profile_file import save_profile
+from jettison.profiles import save_profile
 from jettison.simulate.batch import CaseProgress, run_cases
 from jettison.simulate.cases import Case, cases_of, run_case
 from jettison.simulate.command import with_timelines

@@ -18,7 +18,7 @@ from jettison.cli.main import main
 from jettison.cost.deployment import deployment_to_document
 from jettison.cost.profile_document import Fingerprint, StoredProfile
 from jettison.errors import ConfigError, UserError
-from jettison.live.profile_file import save_profile
+from jettison.profiles import save_profile
 from jettison.report.incidents import incidents_of
 from jettison.report.results import RunResult, write_results
 from jettison.simulate.cases import cases_of, run_case

@@ -15,8 +15,8 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
 from jettison.cost.profile_document import StoredProfile
 from jettison.errors import ConfigError
-from jettison.live.assembly import assemble
-from jettison.live.profile_file import default_path, fingerprint, save_profile
+from jettison.live.engine.assembly import assemble
+from jettison.profiles import default_path, fingerprint, save_profile
 from jettison.simulate.counterfactual import counterfactual_runs
 from jettison.simulate.local import local_config
 from jettison.simulate.spec import parse_spec

@@ -67,8 +67,8 @@ def pair(request):
 def test_frames_arrive_as_they_were_sent(pair):
     a, b = pair
     assert (a.peer, b.peer) == (2, 1)
-    sent = [(FrameKind.MOVE_BEGIN, -7, b"", b"x" * 128), (FrameKind.KV_PIECE, 1 << 62, os.urandom(8192), b"\0\1"),
-            (FrameKind.ACTIVATION, 0, os.urandom(4096), b""), (FrameKind.MOVE_END, -(1 << 63), b"", b"")]
+    sent = [(FrameKind.TRANSFER_BEGIN, -7, b"", b"x" * 128), (FrameKind.KV_PIECE, 1 << 62, os.urandom(8192), b"\0\1"),
+            (FrameKind.ACTIVATION, 0, os.urandom(4096), b""), (FrameKind.TRANSFER_END, -(1 << 63), b"", b"")]
     for kind, tag, data, aux in sent:
         assert send(a, kind, tag, data, aux)
     frames = poll_until(b, 4, other=a)

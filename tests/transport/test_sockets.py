@@ -136,7 +136,7 @@ def test_a_worker_that_was_replaced_is_refused(folder):
 
 
 def test_nobody_there_is_an_error_in_time(folder):
-    with pytest.raises(LinkDownError, match="nobody listens"):
+    with pytest.raises(LinkDownError, match="no peer listens"):
         connect(f"unix:{folder}/none", SECRET, Identity(1, 0), Purpose.LINK, timeout_s=0.02)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jettison.live.address_space import MORE_PROGRAM_BYTES, check_address_limit
+from jettison.live.machine.address_space import MORE_PROGRAM_BYTES, check_address_limit
 
 
 def demo(
@@ -19,7 +19,7 @@ def demo(
     """Make a small model, serve it with little memory, replay a burst with dropping off and on, and compare."""
     check_address_limit(MORE_PROGRAM_BYTES)
     from jettison.demo import run_demo
-    from jettison.live.endings import ended_by_sigterm
+    from jettison.live.machine.endings import ended_by_sigterm
 
     with ended_by_sigterm():
         code = run_demo(out_dir, seed)

@@ -119,8 +119,8 @@ def _simulated(
 ) -> tuple[dict[str, RunResult], str | None]:
     """What was simulated of a run, and one line that says why nothing was, where something could be expected.
 
-    What nobody asked for is simulated where there is a card for it and that takes seconds, together with the
-    ``num_before`` requests of runs before it. Raises UserError where somebody asked, by policies or by a profile, for
+    What was not asked for is simulated where there is a card for it and that takes seconds, together with the
+    ``num_before`` requests of runs before it. Raises UserError where the user asked, by policies or by a profile, for
     what cannot be done.
     """
     from jettison.report.incidents import incidents_of, slo_ttft_of

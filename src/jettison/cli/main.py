@@ -32,7 +32,7 @@ from jettison.cli import (
 )
 from jettison.cli.help import Command, Group
 from jettison.errors import JettisonError, UserError
-from jettison.live.address_space import explained
+from jettison.live.machine.address_space import explained
 
 logger = logging.getLogger(__name__)
 

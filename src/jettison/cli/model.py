@@ -10,7 +10,7 @@ import typer
 from jettison.cli.help import Command, Group
 from jettison.config import parse_bytes
 from jettison.errors import ConfigError
-from jettison.live.address_space import check_address_limit
+from jettison.live.machine.address_space import check_address_limit
 
 app = typer.Typer(help="Make model folders.", no_args_is_help=True, cls=Group, rich_markup_mode=None)
 

@@ -1,4 +1,4 @@
-"""``jettison profile``: measure what steps and moves cost here, and keep it beside the model."""
+"""``jettison profile``: measure what steps, transfers and remaps cost here, and keep it beside the model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jettison.cli.flags import resolve_config, with_config_flags
-from jettison.live.address_space import check_address_limit
+from jettison.live.machine.address_space import check_address_limit
 
 
 @with_config_flags
@@ -40,7 +40,7 @@ def profile(
     """
     resolved = resolve_config(model_dir, config, flags)
     check_address_limit()
-    from jettison.live.profile_command import profile_command
+    from jettison.live.profile.command import profile_command
 
     with resolved.placed():
         code = profile_command(resolved, out=out, json_out=json_out, html_out=html_out, quick=quick, seed=order_seed)

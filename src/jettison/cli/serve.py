@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from jettison.cli.flags import resolve_config, with_config_flags
-from jettison.live.address_space import check_address_limit
+from jettison.live.machine.address_space import check_address_limit
 
 
 @with_config_flags

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from jettison.cli.simulate_cmd import JsonOption, SeedsOption, SetOption, SpecArgument, naming, read_spec
-from jettison.live.address_space import MORE_PROGRAM_BYTES, check_address_limit
+from jettison.live.machine.address_space import MORE_PROGRAM_BYTES, check_address_limit
 
 
 def validate(
@@ -27,7 +27,7 @@ def validate(
     """
     raw = read_spec(spec, assignments, seeds)
     check_address_limit(MORE_PROGRAM_BYTES)
-    from jettison.live.endings import ended_by_sigterm
+    from jettison.live.machine.endings import ended_by_sigterm
     from jettison.simulate.validate_command import validate_command
 
     with naming(spec), ended_by_sigterm():

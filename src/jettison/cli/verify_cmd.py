@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jettison.live.address_space import MORE_PROGRAM_BYTES, check_address_limit
+from jettison.live.machine.address_space import MORE_PROGRAM_BYTES, check_address_limit
 
 
 def verify(
@@ -37,8 +37,8 @@ def verify(
     if json_out is not None:
         check_writable(json_out)  # better told now than after minutes of work
     check_address_limit(MORE_PROGRAM_BYTES)
-    from jettison.live.endings import ended_by_sigterm
-    from jettison.live.verify import run_verify
+    from jettison.live.machine.endings import ended_by_sigterm
+    from jettison.live.verify.run import run_verify
 
     with ended_by_sigterm():
         code = run_verify(model_dir, json_out, dtype, full=full, max_model_len=max_model_len, kernels=kernels)

@@ -119,8 +119,8 @@ class SchedulerConfig:
         0.01, float_from(0.0, 0.9), "Part of the blocks kept free when a request is admitted.", metavar="FRACTION")
     scheduling_policy: SchedulingPolicy = config_key(
         "fcfs", Choice(SchedulingPolicy), "Whose waiting requests are served first. fcfs: keys take turns, and a "
-        "request's priority counts among its own key's only; priority: it counts against everybody's (anybody may send "
-        "any priority).")
+        "request's priority counts among its own key's only; priority: it counts against all others' (any client "
+        "may send any priority).")
     step_priority: StepPriority = config_key(
         "decode", Choice(StepPriority), "Who gets a step's token budget first. decode: a long prompt holds up no "
         "answer; prefill: first tokens come sooner, answers stand still while prompts fill the budget. Pipelines that "

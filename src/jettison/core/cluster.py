@@ -42,7 +42,7 @@ from jettison.core.ports import (
 )
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.dispatching import Dispatcher
-from jettison.core.serving.fastforward import Strides
+from jettison.core.serving.fastforward import FastForward
 from jettison.core.serving.group import GroupCore, SchedulerLimits
 from jettison.core.serving.stepping import Stepping
 from jettison.core.serving.unplaced import Rehousing, max_request_blocks
@@ -93,7 +93,7 @@ class ClusterCore:
         self._orders = Orders(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, lambda: self.ladder)
         self.rehousing = Rehousing(self.state, self.dispatcher.place)
-        self.strides = Strides(self.state, self.loads, self.moves, self.recoveries, lambda: self.ladder)
+        self.fast_forward = FastForward(self.state, self.loads, self.moves, self.recoveries, lambda: self.ladder)
         self.stepping = Stepping(self.state, self.loads, self.moves, self._note_step, self._stop_moves_of)
 
     def _make_ladder(self) -> Ladder:

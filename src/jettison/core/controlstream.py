@@ -1,8 +1,8 @@
 """The control stream of one worker: what it was told to do, what of it may start next, and which steps cannot run.
 
-One set of rules for the live worker (``live.worker_loop``) and the modelled one (``sim.worker``), which keep no copy of
+One set of rules for the live worker (``live.worker.loop``) and the modelled one (``sim.worker``), which keep no copy of
 them. Only the order is decided here: what an entry does, how long it takes and when bytes travel is the worker's.
-The numbers are one row with the rules on links and transfers (4, 5 and 8: ``live.worker_loop``).
+The numbers are one row with the rules on links and transfers (4, 5 and 8: ``live.worker.loop``).
 
 Rule 1. The stream is obeyed in order, except that a step whose input has arrived overtakes steps that still wait for
         theirs.

@@ -1,1 +1,1 @@
-"""What steps and moves cost, predicted."""
+"""What steps, transfers and remaps cost, predicted."""

@@ -40,13 +40,13 @@ class Deployment:
     page_bytes: int
     max_model_len: int
     profile: HardwareProfile | None
-    """None: nobody has profiled it, and it cannot be simulated."""
+    """None: it has not been profiled, and cannot be simulated."""
     core_knows_profile: bool = True
     """Whether the engine predicts with the profile, too; False: it fits while it serves."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Flat keys of ``jettison serve`` that decide what it does, as they are in force."""
     fingerprint: Fingerprint | None = None
-    """What a profile must have been measured for to be one of this deployment; None where nobody said."""
+    """What a profile must have been measured for to be one of this deployment; None where it does not say."""
 
     def foreign_to(self, mark: Fingerprint) -> list[str]:
         """How a profile of this fingerprint differs from one of this deployment, a text each; empty as far as is known.

@@ -71,7 +71,7 @@ def fit_no_prefix(samples: Sequence[Sample], num_layers: int) -> NoPrefixModel:
     """Self-attention only: what is cached costs nothing (DistServe, as KunServe v3 §4.3 describes it).
 
     Fitted to the steps with next to nothing cached, where it can be right; over all steps, the cost of prefixes would
-    drown the self-attention that it does know.
+    hide the self-attention that it does know.
     """
     seen = [s for s in samples if s.shape.num_kv_tokens <= len(s.shape.chunks)]
     return NoPrefixModel(_fit(seen or samples, num_layers, without_prefix, blind=()))

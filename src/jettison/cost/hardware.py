@@ -1,8 +1,8 @@
-"""One profile of everything that moves and steps cost: steps, links, remaps, copies, and what a batch can reach.
+"""One profile of what everything costs: steps, links, remaps, copies, and what a batch can reach.
 
 Live cores take from it what they cannot measure yet; simulated machines are made of it.
 
-Pure values. Measured by ``live.profile``; written and read as documents by ``cost.profile_document``.
+Pure values. Measured by ``live.profile.measure``; written and read as documents by ``cost.profile_document``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class HardwareProfile:
     """From one place in a device's memory to another; None: its memory is the host's."""
     hop_s: float | None = None
     """From a worker that tells to the controller, or back, one way; half of the controller's turn is in each. None:
-    nobody has measured it."""
+    it was not measured."""
     contention: float = 1.0
     """How many times as long a step takes while ``contention_instances`` compute as it does alone: instances that share
     a machine's cores, caches and memory. 1 where each has an accelerator of its own."""

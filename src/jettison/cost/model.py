@@ -1,6 +1,6 @@
 """What a step costs, from its shape: KunServe v3 eq. 1 to 3, and what eq. 1 leaves to "other".
 
-Pure arithmetic over fitted coefficients; no measuring (``live.profile``), no fitting (``cost.fit``), no files.
+Pure arithmetic over fitted coefficients; no measuring (``live.profile.measure``), no fitting (``cost.fit``), no files.
 
 Of one stage that runs k layers over a microbatch of n chunks with T tokens in all, S of which are sampled from:
 

@@ -1,7 +1,7 @@
 """The one predictor of step times: of every group, every stage, and every policy that asks how long something takes.
 
 Pure: times come in as integer nanoseconds, no clock is read. Terms come from a cost model (``cost.model``), profiled or
-nominal; how they are bent by what is observed is ``cost.stepfit``'s.
+nominal; how they are corrected by what is observed is ``cost.stepfit``'s.
 
 Observations are only noted; the next question has them folded in, in order of time and group. So groups may tell of
 their steps late, as long as they do before that question, and a run of decode steps is told of at once.

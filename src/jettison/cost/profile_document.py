@@ -1,7 +1,7 @@
 """A profile as a plain document (what JSON holds), and back, checked.
 
-Pure: dictionaries in and out; ``live.profile_file`` does the reading and writing. A document says for which machine,
-model and version it was measured; whoever loads it compares that fingerprint with its own.
+Pure: dictionaries in and out; ``profiles`` does the reading and writing. A document says for which machine,
+model and version it was measured; the loader compares that fingerprint with its own.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Of the model that was measured: enough to tell it from another one whose files nobody has."""
+    """Of the model that was measured: enough to tell it from another one whose files are not at hand."""
 
     num_layers: int
     hidden_size: int

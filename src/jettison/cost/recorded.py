@@ -1,6 +1,6 @@
-"""Steps that a live run recorded, and the cost model bent so that it takes as long for them. Pure.
+"""Steps that a live run recorded, and the cost model scaled so that it takes as long for them. Pure.
 
-A profile times steps with nobody else about. In a run they take what the machine gives them then: other instances, the
+A profile times steps with nothing else about. In a run they take what the machine gives them then: other instances, the
 controller and clients on the same cores. A simulation that is to be laid beside that run takes its times from it.
 """
 

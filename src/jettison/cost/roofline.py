@@ -1,4 +1,4 @@
-"""Steps of known processors and models where nobody has profiled them: peaks, the parts of them reached, and sizes.
+"""Steps of known processors and models that have no profile: peaks, the parts of them reached, and sizes.
 
 A ``RooflineCostModel`` is a ``CostModel`` whose coefficients are computed instead of fitted, with three things that
 large processors and models need: a rounded knee between compute and memory, weights of experts that are read only if a

@@ -1,6 +1,6 @@
 """Which steps a profile runs: a grid to fit from, and shapes drawn at random to judge by, none of them in both.
 
-Pure: limits and a seed in, shapes out. Not here: running them (``live.step_timer``).
+Pure: limits and a seed in, shapes out. Not here: running them (``live.profile.step_timer``).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ MAX_NOTED = 8 * MEMORY_STEPS
 
 @dataclass(frozen=True, slots=True)
 class StepTimePrior:
-    """What a profile says of steps that nobody has seen yet."""
+    """What a profile says of steps that no group has run yet."""
 
     cost: CostModel
     num_stages: int
@@ -53,8 +53,8 @@ class Run(NamedTuple):
 class StepTimeModel:
     """Online fit of seconds per step. Until the fit is determined, predictions are the prior's, or None.
 
-    Steps are only noted; whoever asks has them folded in, in order of time and group. So groups that share a fit may
-    tell of their steps late, as long as they do before anybody asks.
+    Steps are only noted; a question has them folded in, in order of time and group. So groups that share a fit may
+    tell of their steps late, as long as they do before the next question.
     """
 
     def __init__(self, forgetting: float = 0.995, prior: StepTimePrior | None = None) -> None:

@@ -365,7 +365,7 @@ class DeviceMemory:
         """In every arena of the new layout that had the block before."""
         copier = BlockCopier(self._pool, self._sizes.kv_block_bytes, copies)
         targets = sorted(dst for _, dst in copies)
-        # Whole arenas first: writing them spoils nobody's old bytes, writing the others might.
+        # Whole arenas first: writing them spoils no other layer's old bytes, writing the others might.
         for layer in sorted(self._map.kv_layers.layers(), key=lambda layer: layer not in before.kv_layers.layers()):
             owner = kv_owner(layer)
             self._mark_written(layer, targets)

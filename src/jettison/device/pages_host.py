@@ -5,7 +5,7 @@
     Arena.map        mmap(MAP_FIXED | MAP_SHARED)  pages of the file appear at addresses of the span
     Arena.unmap      mmap(MAP_FIXED, PROT_NONE)    the addresses are bare again; the pages keep their bytes
 
-A page keeps its bytes until somebody writes it, through whatever addresses it is mapped at. Which page goes where is
+A page keeps its bytes until it is written, through whatever addresses it is mapped at. Which page goes where is
 not decided here (``memory.pages``), and nothing here knows of layers or blocks.
 
 The file must not be inherited by ``fork``: parent and child would share one device. Spawn workers instead.

@@ -5,7 +5,7 @@ home can compute it. Other than there, keys and values of *new* tokens stay with
 itself; only queries travel, and the old home appends nothing. Each side attends to its own positions and returns the
 log of its sum of exponentials, with which the new stage merges the parts: exact up to rounding.
 
-Not here: links, waiting, and who answers (``live.remote_attention`` is behind ``AttentionPort``).
+Not here: links, waiting, and who answers (``live.worker.remote_attention`` is behind ``AttentionPort``).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class AttentionPort(Protocol):
         ...
 
     def poll(self) -> None:
-        """Between two layers: answer whoever has asked. Cheap where nobody does."""
+        """Between two layers: answer the peers that have asked. Cheap where none has."""
         ...
 
 
@@ -117,7 +117,7 @@ class RemoteParts:
         return LayerParts(parts, tables, contexts)
 
     def ask(self, layer: int, parts: LayerParts, q: Tensor) -> None:
-        """Send the queries of a layer (``q``: [T, num_heads, head_dim], rotated) to whoever holds the keys."""
+        """Send the queries of a layer (``q``: [T, num_heads, head_dim], rotated) to the workers that hold the keys."""
         for part in parts.parts:
             self._port.ask(layer, part.worker, part.entries, as_numpy_uint8(q[part.tokens]))
 

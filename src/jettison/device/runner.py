@@ -107,7 +107,7 @@ class Runner:
         if not step.remote:
             return None
         if port is None:
-            raise ValueError(f"step {step.step_id}: some KV lies elsewhere, and there is nobody to ask")
+            raise ValueError(f"step {step.step_id}: some KV lies elsewhere, and there is no peer to ask")
         block_size = self._memory.kv_arena(step.layer_lo).shape[3]
         parts = RemoteParts(
             step, port, self._kernels, self.config.num_heads, block_size, self.config.head_dim**-0.5

@@ -1,7 +1,7 @@
 """A worker's device as one object: its memory, the parameters in it, and the runner over both.
 
-Synchronous and single-threaded: whoever owns it makes one call at a time. No sockets, processes or clocks of its
-own; moving bytes between workers is done by whoever reads and writes the tensors that are handed out here.
+Synchronous and single-threaded: its owner makes one call at a time. No sockets, processes or clocks of its
+own; bytes travel between workers through the tensors that are handed out here, which the caller reads and writes.
 
 Invariant: a step runs only when every shard it needs is mapped and filled, and all its blocks lie inside the arenas.
 """
@@ -100,7 +100,7 @@ class DeviceWorker:
         self._kv_layers = LayerRange(0, 0)
         self._resident: frozenset[ShardId] = frozenset()
         self._complete: set[ShardId] = set()
-        """Shards whose pages, where nobody has overwritten them, hold all of the parameters: dropped ones too."""
+        """Shards whose pages, where they are not overwritten, hold all of the parameters: dropped ones too."""
         self._ready: set[LayerRange] = set()
         """Ranges found ready since the last change of shards."""
         self._identity: WeightsIdentity | None = None
@@ -275,7 +275,7 @@ class DeviceWorker:
         """Copy blocks, then remap; raises (StalePlanError, ...) with nothing changed. See ``DeviceMemory.apply``."""
         result = self._open_memory.apply(spec, live_blocks, version, copies)
         self._ready.clear()
-        # Pages that nobody has overwritten hold what they held: the shard, only if it was complete when dropped.
+        # Pages that were not overwritten hold what they held: the shard, only if it was complete when dropped.
         broken = result.intact_shards - self._complete
         if broken:
             result = replace(

@@ -58,11 +58,11 @@ class BlockLedger:
         self.num_held = 0
         """Blocks that at least one request holds."""
         self._held = bytearray(num_blocks)
-        # Holders beyond the first, of blocks that have some: most blocks are nobody else's.
+        # Holders beyond the first, of blocks that have some: most blocks have one holder.
         self._more_holders: dict[int, int] = {}
         # Ids without content: low ids first keeps what is alive low, where a shrink need not move it.
         self._free = FreeBlocks([(0, num_blocks)])
-        # Ids with content that nobody holds; the first is evicted first.
+        # Ids with content that no request holds; the first is evicted first.
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._hash_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
@@ -85,7 +85,7 @@ class BlockLedger:
 
     @property
     def num_cached(self) -> int:
-        """Blocks nobody holds whose content can be found by its hash."""
+        """Blocks no request holds whose content can be found by its hash."""
         return len(self._cached)
 
     def can_allocate(self, n: int) -> bool:
@@ -112,7 +112,7 @@ class BlockLedger:
         return len(table.ids) if table is not None else 0
 
     def num_exclusive_blocks(self, request_id: RequestId) -> int:
-        """Blocks that releasing this request would make allocatable: those it shares with nobody."""
+        """Blocks that releasing this request would make allocatable: those it shares with no other."""
         ids, shared = self.tables[request_id].ids, self._more_holders
         return len(ids) - sum(block in shared for block in ids) if shared else len(ids)
 
@@ -179,7 +179,7 @@ class BlockLedger:
     def release(self, request_id: RequestId) -> None:
         """End a request's hold on its blocks. Raises KeyError for an unknown request.
 
-        Sealed blocks that nobody holds any more stay findable as cached blocks; of one request's, the deeper are
+        Sealed blocks that no request holds any more stay findable as cached blocks; of one request's, the deeper are
         evicted before the shallower, since a chain is only found from its start.
         """
         ids = self.tables.pop(request_id).ids
@@ -193,7 +193,7 @@ class BlockLedger:
         self._note_change()
 
     def _let_go(self, block_ids: Sequence[int]) -> list[int]:
-        """Take one holder from each block; those that are now free. Sealed ones that nobody holds are cached."""
+        """Take one holder from each block; those that are now free. Sealed ones that no request holds are cached."""
         free: list[int] = []
         for block in reversed(block_ids):
             others = self._more_holders.pop(block, 0)
@@ -306,10 +306,10 @@ class BlockLedger:
         self._note_change()
 
     def plan_compaction(self, line: int) -> list[tuple[int, int]] | None:
-        """``(from, to)`` moves that bring every held block below ``line``; None if they do not fit.
+        """``(from, to)`` copies that bring every held block below ``line``; None if they do not fit.
 
-        Free ids are taken before cached ones, and those in order of eviction. Cached blocks above the line do not
-        move: they are lost when the plan is applied. Pure.
+        Free ids are taken before cached ones, and those in order of eviction. Cached blocks above the line are
+        not copied: they are lost when the plan is applied. Pure.
         """
         sources = [block for block in range(max(line, 0), len(self._held)) if self._held[block]]
         if not sources:
@@ -318,21 +318,21 @@ class BlockLedger:
         room += [block for block in self._cached if block < line]
         return list(zip(sources, room)) if len(sources) <= len(room) else None
 
-    def apply_compaction(self, moves: Sequence[tuple[int, int]], line: int) -> None:
+    def apply_compaction(self, copies: Sequence[tuple[int, int]], line: int) -> None:
         """The blocks were copied: rename them in every table and hash. Tables that change get a new generation.
 
-        Raises StalePlanError unless the moves take exactly the held blocks from ``line`` up to blocks below it that
-        nobody holds.
+        Raises StalePlanError unless the copies take exactly the held blocks from ``line`` up to blocks below it that
+        no request holds.
         """
-        moved = dict(moves)
-        targets = set(moved.values())
+        new_ids = dict(copies)
+        targets = set(new_ids.values())
         held = {block for block in range(max(line, 0), len(self._held)) if self._held[block]}
-        if held != moved.keys() or len(targets) != len(moves):
-            raise StalePlanError(f"{len(moves)} moves for {len(held)} held blocks from {line} up")
+        if held != new_ids.keys() or len(targets) != len(copies):
+            raise StalePlanError(f"{len(copies)} copies for {len(held)} held blocks from {line} up")
         if any(not 0 <= block < line or block >= len(self._held) or self._held[block] for block in targets):
-            raise StalePlanError(f"a block below {line} that was to be moved to is held")
+            raise StalePlanError(f"a block below {line} that was to be written is held")
         self._evict_from(line)
-        for src, dst in moves:
+        for src, dst in copies:
             if dst in self._cached:
                 self._forget_hash(dst)
                 del self._cached[dst]
@@ -346,8 +346,8 @@ class BlockLedger:
                 self._block_of[block_hash] = dst
             self.high_water = max(self.high_water, dst + 1)
         for table in self.tables.values():
-            if not moved.keys().isdisjoint(table.ids):
-                table.ids[:] = [moved.get(block, block) for block in table.ids]
+            if not new_ids.keys().isdisjoint(table.ids):
+                table.ids[:] = [new_ids.get(block, block) for block in table.ids]
                 table.generation = self._next_generation()
         self._rebuild_free()
         self._note_change()

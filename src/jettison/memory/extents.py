@@ -93,9 +93,9 @@ def minus(extents: Extents, other: Extents) -> Extents:
     return tuple(left)
 
 
-def lay(runs: Iterable[Run], holes: Iterable[tuple[int, int]]) -> list[Extent]:
+def place(runs: Iterable[Run], holes: Iterable[tuple[int, int]]) -> list[Extent]:
     """Put runs into holes ``(position, count)`` in order, splitting where one ends; stops when the runs are used up."""
-    laid: list[Extent] = []
+    placed: list[Extent] = []
     spaces = iter(holes)
     position, room = 0, 0
     for page, count in runs:
@@ -103,9 +103,9 @@ def lay(runs: Iterable[Run], holes: Iterable[tuple[int, int]]) -> list[Extent]:
             if not room:
                 position, room = next(spaces)
             n = min(count, room)
-            laid.append(Extent(position, page, n))
+            placed.append(Extent(position, page, n))
             position, room, page, count = position + n, room - n, page + n, count - n
-    return laid
+    return placed
 
 
 class RunSet:
@@ -197,7 +197,7 @@ def deal(chunks: Sequence[Run], quotas: dict[int, int]) -> dict[int, list[Run]]:
     """Share chunks out so that each receiver gets at most its quota, in few pieces.
 
     Largest first; a chunk goes whole to the receiver that it fills exactly, else to the one with most room, and is
-    split only where nobody has room for all of it. Chunks beyond the quotas stay undealt.
+    split only where no hole has room for all of it. Chunks beyond the quotas stay undealt.
     """
     room = {receiver: quota for receiver, quota in quotas.items() if quota}
     dealt: dict[int, list[Run]] = {receiver: [] for receiver in quotas}

@@ -31,7 +31,7 @@ class HostPool:
 
     @property
     def num_free(self) -> int:
-        """Slots that nobody holds."""
+        """Slots that no request holds."""
         return len(self._free)
 
     def holders(self) -> tuple[str, ...]:

@@ -76,7 +76,7 @@ class Home(NamedTuple):
 
     extents: Extents
     is_intact: bool
-    """Nobody can have written any of them since: the shard's bytes are still there."""
+    """None of them can have been written since: the shard's bytes are still there."""
 
 
 @dataclass(slots=True)

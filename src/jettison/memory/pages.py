@@ -11,7 +11,7 @@ every id and address. What a drop frees is laid out so that the way back is shor
 
 Shards on top, the same number of their pages in every arena: a restore that finds them there pops them off, lays
 nothing else in between, and so moves no more blocks than the smaller capacity demands anyway. They are also the last to
-be written, and a shard whose pages nobody wrote needs no pull.
+be written, and a shard whose pages were not written needs no pull.
 
 KunServe v1 (section 4.3) instead makes a layer of a block the unit of a buddy allocator. Then nothing has to be spread
 evenly or moved on a shrink; but each request needs one block table a layer, kernels lose the plain
@@ -36,9 +36,9 @@ from jettison.memory.extents import (
     count_pages,
     deal,
     gaps,
-    lay,
     level,
     minus,
+    place,
 )
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.pagemap import WORKSPACE, Home, Owner, PageMap, PageSizes, kv_owner, shard_owner
@@ -78,7 +78,7 @@ class PagePlan:
     bytes_to_kv: int
     """Growth of all KV arenas, and what retained KV gave up to the others; negative when KV shrank."""
     intact_shards: frozenset[ShardId]
-    """Newly mapped onto their own pages, which nobody has written since they were dropped."""
+    """Newly mapped onto their own pages, which have not been written since they were dropped."""
     missing_shards: frozenset[ShardId]
     """Newly mapped, content unknown."""
     contents: Mapping[Owner, Extents]
@@ -267,7 +267,7 @@ def _place_shards(
             missing -= sum(run.num_pages for run in part)
             runs += part
         assert not missing, "the arenas' length leaves room for every shard"
-        slabs[shard] = coalesce([*slabs[shard], *lay(runs, gaps(slabs[shard], sizes.shard_pages[shard]))])
+        slabs[shard] = coalesce([*slabs[shard], *place(runs, gaps(slabs[shard], sizes.shard_pages[shard]))])
         taken.add_extents(slabs[shard])
     for shard, home in homes.items():
         if home.is_intact and taken.meets(home.extents):
@@ -286,7 +286,7 @@ def _fill(kept: Mapping[int, Extents], length: int, lent: list[Run], plain: list
     below = {layer: needs[layer] - on_top[layer] for layer in needs}
     tops, bottoms = deal(lent, on_top), deal(plain, below)
     return {
-        layer: coalesce([*extents, *lay([*sorted(bottoms[layer]), *sorted(tops[layer])], gaps(extents, length))])
+        layer: coalesce([*extents, *place([*sorted(bottoms[layer]), *sorted(tops[layer])], gaps(extents, length))])
         for layer, extents in kept.items()
     }
 

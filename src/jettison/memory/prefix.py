@@ -1,7 +1,7 @@
 """Hashes that name the content of full KV blocks, chained from the start of a request.
 
 A block's KV depends on every token before it, so its name covers them all: the hash of the block before, and its own
-tokens. The hash is keyed: nobody without the secret can make two prompts collide or predict a name (a cross-request
+tokens. The hash is keyed: no client without the secret can make two prompts collide or predict a name (a cross-request
 attack on other engines; reliability.md section 3). Where blocks with a name lie is the ledger's business.
 """
 

@@ -55,7 +55,7 @@ class WaitingRow(NamedTuple):
     num_blocks_needed: int
     """Allocatable blocks that admission takes from the tightest stage."""
     is_oversized: bool = False
-    """It needs more blocks than the tightest stage has, whoever runs: waiting for others to end does not help."""
+    """It needs more blocks than the tightest stage has, whatever runs: waiting for others to end does not help."""
 
 
 class VictimRow(NamedTuple):
@@ -141,7 +141,7 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
     starve them; then waiting requests are admitted on their whole prompt with a watermark. No admission in a
     microbatch that preempts: what was just freed would be taken by newcomers.
 
-    With ``shares`` (``policy.lookahead``) nobody gets more tokens than its share, and who has none is left out; all
+    With ``shares`` (``policy.lookahead``) no request gets more tokens than its share, and one without is left out; all
     other rules hold as they do without.
     """
     rows = _in_order(view.running, shares)
@@ -159,7 +159,7 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
 
 
 def _in_order(running: Sequence[RunningRow], shares: Mapping[RequestId, int] | None) -> Sequence[RunningRow]:
-    """Decodes before prefill remainders, nobody with more ready tokens than its share."""
+    """Decodes before prefill remainders, no request with more ready tokens than its share."""
     decodes = [row for row in running if row[1] == 1]
     rows = decodes if len(decodes) == len(running) else decodes + [r for r in running if r[1] > 1]
     if shares is None:
@@ -239,7 +239,7 @@ def plan_prefill_first(view: BatchView, limits: BatchLimits) -> BatchPlan:
     """The same with prompts before decodes, as schedulers have it that favour the time to the first token.
 
     What is left of running prompts and what memory admits takes the token budget first, decodes get the rest: none, as
-    long as prompts fill it. The blocks that decodes grow by in this step are kept for them, so that nobody is admitted
+    long as prompts fill it. The blocks that decodes grow by in this step are kept for them, so that none is admitted
     at the price of a preemption; where there is no prompt to compute the step is ``plan_batch``'s.
     """
     prompts = [row for row in view.running if row.awaits_first or row.num_ready_tokens > 1]
@@ -290,7 +290,7 @@ class _Victims:
         self._others_pending = view.num_running > len(view.running) or any(row.in_flight for row in view.running)
 
     def take_for(self, request_id: RequestId, chunks: Sequence[Chunk]) -> VictimRow | None:
-        """The youngest that is younger than the request and not in this batch, or the request itself, or nobody."""
+        """The youngest that is younger than the request and not in this batch, or the request itself, or None."""
         scheduled = {chunk.request_id for chunk in chunks}
         while self._rows and self._rows[0].request_id in scheduled:
             self._rows.popleft()

@@ -31,7 +31,7 @@ class GroupFreeness(NamedTuple):
     """Batch sizes are compared per instance."""
     prefill_tokens: int = 0
     """Prompt tokens that its running and waiting requests still have to compute; of those that wait all of them, as
-    nobody knows yet what of it is cached."""
+    what of it is cached is not known yet."""
     step_tokens: int = 1
     """Token budget of a step."""
 

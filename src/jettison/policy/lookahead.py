@@ -33,7 +33,7 @@ HORIZON_MICROBATCHES = 4
 """How many microbatches a stage are looked at: more queued tokens change nothing about the next few."""
 
 LEAST_TOKENS = 16
-"""Fewest prompt tokens of a microbatch where nobody says otherwise."""
+"""Fewest prompt tokens of a microbatch where no flag says otherwise."""
 
 
 class ChunkCost(Protocol):
@@ -41,7 +41,7 @@ class ChunkCost(Protocol):
 
     @property
     def fixed_cost(self) -> float:
-        """What a microbatch costs whatever is in it; 0 while nobody knows."""
+        """What a microbatch costs whatever is in it; 0 while it is not known."""
         ...
 
     def chunk_cost(self, num_tokens: int, num_context: int) -> float:

@@ -65,7 +65,7 @@ class GroupMerge:
     sources: tuple[GroupId, ...]
     stages: tuple[StagePlan, ...]
     pulls: tuple[Pull, ...] = ()
-    """Shards to fetch before anybody drops anything; empty wherever an order of stages fits what members hold."""
+    """Shards to fetch before any member drops anything; empty wherever an order of stages fits what members hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def plan_drop(
 
     Ties (all groups, at first): the group under the highest pressure, with the one of its size that has the most free
     memory; among those with about as much the nearest. The group that asked merges first, with the smallest of the
-    others, so that the plan relieves it whatever its size. Groups whose members cannot be ordered into contiguous
+    others, so that the plan helps it whatever its size. Groups whose members cannot be ordered into contiguous
     ranges inside what they hold merge only where pulling what is missing takes less than ``max_pull_s``.
 
     ``work`` counts what it takes: O(N) heap operations, and ranges once for each new group.
@@ -281,7 +281,7 @@ class _Pool:
         if not self._may_join(candidates):
             return 0
         copy_bytes = self._shape.parameter_bytes
-        # A merged group waits its turn behind those of its size that nobody has relieved yet, first come, first served.
+        # A merged group waits its turn behind those of its size that no plan has helped yet, first come, first served.
         pressure = -1.0 - self._next_order
         free_bytes = first.free_bytes + second.free_bytes + copy_bytes
         self._grown = self._push(candidates, pressure, free_bytes, first.machines | second.machines)

@@ -26,7 +26,7 @@ OwnKey = tuple[int, int]
 """(priority, number of the arrival), lower first; no two requests have the same."""
 
 LineKey = tuple[int, bool, int]
-"""(priority that counts against everybody, whether it still has to get a turn, turn), lower first."""
+"""(priority that counts against all tenants, whether it still has to get a turn, turn), lower first."""
 
 
 class Ordered(Protocol):

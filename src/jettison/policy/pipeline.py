@@ -20,7 +20,7 @@ def plan_static_groups(
 ) -> tuple[tuple[StagePlan, ...], ...]:
     """Groups of ``num_stages`` workers in order, ranges balanced by parameter bytes; who is left over stays alone.
 
-    So does everybody when the model has too few layers to divide.
+    So does every instance when the model has too few layers to divide.
     """
     groups: list[tuple[StagePlan, ...]] = []
     for start in range(0, len(worker_ids), num_stages):

@@ -41,7 +41,7 @@ class Member(NamedTuple):
 
 
 class RangePlan(NamedTuple):
-    """Stages in pipeline order, and what has to be pulled before anybody drops anything."""
+    """Stages in pipeline order, and what has to be pulled before any member drops anything."""
 
     stages: tuple[StagePlan, ...]
     pulls: tuple[Pull, ...] = ()
@@ -49,7 +49,7 @@ class RangePlan(NamedTuple):
 
 @dataclass(slots=True)
 class PlanningWork:
-    """What a plan has taken, in operations: for whoever bounds them."""
+    """What a plan has taken, in operations: for the caller that bounds them."""
 
     num_heap_operations: int = 0
     num_range_steps: int = 0
@@ -66,7 +66,7 @@ def plan_stages(
     stage, which has what its parameters leave (embedding and head counted) for the KV of its layers. Where no budget is
     given, the largest stage is as small as can be by parameter bytes; among equals the numbers of layers are even.
 
-    Members that hold a part are ordered by the middle of it, those that hold everything go wherever they relieve the
+    Members that hold a part are ordered by the middle of it, those that hold everything go wherever they spare the
     others most (members holding 0-23, 24-47 and everything: first, third, second). Where that order allows no split
     inside what members hold, the one with the fewest bytes to pull is taken (``may_pull``), each shard from the nearest
     holder that has least to send. None if there is no split.
@@ -92,7 +92,7 @@ def plan_stages(
 
 
 def has_stages(members: Sequence[Member], shape: ModelShape, work: PlanningWork | None = None) -> bool:
-    """Whether ``plan_stages`` finds ranges without a pull, for much less work: whoever merges more looks at the result.
+    """Whether ``plan_stages`` finds ranges without a pull, for much less work: the merging caller looks at the result.
 
     O(members), and one look at a set of layers for each pair of a member with a part and one with everything.
     """
@@ -110,7 +110,7 @@ def stage_bytes(layers: LayerRange, shape: ModelShape) -> int:
 def _plan_pulls(
     stages: Sequence[StagePlan], members: Sequence[Member], shape: ModelShape, distance: LinkDistance | None
 ) -> tuple[Pull, ...] | None:
-    """Every shard that a stage lacks, from the nearest member that holds it; None if nobody does."""
+    """Every shard that a stage lacks, from the nearest member that holds it; None if none does."""
     held = {m.worker_id: shape.shards_for(m.resident) for m in members}
     sent = dict.fromkeys(held, 0)
     pulls: list[Pull] = []

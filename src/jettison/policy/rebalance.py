@@ -3,7 +3,7 @@
 Pure. After a drop memory no longer keeps requests out, but a group can only run so many at once: the batch limit, which
 compute sets. Requests beyond it go back to the dispatcher and to groups that have both a place in their batch and room;
 where there is none they stay, and their group may run them beyond its limit.
-Requests that memory keeps out of one group while another has room go there, too, before anybody thinks of a drop: it
+Requests that memory keeps out of one group while another has room go there, too, before a drop is thought of: it
 was dispatched by what was known then, and long answers may have gathered in its group since. A waiting request holds no
 KV, so moving it costs nothing.
 """
@@ -80,7 +80,7 @@ def plan_rebalance(groups: Sequence[GroupQueue]) -> tuple[Reassignment, ...]:
     roomiest = [(-g.num_spare_blocks, g.group_id) for g in groups if g.group_id in places]
     heapq.heapify(roomiest)
     # The queues are merged by position: the first of each overflow before the second of any. A group that overflows has
-    # no spare place or no spare blocks, so nobody is sent to where it is.
+    # no spare place or no spare blocks, so no request is sent to where it is.
     overflowing = [
         (position, g.group_id, request) for g in groups for position, request in enumerate(g.overflow())
     ]

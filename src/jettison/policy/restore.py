@@ -33,8 +33,8 @@ class MergedLoad(NamedTuple):
     """Compute that the present traffic needs of the group; None = not known."""
     separate_compute_load: float | None = None
     """What it would need of its members as instances."""
-    drowning_s: float = 0.0
-    """How long ``is_drowning`` has held without a break."""
+    behind_s: float = 0.0
+    """How long ``falls_behind`` has held without a break."""
     separate_pace: float | None = None
     """Time that a token takes on the members as instances, over what it takes in the group; None = not known."""
     recompute_block_s: float | None = None
@@ -93,7 +93,7 @@ def early_overflow_blocks(load: MergedLoad, params: RestoreParams) -> int | None
     return int(params.max_recompute_s / block_s)
 
 
-def is_drowning(load: MergedLoad, params: RestoreParams) -> bool:
+def falls_behind(load: MergedLoad, params: RestoreParams) -> bool:
     """Requests wait, compute binds the pipeline, and its members would do better apart."""
     merged, separate = load.merged_compute_load, load.separate_compute_load
     return (
@@ -109,14 +109,14 @@ def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
     """Stop filling the memory, and restore when it fits: the opposite test to ``policy.overload``.
 
     Emptying the memory costs those that wait, so it has to be worth it: not for a burst, and not for a tie. It takes
-    about one mean stay, in which next to nobody is let in; so it begins when the group has fallen behind its members by
+    about one mean stay, in which next to none is let in; so it begins when the group has fallen behind its members by
     as much as that (who rents before buying).
     """
-    if load.settled_s < params.min_settled_s or not is_drowning(load, params):
+    if load.settled_s < params.min_settled_s or not falls_behind(load, params):
         return False
     assert load.merged_compute_load is not None and load.separate_compute_load is not None
-    lost_s = load.drowning_s * pipeline_loss(load.merged_compute_load, load.separate_compute_load)
-    return load.drowning_s >= params.yield_after_s and lost_s >= load.mean_stay_s
+    lost_s = load.behind_s * pipeline_loss(load.merged_compute_load, load.separate_compute_load)
+    return load.behind_s >= params.yield_after_s and lost_s >= load.mean_stay_s
 
 
 @dataclass(frozen=True, slots=True)

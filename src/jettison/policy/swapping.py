@@ -1,8 +1,8 @@
 """Whom to swap out, whom to bring back, and how many blocks a step may carry (the ``swap`` baseline; InferCept). Pure.
 
-InferCept (ICML 2024) hides swaps behind the forward pass: an iteration moves at most as many blocks as the link carries
-meanwhile, and a context that needs more is spread over several. Victims leave before their blocks are needed, so that
-nobody waits for the link. What does not fit the host pool is left to the batching policy, which recomputes it.
+InferCept (ICML 2024) hides swaps behind the forward pass: an iteration copies at most as many blocks as the link
+carries meanwhile, and a context that needs more is spread over several. Victims leave before their blocks are needed,
+so that no step waits for the link. What does not fit the host pool is left to the batching policy, which recomputes it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def choose_swap_ins(
     """Who comes back, oldest first, strictly in order; ``rows`` are oldest first.
 
     A request returns when its blocks are free beside what the running ones will take, with a block of its own to grow
-    and the watermark to spare: otherwise it would be the next to leave. Where nothing runs, whoever fits returns.
+    and the watermark to spare: otherwise it would be the next to leave. Where nothing runs, all that fit return.
     """
     room = num_free_blocks - growth_blocks
     chosen: list[RequestId] = []

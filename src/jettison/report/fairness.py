@@ -51,7 +51,7 @@ class TimedRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FairnessHeader:
-    """Conditions of a comparison; None where nobody said. Tokens are KV tokens of the whole cluster."""
+    """Conditions of a comparison; None where they were not said. Tokens are KV tokens of the whole cluster."""
 
     mean_demand_tokens: float
     peak_demand_tokens: float
@@ -81,7 +81,7 @@ class FairnessHeader:
 
     @property
     def peak_over_capacity(self) -> float | None:
-        """Peak demand, queue included / undropped capacity: above 1 there is something to relieve."""
+        """Peak demand, queue included / undropped capacity: above 1 there is an overload."""
         return _ratio(self.peak_demand_tokens, self.kv_capacity_tokens)
 
     @property

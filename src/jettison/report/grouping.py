@@ -1,7 +1,7 @@
 """What drop plans cost beside the best of all groupings: greedy strategies against exhaustive search (KunServe v1).
 
 Equal instances, so a grouping is a partition of their number. Cost is v1's: the profiled throughput of all instances on
-their own over that of the groups. Pure; for reports, nobody serves by it.
+their own over that of the groups. Pure; for reports, no server serves by it.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ Pure functions over a stored run and its decisions (``report.decisions``).
 
 - ``drop``: from a decision to drop that freed memory until every layer is back.
 - ``no drop``: verdicts against a drop, and drops that failed, less than ``SPELL_GAP_S`` apart and outside of the
-  former; until whoever waited at the last of them has its first token.
-- ``wait``: requests whose first token was late, less than ``SPELL_GAP_S`` apart, with somebody in the queue, and none
-  of them touched by the former two: what a policy that does not drop has, and a queue that nobody assessed.
+  former; until the requests that waited at the last of them have their first token.
+- ``wait``: requests whose first token was late, less than ``SPELL_GAP_S`` apart, with requests in the queue, and none
+  of them touched by the former two: what a policy that does not drop has, and a queue that no rung assessed.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ def _waited(
     for spell in _spells(own, [stretch.begin_s for stretch in others]):
         begin_s, end_s = spell[0][1]["scheduled_s"], max(until_s for until_s, _ in spell)
         in_queue = _values(run, "queue", begin_s, end_s)
-        if len(in_queue) > 1 and not any(in_queue):  # long prompts, say: nobody kept them out
+        if len(in_queue) > 1 and not any(in_queue):  # long prompts, say: nothing kept them out
             continue
         told = [d for d in decisions if begin_s <= d.at_s <= end_s]
         trigger = Decision(

@@ -25,7 +25,7 @@ def check_writable(path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``path`` in one go, so that nobody finds half of it. Raises OSError, and leaves what was there."""
+    """Write ``path`` in one go, so that no reader finds half of it. Raises OSError, and leaves what was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if _is_written_in_place(path):
         path.write_text(text, encoding="utf-8")

@@ -190,7 +190,7 @@ def build_run(
 
     ``detail`` keeps one row a request (arrival, TTFT, TPOT, ...) for scatter plots and later questions.
     """
-    tally = {status: sum(record.status == status for record in records) for status in get_args(Status)}
+    counts = {status: sum(record.status == status for record in records) for status in get_args(Status)}
     completed = [record for record in records if record.status == "completed"]
     duration_s = max((record.finished_s for record in records if record.finished_s is not None), default=0.0)
     num_tokens = sum(record.output_tokens for record in records)
@@ -198,7 +198,7 @@ def build_run(
     return RunResult(
         name=name,
         config=dict(config or {}),
-        requests=RequestCounts(submitted=len(records), **tally),
+        requests=RequestCounts(submitted=len(records), **counts),
         ttft_s=summarize(record.ttft_s for record in records),
         ttft_from_send_s=summarize(
             record.first_s - record.sent_s

@@ -1,6 +1,6 @@
 """A run as a time line that chrome://tracing and ui.perfetto.dev open: steps, transfers, moves, requests, queues.
 
-One recorder for live and simulated runs: whoever carries out the core's actions tells it what it issues and hears
+One recorder for live and simulated runs: the core's driver tells it what it issues and hears
 (``Timeline`` is a ``core.observing.RunObserver``). What is written is the Trace Event Format: complete events for the
 steps of a stage (a stage computes one at a time), nestable asynchronous ones for whatever overlaps.
 """
@@ -127,7 +127,7 @@ class Timeline:
             "name": record.kind, "cat": "decision", "ph": "i", "s": "g", "ts": record.time_ns / 1e3, "pid": _MOVES,
             "tid": 0, "args": args,
         })
-        if record.kind == "worker_lost":  # nobody will tell the end of its steps
+        if record.kind == "worker_lost":  # the dead worker will not tell the end of its steps
             lost = set(record.fields["groups"])  # type: ignore[call-overload]
             self._steps = {i: step for i, step in self._steps.items() if step.group_id not in lost}
         if record.kind in _SPANS:

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.routing import Route
 
-from jettison.live.api import EngineClient
+from jettison.live.engine.api import EngineClient
 from jettison.server.chat import ChatEndpoint
 from jettison.server.completions import CompletionEndpoint
 from jettison.server.errors import handle_error

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from jettison.live.api import TokenEvent
+from jettison.live.engine.api import TokenEvent
 from jettison.server.sampling import GenerationPlan
 from jettison.server.stops import StopMatcher
 from jettison.server.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from jettison.live.api import TokenEvent
+from jettison.live.engine.api import TokenEvent
 from jettison.server.choice import Delta
 from jettison.server.endpoint import FINISH_JSON, Answer, GenerationEndpoint
 from jettison.server.errors import bad_request

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from jettison.errors import NotReadyError, OverCapacityError
-from jettison.live.api import TokenEvent
+from jettison.live.engine.api import TokenEvent
 from jettison.server.choice import ChoiceText, Delta, Finish
 from jettison.server.errors import ApiError, as_api_error, refusal_code
 from jettison.server.fields import parse_json

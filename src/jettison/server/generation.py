@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive
 
-from jettison.live.api import EngineClient, TokenEvent
+from jettison.live.engine.api import EngineClient, TokenEvent
 from jettison.server.choice import ChoiceText, Delta
 from jettison.server.errors import ApiError
 from jettison.server.metrics import NANOSECONDS, ServerMetrics
@@ -91,7 +91,7 @@ class Generation:
         self._metrics.num_prompt_tokens += sum(len(job.request.prompt_token_ids) for job in self.jobs)
 
     def abort(self, error: ApiError) -> None:
-        """Stop now; whoever waits is told ``error``."""
+        """Stop now; a client that waits is told ``error``."""
         self._abort_error = error
         self._cancel_all()
 

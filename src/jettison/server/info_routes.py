@@ -194,7 +194,7 @@ class InfoRoutes:
         return json_response({"now_s": 0.0, "events": []} if event_log is None else event_log())
 
     async def deployment(self, request: Request) -> Response:
-        """What runs here, for whoever simulates it."""
+        """What runs here, for a simulation of it."""
         describe = self._state.settings.deployment
         if describe is None:
             return json_response({}, 404)

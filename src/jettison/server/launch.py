@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from jettison.config import EngineConfig
-from jettison.live.assembly import Assembly
-from jettison.live.engine import Engine
-from jettison.live.garbage import settle_garbage_collector
-from jettison.live.server_process import ENDS_WITH_STDIN
+from jettison.live.engine.assembly import Assembly
+from jettison.live.engine.engine import Engine
+from jettison.live.experiments.server_process import ENDS_WITH_STDIN
+from jettison.live.machine.garbage import settle_garbage_collector
 from jettison.report.output import check_writable
 from jettison.server.app import create_app, server_state
 from jettison.server.descriptors import connection_limit
@@ -123,7 +123,7 @@ async def _serve(config: EngineConfig) -> int:
     if config.server.timeline is not None:
         check_writable(Path(config.server.timeline))
     stop = asyncio.Event()
-    # A supervisor restarts what ends; a server that answers 503 for ever helps nobody.
+    # A supervisor restarts what ends; a server that answers 503 for ever helps no client.
     engine.on_failure = stop.set
     starting = asyncio.create_task(_start(engine), name="jettison-start")
     starting.add_done_callback(lambda task: stop.set() if not task.cancelled() and task.exception() else None)

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from starlette.types import Receive
 
 from jettison.errors import KeyLimitError, OverCapacityError
-from jettison.live.api import EngineClient
+from jettison.live.engine.api import EngineClient
 from jettison.policy.refusal import predicted_end_s, retry_after_ms, why_never_in_share, why_over_share
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.settings import ServerSettings

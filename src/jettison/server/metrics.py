@@ -16,7 +16,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from jettison.live.api import EngineClient, EngineSnapshot, RequestTimings
+from jettison.live.engine.api import EngineClient, EngineSnapshot, RequestTimings
 
 NANOSECONDS = 1_000_000_000
 

@@ -26,7 +26,7 @@ from jettison.workload.formats import CLASSES, OUR_COLUMNS, OUR_EXTRA_COLUMNS, P
 logger = logging.getLogger(__name__)
 
 ROUNDED_TO_S = 0.01
-"""Fine enough for bursts, too coarse to match a request with a line of somebody's log of microseconds."""
+"""Fine enough for bursts, too coarse to match a request with a line of another log of microseconds."""
 MAX_PENDING = 100_000
 """Requests that wait to be written; beyond it they are counted and left out."""
 WRITE_EVERY_S = 0.5

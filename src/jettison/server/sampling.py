@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from jettison.live.api import EngineInfo
+from jettison.live.engine.api import EngineInfo
 from jettison.policy.refusal import shown, why_too_long
 from jettison.server.errors import ApiError, bad_request
 from jettison.server.fields import ChatFields, CompletionFields, GenerationFields

@@ -23,9 +23,9 @@ class ServerSettings:
     default_seed: int | None = None
     """Seeds of requests that send none are drawn from this one; None draws them from the system."""
     max_active_reqs_per_key: int | None = None
-    """Choices (prompts times ``n``) under way, of one tenant (``KeyRing.tenant``: with fewer than two keys everybody is
-    one). A request has a place from its arrival on, one for each of its choices as soon as its body is read, and all of
-    them until the last byte of its answer. None: no limit."""
+    """Choices (prompts times ``n``) under way, of one tenant (``KeyRing.tenant``: below two keys all clients are one).
+    A request has a place from its arrival on, one for each of its choices as soon as its body is read, and all of them
+    until the last byte of its answer. None: no limit."""
     max_body_bytes: int = 4 << 20
     max_header_bytes: int = 16 << 10
     max_buffered_bytes: int = 256 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from jettison.errors import NotReadyError
-from jettison.live.api import EngineClient, EngineState
+from jettison.live.engine.api import EngineClient, EngineState
 from jettison.server.auth import KeyRing
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
 from jettison.server.fields import FieldWarnings

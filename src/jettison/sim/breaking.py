@@ -2,7 +2,7 @@
 
 A death is seen at once by peers (their links close) and told to the core when it is detected; nothing that the dead
 worker has sent is delivered after that, as ``core.ports`` promises. A cut link stays cut until one of its ends starts a
-new life; a stage that loses a peer by it makes that peer suspect, and it is declared lost (``live.engine``).
+new life; a stage that loses a peer by it makes that peer suspect, and it is declared lost (``live.engine.engine``).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Breaking:
     def _strike(self, fault: Fault) -> None:
         self.num_ahead -= 1
         cluster = self._cluster
-        cluster.stop_strides(including_now=False)
+        cluster.stop_fast_forwards(including_now=False)
         cluster.log.note(cluster.loop.now_ns, "fault", repr(fault))
         match fault:
             case Crash():
@@ -105,7 +105,7 @@ class Breaking:
 
     def _later(self, delay_s: float, act: Callable[[], object]) -> None:
         def run() -> None:
-            self._cluster.stop_strides(including_now=False)
+            self._cluster.stop_fast_forwards(including_now=False)
             act()
 
         self._cluster.loop.after(round(delay_s * NANOSECONDS), run, FAULT)
@@ -116,7 +116,7 @@ class Breaking:
         cluster, worker = self._cluster, self._cluster.worker(worker_id)
         if not worker.alive:
             return
-        cluster.stop_strides()
+        cluster.stop_fast_forwards()
         for peer in cluster.workers:
             if peer != worker_id and cluster.is_linked(worker_id, peer):
                 self._break_link(worker_id, peer, dead=worker_id)
@@ -168,7 +168,7 @@ class Breaking:
             cluster.loop.after(latency_ns, lambda: survivor.lose_link(dead) if survivor.life == life else None)
 
     def _drop_swaps(self, worker_id: WorkerId) -> None:
-        """The host memory of a dead worker is gone as well: its copies stop, and nobody is left to tell of them."""
+        """The host memory of a dead worker is gone as well: its copies stop, and no end is left to tell of them."""
         host = host_of(worker_id)
         for src, dst in ((worker_id, host), (host, worker_id)):
             self._cluster.transfers.drop(src, dst)

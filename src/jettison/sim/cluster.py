@@ -1,8 +1,8 @@
 """A whole cluster in virtual time: the real core, modelled workers, links and faults.
 
 ``ClusterCore`` is imported and asked, never copied: events go in, and its actions are carried out in order, as
-``live.driver`` does. What differs from a live cluster is the clock (``sim.loop``), the executor (``sim.executor``), the
-memory (``sim.memory``) and the links (``sim.network``, ``sim.transfers``).
+``live.engine.driver`` does. What differs from a live cluster is the clock (``sim.loop``), the executor
+(``sim.executor``), the memory (``sim.memory``) and the links (``sim.network``, ``sim.transfers``).
 
     cluster = SimulatedCluster(setup)          # sim.setup
     cluster.submit(request, at_ns)             # as many as there are
@@ -25,12 +25,12 @@ from jettison.core.observing import RunObserver, group_gauges
 from jettison.sim.breaking import Breaking
 from jettison.sim.eventlog import EventLog
 from jettison.sim.executor import StepLoad
+from jettison.sim.fastforward import FastForwards, Tell, Times
 from jettison.sim.faults import Fault
 from jettison.sim.loop import ARRIVAL, LATE, EventLoop, Scheduled
 from jettison.sim.memory import home_memory
 from jettison.sim.network import Network
 from jettison.sim.setup import ClusterSetup
-from jettison.sim.striding import Striding, Tell, Times
 from jettison.sim.tasks import FarRows, StepRun
 from jettison.sim.transfers import Transfers
 from jettison.sim.worker import SimWorker
@@ -53,8 +53,8 @@ class SimulatedCluster:
     ) -> None:
         """``on_tokens`` takes tokens of several steps together: each of these requests has got one at each of these
         times. Who takes ``on_emit`` without it gets no steps together. ``on_event`` sees every event before the core
-        does: a recording replays. ``observer`` is told of everything, as by ``live.driver``, so steps are not taken
-        together. Raises BudgetError.
+        does: a recording replays. ``observer`` is told of everything, as by ``live.engine.driver``, so steps are not
+        taken together. Raises BudgetError.
         """
         self.setup = setup
         self.loop = EventLoop()
@@ -77,8 +77,8 @@ class SimulatedCluster:
         self._on_tokens = on_tokens
         self._observer = observer
         self.shares_cores = setup.profile.shares_cores
-        takes_strides = observer is None and not self.shares_cores and (on_tokens is not None or on_emit is None)
-        self._compress = setup.compress and takes_strides
+        fast_forwards = observer is None and not self.shares_cores and (on_tokens is not None or on_emit is None)
+        self._compress = setup.compress and fast_forwards
         self._workers = {
             stage.worker_id: SimWorker(stage.worker_id, self, partial(
                 home_memory, setup.shape, setup.limits.block_size, setup.memory.budget_bytes,
@@ -92,11 +92,11 @@ class SimulatedCluster:
         self._capacity = {w: worker.memory.capacity_blocks for w, worker in self._workers.items()}
         params = replace(setup.params, machine_of=setup.topology.near)
         self.core = ClusterCore(setup.shape, setup.limits, params, self._capacity, setup.secret)
-        self.striding = Striding(
-            self, self.loop, self.core.strides, setup.hops.command_ns, setup.hops.report_ns
+        self.fast_forwards = FastForwards(
+            self, self.loop, self.core.fast_forward, setup.hops.command_ns, setup.hops.report_ns
         )
         self._including_now = True
-        self.core.strides.attach(self._settle_group)
+        self.core.fast_forward.attach(self._settle_group)
         self.breaking = Breaking(self)
         self._num_arriving = 0
         self._tick: Scheduled | None = None
@@ -134,12 +134,12 @@ class SimulatedCluster:
 
     def request_drop(self) -> None:
         """Merge groups now, whatever the load."""
-        self.stop_strides()
+        self.stop_fast_forwards()
         self._carry_out(self.core.request_drop(self.loop.now_ns))
 
     def request_restore(self) -> None:
         """Restore merged groups now, whatever the load."""
-        self.stop_strides()
+        self.stop_fast_forwards()
         self._carry_out(self.core.request_restore(self.loop.now_ns))
 
     def run(self, until_ns: int | None = None, is_over: Callable[[], bool] = lambda: False) -> None:
@@ -150,7 +150,7 @@ class SimulatedCluster:
 
     @property
     def is_at_rest(self) -> bool:
-        """Nothing is expected, running or on the move, and no group is merged that would be restored."""
+        """Nothing is expected, running or on its way, and no group is merged that would be restored."""
         if self._num_arriving or self.breaking.num_ahead or not self.core.state.is_idle() or self.core.in_transition:
             return False
         params = self.core.params
@@ -172,7 +172,7 @@ class SimulatedCluster:
             self._next_tick_ns = now_ns + self.setup.tick_ns
         else:
             self._pass_ticks()
-        if not self.striding.is_idle:
+        if not self.fast_forwards.is_idle:
             self._catch_up(event)
         self.log.note_event(now_ns, event)
         if self._on_event is not None:
@@ -182,7 +182,7 @@ class SimulatedCluster:
         self._carry_out(self.core.handle(event, now_ns))
         if observer is not None and isinstance(event, ports.Tick):
             observer.looked(group_gauges(self.core), now_ns)
-        if not self.striding.is_idle:
+        if not self.fast_forwards.is_idle:
             self._cut_what_decides(event)
         self.start_ticks()
 
@@ -190,42 +190,42 @@ class SimulatedCluster:
         """Bring the core's books up to now. They lag behind where decode steps are advanced together."""
         self._including_now = True
         self._pass_ticks()
-        self.striding.settle(self._tell_tokens)
+        self.fast_forwards.settle(self._tell_tokens)
 
-    def stop_strides(self, *, including_now: bool = True) -> None:
+    def stop_fast_forwards(self, *, including_now: bool = True) -> None:
         """Settle, and go on step by step until the next chance: something is about to change."""
         self._pass_ticks()
-        self.striding.cut_all(self._tell_tokens, including_now=including_now)
+        self.fast_forwards.cut_all(self._tell_tokens, including_now=including_now)
 
     def _catch_up(self, event: ports.Event) -> None:
         """Before the core handles an event: commit the steps that it depends on. On arrivals and ticks the core says
         which (``_settle_group``). What clients do comes before what ends at the same time, a tick after it."""
         self._including_now = not isinstance(event, ports.Arrived | ports.CancelRequested)
-        due_ns = self.core.strides.due_ns
+        due_ns = self.core.fast_forward.due_ns
         is_due = due_ns is not None and self.loop.now_ns >= due_ns
         if is_due or not isinstance(event, ports.StepCompleted | ports.Arrived | ports.Tick):
-            self.striding.settle(self._tell_tokens, including_now=self._including_now)
+            self.fast_forwards.settle(self._tell_tokens, including_now=self._including_now)
 
     def _settle_group(self, group_id: GroupId) -> None:
-        if not self.striding.is_idle:
-            self.striding.settle_group(group_id, self._tell_tokens, including_now=self._including_now)
+        if not self.fast_forwards.is_idle:
+            self.fast_forwards.settle_group(group_id, self._tell_tokens, including_now=self._including_now)
 
     def _cut_what_decides(self, event: ports.Event) -> None:
         """After an event: groups that it has given something to decide go on step by step."""
         match event:
-            case _ if not self.core.strides.is_quiet:
-                self.stop_strides(including_now=self._including_now)
+            case _ if not self.core.fast_forward.is_quiet:
+                self.stop_fast_forwards(including_now=self._including_now)
             case ports.StepCompleted():
                 pass
             case ports.Arrived():
                 state = self.core.state.requests.get(event.request.request_id)
                 if state is not None:
-                    self.striding.cut(state.group_id, self._tell_tokens, including_now=False)
+                    self.fast_forwards.cut(state.group_id, self._tell_tokens, including_now=False)
             case ports.Tick():
                 for group_id in sorted(self.core.state.changes.queued):
-                    self.striding.cut(group_id, self._tell_tokens)
+                    self.fast_forwards.cut(group_id, self._tell_tokens)
             case _:
-                self.stop_strides(including_now=self._including_now)
+                self.stop_fast_forwards(including_now=self._including_now)
 
     def _tell_tokens(self, request_ids: Sequence[RequestId], ends_ns: Times) -> None:
         if self._on_tokens is not None:
@@ -281,7 +281,7 @@ class SimulatedCluster:
         if load.num_samples == load.num_tokens and len(step.stages) == 1 and self._compress:
             run, lone = StepRun(step, load, {}, {}), self._workers[step.stages[0].worker_id]
             repeats = bool(self.breaking.copies_after_ns(lone.worker_id))
-            if not repeats and self.striding.begin(run, lone, arrives_ns):
+            if not repeats and self.fast_forwards.begin(run, lone, arrives_ns):
                 return
         run = StepRun(step, load, self._far_rows(step), self._high_blocks(step))
         for index, stage in enumerate(step.stages):
@@ -363,17 +363,17 @@ class SimulatedCluster:
             self.bubbles.ended(event.step_id)
             if self._observer is not None:
                 self._observer.step_ended(event.step_id)
-            if not self.striding.is_idle:
+            if not self.fast_forwards.is_idle:
                 self._settle_ended(event.step_id)
             if isinstance(event, ports.StepFailed) and event.lost_worker is not None:
                 self.breaking.suspect(event.lost_worker)
         self.handle(event)
 
     def _settle_ended(self, step_id: int) -> None:
-        group_id = self.striding.group_of(step_id)
+        group_id = self.fast_forwards.group_of(step_id)
         if group_id is not None:
             self._pass_ticks()
-            self.striding.settle_ended(group_id, self._tell_tokens)
+            self.fast_forwards.settle_ended(group_id, self._tell_tokens)
 
     def worker(self, worker_id: WorkerId) -> SimWorker:
         """A worker by its id."""

@@ -1,7 +1,7 @@
 """What a step takes: the executor port of the simulator, and the one that asks the cost model.
 
-Times follow from totals of a microbatch, which are whole numbers. So whoever adds the rows up in another order, or a
-step at a time, gets the same nanoseconds.
+Times follow from totals of a microbatch, which are whole numbers. So a caller that adds the rows up in another order,
+or a step at a time, gets the same nanoseconds.
 """
 
 from __future__ import annotations

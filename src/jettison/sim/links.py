@@ -28,7 +28,7 @@ LATENCY_S: Mapping[LinkClass, float] = {
     LinkClass.PCIE: 10e-6,
     LinkClass.ETHERNET: 35e-6,
 }
-"""Of a small message between devices, where nobody says otherwise: the floors of vidur's measured send/recv tables
+"""Of a small message between devices, where the spec says nothing else: the floors of vidur's measured send/recv tables
 (8 to 35 microseconds; github.com/microsoft/vidur, data/profiling/network)."""
 
 
@@ -90,7 +90,7 @@ class Topology:
 
     @property
     def near(self) -> Mapping[WorkerId, int]:
-        """Machines, for whoever prefers links inside one (``ClusterParams.machine_of``); empty where there are none."""
+        """Machines, for plans that prefer links inside one (``ClusterParams.machine_of``); empty without any."""
         return {} if self.inside is None else self.machine_of
 
     def link(self, a: WorkerId, b: WorkerId) -> LinkSpec:

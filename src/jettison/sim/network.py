@@ -2,8 +2,8 @@
 
 A flow takes from three capacities: what its sender's port can send, what its receiver's port can receive, and, at each
 end, what that port carries in both directions together (``LinkSpec.duplex_efficiency``). Between classes priority is
-strict: a lower class gets what the higher ones leave. Inside a class capacity is shared max-min fairly: nobody can get
-more without somebody who has less getting less. Rates change only when a flow begins or ends, and only those of flows
+strict: a lower class gets what the higher ones leave. Inside a class capacity is shared max-min fairly: no flow can get
+more without a flow that has less getting less. Rates change only when a flow begins or ends, and only those of flows
 that share a port with it, directly or through others; in between bytes run off linearly.
 
 Here bytes are a fluid. That they travel in pieces, and which transfer of a link is on the wire, is ``sim.transfers``.
@@ -26,7 +26,7 @@ class FlowClass(IntEnum):
     ACTIVATION = 0
     """Also remote attention's questions and answers."""
     URGENT_KV = 1
-    """Somebody can run as soon as it is there."""
+    """A request can run as soon as it is there."""
     KV = 2
     PARAMETERS = 3
 

@@ -1,7 +1,7 @@
 """Transfers on links: whose turn it is, and what an activation waits for.
 
 Each direction of a link sends one bulk transfer at a time: KV before parameters, urgent KV before other KV, then in
-order, as ``live.peers`` does. Bulk travels in pieces. With ``coordinate`` an activation waits for the piece that
+order, as ``live.worker.peers`` does. Bulk travels in pieces. With ``coordinate`` an activation waits for the piece that
 is on the wire at either end's port, and then goes first (KunServe v3 section 4.2); without, it goes behind all that its
 link has queued (for comparison only).
 """

@@ -1,7 +1,7 @@
 """One modelled worker: its control stream, its memory, and the one thread that takes turns with both.
 
-The model of ``live.worker_loop``. Both have a ``core.controlstream``, which says what may start next, which steps
-cannot run and what a fence does (rules 1 to 3, 6 and 7); rules 4, 5 and 8, on links, are ``live.worker_loop``'s. What
+The model of ``live.worker.loop``. Both have a ``core.controlstream``, which says what may start next, which steps
+cannot run and what a fence does (rules 1 to 3, 6 and 7); rules 4, 5 and 8, on links, are ``live.worker.loop``'s. What
 things take is asked of ``sim.executor`` and of the profile; bytes travel in ``sim.transfers``.
 """
 
@@ -155,14 +155,14 @@ class SimWorker:
         """It computes, copies or loads, and will for some time."""
         return self.alive and self._free_ns > now_ns
 
-    def can_stride(self, arrives_ns: int) -> bool:
-        """A step that arrives then would start at once, and nobody minds if it is not told of by itself."""
+    def can_fast_forward(self, arrives_ns: int) -> bool:
+        """A step that arrives then would start at once, and no observer minds if it is not told of by itself."""
         return (
             self.alive and not self._stream and self._free_ns <= arrives_ns and not self.memory.has_intact_shards
         )
 
     def hold(self, run: StepRun, end: Scheduled, end_ns: int) -> None:
-        """Compute steps of a lone stage until a time; ``end`` tells of the last one (``sim.striding``)."""
+        """Compute steps of a lone stage until a time; ``end`` tells of the last one (``sim.fastforward``)."""
         self._free_ns = end_ns
         self._running = _Running(StageTask(run, 0, has_input=True), end, end_ns)
 
@@ -406,52 +406,54 @@ class SimWorker:
 
     # --- transfers --------------------------------------------------------------------------------------------
 
-    def _send(self, move: ports.SendKV | ports.SendShard) -> None:
+    def _send(self, transfer: ports.SendKV | ports.SendShard) -> None:
         """Rule 8: the destination tells the end; the source only where the destination cannot have heard of it."""
         nothing = TransferEnd(False, 0, 0)
-        if not self._plant.is_linked(self.worker_id, move.dst):
-            self._plant.report(self, ports.TransferEnded(move.transfer_id, *nothing), self._plant.loop.now_ns)
+        if not self._plant.is_linked(self.worker_id, transfer.dst):
+            self._plant.report(self, ports.TransferEnded(transfer.transfer_id, *nothing), self._plant.loop.now_ns)
             return
-        if isinstance(move, ports.SendShard):
-            if move.shard not in self.filled:
-                self._tell_end(move, nothing)
+        if isinstance(transfer, ports.SendShard):
+            if transfer.shard not in self.filled:
+                self._tell_end(transfer, nothing)
                 return
-            num_bytes, flow_class = self._plant.shape.shard_bytes[move.shard], FlowClass.PARAMETERS
+            num_bytes, flow_class = self._plant.shape.shard_bytes[transfer.shard], FlowClass.PARAMETERS
         else:
-            num_bytes = len(move.layers) * len(move.src_blocks) * self.memory.sizes.kv_block_bytes
-            flow_class = FlowClass.URGENT_KV if move.urgent else FlowClass.KV
-        peer = self._plant.worker(move.dst)
+            num_bytes = len(transfer.layers) * len(transfer.src_blocks) * self.memory.sizes.kv_block_bytes
+            flow_class = FlowClass.URGENT_KV if transfer.urgent else FlowClass.KV
+        peer = self._plant.worker(transfer.dst)
         life = peer.life
 
         def land(end: TransferEnd) -> None:
-            self._shards_out.pop(move.transfer_id, None)
+            self._shards_out.pop(transfer.transfer_id, None)
             if peer.life == life:
-                peer.land(move, end)
+                peer.land(transfer, end)
 
-        if isinstance(move, ports.SendShard):
-            self._shards_out[move.transfer_id] = move.shard
-        self._plant.transfers.start(Transfer(move.transfer_id, self.worker_id, move.dst, num_bytes, flow_class, land))
+        if isinstance(transfer, ports.SendShard):
+            self._shards_out[transfer.transfer_id] = transfer.shard
+        self._plant.transfers.start(
+            Transfer(transfer.transfer_id, self.worker_id, transfer.dst, num_bytes, flow_class, land)
+        )
 
-    def _tell_end(self, move: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
-        """A move that ends before its first byte: its destination tells, as long as it is there."""
-        if not self._plant.is_linked(self.worker_id, move.dst):
-            self._plant.report(self, ports.TransferEnded(move.transfer_id, *end), self._plant.loop.now_ns)
+    def _tell_end(self, transfer: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
+        """A transfer that ends before its first byte: its destination tells, as long as it is there."""
+        if not self._plant.is_linked(self.worker_id, transfer.dst):
+            self._plant.report(self, ports.TransferEnded(transfer.transfer_id, *end), self._plant.loop.now_ns)
             return
-        latency_ns = self._plant.transfers.network.latency_ns(self.worker_id, move.dst)
-        peer = self._plant.worker(move.dst)
+        latency_ns = self._plant.transfers.network.latency_ns(self.worker_id, transfer.dst)
+        peer = self._plant.worker(transfer.dst)
         life = peer.life
-        self._plant.loop.after(latency_ns, lambda: peer.land(move, end) if peer.life == life else None)
+        self._plant.loop.after(latency_ns, lambda: peer.land(transfer, end) if peer.life == life else None)
 
-    def land(self, move: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
-        """The last byte of a move has arrived here, or its sender has given it up."""
+    def land(self, transfer: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
+        """The last byte of a transfer has arrived here, or its sender has given it up."""
         is_complete = end.is_complete
-        if isinstance(move, ports.SendShard):
-            is_complete = is_complete and move.shard in self.memory.shards
+        if isinstance(transfer, ports.SendShard):
+            is_complete = is_complete and transfer.shard in self.memory.shards
             if is_complete:
-                self.filled.add(move.shard)
-        elif end.num_bytes and not move.to_host:
+                self.filled.add(transfer.shard)
+        elif end.num_bytes and not transfer.to_host:
             served, room = self.memory.kv_layers, self.memory.capacity_blocks
-            is_complete = is_complete and served.covers(move.layers) and max(move.dst_blocks) < room
-            self.memory.note_landed(move.layers, move.dst_blocks)
-        ended = ports.TransferEnded(move.transfer_id, is_complete, end.num_bytes, end.duration_ns)
+            is_complete = is_complete and served.covers(transfer.layers) and max(transfer.dst_blocks) < room
+            self.memory.note_landed(transfer.layers, transfer.dst_blocks)
+        ended = ports.TransferEnded(transfer.transfer_id, is_complete, end.num_bytes, end.duration_ns)
         self._plant.report(self, ended, self._plant.loop.now_ns)

@@ -78,7 +78,7 @@ def run_cases(
 def killed(left: Mapping[Future[Any], str], num_processes: int) -> JettisonError:
     """What to tell of a process that died, mostly by the system's hand, and of the work that broke off with it.
 
-    ``left``: names of what nobody has the result of, as it was submitted. Processes take the next of it, so what was
+    ``left``: names of what has no result yet, as it was submitted. Processes take the next of it, so what was
     under way are the first that have not ended.
     """
     broken = (name for f, name in left.items() if not f.done() or isinstance(f.exception(), BrokenProcessPool))

@@ -1,7 +1,7 @@
 """Fit a workload to the machine at hand: how fast must it be replayed for memory, and not compute, to bind?
 
 An overload experiment with fixed arrivals fails on a machine half as fast: the burst is compute-bound there,
-or drowns even the merged group. Nothing in the experiment depends on seconds, only on how many decode steps
+or overloads even the merged group. Nothing in the experiment depends on seconds, only on how many decode steps
 pass between arrivals, so the cure is to stretch or squeeze the whole workload's time (``shaping.scale_time``).
 The rule for choosing the factor: P99 TTFT falls at least five times in nearly all settings whose *peak KV demand,
 queue included*, is 0.6 to 0.8 of the merged capacity and above the undropped one; in a third of those at 0.8 to 0.9,
@@ -150,14 +150,14 @@ def calibrate(
 
     ``near``: where the search begins.
     Raises ConfigError when no rate gets there (too few requests, or single requests too large) or when the
-    target lies below the undropped capacity, where there is nothing to relieve.
+    target lies below the undropped capacity, where there is no overload.
     """
     capacity, merged = capacities(deployment)
     target = target_share * merged
     if target <= capacity:
         raise ConfigError(
             f"peak demand of {target_share:g} of the merged capacity ({target:.0f} tokens) would fit the undropped "
-            f"{capacity} tokens: nothing to relieve; use a smaller budget or a larger target"
+            f"{capacity} tokens: no overload; use a smaller budget or a larger target"
         )
     rate_scale, found = search_factor(
         lambda scale: peak_demand_tokens(scale_time(workload, scale), speed, deployment), target, near,

@@ -16,7 +16,7 @@ from jettison.cost.deployment import deployment_to_document
 from jettison.cost.model import CostModel
 from jettison.cost.profile_document import to_document
 from jettison.errors import ConfigError
-from jettison.live.profile_file import AUTO, read_profile
+from jettison.profiles import AUTO, read_profile
 from jettison.report.results import RunResult
 from jettison.report.timeline import Timeline
 from jettison.sim.faults import Fault, draw_faults

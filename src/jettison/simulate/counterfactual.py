@@ -28,7 +28,7 @@ OWN = " (this run, simulated"
 """In the name of what simulates a run under its own policy."""
 
 MOST_UNASKED = 20_000
-"""Requests, all runs and policies together, that are simulated without anybody's asking for it."""
+"""Requests, all runs and policies together, that are simulated without being asked for."""
 
 FAR_RATIO = 1.5
 """Simulated over measured, or the other way round, from which a simulation stands for nothing that was measured."""
@@ -44,13 +44,13 @@ def parse_policies(text: str) -> tuple[str, ...]:
 
 
 def other_policies(run: RunResult, others: Mapping[str, RunResult]) -> tuple[str, ...]:
-    """Those under which nobody has met the run's arrivals: neither it nor ``others``."""
+    """Those under which neither the run nor ``others`` has met its arrivals."""
     known = {found.config.get("policy") for found in (run, *others.values())}
     return tuple(policy for policy in POLICIES if policy not in known)
 
 
 def told_if_long(run: RunResult, num_policies: int, num_before: int = 0) -> str | None:
-    """Why a run is not simulated unless somebody asks for it; None where that is a matter of seconds. ``num_before``:
+    """Why a run is not simulated unless the user asks for it; None where that is a matter of seconds. ``num_before``:
     requests that have been simulated unasked already."""
     number = num_before + num_policies * run.requests.submitted
     return None if number <= MOST_UNASKED else f"{number:,} requests to simulate take a while"
@@ -65,7 +65,7 @@ def counterfactual_runs(
     A live run is simulated under its own policy as well, so that the reader sees how near the simulation comes.
     ``profile``: of a live run's machine, where its server had none; the names say where it is another's
     (``told_of_profile``). ``run_file``: how messages name the run's file.
-    Raises UserError where the run does not say what met whom, or nobody has measured its machine.
+    Raises UserError where the run does not say what met whom, or its machine has not been measured.
     """
     if profile is None and is_live(run):
         _check_profiled(run, policies, run_file)

@@ -2,7 +2,7 @@
 
     section = Section(raw, "workload.arrivals")
     rate = section.take("rate_per_s", above(0.0))
-    section.close()                                # whatever nobody took is unknown
+    section.close()                                # a key that was not taken is unknown
 
 Every complaint is a ConfigError of one line that begins with the place: ``workload.arrivals.rate_per_s needs ...``.
 """
@@ -95,7 +95,7 @@ class Section:
             yield item, f"{self.at(key)}[{index}]"
 
     def close(self) -> None:
-        """Raise ConfigError for the first key that nobody took."""
+        """Raise ConfigError for the first key that was not taken."""
         self._refuse_others(self._known, tuple(dict.fromkeys(self._known + self._asked)))
 
     def only(self, *keys: str) -> None:

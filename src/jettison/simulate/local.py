@@ -10,7 +10,7 @@ from pathlib import Path
 from jettison.config import EngineConfig
 from jettison.cost.deployment import Deployment
 from jettison.errors import ConfigError
-from jettison.live.deployed import describe
+from jettison.live.engine.deployed import describe
 from jettison.simulate.spec import ClusterSpec, Settings
 
 

@@ -21,9 +21,9 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.presets import ClusterPreset, InstancePreset, cluster_preset, instance_preset
 from jettison.cost.profile_document import ProfileDocumentError, StoredProfile, from_document
 from jettison.errors import BudgetError, ConfigError
-from jettison.live.pieces import MAX_PIECE_BYTES
-from jettison.live.profile_file import AUTO, read_profile
+from jettison.live.worker.pieces import MAX_PIECE_BYTES
 from jettison.memory.hostpool import num_host_slots
+from jettison.profiles import AUTO, read_profile
 from jettison.sim.executor import ModelledExecutor
 from jettison.sim.links import LATENCY_S, LinkClass, LinkSpec, Topology
 from jettison.sim.setup import CUDA_PAGE_BYTES, ClusterSetup, Hops, MemorySetup
@@ -33,10 +33,10 @@ from jettison.simulate.spec import ClusterSpec, ExperimentSpec, LinkChange, Sett
 from jettison.types import ModelShape
 
 DEFAULT_CONTEXT = 131_072
-"""Most tokens of a request, where the model is a preset and nobody says ``max_model_len``."""
+"""Most tokens of a request, where the model is a preset and the spec gives no ``max_model_len``."""
 
 PIECE_BYTES = 4 << 20
-"""Of bulk transfers between accelerators, where nobody says otherwise."""
+"""Of bulk transfers between accelerators, where the spec says nothing else."""
 
 MOST_BLOCKS = 10_000_000
 """Of KV in an instance, and in its host pool: each has an entry in a book."""
@@ -77,7 +77,7 @@ class Machine:
 
     @property
     def is_preset(self) -> bool:
-        """Nobody has measured it: the model has no context of its own."""
+        """It has not been measured: the model has no context of its own."""
         return self.gpus_per_instance is not None
 
     @property
@@ -247,7 +247,7 @@ def _spec_of(preset: LinkPreset, link_class: LinkClass) -> LinkSpec:
 
 
 def of_deployment(deployment: Deployment, cluster: ClusterSpec | None = None) -> Machine:
-    """What was measured, with the spec's changes. Raises ConfigError where nobody has profiled it."""
+    """What was measured, with the spec's changes. Raises ConfigError where it has no profile."""
     cluster = cluster or ClusterSpec()
     profile = deployment.profile
     if profile is None:

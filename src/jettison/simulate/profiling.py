@@ -1,4 +1,4 @@
-"""A deployment that nobody has profiled: which command makes the profile, and the deployment with it."""
+"""A deployment without a profile: which command makes the profile, and the deployment with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.cost.presets import InstancePreset
 from jettison.cost.profile_document import ModelSizes, StoredProfile
 from jettison.errors import ConfigError
-from jettison.live.profile_file import read_profile
+from jettison.profiles import read_profile
 
 PROFILED_KEYS = (
     "dtype", "kernels", "block_size", "page_size", "max_model_len", "max_num_batched_tokens", "max_num_seqs",

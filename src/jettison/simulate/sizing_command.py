@@ -25,7 +25,7 @@ from jettison.simulate.sweeps import expand_sweep
 FORMAT = "jettison-plan-1"
 
 LEAST_LARGEST = 16
-"""How far a search goes at least, where nobody says."""
+"""How far a search goes at least, where no flag says."""
 
 
 @dataclass(frozen=True, slots=True)

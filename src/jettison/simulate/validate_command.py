@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from jettison.errors import ConfigError
-from jettison.live.assembly import assemble
-from jettison.live.profile import run_profile
-from jettison.live.profile_file import AUTO, default_path, fingerprint, read_profile, save_profile
+from jettison.live.engine.assembly import assemble
+from jettison.live.profile.measure import run_profile
+from jettison.profiles import AUTO, default_path, fingerprint, read_profile, save_profile
 from jettison.report.failures import check_answered, print_failures
 from jettison.report.output import check_writable
 from jettison.report.results import RunResult

@@ -12,9 +12,9 @@ from rich.console import Console
 from jettison.config import EngineConfig
 from jettison.cost.model import CostModel
 from jettison.cost.recorded import fitted_to
-from jettison.live.experiment import run_config
-from jettison.live.profile_file import AUTO
-from jettison.live.recorded_steps import read_steps
+from jettison.live.experiments.overload import run_config
+from jettison.live.profile.recorded_steps import read_steps
+from jettison.profiles import AUTO
 from jettison.report.results import RunResult
 from jettison.report.terminal import phase
 from jettison.simulate.cases import Case

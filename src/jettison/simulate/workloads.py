@@ -1,6 +1,6 @@
 """The requests of a spec: its source, shaped in the one order, for one seed.
 
-``mean_load`` is not applied here: whoever knows the machine finds the factor (``simulate.loads``) and passes it as
+``mean_load`` is not applied here: the caller knows the machine, finds the factor (``simulate.loads``) and passes it as
 ``factor``.
 """
 

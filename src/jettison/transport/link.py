@@ -5,7 +5,7 @@ events go over the control channel. Nothing here knows what the bytes mean, whic
 what a step is: no torch, no ``device``.
 
 Two classes of frames never block each other: activations and remote attention have room of their own, and everything
-that belongs to a move (pieces, its begin and its end) shares the bulk room, where order is kept.
+that belongs to a transfer (pieces, its begin and its end) shares the bulk room, where order is kept.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class FrameKind(IntEnum):
     ACTIVATION = 0
     KV_PIECE = 1
     SHARD_PIECE = 2
-    MOVE_BEGIN = 3
-    MOVE_END = 4
+    TRANSFER_BEGIN = 3
+    TRANSFER_END = 4
     ATTEND = 5
     ATTENDED = 6
     """Remote attention, both ways: as urgent as activations, and in their room."""
 
     @property
     def is_bulk(self) -> bool:
-        """Whether the frame belongs to a move and so lives in the bulk room, in order."""
-        return FrameKind.KV_PIECE <= self <= FrameKind.MOVE_END
+        """Whether the frame belongs to a transfer and so lives in the bulk room, in order."""
+        return FrameKind.KV_PIECE <= self <= FrameKind.TRANSFER_END
 
 
 class Frame:

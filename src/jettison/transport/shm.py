@@ -301,7 +301,7 @@ class ShmLink(Link):
             if self._open:
                 self._send(_CREDIT, 0, b"", _NO_SLOT, 0)
         except LinkDownError:
-            return  # nobody is left to use the slots
+            return  # no end is left to use the slots
 
     def _take_credit(self, credit: int) -> bool:
         """Use the slots again; False when they were not in flight, which closes the link."""

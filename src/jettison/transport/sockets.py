@@ -60,7 +60,7 @@ def connect(
     seqpacket: bool = False,
     timeout_s: float = HANDSHAKE_TIMEOUT_S,
 ) -> tuple[socket.socket, Handshake]:
-    """Connect and prove both ends; blocks, retrying while nobody listens yet. Raises LinkDownError."""
+    """Connect and prove both ends; blocks, retrying while no peer listens yet. Raises LinkDownError."""
     deadline = time.monotonic() + timeout_s
     scheme, host, port = parse_address(address)
     while True:
@@ -76,7 +76,7 @@ def connect(
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
             sock.close() if scheme == "unix" else None
             if time.monotonic() > deadline:
-                raise LinkDownError(f"nobody listens at {address}: {error}") from None
+                raise LinkDownError(f"no peer listens at {address}: {error}") from None
             time.sleep(0.005)
         except OSError as error:
             raise LinkDownError(f"cannot connect to {address}: {error}") from None

@@ -1,6 +1,6 @@
 """Link between workers of different machines, over two TCP connections: one for what is urgent, one for bulk.
 
-Nobody overtakes bytes that a socket has taken. On a slow link that is seconds' worth, so activations and remote
+No frame overtakes bytes that a socket has taken. On a slow link that is seconds' worth, so activations and remote
 attention have a connection of their own, marked so that this host's queue puts its packets first (every queue that
 Linux gives an interface by itself honours that, or gives small flows their share). What waits in other queues on the
 way cannot be overtaken even so: therefore the send buffer of bulk is bounded, too (``limit_unsent``).

@@ -1,4 +1,4 @@
-"""The memory side of a fairness header: what somebody said of the cluster, and what a server told of itself.
+"""The memory side of a fairness header: what the user said of the cluster, and what a server told of itself.
 
 What a server tells fills gaps in a report of a run that is over: nothing that it could tell raises here.
 """
@@ -24,7 +24,7 @@ from jettison.types import ModelShape
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the fairness header says of the cluster; None where nobody knows. Tokens are of the whole cluster."""
+    """What the fairness header says of the cluster; None where it is not known. Tokens are of the whole cluster."""
 
     parameter_share: float | None = None
     kv_capacity_tokens: float | None = None

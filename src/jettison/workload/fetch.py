@@ -31,12 +31,12 @@ Progress = Callable[[int, int | None], None]
 
 @dataclass(frozen=True, slots=True)
 class PublicTrace:
-    """One file that somebody published."""
+    """One published file."""
 
     name: str
     url: str
     sha256: str | None
-    """None: nobody has published one; the digest of what came is printed."""
+    """None: its publisher gives none; the digest of what came is printed."""
     licence: str
     about: str
 

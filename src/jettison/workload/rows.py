@@ -1,7 +1,7 @@
 """What every workload is made of: requests by arrival, held as columns, seen as rows.
 
 A day of production traffic is a million requests and more: as columns they are 20 bytes each, and a row is made when
-somebody looks at it. Reading files is in ``traces``, making arrivals up in ``synthetic``; nothing here knows of either.
+a reader looks at it. Reading files is in ``traces``, making arrivals up in ``synthetic``; nothing here knows of either.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from jettison.policy.computeload import Arrangement, compute_load
 from jettison.policy.exchange import ExchangeCosts
 from jettison.policy.overload import Assessment, assess_overload, foreseen_missing_blocks, why_queue_is_no_reason
 from jettison.policy.refusal import predicted_wait_s
-from jettison.policy.restore import MergedLoad, is_drowning
+from jettison.policy.restore import MergedLoad, falls_behind
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 
@@ -306,8 +306,8 @@ class Loads:
             recompute_block_s=self._recompute_block_s(group),
             mean_stay_s=self._stay_s(group, now_ns),
         )
-        drowns = is_drowning(load, self._state.params.restore)
-        return load._replace(drowning_s=monitor.note_drowning(drowns, now_ns))
+        drowns = falls_behind(load, self._state.params.restore)
+        return load._replace(behind_s=monitor.note_drowning(drowns, now_ns))
 
     def _separate_pace(self, group: GroupCore) -> float | None:
         """Time of a decode step on one member as an instance, over its way through the pipeline: as both were seen.

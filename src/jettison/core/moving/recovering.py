@@ -22,7 +22,7 @@ itself can start again anywhere at once. A ghost's blocks are given back only wh
 them: the fence has been answered (so every old step has finished) and the transfers into them have ended. A transfer
 from the dead worker ends with the fence, one to it at once; no other end is needed to come.
 
-Nothing here chooses groups for requests (``core.cluster``) or starts processes (``live.restart``).
+Nothing here chooses groups for requests (``core.cluster``) or starts processes (``live.engine.restart``).
 """
 
 from __future__ import annotations

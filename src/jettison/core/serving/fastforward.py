@@ -1,18 +1,18 @@
-"""Strides: decode steps of a group between which nothing is decided, told of together.
+"""Fast-forward: decode steps of a group between which nothing is decided, told of together.
 
 For simulation. Most of a request's life is decode steps in which every running request of its group gets one token, and
-nothing else happens. Whoever runs steps in virtual time need not tell of them one by one: ``most_steps`` says how many
+nothing else happens. A driver in virtual time need not tell of them one by one: ``most_steps`` says how many
 steps, from the one in flight on, the group would plan again with the same rows, whatever the executor takes for them;
 ``advance`` commits so many of them at once. The books are afterwards what they would be had every step been told of.
 
-A stride is possible only while the cluster is quiet: no move, no recovery, no pipeline and no queue that memory blocks,
+It is possible only while the cluster is quiet: no move, no recovery, no pipeline and no queue that memory blocks,
 for those look at the clock or at other groups after each step. Before the core reads the books of a group in a quiet
 cluster (to dispatch, to rebalance, on a tick) it calls what was given to ``attach``, which has to ``advance`` the group
 to now. Before any event but arrivals, ticks and steps of other groups the driver does so by itself, for all groups.
 ``due_ns`` says when a policy looks at all groups after whatever step comes first.
 
-What one step less told of does not change: ids of steps (nobody keeps them), and the fit of a lone stage's chunk costs
-(nobody reads it, ``core.serving.stepplan``).
+What one step less told of does not change: ids of steps (nothing keeps them), and the fit of a lone stage's chunk costs
+(nothing reads it, ``core.serving.stepplan``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jettison.policy.batching import BlockedBy
 from jettison.types import GroupId
 
 
-class Strides:
+class FastForward:
     """What ``ClusterCore`` offers to drivers in virtual time; changes books in ``advance`` alone."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Strides:
     def advance(self, group_id: GroupId, ends_ns: Sequence[int], token_id: int) -> RunStep:
         """The step in flight and those after it have ended at these times; every row got ``token_id`` in each.
 
-        At most ``most_steps`` of them, as it was when the stride began. Returns the step that is in flight now, issued
+        At most ``most_steps`` of them, as it was at its beginning. Returns the step that is in flight now, issued
         at the last of the times; it keeps the id of the one that was.
         """
         group = self._state.groups[group_id]

@@ -183,7 +183,7 @@ def _write_weights(model_dir: Path, tensors: Iterator[tuple[str, Tensor]], shard
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
-    """A weights file that whoever may read the configuration may read; the library makes it for its owner alone."""
+    """A weights file that every reader of the configuration may read; the library makes it for its owner alone."""
     save_file(tensors, path, metadata={"format": "pt"})
     shutil.copymode(path.with_name("config.json"), path)
 

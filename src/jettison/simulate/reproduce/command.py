@@ -25,7 +25,7 @@ from jettison.simulate.reproduce.rows import Outcome
 
 PAGE = Path("docs/reproduction.md")
 PLOTS = Path("reproduction")
-"""Where plots go that no page shows and nobody wants elsewhere."""
+"""Where plots go that no page shows and no flag wants elsewhere."""
 
 
 def list_figures(console: Console) -> None:
@@ -96,7 +96,7 @@ def _in_order(chosen: Sequence[Figure], runs: Runs, processes: int) -> Generator
 
 
 def told_of_effort(runs: Runs, took_s: float) -> str:
-    """How many simulations it took and how long; of kept ones nobody knows how long they took, so only how many."""
+    """How many simulations it took and how long; of kept ones the time is not known, so only how many."""
     total = runs.num_done + runs.num_kept
     if runs.num_kept:
         return f"{runs.num_kept} of {total} runs were kept from before."

@@ -27,7 +27,7 @@ MERGE_INTERVAL_S = 0.02
 """Between the times that a merge is asked for at the start; one waits while another that it needs is under way."""
 
 MERGES_END_S = 4.0
-"""Static pipelines that do not stand by then are given up: whoever reads the run has to look at its groups."""
+"""Static pipelines that do not stand by then are given up: the run's reader has to look at its groups."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ LEGEND_SHARE = 0.97
 """Of a figure's width."""
 
 DRAWING = threading.RLock()
-"""Held by whoever draws: matplotlib's settings are the process's, and figures are reproduced in several threads."""
+"""Held by the thread that draws: matplotlib's settings are the process's, and several threads reproduce figures."""
 
 
 @contextmanager

@@ -75,7 +75,7 @@ class Runs:
             pool.shutdown(cancel_futures=True)
 
     def all(self, jobs: Sequence[str]) -> list[RunResult]:
-        """Runs, in the order of their jobs; what nobody has asked for before is simulated now."""
+        """Runs, in the order of their jobs; what has not been asked for before is simulated now."""
         return [found for found in self._all(jobs) if isinstance(found, RunResult)]
 
     def factors(self, jobs: Sequence[str]) -> list[float]:
@@ -96,7 +96,7 @@ class Runs:
     def _future(self, job: str) -> Future[RunResult | float]:
         found = self._found.get(job)
         if found is None:
-            # Kept first: the program's mark is taken before processes load what somebody may edit meanwhile.
+            # Kept first: the program's mark is taken before processes load sources that may be edited meanwhile.
             found = self._found[job] = self._kept(job) or self._begun(job)
         return found
 
@@ -115,7 +115,7 @@ class Runs:
         def note(done: Future[RunResult | float]) -> None:
             try:
                 self._note(job, done.result())
-            except BaseException as error:  # noqa: BLE001  # whoever waits for it raises it
+            except BaseException as error:  # noqa: BLE001  # the caller that waits for it raises it
                 noted.set_exception(error)
             else:
                 noted.set_result(done.result())

@@ -1,0 +1,191 @@
+"""From a resolved configuration to the parts of an engine: model shape, worker specs, limits, core."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jettison.config import EngineConfig, usable_cores
+from jettison.config.values import format_bytes
+from jettison.core.cluster import ClusterCore, initial_groups
+from jettison.core.configured import cluster_params, scheduler_limits
+from jettison.core.ladder.lists import parse_overload
+from jettison.core.serving.group import SchedulerLimits
+from jettison.cost.hardware import HardwareProfile
+from jettison.device.kernels import resolve_kernels, rows_are_independent
+from jettison.device.memory import check_addresses, span_bytes
+from jettison.device.model.dtypes import resolve_dtype
+from jettison.device.model.hf_config import DecoderConfig, read_config
+from jettison.device.model.shards import model_shape
+from jettison.device.model.weights import WeightFolder
+from jettison.device.runner import Runner
+from jettison.errors import BudgetError, ConfigError
+from jettison.live.engine.encoder import MAX_FIXED_BYTES, fixed_step_bytes
+from jettison.live.engine.launcher import WorkerSpec
+from jettison.live.machine.address_space import spans_complaint
+from jettison.live.machine.memory import Wanted, cores_warning, memory_limit
+from jettison.live.worker.pieces import MAX_PIECE_BYTES
+from jettison.memory.hostpool import num_host_slots
+from jettison.memory.layout import LayoutSpec
+from jettison.memory.pagemap import PageSizes, check_budget
+from jettison.policy.links import MachineId
+from jettison.profiles import fingerprint, load_profile
+from jettison.types import LayerRange, ModelShape, WorkerId
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """Everything that follows from the configuration and the model folder."""
+
+    config: EngineConfig
+    model: DecoderConfig
+    shape: ModelShape
+    limits: SchedulerLimits
+    worker_specs: list[WorkerSpec]
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Activations and buffers of a worker: what is never dropped."""
+        spec = self.worker_specs[0]
+        dtype = resolve_dtype(spec.dtype, self.model)
+        return Runner.workspace_bytes(self.model, dtype, spec.max_num_tokens, spec.max_num_seqs)
+
+    @property
+    def kernels(self) -> str:
+        """What all workers compute with: the back end's own name, resolved here, once for the cluster."""
+        return self.worker_specs[0].kernels
+
+    @property
+    def rows_are_independent(self) -> bool:
+        """Whether what a request computes has the same bits whatever shares its steps."""
+        return rows_are_independent(self.kernels, resolve_dtype(self.worker_specs[0].dtype, self.model))
+
+    def memory_for_blocks(self, num_blocks: int) -> int:
+        """Bytes of a worker that holds all parameters, its workspace and ``num_blocks`` KV blocks."""
+        page = self.config.memory.page_bytes
+        arena = num_blocks * self.shape.block_bytes_per_layer(self.config.memory.block_size)
+        parts = [self.workspace_bytes, *self.shape.shard_bytes.values(), *([arena] * self.shape.num_layers)]
+        return sum(-(-part // page) * page for part in parts)
+
+    def check(self) -> None:
+        """Raise now what would end every worker's start.
+
+        BudgetError where a worker's first layout does not fit into its memory, its memory not into addresses, or all
+        processes not into the machine; ModelError where the folder's weights are not those of its configuration (their
+        headers are read). Logs a warning where the workers may come to use more than the machine has.
+        """
+        memory = self.config.memory
+        sizes = PageSizes.of(self.shape, memory.block_size, memory.page_bytes)
+        too_many = spans_complaint(span_bytes(memory.memory_bytes, self.workspace_bytes, self.shape, sizes))
+        flag = f"--memory {format_bytes(memory.memory_bytes)} for each instance"
+        try:
+            check_addresses(memory.memory_bytes, self.workspace_bytes, self.shape, sizes)
+        except BudgetError as error:
+            raise BudgetError(f"{flag}: {too_many or error}") from error
+        if too_many is not None:
+            log.warning("%s: %s", flag, too_many)
+        for layers in {LayerRange(*spec.layers) for spec in self.worker_specs if spec.layers is not None}:
+            layout = LayoutSpec(self.shape.shards_for(layers), layers)
+            check_budget(memory.memory_bytes, self.workspace_bytes, layout, sizes, memory.block_size)
+        spec = self.worker_specs[0]
+        WeightFolder(Path(spec.model_dir), self.model, resolve_dtype(spec.dtype, self.model)).open()
+        self._check_machine()
+
+    def _check_machine(self) -> None:
+        """Raise BudgetError where the processes and parameters do not fit into this machine's memory; warn of less."""
+        specs, shards = self.worker_specs, self.shape.shard_bytes
+        layers = [self.shape.all_layers if spec.layers is None else LayerRange(*spec.layers) for spec in specs]
+        wanted = Wanted(
+            len(specs), sum(spec.memory_bytes + spec.host_bytes for spec in specs),
+            sum(shards[shard] for part in layers for shard in self.shape.shards_for(part)),
+        )
+        limit = memory_limit()
+        if (complaint := wanted.complaint(limit)) is not None:
+            raise BudgetError(complaint)
+        for warning in (wanted.warning(limit), cores_warning(len(specs), specs[0].num_threads, usable_cores())):
+            if warning is not None:
+                log.warning("%s", warning)
+
+    def load_profile(self) -> HardwareProfile | None:
+        """The profile that the configuration names, if it is valid for these workers.
+
+        Raises ConfigError for a file that was named and cannot be read.
+        """
+        spec = self.worker_specs[0]
+        mark = fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, spec.kernels)
+        return load_profile(self.config.profile, Path(spec.model_dir), mark)
+
+    def build_core(
+        self, capacity_blocks: Mapping[WorkerId, int], secret: bytes, profile: HardwareProfile | None = None,
+        machine_of: Mapping[WorkerId, MachineId] | None = None, *, has_profiled_links: bool = True,
+    ) -> ClusterCore:
+        """A core over workers that have reported their capacity. ``machine_of``: where they are not all in one.
+        ``has_profiled_links``: theirs are such as were profiled, which is shared memory."""
+        slots = num_host_slots(self.worker_specs[0].host_bytes, self.shape, self.limits.block_size)
+        params = cluster_params(
+            self.config, num_host_slots=slots, profile=profile, machine_of=machine_of,
+            has_profiled_links=has_profiled_links,
+        )
+        return ClusterCore(self.shape, self.limits, params, capacity_blocks, secret)
+
+
+def assemble(config: EngineConfig) -> Assembly:
+    """Read the model folder and make the plan of the cluster. Raises ModelError, ConfigError."""
+    model_dir = Path(config.model.model)
+    model = read_config(model_dir, config.model.max_model_len)
+    torch_dtype = resolve_dtype(str(config.model.dtype), model)
+    dtype = str(torch_dtype).removeprefix("torch.")
+    shape = model_shape(model, torch_dtype)
+    max_model_len = config.model.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
+        raise ConfigError(
+            f"--max-model-len {max_model_len} exceeds the model's {model.max_position_embeddings} positions"
+        )
+    limits = scheduler_limits(config, max_model_len, model.eos_token_ids)
+    _check_step_size(limits)
+    num_threads = config.num_threads or max(1, (os.cpu_count() or 1) // config.instances)
+    ladder = parse_overload(config.overload.policy)
+    stages = initial_groups(range(config.instances), shape, static_pipeline=ladder.static_pipeline)
+    if ladder.static_pipeline and all(len(group) == 1 for group in stages):
+        has = "one layer" if config.instances > 1 else "--instances 1"
+        raise ConfigError(f"--overload pipeline divides the layers between two instances: it cannot with {has}")
+    layers_of = {s.worker_id: s.layers for group in stages for s in group}
+    kernels = resolve_kernels(str(config.model.kernels), torch_dtype)
+    specs = [
+        WorkerSpec(
+            worker_id=worker_id,
+            model_dir=str(model_dir),
+            model=model,
+            dtype=dtype,
+            memory_bytes=config.memory.memory_bytes,
+            block_size=config.memory.block_size,
+            page_bytes=config.memory.page_bytes,
+            # A pipeline may hold a decode of every request beside a full prefill budget.
+            max_num_tokens=max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs),
+            max_num_seqs=config.scheduler.max_num_seqs,
+            kernels=kernels,
+            num_threads=num_threads,
+            piece_bytes=config.overload.exchange_piece_bytes or MAX_PIECE_BYTES,
+            coordinate=config.overload.coordinate_links,
+            adapt_pieces=config.overload.exchange_piece_bytes is None,
+            host_bytes=config.memory.host_memory_bytes,
+            layers=(layers_of[worker_id].lo, layers_of[worker_id].hi),
+        )
+        for worker_id in range(config.instances)
+    ]
+    return Assembly(config, model, shape, limits, specs)
+
+
+def _check_step_size(limits: SchedulerLimits) -> None:
+    """A step is one control message: what the configuration decides of its size must fit. Raises ConfigError."""
+    max_blocks = -(-limits.max_model_len // limits.block_size)
+    num_bytes = fixed_step_bytes(limits.max_num_batched_tokens, limits.max_num_seqs, max_blocks)
+    if num_bytes > MAX_FIXED_BYTES:
+        raise ConfigError(
+            f"a step could need {num_bytes} bytes, more than the {MAX_FIXED_BYTES} that are sent at once: lower "
+            "--max-num-seqs, --max-model-len or --max-num-batched-tokens, or raise --block-size")

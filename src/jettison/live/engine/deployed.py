@@ -1,0 +1,68 @@
+"""What runs here, or would run, as a ``cost.deployment.Deployment``: to be simulated later, or elsewhere."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from jettison.config import KEYS, EngineConfig
+from jettison.cost.deployment import Deployment
+from jettison.cost.hardware import HardwareProfile
+from jettison.live.engine.assembly import Assembly, assemble
+from jettison.profiles import AUTO, NONE, fingerprint, read_profile
+
+logger = logging.getLogger(__name__)
+
+LEFT_OUT = frozenset({
+    "model", "served_model_name", "instances", "memory", "profile", "num_threads", "launcher", "log_level",
+})
+"""Keys that a deployment says in another way, or that do not decide what it does; the server's are left out as well."""
+
+
+def describe(config: EngineConfig, *, kv_tokens: int | None = None) -> Deployment:
+    """Of an engine that is not running. ``kv_tokens``: memory enough for these beside parameters and workspace.
+
+    Raises ModelError, ConfigError.
+    """
+    return deployment_of(assemble(config), kv_tokens=kv_tokens)
+
+
+def deployment_of(assembly: Assembly, *, kv_tokens: int | None = None) -> Deployment:
+    """Of an assembled engine, running or not. Raises ConfigError for a profile that cannot be read."""
+    config, spec = assembly.config, assembly.worker_specs[0]
+    model_dir = Path(spec.model_dir)
+    mark = fingerprint(model_dir, spec.dtype, spec.num_threads, spec.kernels)
+    blocks = None if kv_tokens is None else kv_tokens // config.memory.block_size
+    known = assembly.load_profile()
+    return Deployment(
+        name=config.model.served_model_name,
+        shape=assembly.shape,
+        num_instances=config.instances,
+        budget_bytes=config.memory.memory_bytes if blocks is None else assembly.memory_for_blocks(blocks),
+        workspace_bytes=assembly.workspace_bytes,
+        page_bytes=config.memory.page_bytes,
+        max_model_len=assembly.limits.max_model_len,
+        profile=known if known is not None else _elsewhere(config),
+        core_knows_profile=known is not None,
+        settings=settings_of(config),
+        fingerprint=mark,
+    )
+
+
+def settings_of(config: EngineConfig) -> dict[str, object]:
+    """What the operator has said of how to serve; no keys of clients, no paths."""
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in config.flat().items()
+        if config.provenance.get(name, "default") != "default"
+        and name not in LEFT_OUT and KEYS[name].section != "server"
+    }
+
+
+def _elsewhere(config: EngineConfig) -> HardwareProfile | None:
+    """A profile that was named though it was measured on another machine: a simulation may use it, an engine not."""
+    if config.profile in (AUTO, NONE):
+        return None
+    stored = read_profile(Path(config.profile))
+    logger.info("the profile %s was measured elsewhere", config.profile)
+    return stored.profile

@@ -1,0 +1,227 @@
+"""Carries the core's actions to workers and their answers back. Synchronous; owns no sockets and no clock.
+
+Used by the asyncio engine (real processes) and by the in-process cluster of tests and ``jettison verify``: both
+differ only in ``send`` and in who calls ``on_worker_event``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from jettison.core import ports
+from jettison.core.cluster import ClusterCore
+from jettison.core.load.bubbles import BubbleMeter
+from jettison.core.observing import RunObserver, group_gauges
+from jettison.live.engine.encoder import StepEncoder
+from jettison.live.wire import codec
+from jettison.live.wire import messages as m
+from jettison.types import FAILED_TOKEN_ID, SampledToken, WorkerId
+
+MAX_RECENT_DELAYS = 65_536
+
+SendCommand = Callable[[WorkerId, m.Command], None]
+
+
+@dataclass(slots=True)
+class Delays:
+    """What stages waited for: their input on the link, and attention at peers."""
+
+    num_activations: int = 0
+    activation_ns: int = 0
+    remote_attention_ns: int = 0
+    recent_activation_ns: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_DELAYS))
+    """Delays of the newest activations, for quantiles."""
+
+    def note(self, event: m.StepDone | m.StageDone) -> None:
+        """Take a stage's account. Without a delay there was no input."""
+        self.remote_attention_ns += event.remote_wait_ns
+        if event.input_delay_ns > 0:
+            self.num_activations += 1
+            self.activation_ns += event.input_delay_ns
+            self.recent_activation_ns.append(event.input_delay_ns)
+
+    def totals(self) -> dict[str, float]:
+        """For /metrics."""
+        return {
+            "activations": self.num_activations,
+            "activation_delay_seconds": self.activation_ns / 1e9,
+            "remote_attention_seconds": self.remote_attention_ns / 1e9,
+        }
+
+
+class CoreDriver:
+    """Glue between one ``ClusterCore`` and its workers."""
+
+    def __init__(
+        self,
+        core: ClusterCore,
+        encoder: StepEncoder,
+        send: SendCommand,
+        emit: Callable[[ports.Emit], None],
+        record: Callable[[ports.Record], None],
+        on_event: Callable[[ports.Event, int], None] | None = None,
+        observer: RunObserver | None = None,
+    ) -> None:
+        self.core = core
+        self._encoder = encoder
+        self._send = send
+        self._emit = emit
+        self._record = record
+        self._on_event = on_event
+        """Sees every event before the core does: a recording replays."""
+        self._observer = observer
+        self.memory: dict[WorkerId, dict[str, int]] = {}
+        """Latest memory report of each worker."""
+        self.bubbles = BubbleMeter()
+        self.delays = Delays()
+        self._parts: dict[int, list[m.StepLogprobs]] = {}
+        """Step -> what has come of its logprobs; the step itself is still to be told."""
+
+    def handle(self, event: ports.Event, now_ns: int) -> None:
+        """Let the core handle an event and carry out what follows."""
+        if self._on_event is not None:
+            self._on_event(event, now_ns)
+        if isinstance(event, ports.WorkerLost):
+            self._parts = {i: p for i, p in self._parts.items() if p[0].worker_id != event.worker_id}
+        if self._observer is not None and isinstance(event, ports.TransferEnded):
+            self._observer.transfer_ended(event, now_ns)
+        actions = self.core.handle(event, now_ns)
+        if isinstance(event, ports.WorkerLost):
+            self.bubbles.keep_groups(self.core.groups)
+        self.carry_out(actions)
+        if self._observer is not None and isinstance(event, ports.Tick):
+            self._observer.looked(group_gauges(self.core), now_ns)
+
+    def on_worker_event(self, event: m.Event, now_ns: int) -> None:
+        """An answer of a worker."""
+        core_event = self._translate(event)
+        if core_event is not None:
+            self.handle(core_event, now_ns)
+
+    # --- actions ----------------------------------------------------------------------------------------------
+
+    def carry_out(self, actions: list[ports.Action]) -> None:
+        """Carry out actions: what workers wait for, then what clients and logs get; in order among themselves."""
+        told: list[ports.Emit | ports.Record] = []
+        for action in actions:
+            match action:
+                case ports.RunStep():
+                    self.bubbles.issued(action)
+                    if self._observer is not None:
+                        self._observer.step_issued(action)
+                    for worker_id, step in self._encoder.encode(action):
+                        self._send(worker_id, codec.step_command(step))
+                case ports.Emit() | ports.Record():
+                    told.append(action)
+                case _:
+                    if self._observer is not None and isinstance(action, ports.Transfer):
+                        self._observer.transfer_begun(action)
+                    self._send(*_to_command(action))
+        for action in told:
+            if isinstance(action, ports.Record):
+                if self._observer is not None:
+                    self._observer.recorded(action)
+                self._record(action)
+                continue
+            if self._observer is not None:
+                self._observer.emitted(action)
+            if action.finish_reason is not None:
+                self._encoder.forget(action.request_id)
+            self._emit(action)
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def _translate(self, event: m.Event) -> ports.Event | None:
+        match event:
+            case m.StepLogprobs():
+                self._parts.setdefault(event.step_id, []).append(event)
+                return None
+            case m.StepDone():
+                event = codec.with_parts(event, parts) if (parts := self._parts.pop(event.step_id, [])) else event
+                self._note_stage(event)
+                self._note_step_ended(event.step_id)
+                return _step_completed(event, self._encoder.take_refused(event.step_id))
+            case m.StageDone():
+                self._note_stage(event)
+                return None
+            case m.StepFailed():
+                self._parts.pop(event.step_id, None)
+                self._encoder.take_refused(event.step_id)
+                self._note_step_ended(event.step_id)
+                return ports.StepFailed(event.step_id, event.message, event.lost_worker, event.recompute)
+            case m.Fenced():
+                return ports.WorkerFenced(event.worker_id, event.call_id)
+            case m.LayoutOffered():
+                return ports.LayoutOffered(event.worker_id, event.call_id, codec.offer_from_event(event))
+            case m.LayoutApplied():
+                self.memory[event.worker_id] = event.memory
+                return ports.LayoutApplied(event.worker_id, event.call_id, codec.result_from_event(event))
+            case m.CallFailed():
+                return ports.CallFailed(event.worker_id, event.call_id, f"{event.error_type}: {event.message}")
+            case m.CallDone():
+                return ports.ShardLoaded(event.worker_id, event.call_id)
+            case m.TransferEnded():
+                return ports.TransferEnded(event.transfer_id, event.complete, event.num_bytes, event.duration_ns)
+            case m.MemoryReported():
+                self.memory[event.worker_id] = event.memory
+                return None
+            case m.WorkerReady():
+                self.memory[event.worker_id] = event.memory
+                return None
+            case _:
+                return None
+
+    def _note_stage(self, event: m.StepDone | m.StageDone) -> None:
+        self.bubbles.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
+        self.delays.note(event)
+        if self._observer is not None:
+            self._observer.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
+
+    def _note_step_ended(self, step_id: int) -> None:
+        self.bubbles.ended(step_id)
+        if self._observer is not None:
+            self._observer.step_ended(step_id)
+
+
+def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:
+    match action:
+        case ports.OfferLayout():
+            spec = codec.layout_to_record(action.spec)
+            return action.worker_id, m.OfferLayout(action.call_id, spec, action.live_blocks)
+        case ports.ApplyLayout():
+            spec = codec.layout_to_record(action.spec)
+            return action.worker_id, m.ApplyLayout(
+                action.call_id, spec, action.live_blocks, action.version, list(action.copies)
+            )
+        case ports.SendKV():
+            return action.src, m.SendKV(
+                action.transfer_id, action.dst, action.layers.lo, action.layers.hi,
+                list(action.src_blocks), list(action.dst_blocks), action.urgent, action.from_host, action.to_host,
+            )
+        case ports.SendShard():
+            return action.src, m.SendShard(action.transfer_id, action.dst, action.shard)
+        case ports.LoadShard():
+            return action.worker_id, m.LoadShard(action.call_id, action.shard)
+        case ports.CancelTransfer():
+            return action.src, m.CancelTransfer(action.transfer_id)
+        case ports.FenceWorker():
+            return action.worker_id, m.FenceWorker(action.call_id, action.lost, action.lost_life)
+        case _:
+            raise TypeError(f"not a worker's action: {action!r}")
+
+
+def _step_completed(event: m.StepDone, refused: list[int]) -> ports.StepCompleted:
+    logprobs = event.logprobs
+    if logprobs:
+        tokens = [
+            SampledToken(t, codec.logprobs_from_record(logprobs[i]) if i in logprobs else None)
+            for i, t in enumerate(event.token_ids)
+        ]
+    else:
+        tokens = [SampledToken(t) for t in event.token_ids]
+    for place in refused:  # sampled without what their requests asked for: those fail, each alone
+        tokens[place] = SampledToken(FAILED_TOKEN_ID)
+    prompt = {row: [codec.logprobs_from_record(r) for r in rows] for row, rows in event.prompt_logprobs.items()}
+    return ports.StepCompleted(event.step_id, tokens, prompt, event.compute_ns)

@@ -1,0 +1,474 @@
+"""The running engine: one core, its workers, and the streams of its clients, on one asyncio loop.
+
+Reads the wall clock and owns processes; decides nothing (the core does). Implements ``live.engine.api.EngineClient``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+
+from jettison.config import EngineConfig
+from jettison.core import ports
+from jettison.core.cluster import ClusterCore
+from jettison.core.controlstream import LINK_GRACE_S
+from jettison.cost.deployment import deployment_to_document
+from jettison.device.model.identity import WeightsIdentity, agreed_identity
+from jettison.errors import JettisonError, NotReadyError, OverCapacityError, RequestError, TooLongError
+from jettison.live.engine.api import (
+    EngineInfo,
+    EngineSnapshot,
+    EngineState,
+    TokenEvent,
+)
+from jettison.live.engine.assembly import Assembly, assemble
+from jettison.live.engine.deployed import deployment_of
+from jettison.live.engine.driver import CoreDriver, Delays
+from jettison.live.engine.encoder import StepEncoder
+from jettison.live.engine.launcher import LocalLauncher
+from jettison.live.engine.move_log import log_move
+from jettison.live.engine.restart import Restarter
+from jettison.live.engine.snapshot import take_snapshot
+from jettison.live.engine.stream import Stream
+from jettison.live.engine.warmup import WarmUp
+from jettison.live.machine.netns import Placement, machines_of
+from jettison.live.wire import messages as m
+from jettison.policy.ranges import Pull, StagePlan
+from jettison.policy.refusal import why_too_long
+from jettison.report.timeline import Timeline
+from jettison.types import FinishReason, GroupId, Request, RequestId, WorkerId
+
+logger = logging.getLogger(__name__)
+
+MAX_EVENT_LOG = 10_000
+"""Decisions kept in memory; older ones are dropped."""
+
+RESTART_WINDOW_S = 300.0
+"""Restarts are counted over this long."""
+
+DEPENDENT_ROWS = (
+    ": products by torch, so requests in one step may change each other's last bits (see docs/decisions.md)"
+)
+
+
+class Engine:
+    """Jettison, running. ``start`` loads workers, ``submit`` streams tokens, ``drain`` and ``close`` end it."""
+
+    def __init__(self, config: EngineConfig, placements: Mapping[WorkerId, Placement] | None = None) -> None:
+        """``placements``: see ``LocalLauncher``."""
+        self._config = config
+        self._placements = placements or {}
+        self._state: EngineState = "loading"
+        self._streams: dict[RequestId, Stream] = {}
+        self._assembly: Assembly | None = None
+        self._info: EngineInfo | None = None
+        self._launcher: LocalLauncher | None = None
+        self._driver: CoreDriver | None = None
+        self._restarter: Restarter | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._warm_up: WarmUp | None = None
+        self._weights: WeightsIdentity | None = None
+        """What the workers have read at the start, and serve."""
+        self._weights_digest: str | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._first_step: dict[WorkerId, int] = {}
+        """The first step that the present life of a worker that came back can have been in."""
+        self.timeline = Timeline() if config.server.timeline is not None else None
+        """What is written at the end, as it is now."""
+        self.event_log: deque[ports.Record] = deque(maxlen=MAX_EVENT_LOG)
+        self.started_ns = time.monotonic_ns()
+        self.failure: str | None = None
+        self.on_failure: Callable[[], None] | None = None
+        """Called once when the engine cannot go on: too many workers are gone for good, or the core met a bug."""
+
+    # --- life -------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> Assembly:
+        """Read the model's configuration, and settle what all workers compute with and in. Idempotent.
+
+        Raises ModelError, ConfigError and BudgetError where no worker could start: see ``Assembly.check``.
+        """
+        if self._assembly is None:
+            assembly = assemble(self._config)
+            assembly.check()
+            self._assembly = assembly
+            logger.info("kernels %s%s", assembly.kernels, "" if assembly.rows_are_independent else DEPENDENT_ROWS)
+        return self._assembly
+
+    async def start(self) -> None:
+        """Start workers and load the model. Raises ModelError, BudgetError, ConfigError. Idempotent."""
+        if self._launcher is not None:
+            return
+        assembly = self.prepare()
+        faults = self._config.faults
+        self._launcher = LocalLauncher(
+            assembly.worker_specs, self._on_worker_event, self._on_worker_exit,
+            heartbeat_timeout_s=faults.worker_heartbeat_timeout_s, step_timeout_s=faults.worker_step_timeout_s,
+            placements=self._placements,
+        )
+        self._restarter = Restarter(
+            self._launcher.restart, self._on_worker_joined, self._on_worker_gone,
+            max_restarts=faults.max_worker_restarts, window_s=RESTART_WINDOW_S,
+        )
+        ready = await self._launcher.start()
+        self._weights = self._agree_on_weights(ready)
+        self._weights_digest = self._weights.summary
+        capacity = {r.worker_id: r.capacity_blocks for r in ready}
+        profile, machine_of = assembly.load_profile(), machines_of(capacity, self._placements)
+        core = assembly.build_core(
+            capacity, os.urandom(16), profile, machine_of, has_profiled_links=not self._placements
+        )
+        ledgers = {w: s.ledger for w, s in core.state.workers.items()}
+        encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
+        driver = CoreDriver(
+            core, encoder, self._launcher.send, self._on_emit, self._on_record, observer=self.timeline
+        )
+        self._warm_up = WarmUp(assembly, capacity, self._launcher.send)
+        await self._warm_up.run(core)
+        self._warm_up = None
+        for event in ready:
+            driver.on_worker_event(event, time.monotonic_ns())
+        self._driver = driver
+        self._ticker = asyncio.create_task(self._tick(), name="jettison-ticker")
+        if self._state == "loading":
+            self._state = "ready"
+        slowest = max(ready, key=lambda r: r.read_ns)
+        logger.info(
+            "weights %s read in %.2f s, of which hashing and checking took %.2f s",
+            self._weights_digest, slowest.read_ns / 1e9, slowest.check_ns / 1e9,
+        )
+        logger.info(
+            "ready: %d instance(s), %s KV blocks each, kernels %s",
+            len(ready), sorted(set(capacity.values())), assembly.kernels,
+        )
+
+    def _agree_on_weights(self, ready: Sequence[m.WorkerReady]) -> WeightsIdentity:
+        """Raises ModelError where workers have read different weights; else tells each of them the whole."""
+        assert self._launcher is not None
+        parts = [r.weights for r in ready if r.weights is not None]
+        weights = agreed_identity(Path(self._config.model.model), parts)
+        for event in ready:
+            self._launcher.send(event.worker_id, m.AdoptWeights(weights))
+        return weights
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait for the accepted ones; True if all ended in time."""
+        if self._state in ("ready", "loading"):
+            self._state = "draining"
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End everything; requests still open end with ERROR. Idempotent."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+            self._ticker = None
+        if self._state != "failed":
+            self._state = "draining"
+        self._fail_open_streams("the server is shutting down")
+        if self._restarter is not None:
+            await self._restarter.close()
+        if self._launcher is not None:
+            await self._launcher.close(5.0)
+            self._launcher = None
+            self._write_timeline()
+
+    def _write_timeline(self) -> None:
+        if self.timeline is None or self._config.server.timeline is None:
+            return
+        try:
+            self.timeline.write(Path(self._config.server.timeline))
+        except OSError as error:
+            logger.error("cannot write the time line: %s", error)
+
+    async def _tick(self) -> None:
+        interval_s = self._config.overload.check_interval_ms / 1e3
+        while True:
+            await asyncio.sleep(interval_s)
+            self._handle(ports.Tick())
+
+    # --- EngineClient -----------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> EngineInfo:
+        """What does not change. Raises NotReadyError before ``start`` has read the model."""
+        if self._assembly is None:
+            raise NotReadyError("the model is still loading")
+        if self._info is None or self._info.max_request_tokens == 0:
+            capacity = self._driver.core.max_request_blocks() if self._driver is not None else 0
+            self._info = EngineInfo(
+                model_dir=str(Path(self._config.model.model)),
+                max_model_len=self._assembly.limits.max_model_len,
+                max_request_tokens=capacity * self._config.memory.block_size,
+                vocab_size=self._assembly.shape.vocab_size,
+                eos_token_ids=tuple(sorted(self._assembly.limits.eos_token_ids)),
+            )
+        return self._info
+
+    @property
+    def state(self) -> EngineState:
+        """loading, ready, draining or failed."""
+        return self._state
+
+    @property
+    def core(self) -> ClusterCore:
+        """The core, for reading (tests, benchmarks). Raises NotReadyError before start."""
+        if self._driver is None:
+            raise NotReadyError("the engine has not started")
+        return self._driver.core
+
+    def submit(self, request: Request, *, is_further: bool = False) -> AsyncIterator[TokenEvent]:
+        """See ``EngineClient.submit``."""
+        if self._state != "ready" or self._driver is None:
+            raise NotReadyError(f"the engine is {self._state}")
+        if not is_further:
+            self.check_queue(request.tenant)
+        self._check(request)
+        if request.request_id in self._streams:
+            raise JettisonError(f"request id {request.request_id} is in use")
+        stream = Stream(request.arrival_ns)
+        self._streams[request.request_id] = stream
+        self._idle.clear()
+        self._handle(ports.Arrived(request))
+        return self._events(request.request_id, stream)
+
+    def check_queue(self, tenant: str, num_arriving: int = 0) -> None:
+        """See ``EngineClient.check_queue``."""
+        if self._driver is None:
+            return
+        limit = self._config.scheduler.max_num_queued_reqs
+        refusal = self._driver.core.why_refuse(tenant, limit, num_arriving, time.monotonic_ns())
+        if refusal is not None:
+            raise OverCapacityError(refusal.message, refusal.retry_after_ms)
+
+    def _check(self, request: Request) -> None:
+        """What would raise, read out of bounds or never fit, further in. Raises RequestError."""
+        ids = request.prompt_token_ids
+        vocab_size = self.info.vocab_size
+        if not ids or min(ids) < 0 or max(ids) >= vocab_size:
+            raise RequestError(f"a prompt needs token ids, all of them in [0, {vocab_size})", param="prompt")
+        try:
+            request.cache_salt.encode()
+        except UnicodeEncodeError:
+            raise RequestError("cache_salt is no valid text", param="cache_salt") from None
+        info = self.info
+        too_long = why_too_long(len(ids), request.params.max_tokens, info.max_model_len, info.max_request_tokens)
+        if too_long is not None:
+            raise TooLongError(too_long, param="max_tokens", code="context_length_exceeded")
+
+    async def _events(self, request_id: RequestId, stream: Stream) -> AsyncIterator[TokenEvent]:
+        try:
+            while True:
+                event = await stream.get()
+                yield event
+                if event.finish_reason is not None:
+                    return
+        finally:
+            if not stream.ended:
+                self.cancel(request_id)
+
+    def cancel(self, request_id: RequestId) -> None:
+        """See ``EngineClient.cancel``."""
+        self._handle(ports.CancelRequested(request_id))
+
+    def finish_early(self, request_id: RequestId) -> None:
+        """See ``EngineClient.finish_early``."""
+        self._handle(ports.FinishRequested(request_id))
+
+    def snapshot(self) -> EngineSnapshot:
+        """See ``EngineClient.snapshot``."""
+        if self._driver is None or self._launcher is None:
+            return EngineSnapshot(self._state, self._config.memory.block_size)
+        pids = self._launcher.pids
+        snapshot = take_snapshot(self._driver, self._state, self._config, pids)
+        snapshot.weights = self._weights_digest
+        return snapshot
+
+    def event_document(self) -> dict[str, object]:
+        """Decisions and milestones so far, times in seconds since the engine was made: ``GET /jettison/events``."""
+        start = self.started_ns
+        events = [{"t": (r.time_ns - start) / 1e9, "kind": r.kind, **r.fields} for r in self.event_log]
+        return {"now_s": (time.monotonic_ns() - start) / 1e9, "events": events}
+
+    def deployment_document(self) -> dict[str, object]:
+        """What runs here, for a simulation of it (``cost.deployment``): ``GET /jettison/deployment``.
+
+        Raises NotReadyError before ``start`` has ended.
+        """
+        if self._assembly is None or self._driver is None:
+            raise NotReadyError("the model is still loading")
+        return deployment_to_document(deployment_of(self._assembly))
+
+    @property
+    def delays(self) -> Delays:
+        """What stages have waited for so far. Raises NotReadyError before ``start``."""
+        if self._driver is None:
+            raise NotReadyError("the engine is not started")
+        return self._driver.delays
+
+    def request_drop(self) -> None:
+        """Merge groups now, whatever the load (administration and experiments)."""
+        if self._driver is not None:
+            self._driver.carry_out(self._driver.core.request_drop(time.monotonic_ns()))
+
+    def request_merge(self, sources: Sequence[GroupId], stages: tuple[StagePlan, ...], pulls: tuple[Pull, ...]) -> None:
+        """Merge these groups in this way (experiments): idle ones, ``pulls`` all that the stages lack."""
+        if self._driver is not None:
+            core = self._driver.core
+            groups = [core.groups[g] for g in sources]
+            self._driver.carry_out(core.moves.merge(groups, stages, time.monotonic_ns(), pulls))
+
+    def keep_hung_workers(self, keep: bool) -> None:
+        """Whether processes of workers that are given up live on (tests wake them up); else they are killed."""
+        if self._launcher is not None:
+            self._launcher.kill_hung = not keep
+
+    def request_restore(self) -> None:
+        """Restore merged groups now, whatever the load (administration and experiments)."""
+        if self._driver is not None:
+            self._driver.carry_out(self._driver.core.request_restore(time.monotonic_ns()))
+
+    # --- glue -------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: ports.Event) -> None:
+        if self._driver is None or self._state == "failed":
+            return
+        num_issued = self._driver.core.num_issued
+        try:
+            self._driver.handle(event, time.monotonic_ns())
+        except Exception:
+            logger.exception("the core failed on %s", type(event).__name__)
+            if not (isinstance(event, ports.Arrived) and self._fail_alone(event.request.request_id, num_issued)):
+                self._fail("internal error in the scheduler")
+
+    def _fail_alone(self, request_id: RequestId, num_issued: int) -> bool:
+        """End the one request whose arrival raised. False when more than its place in a queue may be wrong.
+
+        What the core had decided before it raised is lost, so this is sound only if that was nothing: no worker was to
+        be told anything (``num_issued`` still holds), and every other open stream still has its request.
+        """
+        core = self.core
+        try:
+            if core.num_issued != num_issued or not core.withdraw(request_id):
+                return False
+        except AssertionError:
+            logger.exception("the core's books do not agree without request %s", request_id)
+            return False
+        live = core.state.requests
+        if any(name not in live or live[name].is_finished for name in self._streams if name != request_id):
+            return False
+        self._on_emit(ports.Emit(request_id, (), FinishReason.ERROR, None, "the request could not be scheduled"))
+        return True
+
+    def _on_worker_event(self, worker_id: WorkerId, event: m.Event) -> None:
+        if self._warm_up is not None:
+            self._warm_up.on_event(worker_id, event)
+        elif self._driver is not None and self._state != "failed":
+            if isinstance(event, m.StepFailed) and event.lost_worker is not None:
+                self._suspect(event.lost_worker, event.step_id)
+            try:
+                self._driver.on_worker_event(event, time.monotonic_ns())
+            except Exception:
+                logger.exception("the core failed on %s", type(event).__name__)
+                self._fail("internal error in the scheduler")
+
+    # --- workers that die -------------------------------------------------------------------------------------
+
+    def _on_worker_exit(self, worker_id: WorkerId, returncode: int) -> None:
+        if self._launcher is None or self._state == "failed":
+            return
+        logger.error("worker %d ended with code %d", worker_id, returncode)
+        if self._driver is None or self._restarter is None:
+            if self._warm_up is not None:
+                self._warm_up.fail(f"worker {worker_id} ended with code {returncode}")
+            self._fail(f"worker {worker_id} is gone")
+            return
+        self._handle(ports.WorkerLost(worker_id))
+        self._restarter.worker_lost(worker_id)
+
+    def _on_worker_joined(self, ready: m.WorkerReady) -> None:
+        assert self._driver is not None and self._launcher is not None
+        assert self._weights is not None
+        life = self._launcher.life(ready.worker_id)
+        self._launcher.send(ready.worker_id, m.AdoptWeights(self._weights))
+        logger.warning("worker %d is back (life %d)", ready.worker_id, life)
+        self._driver.on_worker_event(ready, time.monotonic_ns())
+        self._first_step[ready.worker_id] = self.core.state.next_step_id
+        self._handle(ports.WorkerJoined(ready.worker_id, ready.capacity_blocks, life))
+        self._info = None  # and longer again
+
+    def _on_worker_gone(self, worker_id: WorkerId) -> None:
+        self._handle(ports.WorkerGone(worker_id))
+        self._info = None  # the longest request that fits may be shorter now
+        if self.core.max_request_blocks() == 0:
+            self._fail("too many workers are gone: nothing can serve")
+
+    def _suspect(self, worker_id: WorkerId, step_id: int) -> None:
+        """A stage lost its link to this worker. Usually it is dead; if it is not, a broken link makes it useless.
+
+        The report may come late, from a survivor that was busy when the worker died: while the worker is dead or being
+        started again, and for steps older than its present life, it is about a life that is over.
+        """
+        assert self._launcher is not None
+        if not self.core.state.workers[worker_id].alive or step_id < self._first_step.get(worker_id, 0):
+            return
+        life = self._launcher.life(worker_id)
+
+        def check() -> None:
+            if self._launcher is not None and self._launcher.life(worker_id) == life:
+                self._launcher.declare_lost(worker_id, "a peer has lost the link to it")
+
+        asyncio.get_running_loop().call_later(LINK_GRACE_S, check)
+
+    def _fail(self, reason: str) -> None:
+        self._state = "failed"
+        self.failure = reason
+        if self.on_failure is not None:
+            self.on_failure()
+        self._fail_open_streams("the engine failed; the request was not completed")
+
+    def _fail_open_streams(self, message: str) -> None:
+        for request_id in list(self._streams):
+            self._on_emit(ports.Emit(request_id, (), FinishReason.ERROR, None, message))
+
+    def _on_record(self, record: ports.Record) -> None:
+        self.event_log.append(record)
+        if self._driver is not None:
+            log_move(record, self._driver.core)
+
+    def _on_emit(self, emit: ports.Emit) -> None:
+        stream = self._streams.get(emit.request_id)
+        if stream is None:
+            return
+        state = emit.state
+        event = TokenEvent(list(emit.tokens), emit.finish_reason, emit.stop_token_id, emit.error)
+        if state is not None:
+            event.num_cached_tokens = state.num_cached
+            is_scored = state.prompt_logprobs is not None and len(state.prompt_logprobs) == state.num_prompt
+            if state.prompt_logprobs is not None and is_scored and not stream.sent_prompt_logprobs:
+                event.prompt_logprobs = list(state.prompt_logprobs)
+                stream.sent_prompt_logprobs = True
+        if emit.finish_reason is not None:
+            stream.ended = True
+            del self._streams[emit.request_id]
+            if not self._streams:
+                self._idle.set()
+            event.timings = stream.timings
+            if state is not None:
+                stream.timings.first_scheduled_ns = state.first_scheduled_ns
+                stream.timings.first_token_ns = state.first_token_ns
+                stream.timings.finished_ns = state.finished_ns
+                stream.timings.num_preemptions = state.num_preemptions
+        stream.put(event)

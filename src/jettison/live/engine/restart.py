@@ -1,0 +1,105 @@
+"""Starting dead workers again: after a pause that grows, at most so often, one at a time.
+
+One at a time because a new process links itself to all peers that live: two that start together would each have to
+wait for the other. Nothing here knows what a worker does, or what the core makes of its return.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from jettison.errors import JettisonError
+from jettison.live.wire import messages as m
+from jettison.types import WorkerId
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.1
+MAX_PAUSE_S = 10.0
+"""Pauses grow from the first to this over the restarts that a worker has."""
+
+
+@dataclass(slots=True)
+class RestartBudget:
+    """How often one worker may be started again. Pure: time is an argument."""
+
+    max_restarts: int
+    window_s: float
+    _at_s: list[float] = field(default_factory=list)
+
+    def next_pause_s(self, now_s: float) -> float | None:
+        """Spend one restart and say how long to wait before it; None when all of the window's are spent."""
+        self._at_s = [at for at in self._at_s if now_s - at < self.window_s]
+        num_recent = len(self._at_s)
+        if num_recent >= self.max_restarts:
+            return None
+        self._at_s.append(now_s)
+        share = num_recent / max(1, self.max_restarts - 1)
+        return float(FIRST_PAUSE_S * (MAX_PAUSE_S / FIRST_PAUSE_S) ** share)
+
+
+class Restarter:
+    """Brings dead workers back. All calls on one asyncio loop.
+
+    ``start`` runs one new life to its WorkerReady, or raises: whatever it raises (a worker's own error, or OSError of
+    a machine that is out of memory or descriptors just now) is a failed attempt. ``on_joined`` is called in the same
+    moment, so that no end of the new life can overtake it; ``on_gone`` when a worker stays down.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[WorkerId], Awaitable[m.WorkerReady]],
+        on_joined: Callable[[m.WorkerReady], None],
+        on_gone: Callable[[WorkerId], None],
+        *,
+        max_restarts: int,
+        window_s: float,
+    ) -> None:
+        self._start = start
+        self._on_joined = on_joined
+        self._on_gone = on_gone
+        self._limits = (max_restarts, window_s)
+        self._budgets: dict[WorkerId, RestartBudget] = {}
+        self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
+        self._turn = asyncio.Lock()
+
+    def worker_lost(self, worker_id: WorkerId) -> None:
+        """A worker is dead. A second call while it is being brought back changes nothing."""
+        if worker_id not in self._tasks:
+            self._tasks[worker_id] = asyncio.create_task(self._bring_back(worker_id), name=f"restart-{worker_id}")
+
+    async def close(self) -> None:
+        """Give up on everything that is under way. Idempotent."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _bring_back(self, worker_id: WorkerId) -> None:
+        try:
+            ready = await self._started_again(worker_id)
+        finally:
+            del self._tasks[worker_id]
+        if ready is not None:
+            self._on_joined(ready)
+            return
+        log.error("worker %d was started %d times in %.0f s and stays down", worker_id, *self._limits)
+        self._on_gone(worker_id)
+
+    async def _started_again(self, worker_id: WorkerId) -> m.WorkerReady | None:
+        """The new life that came up, after as many attempts as the budget has; None when it has no more."""
+        budget = self._budgets.setdefault(worker_id, RestartBudget(*self._limits))
+        while (pause_s := budget.next_pause_s(time.monotonic())) is not None:
+            await asyncio.sleep(pause_s)
+            try:
+                async with self._turn:
+                    return await self._start(worker_id)
+            except JettisonError as error:
+                log.error("worker %d could not be started again: %s", worker_id, error)
+            except Exception:
+                log.exception("worker %d could not be started again", worker_id)
+        return None

@@ -1,0 +1,57 @@
+"""The engine's state as plain data, for /health, /metrics and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jettison.config import EngineConfig
+from jettison.core.load.bubbles import StageTimes
+from jettison.core.totals import counters
+from jettison.live.engine.api import EngineSnapshot, EngineState, GroupSnapshot, WorkerSnapshot
+from jettison.live.engine.driver import CoreDriver
+from jettison.types import NANOSECONDS, WorkerId
+
+
+def take_snapshot(
+    driver: CoreDriver, state: EngineState, config: EngineConfig, pids: Mapping[WorkerId, int]
+) -> EngineSnapshot:
+    """Read everything at one moment; cheap."""
+    core = driver.core
+    groups = [
+        GroupSnapshot(
+            group_id=g.group_id,
+            worker_ids=g.worker_ids,
+            layer_ranges=tuple((s.layers.lo, s.layers.hi) for s in g.stages),
+            num_running=len(g.running),
+            num_waiting=len(g.waiting),
+            num_moving=len(g.moving),
+            kv_blocks_total=g.capacity_blocks,
+            kv_blocks_used=g.used_blocks,
+            kv_blocks_cached=max(ledger.num_cached for ledger in g.ledgers),
+        )
+        for g in core.groups.values()
+    ]
+    workers = []
+    for worker_id in core.state.workers:
+        memory = driver.memory.get(worker_id, {})
+        times = driver.bubbles.totals.get(worker_id, StageTimes())
+        workers.append(
+            WorkerSnapshot(
+                worker_id=worker_id,
+                pid=pids.get(worker_id, 0),
+                alive=core.state.workers[worker_id].alive and worker_id in pids,
+                budget_bytes=memory.get("budget_bytes", config.memory.memory_bytes),
+                parameter_bytes=memory.get("parameter_bytes", 0),
+                dropped_parameter_bytes=memory.get("dropped_parameter_bytes", 0),
+                kv_bytes=memory.get("kv_bytes", 0),
+                workspace_bytes=memory.get("workspace_bytes", 0),
+                free_bytes=memory.get("free_bytes", 0),
+                stage_busy_seconds=times.busy_ns / NANOSECONDS,
+                stage_bubble_seconds=times.bubble_ns / NANOSECONDS,
+            )
+        )
+    totals = counters(core) | driver.delays.totals()
+    return EngineSnapshot(
+        state, config.memory.block_size, groups, workers, totals, num_homeless=len(core.state.homeless),
+        troubles=core.recoveries.troubles,
+    )

@@ -1,0 +1,40 @@
+"""Events of one request on their way from the engine to its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from jettison.live.engine.api import RequestTimings, TokenEvent
+
+
+class Stream:
+    """A queue with one reader, the request's client.
+
+    A step wakes up as many clients as it has rows; ``asyncio.Queue``, made for many readers, costs twice as much.
+    """
+
+    __slots__ = ("_events", "_waiter", "ended", "sent_prompt_logprobs", "timings")
+
+    def __init__(self, arrival_ns: int) -> None:
+        self._events: deque[TokenEvent] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self.timings = RequestTimings(arrival_ns)
+        self.sent_prompt_logprobs = False
+        self.ended = False
+
+    def put(self, event: TokenEvent) -> None:
+        """Wakes up the reader."""
+        self._events.append(event)
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():  # a reader that was cancelled has left it so
+                waiter.set_result(None)
+
+    async def get(self) -> TokenEvent:
+        """The next event, waited for."""
+        while not self._events:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._events.popleft()

@@ -1,0 +1,96 @@
+"""A few steps on every worker before it serves: touches pages, warms caches, and, where there is no profile, gives
+the step-time fit its first points."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from jettison.core.cluster import ClusterCore
+from jettison.device.step import StepInput
+from jettison.errors import WorkerLostError
+from jettison.live.engine.assembly import Assembly
+from jettison.live.wire import codec
+from jettison.live.wire import messages as m
+from jettison.policy.merge import StagePlan
+from jettison.types import WorkerId
+
+_FIRST_STEP_ID = 1 << 60
+"""Far above any id that the core gives."""
+
+_ROUNDS = 3
+
+
+class WarmUp:
+    """Runs before the core sees any request; blocks it writes are free again afterwards."""
+
+    def __init__(
+        self, assembly: Assembly, capacity_blocks: Mapping[WorkerId, int], send: Callable[[WorkerId, m.Command], None]
+    ) -> None:
+        self._assembly = assembly
+        self._capacity = capacity_blocks
+        self._send = send
+        self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._next_id = _FIRST_STEP_ID
+
+    async def run(self, core: ClusterCore) -> None:
+        """All workers at once, as they will serve. Raises WorkerLostError."""
+        limits = self._assembly.limits
+        blocks = min(self._capacity.values())
+        most = min(limits.max_num_batched_tokens, blocks * limits.block_size, limits.max_model_len)
+        rows = min(limits.max_num_seqs, 32, blocks)
+        groups = [group.stages for group in core.groups.values()]
+        for round_index in range(_ROUNDS):
+            for num_rows, num_tokens in ((1, most), (1, max(1, most // 2)), (rows, 1), (1, 1)):
+                started = time.monotonic_ns()
+                await asyncio.gather(*(self._step(stages, num_rows, num_tokens) for stages in groups))
+                if round_index == 0 or core.params.profile is not None:
+                    # These steps attend to nothing. Eight of them would make a fit that knows no price of KV and speaks
+                    # in the profile's stead; until serving has shown as many, the profile knows better.
+                    continue
+                for num_stages in {len(stages) for stages in groups}:
+                    model = core.steptime(num_stages)
+                    model.observe(num_rows * num_tokens, 0, (time.monotonic_ns() - started) / 1e9)
+
+    async def _step(self, stages: Sequence[StagePlan], num_rows: int, num_tokens: int) -> None:
+        limits = self._assembly.limits
+        per_row = -(-num_tokens // limits.block_size)
+        tables = np.arange(num_rows * per_row, dtype=np.int32).reshape(num_rows, per_row)
+        token_ids = np.arange(num_rows * num_tokens, dtype=np.int32) % self._assembly.shape.vocab_size
+        step_id = self._next_id
+        self._next_id += 1
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[step_id] = future
+        workers = [s.worker_id for s in stages]
+        for index, stage in enumerate(stages):
+            step = StepInput(
+                step_id=step_id,
+                layer_lo=stage.layers.lo,
+                layer_hi=stage.layers.hi,
+                token_ids=token_ids if index == 0 else token_ids[:0],
+                query_lens=np.full(num_rows, num_tokens, dtype=np.int32),
+                context_lens=np.zeros(num_rows, dtype=np.int32),
+                block_tables=tables,
+                sample_rows=np.arange(num_rows, dtype=np.int32),
+                prev_worker=workers[index - 1] if index else None,
+                next_worker=workers[index + 1] if index + 1 < len(workers) else None,
+            )
+            self._send(stage.worker_id, codec.step_command(step))
+        await future
+
+    def on_event(self, worker_id: WorkerId, event: m.Event) -> None:
+        """A worker's answer."""
+        if isinstance(event, m.StepDone) and event.step_id in self._waiting:
+            self._waiting.pop(event.step_id).set_result(None)
+        elif isinstance(event, m.StepFailed):
+            self.fail(f"worker {worker_id} could not run a first step: {event.message}")
+
+    def fail(self, reason: str) -> None:
+        """A worker is gone or cannot compute."""
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(WorkerLostError(reason))
+        self._waiting.clear()

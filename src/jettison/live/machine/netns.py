@@ -1,0 +1,60 @@
+"""Workers in network namespaces of this machine: how experiments get a real network between them.
+
+A socket belongs to the namespace in which it was made, whichever process uses it later; so the launcher makes a
+worker's listening socket inside, and the worker starts inside. Needs root; nothing else in the product does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from jettison.policy.links import MachineId
+from jettison.types import WorkerId
+
+_CLONE_NEWNET = 0x40000000
+_OWN = "/proc/thread-self/ns/net"
+
+
+class Placement(NamedTuple):
+    """Where a worker's links live."""
+
+    host: str = "127.0.0.1"
+    """The address that its peers connect to."""
+    netns: str | None = None
+    """A namespace as `ip netns` names it; None = the launcher's own."""
+
+
+def machines_of(
+    worker_ids: Iterable[WorkerId], placements: Mapping[WorkerId, Placement]
+) -> dict[WorkerId, MachineId]:
+    """Each worker's machine, as far as its links go: a namespace is one, and the launcher's own is another.
+
+    Without placements all workers share memory, and so the one machine.
+    """
+    names = {worker: placements.get(worker, Placement()).netns or "" for worker in worker_ids}
+    numbers = {name: number for number, name in enumerate(sorted(set(names.values())))}
+    return {worker: numbers[name] for worker, name in names.items()}
+
+
+@contextlib.contextmanager
+def entered(netns: str | None) -> Iterator[None]:
+    """This thread inside a namespace for a moment. Raises OSError; then it is where it was."""
+    if netns is None:
+        yield
+        return
+    with open(_OWN, "rb") as home, open(f"/run/netns/{netns}", "rb") as there:
+        _enter(there.fileno())
+        try:
+            yield
+        finally:
+            _enter(home.fileno())
+
+
+def _enter(descriptor: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), f"setns: {os.strerror(ctypes.get_errno())}")

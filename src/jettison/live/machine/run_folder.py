@@ -1,0 +1,133 @@
+"""The folder of a launcher's sockets: gone with the launcher, or, where that was killed, with the next one's start.
+
+The owner holds a lock (flock) on the folder, which the kernel frees when the process ends, however it ends. So an
+unlocked folder of this name has no owner: process ids that come again and clocks have no say in that.
+
+A socket's path has little room. Where TMPDIR is too long for it, the folder lies in the first of a few short ones.
+
+Other users' folders, links, and folders with anything but sockets in them are never touched.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from jettison.errors import UserError
+
+PREFIX = "jettison-run-"
+MAX_SOCKET_PATH_BYTES = 107
+"""The kernel's 108, less the zero at the end."""
+SHORT_PARENTS = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"))
+_ROOM_BYTES = len(f"/{PREFIX}") + 8 + len("/link-1023.1000000")
+"""What follows the parent's path in the longest address; ``mkdtemp`` adds eight characters to the prefix."""
+
+
+class RunFolder:
+    """A new folder of mode 0700 in the folder for temporary files, or in a short one where that one's path is long."""
+
+    def __init__(self) -> None:
+        """Removes abandoned ones on the way. Raises OSError where no folder can be made, UserError where none can be
+        whose path is short enough."""
+        given = Path(tempfile.gettempdir())
+        parents = [given, *(parent for parent in SHORT_PARENTS if parent != given)]
+        for parent in parents:
+            remove_abandoned(parent)
+        if _has_room(given):
+            self._make_in(given)
+            return
+        for parent in parents[1:]:
+            if _has_room(parent) and _is_safe(parent):
+                try:
+                    self._make_in(parent)
+                except OSError:
+                    continue
+                return
+        raise UserError(
+            f"TMPDIR is too long for sockets, whose paths have at most {MAX_SOCKET_PATH_BYTES} bytes: {given}. Set it "
+            f"to a folder whose path has at most {MAX_SOCKET_PATH_BYTES - _ROOM_BYTES}"
+        )
+
+    def _make_in(self, parent: Path) -> None:
+        """Raises OSError."""
+        self._lock_fd: int | None = None
+        while self._lock_fd is None:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            try:
+                self._lock_fd = _lock(self.path)
+            except (BlockingIOError, FileNotFoundError):
+                continue  # before it was locked, another start took it for abandoned
+            except OSError:
+                break  # a file system without such locks: no other process gets one either, and so it stays
+
+    def remove(self) -> None:
+        """Remove it with all that is in it. Idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+
+def _has_room(parent: Path) -> bool:
+    """Whether the path of a socket below it can be bound."""
+    return len(os.fsencode(parent)) + _ROOM_BYTES <= MAX_SOCKET_PATH_BYTES
+
+
+def _is_safe(parent: Path) -> bool:
+    """Whether others can neither rename nor remove a folder of this user in it: as the sticky bit sees to in /tmp."""
+    try:
+        info = parent.stat()
+    except OSError:
+        return False
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid not in (0, os.getuid()):
+        return False
+    return bool(info.st_mode & stat.S_ISVTX) or not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def remove_abandoned(parent: Path) -> None:
+    """Remove the folders in ``parent`` that a launcher of this user has made and no process holds any more."""
+    for path in parent.glob(f"{PREFIX}*"):
+        try:
+            fd = _lock(path)
+        except OSError:
+            continue
+        try:
+            if os.fstat(fd).st_uid == os.getuid():
+                _remove(path, fd)
+        except OSError:
+            pass  # another process has just put something into it, or is quicker
+        finally:
+            os.close(fd)
+
+
+def _remove(path: Path, fd: int) -> None:
+    """Remove an open folder in which there are only sockets; another is left as it is. Raises OSError."""
+    names = os.listdir(fd)
+    if all(stat.S_ISSOCK(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode) for name in names):
+        for name in names:
+            os.unlink(name, dir_fd=fd)
+        path.rmdir()
+
+
+def _lock(path: Path) -> int:
+    """A descriptor that holds the lock of a folder. Raises OSError: FileNotFoundError where the folder is gone,
+    BlockingIOError where another process has it."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(fd), os.lstat(path)):
+            raise FileNotFoundError(f"{path} is another folder now")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,242 @@
+"""``jettison verify``: the proof table. Same tokens, whatever memory did meanwhile.
+
+Every architecture goes through every memory event on a real cluster (real pages, real moves, in one process); each
+token is compared with what ``transformers`` computes from the same history, up to the first difference of a
+request. Without ``transformers`` the reference is one instance with ample memory. An event that a model cannot have,
+and one that fails or hangs, are rows like the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from jettison.device.model.create import create_model
+from jettison.device.model.hf_config import read_config
+from jettison.device.reference import Reference, TransformersReference, transformers_available
+from jettison.errors import ConfigError, JettisonError, ModelError
+from jettison.live.engine.assembly import Assembly, assemble
+from jettison.live.verify import scenarios
+from jettison.live.verify.fault_schedules import kills
+from jettison.live.verify.proof_table import Conditions, ProofTable, Row, compare, failed, not_applicable, print_table
+from jettison.live.verify.scenarios import BLOCK_SIZE, Event, Outcome, Setting, make_config, why_not
+from jettison.live.verify.scenarios_many import MANY
+from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
+from jettison.live.verify.solo_reference import SoloReference
+from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES
+from jettison.policy.exchange import ExchangeMode
+from jettison.report.terminal import note_phase, progress_bar
+
+log = logging.getLogger(__name__)
+
+MIN_CONTEXT = 160
+"""Tokens: the longest prompts of the events, and answers that are still being written when memory moves."""
+
+NUM_OUTPUT_TOKENS = 96
+"""Of a request: 8 requests of it an event and architecture."""
+
+SOLO = "one undisturbed instance"
+NO_REFERENCE = (
+    "transformers is not installed: tokens are compared with what our own kernels compute for each request alone, "
+    "which shows less (a fault of the model's arithmetic would be on both sides); pip install transformers"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One small random model."""
+
+    name: str
+    arch: str
+    tied: bool = False
+    rope_scaling: str | None = None
+    head_dim: int | None = None
+
+
+SCENARIOS = scenarios.SCENARIOS | RUNGS_TOGETHER
+
+ARCHITECTURES = (
+    Architecture("Llama 2", "llama"),
+    Architecture("Llama 3 (scaled rope, tied)", "llama", tied=True, rope_scaling="llama3"),
+    Architecture("Mistral", "mistral", head_dim=16),
+    Architecture("Qwen2", "qwen2"),
+    Architecture("Qwen3", "qwen3", head_dim=16),
+)
+
+
+def run_verify(
+    model_dir: Path | None, json_out: Path | None, dtype: str = "float64", seed: int = 0, *, full: bool = False,
+    max_model_len: int | None = None, kernels: str = "auto",
+) -> int:
+    """Run the table, print it, write it; 0 if every event that the models can have happened, every request was answered
+    in full and nothing differs, else 1. What has been found is in ``json_out`` after each event, and is printed however
+    the run ends.
+
+    ``full``: also three and four instances, and real worker processes that are killed at every named place
+    of a move in every mode of exchange (each of these on one of the architectures in turn). ``max_model_len``: context
+    that is served, as ``jettison serve`` has it.
+
+    Raises ModelError or ConfigError for a folder or precision that cannot be served, before the first event.
+    """
+    console = Console()
+    has_reference = transformers_available()
+    if not has_reference:
+        console.print(f"[red]{NO_REFERENCE}[/red]")
+    with tempfile.TemporaryDirectory(prefix="jettison-verify-") as scratch:
+        models = [
+            (name, Setting(folder, dtype, NUM_OUTPUT_TOKENS, seed, max_model_len, kernels))
+            for name, folder in _models(model_dir, Path(scratch), seed, max_model_len)
+        ]
+        served = [check_served(setting) for _, setting in models]
+        of_all = served[0].worker_specs[0]
+        against = "transformers" if has_reference else SOLO
+        table = ProofTable(Conditions(of_all.dtype, against, of_all.kernels, max_model_len), json_out)
+        events = SCENARIOS | MANY if full else SCENARIOS
+        deaths = [death_plan(i, len(models)) if full else [] for i in range(len(models))]
+        total = len(models) * len(events) + sum(len(places) for plan in deaths for _, _, places in plan)
+        try:
+            with progress_bar(console=console) as progress:
+                bar = _Bar(progress, progress.add_task("verifying", total=total), console)
+                for (name, setting), assembly, plan in zip(models, served, deaths, strict=True):
+                    resolved = replace(setting, dtype=of_all.dtype)
+                    run = _Run(name, resolved, assembly.shape.num_layers, table, bar)
+                    run.events(events)
+                    for mode, instances, places in plan:
+                        run.deaths(mode, instances, places)
+            table.write(is_complete=True)
+        finally:
+            print_table(console, table)
+    return 1 if any(row.is_failed for row in table.rows) else 0
+
+
+def check_served(setting: Setting) -> Assembly:
+    """Raise ModelError or ConfigError now for what every event would fail with."""
+    assembly = assemble(make_config(setting, BLOCK_SIZE, 1))
+    assembly.check()
+    context = assembly.limits.max_model_len
+    if context < MIN_CONTEXT:
+        raise ConfigError(
+            f"{setting.model_dir}: a context of {context} tokens is too short for the events; "
+            f"verify needs {MIN_CONTEXT}"
+        )
+    return assembly
+
+
+def make_reference(setting: Setting) -> Reference:
+    """``transformers`` where it is installed."""
+    if transformers_available():
+        return TransformersReference(setting.model_dir, setting.dtype, setting.max_model_len)
+    return SoloReference(setting.model_dir, setting.dtype, setting.max_model_len)
+
+
+class _Bar:
+    """What is tried now: in the bar, or as a line where no bar is seen."""
+
+    def __init__(self, progress: Progress, task: TaskID, console: Console) -> None:
+        self._progress, self._task, self._console = progress, task, console
+
+    def begin(self, text: str) -> None:
+        self._progress.update(self._task, description=text)
+        found = self._progress.tasks[0]
+        note_phase(f"{text} ({found.completed:.0f} of {found.total:.0f} done)", self._console)
+
+    def advance(self) -> None:
+        self._progress.advance(self._task)
+
+
+class _Run:
+    """One model's way through the events."""
+
+    def __init__(self, name: str, setting: Setting, num_layers: int, table: ProofTable, bar: _Bar) -> None:
+        self._name, self._setting, self._num_layers = name, setting, num_layers
+        self._table, self._bar = table, bar
+        self._reference = make_reference(setting)
+
+    def events(self, events: Mapping[str, Event]) -> None:
+        """One after the other; one that fails is a row that says so, and the others are run."""
+        for name, event in events.items():
+            self._bar.begin(f"{self._name}: {name}")
+            reason = why_not(event.num_stages, self._num_layers)
+            if reason is not None:
+                self._add(not_applicable(self._name, name, reason))
+            else:
+                self._add(self._attempt(name, lambda e=event: e(self._setting)))  # type: ignore[misc]
+
+    def deaths(self, mode: ExchangeMode, instances: int, places: Sequence[str]) -> None:
+        """A worker dies at each of the places that the model has."""
+        left = []
+        for place in places:
+            reason = why_not(1 if place in ALONE else 2, self._num_layers)
+            if reason is None:
+                left.append(place)
+            else:
+                self._add(not_applicable(self._name, death_name(place, mode, instances), reason))
+
+        def on_row(place: str, outcome: Outcome) -> None:
+            left.remove(place)
+            self._add(self._attempt(death_name(place, mode, instances), lambda: outcome))
+
+        while left:
+            self._bar.begin(f"{self._name}: kill -9 ({mode}, {instances} instances)")
+            try:
+                kills(self._setting, tuple(left), on_row, exchange=str(mode), instances=instances)
+            except (JettisonError, AssertionError) as error:  # the engine's start or end, or the core's own checks
+                place = left.pop(0) if left else "of the engine"
+                self._add(failed(self._name, death_name(place, mode, instances), error))
+
+    def _attempt(self, event: str, scenario: Callable[[], Outcome]) -> Row:
+        """What goes wrong in an event is its row; what is wrong with the model is no event's affair (ModelError)."""
+        try:
+            return compare(self._name, event, scenario(), self._reference)
+        except ModelError:
+            raise
+        except JettisonError as error:
+            return failed(self._name, event, error)
+        except Exception as error:
+            log.exception("%s: %s", self._name, event)
+            return failed(self._name, event, error)
+
+    def _add(self, row: Row) -> None:
+        self._table.add(row)
+        self._bar.advance()
+
+
+def death_name(place: str, mode: ExchangeMode, instances: int) -> str:
+    """Of the row."""
+    return f"kill -9 {place} ({mode}), {instances} instances"
+
+
+def death_plan(index: int, num_models: int) -> list[tuple[ExchangeMode, int, list[str]]]:
+    """Deaths that one of the architectures goes through: (mode, instances, failpoints), each on an engine of its own.
+
+    All together: every failpoint in every mode with two instances, and every failpoint once with three and with four.
+    """
+    plan = []
+    for shift, mode in enumerate(ExchangeMode):
+        places = [n for n in NAMES if n not in LIVE_ONLY or mode is ExchangeMode.LIVE]
+        plan.append((mode, 2, places[(index + shift) % num_models :: num_models]))
+    for instances in (3, 4):
+        plan.append((ExchangeMode.LIVE, instances, list(NAMES[(index + instances) % num_models :: num_models])))
+    return [entry for entry in plan if entry[2]]
+
+
+def _models(
+    model_dir: Path | None, scratch: Path, seed: int, max_model_len: int | None
+) -> Iterator[tuple[str, Path]]:
+    if model_dir is not None:
+        yield read_config(model_dir, max_model_len).architecture, model_dir
+        return
+    for index, a in enumerate(ARCHITECTURES):
+        folder = scratch / str(index)
+        create_model(
+            folder, arch=a.arch, layers=4, hidden=32, heads=4, kv_heads=2, head_dim=a.head_dim, seed=seed + index,
+            tied=a.tied, rope_scaling=a.rope_scaling, max_position_embeddings=1024, std=0.2,
+            shard_bytes=40_000 if index % 2 else None,
+        )
+        yield a.name, folder

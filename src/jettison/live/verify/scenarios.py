@@ -1,0 +1,437 @@
+"""The memory events that ``jettison verify`` puts requests through, each on a real cluster of one or two instances.
+
+A scenario returns what the requests produced and whether the event really happened: a table of zero
+mismatches proves nothing about an exchange that did not take place.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from jettison.config import EngineConfig
+from jettison.core.moving.merging import MergePhase
+from jettison.core.moving.restoring import RestorePhase
+from jettison.core.requests import RequestState
+from jettison.core.totals import counters
+from jettison.live.engine.assembly import assemble
+from jettison.live.engine.local_cluster import Completion, LocalCluster, Until
+from jettison.policy.exchange import ExchangeMode
+from jettison.types import FinishReason, SamplingParams
+
+BLOCK_SIZE = 4
+PAGE_BYTES = 4096
+NUM_REQUESTS = 8
+MAX_NUM_SEQS = 32
+MAX_NUM_TOKENS = 256
+LONG_CONTEXT = 4096
+NUM_LONG = 5
+"""Requests with a long context: one instance holds them all."""
+MAX_UNITS = 100_000
+"""Of work that anything in an event may take: they come to about 1,300 in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One request: what it asked and what came out."""
+
+    prompt: list[int]
+    output: list[int]
+    problem: str = ""
+    """Why it counts as cut off: it ended early though no client cancelled it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All requests of a scenario, and why it counts (or an explanation why it does not)."""
+
+    requests: list[Observed]
+    happened: bool
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all scenarios share."""
+
+    model_dir: Path
+    dtype: str
+    num_output_tokens: int
+    seed: int
+    max_model_len: int | None = None
+    """Context that is served; None: the model's."""
+    kernels: str = "auto"
+
+    def rng(self) -> random.Random:
+        """Prompts depend on the seed only."""
+        return random.Random(self.seed)
+
+
+Scenario = Callable[[Setting], Outcome]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A scenario, and what a model must have for it."""
+
+    scenario: Scenario
+    num_stages: int = 1
+    """Of the longest pipeline in it; each takes a layer at least."""
+
+    def __call__(self, setting: Setting) -> Outcome:
+        return self.scenario(setting)
+
+
+def why_not(num_stages: int, num_layers: int) -> str | None:
+    """Why a model cannot have an event with a pipeline of so many stages; None: it can."""
+    if num_stages <= num_layers:
+        return None
+    has = "1 layer" if num_layers == 1 else f"{num_layers} layers"
+    return f"a pipeline of {num_stages} stages needs as many layers; this model has {has}"
+
+
+@contextmanager
+def make_cluster(setting: Setting, *, num_blocks: int, instances: int = 2, **flags: object) -> Iterator[LocalCluster]:
+    """A cluster whose instances hold about ``num_blocks`` blocks each beside parameters and workspace."""
+    config = make_config(setting, num_blocks, instances, **flags)
+    with LocalCluster(config, seed=setting.seed, max_units=MAX_UNITS) as cluster:
+        yield cluster
+
+
+def make_config(setting: Setting, num_blocks: int, instances: int, **flags: object) -> EngineConfig:
+    """Of ``make_cluster``'s. Raises ModelError, ConfigError."""
+    base: dict[str, object] = {
+        "model": str(setting.model_dir),
+        "dtype": setting.dtype,
+        "instances": instances,
+        "memory": "1GiB",
+        "page_size": PAGE_BYTES,
+        "block_size": BLOCK_SIZE,
+        "max_num_seqs": MAX_NUM_SEQS,
+        "max_num_batched_tokens": MAX_NUM_TOKENS,
+        "exchange_piece_bytes": 1 << 14,
+        "num_threads": 1,
+        "max_model_len": setting.max_model_len,
+        "kernels": setting.kernels,
+    } | flags
+    sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
+    base["memory"] = sized.memory_for_blocks(num_blocks)
+    # Small pieces, so that much happens while they travel; but not so many that requests end before the last.
+    base["exchange_piece_bytes"] = max(1 << 14, sized.shape.parameter_bytes // 256)
+    return EngineConfig.resolve(**base)  # type: ignore[arg-type]
+
+
+def make_prompts(
+    setting: Setting, cluster: LocalCluster, low: int, high: int, num: int = NUM_REQUESTS
+) -> list[list[int]]:
+    """Random prompts of ``low`` to ``high`` tokens, of the whole vocabulary, from the setting's seed."""
+    rng = setting.rng()
+    vocab = cluster.assembly.shape.vocab_size
+    return [[rng.randrange(vocab) for _ in range(rng.randint(low, high))] for _ in range(num)]
+
+
+def submit(cluster: LocalCluster, prompts: list[list[int]], num_tokens: int, first: int = 0) -> None:
+    """Greedy requests ``request-<first>`` and on, of exactly ``num_tokens`` tokens each."""
+    for i, prompt in enumerate(prompts, start=first):
+        params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
+        cluster.submit(f"request-{i}", prompt, params)
+
+
+def observed(cluster: LocalCluster, prompts: list[list[int]]) -> list[Observed]:
+    """What ``request-0`` and on have produced."""
+    found = [(prompt, cluster.completions[f"request-{i}"]) for i, prompt in enumerate(prompts)]
+    context = cluster.assembly.limits.max_model_len
+    return [Observed(prompt, done.token_ids, _problem(len(prompt), done, context)) for prompt, done in found]
+
+
+def _problem(num_prompt: int, done: Completion, context: int) -> str:
+    """Why a request is not whole. Whole: ended by length, with all the tokens it asked for or that the context has."""
+    wanted = min(done.params.max_tokens, context - num_prompt)
+    if done.was_cancelled or (done.finish_reason is FinishReason.LENGTH and len(done.tokens) == wanted):
+        return ""
+    return f"ended with {done.finish_reason} after {len(done.tokens)} of {wanted} tokens ({done.error or 'no error'})"
+
+
+def overwrite_tail(cluster: LocalCluster) -> None:
+    """Requests that fill what a drop has freed, and end: a restore now has to pull, mapping alone is not enough."""
+    names: list[str] = []
+    rng = random.Random(7)
+    free = min(ledger.num_free for group in cluster.core.groups.values() for ledger in group.ledgers)
+    vocab = cluster.assembly.shape.vocab_size
+    length = min(120, cluster.assembly.limits.max_model_len - 1)
+    for i in range(max(1, (free - 8) * BLOCK_SIZE // (length + BLOCK_SIZE))):
+        prompt = [rng.randrange(vocab) for _ in range(length)]
+        names.append(f"filler-{i}-{len(cluster.completions)}")
+        cluster.submit(names[-1], prompt, SamplingParams(max_tokens=1, temperature=0.0))
+    cluster.run(Until(
+        "requests that fill the dropped layers' pages", lambda: all(cluster.completions[n].finish_reason for n in names)
+    ))  # fmt: skip
+
+
+def produced(cluster: LocalCluster, num_tokens: int) -> Until:
+    """Until the requests have produced this many tokens together."""
+    goal = sum(len(c.tokens) for c in cluster.completions.values()) + num_tokens
+    return Until(
+        f"{num_tokens} more tokens", lambda: sum(len(c.tokens) for c in cluster.completions.values()) >= goal
+    )
+
+
+def moves_over(cluster: LocalCluster, move: str) -> Until:
+    """Until nothing is on the move; ``move``: what was begun."""
+    return Until(f"the end of {move}", lambda: not cluster.core.in_transition)
+
+
+def blocks_for_all(setting: Setting, prompt: int) -> int:
+    """Blocks that hold all requests at their full length, with some room, on one instance."""
+    return -(-NUM_REQUESTS * (prompt + setting.num_output_tokens) // BLOCK_SIZE) + 16
+
+
+def chunked_prefill(priority: str) -> Scenario:
+    """Prompts longer than the token budget; decodes beside them, or what prompts leave to decodes."""
+
+    def scenario(setting: Setting) -> Outcome:
+        flags = {"max_num_batched_tokens": 13, "max_num_seqs": 13}
+        with make_cluster(
+            setting, num_blocks=blocks_for_all(setting, 60), step_priority=priority, **flags
+        ) as cluster:
+            prompts = make_prompts(setting, cluster, 30, 60)
+            submit(cluster, prompts, setting.num_output_tokens)
+            cluster.run()
+            steps = sum(g.counters.num_steps for g in cluster.core.groups.values())
+            # Each instance's first steps are filled to the budget; without chunks no prompt would have started.
+            happened = steps > 0 and all(len(p) > flags["max_num_batched_tokens"] for p in prompts)
+            evidence = f"prompts of 30 to 60 tokens in chunks of 13, {steps} steps"
+            return Outcome(observed(cluster, prompts), happened, evidence)
+
+    return scenario
+
+
+def prefix_hit(setting: Setting) -> Outcome:
+    """Prompts that share their first tokens, one after the other."""
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 60), instances=1) as cluster:
+        prefix = make_prompts(setting, cluster, 41, 41, 1)[0]
+        prompts = [prefix + tail for tail in make_prompts(setting, cluster, 1, 12)]
+        for i, prompt in enumerate(prompts):
+            submit(cluster, [prompt], setting.num_output_tokens, i)
+            cluster.run(produced(cluster, 3))
+        cluster.run()
+        hits = counters(cluster.core)["prefix_cache_hits"]
+        return Outcome(observed(cluster, prompts), hits > 0, f"{hits:.0f} prompt tokens from the cache")
+
+
+def preempt_and_recompute(setting: Setting) -> Outcome:
+    """Too little memory for all: the youngest are preempted and start again."""
+    need = -(-(40 + setting.num_output_tokens) // BLOCK_SIZE)
+    with make_cluster(setting, num_blocks=2 * need, overload="recompute") as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run()
+        count = counters(cluster.core)["num_preemptions"]
+        return Outcome(observed(cluster, prompts), count > 0, f"{count:.0f} preemptions")
+
+
+def swap_out_and_in(setting: Setting) -> Outcome:
+    """The same shortage with the swap baseline: KV goes to the host in small pieces and comes back."""
+    need = -(-(40 + setting.num_output_tokens) // BLOCK_SIZE)
+    with make_cluster(setting, num_blocks=2 * need, overload="swap", swap_budget_blocks=3) as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run()
+        totals = counters(cluster.core)
+        out, back = totals["swapped_out_blocks"], totals["swapped_in_blocks"]
+        return Outcome(observed(cluster, prompts), out == back > 0, f"{out:.0f} blocks to the host, {back:.0f} back")
+
+
+def migrate_while_decoding(setting: Setting) -> Outcome:
+    """Clients of one instance leave; running requests of the other move over (the migrate baseline)."""
+    blocks = -(-NUM_REQUESTS * (40 + setting.num_output_tokens) // (2 * BLOCK_SIZE)) + 8
+    # Two fifths full count as full, and looks are frequent: whatever the length of answers, most is then still to come.
+    with make_cluster(
+        setting, num_blocks=blocks, overload="migrate", migrate_threshold=blocks / 5, migrate_period_ms=1
+    ) as cluster:
+        prompts = make_prompts(setting, cluster, 20, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(produced(cluster, 2 * setting.num_output_tokens))
+        for request_id in list(cluster.core.groups[1].running)[1:]:
+            cluster.cancel(request_id)
+        cluster.run()
+        cluster.core.check()
+        totals = counters(cluster.core)
+        evidence = f"{totals['migrations']:.0f} requests moved, {totals['migrated_bytes']:.0f} bytes"
+        return Outcome(observed(cluster, prompts), totals["migrations"] > 0, evidence)
+
+
+def static_pipeline(setting: Setting) -> Outcome:
+    """Two instances that each load half of the layers (the pipeline baseline), with too little memory for all."""
+    need = -(-(40 + setting.num_output_tokens) // BLOCK_SIZE)
+    with make_cluster(setting, num_blocks=need, overload="pipeline") as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run()
+        (group,) = cluster.core.groups.values()
+        happened = len(group.stages) == 2 and group.capacity_blocks > 2 * need
+        return Outcome(observed(cluster, prompts), happened, f"{group.capacity_blocks} blocks where {need} each were")
+
+
+def drop_and_exchange(mode: ExchangeMode) -> Scenario:
+    """Layers are dropped under running requests; their KV changes hands, is computed again, or is attended to."""
+
+    def scenario(setting: Setting) -> Outcome:
+        with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), exchange=str(mode)) as cluster:
+            prompts = make_prompts(setting, cluster, 10, 40)
+            submit(cluster, prompts, setting.num_output_tokens)
+            cluster.run(produced(cluster, 60))
+            cluster.request_drop()
+            cluster.run()
+            happened, evidence = exchange_evidence(cluster, mode)
+            return Outcome(observed(cluster, prompts), happened, evidence)
+
+    return scenario
+
+
+def long_contexts(setting: Setting) -> Outcome:
+    """A drop and a restore under requests as long as the model's context (or ``LONG_CONTEXT`` tokens)."""
+    longest = min(make_config(setting, BLOCK_SIZE, 1).model.max_model_len or LONG_CONTEXT, LONG_CONTEXT)
+    with make_cluster(setting, num_blocks=NUM_LONG * longest // BLOCK_SIZE + 16) as cluster:
+        length = min(longest, cluster.assembly.limits.max_model_len) - setting.num_output_tokens
+        prompts = make_prompts(setting, cluster, length * 3 // 4, length, NUM_LONG)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(produced(cluster, NUM_LONG * 4))
+        cluster.request_drop()
+        cluster.run(moves_over(cluster, "the drop"))
+        cluster.run(produced(cluster, NUM_LONG * 4))
+        cluster.request_restore()
+        cluster.run()
+        totals = counters(cluster.core)
+        happened = totals["exchanged_bytes"] > 0 and totals["restores"] == 1
+        longest_prompt = max(map(len, prompts))
+        evidence = f"prompts of up to {longest_prompt} tokens, {totals['exchanged_bytes']:.0f} bytes of KV exchanged"
+        return Outcome(observed(cluster, prompts), happened, evidence)
+
+
+def exchange_evidence(cluster: LocalCluster, mode: ExchangeMode) -> tuple[bool, str]:
+    """Whether the exchanges of a cluster did what their mode says, and by what one can tell."""
+    chosen: Counter[str] = Counter()
+    for record in cluster.records:
+        if record.kind == "exchange_done":
+            requests = record.fields["requests"]
+            assert isinstance(requests, dict)
+            chosen.update(requests)
+    totals = counters(cluster.core)
+    moved, rows = totals["exchanged_bytes"], totals["live_rows"]
+    happened = chosen.total() > 0 if mode is ExchangeMode.AUTO else chosen[str(mode)] > 0
+    if mode is ExchangeMode.RECOMPUTE:
+        happened &= moved == 0
+    elif mode is not ExchangeMode.AUTO:
+        happened &= moved > 0 and (rows > 0) == (mode is ExchangeMode.LIVE)
+    what = ", ".join(f"{num} {choice}" for choice, num in sorted(chosen.items()))
+    return happened, f"{what}; {moved:.0f} bytes exchanged, {rows:.0f} rows attended to KV elsewhere"
+
+
+def restore_and_split(setting: Setting) -> Outcome:
+    """A pipeline becomes two instances again under running requests."""
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40)) as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(produced(cluster, 60))
+        cluster.request_drop()
+        cluster.run(moves_over(cluster, "the drop"))
+        overwrite_tail(cluster)
+        cluster.run(produced(cluster, 20))
+        cluster.request_restore()
+        cluster.run()
+        totals = counters(cluster.core)
+        pulled, returned = totals["pulled_bytes"], totals["returned_bytes"]
+        happened = totals["restores"] == 1 and pulled > 0 and returned > 0
+        evidence = f"{pulled:.0f} bytes of parameters pulled, {returned:.0f} of KV returned"
+        return Outcome(observed(cluster, prompts), happened, evidence)
+
+
+def drop_again_during_restore(setting: Setting) -> Outcome:
+    """A second burst turns a restore round: once while shards are pulled, once while requests go home."""
+    # Larger layers take longer to pull, and the requests have to be there when the second pull has ended.
+    setting = replace(setting, num_output_tokens=3 * setting.num_output_tokens)
+    with make_cluster(setting, num_blocks=blocks_for_all(setting, 40)) as cluster:
+        prompts = make_prompts(setting, cluster, 10, 40)
+        submit(cluster, prompts, setting.num_output_tokens)
+        cluster.run(produced(cluster, 30))
+        cluster.request_drop()
+        phases = []
+        for phase in (RestorePhase.PULL, RestorePhase.RETURN):
+            cluster.run(moves_over(cluster, "the drop"))
+            overwrite_tail(cluster)
+            cluster.run(produced(cluster, 20))
+            cluster.request_restore()
+            cluster.run(_reaches(cluster, phase))
+            phases.append(_restore_phase(cluster))
+            cluster.request_drop()
+        cluster.run()
+        turned = counters(cluster.core)["restores_turned"]
+        happened = turned == 2 and phases == [RestorePhase.PULL, RestorePhase.RETURN]
+        return Outcome(observed(cluster, prompts), happened, f"{turned:.0f} restores turned round")
+
+
+def cancel_in_mid_exchange(mode: ExchangeMode) -> Scenario:
+    """Two clients leave while their KV is on a link; the others must not notice."""
+
+    def scenario(setting: Setting) -> Outcome:
+        with make_cluster(setting, num_blocks=blocks_for_all(setting, 40), exchange=str(mode)) as cluster:
+            prompts = make_prompts(setting, cluster, 10, 40, NUM_REQUESTS + 2)
+            submit(cluster, prompts, setting.num_output_tokens)
+            cluster.run(produced(cluster, 60))
+            cluster.request_drop()
+            cluster.run(Until("KV on a link", lambda: _is_exchanging(cluster, mode)))
+            moving = _on_a_link(cluster, mode)[:2]
+            for state in moving:
+                cluster.cancel(state.request_id)
+            cluster.run()
+            cluster.core.check()
+            evidence = f"{len(moving)} requests cancelled with their KV on a link"
+            return Outcome(observed(cluster, prompts), len(moving) > 0, evidence)
+
+    return scenario
+
+
+def _reaches(cluster: LocalCluster, phase: RestorePhase) -> Until:
+    """Until the restore is in this phase, or over."""
+    return Until(f"phase {phase} of the restore", lambda: _restore_phase(cluster) in (phase, None))
+
+
+def _restore_phase(cluster: LocalCluster) -> RestorePhase | None:
+    return cluster.core.restores[0].phase if cluster.core.restores else None
+
+
+def _is_exchanging(cluster: LocalCluster, mode: ExchangeMode) -> bool:
+    exchanging = any(m.phase is MergePhase.EXCHANGE for m in cluster.core.merges)
+    return exchanging and bool(_on_a_link(cluster, mode))
+
+
+def _on_a_link(cluster: LocalCluster, mode: ExchangeMode) -> list[RequestState]:
+    """Requests that stand still for their KV, or run meanwhile, by the mode."""
+    groups = cluster.core.groups.values()
+    states = [s for g in groups for s in (g.running if mode is ExchangeMode.LIVE else g.moving).values()]
+    return [s for s in states if s.moves]
+
+
+SENDING_MODES = (ExchangeMode.TRANSFER, ExchangeMode.LIVE)
+"""Modes in which KV is on its way."""
+
+SCENARIOS: dict[str, Event] = {
+    "chunked prefill": Event(chunked_prefill("decode")),
+    "chunked prefill, prompts first": Event(chunked_prefill("prefill")),
+    "prefix hit": Event(prefix_hit),
+    "preempt and recompute": Event(preempt_and_recompute),
+    "swap out + in": Event(swap_out_and_in),
+    "migrate while decoding": Event(migrate_while_decoding),
+    "static pipeline": Event(static_pipeline, 2),
+    **{f"drop + exchange ({mode})": Event(drop_and_exchange(mode), 2) for mode in ExchangeMode},
+    "restore + split": Event(restore_and_split, 2),
+    "drop + restore, long contexts": Event(long_contexts, 2),
+    "drop again during restore": Event(drop_again_during_restore, 2),
+    **{f"cancel in mid-exchange ({mode})": Event(cancel_in_mid_exchange(mode), 2) for mode in SENDING_MODES},
+}
+"""By name, in the order of the table."""

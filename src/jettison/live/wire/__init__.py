@@ -1,0 +1,1 @@
+"""What the controller and its workers agree on: messages, their bytes, the control channel, heartbeats."""

@@ -1,0 +1,272 @@
+"""The control channel: commands to workers and events back, over a Unix socket with length prefixes.
+
+A plain socket and not ZeroMQ, which design.md names: measured here (``benchmarks/links.py``) a command and its
+answer take a fraction of ZeroMQ's time, a dead peer shows at once as end of file, and the same handshake as on
+links opens it. Messages are msgspec structs; nothing else is accepted.
+
+``ControlServer`` is the controller's side, on an asyncio loop. ``WorkerChannel`` is a worker's, on a plain
+non-blocking socket that its own loop watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from jettison.errors import LinkDownError
+from jettison.live.wire import codec
+from jettison.live.wire import messages as m
+from jettison.transport.handshake import CONTROLLER, HANDSHAKE_TIMEOUT_S, Handshake, Identity, Purpose
+from jettison.transport.sockets import connect, parse_address
+from jettison.types import WorkerId
+
+log = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("<I")
+MAX_MESSAGE_BYTES = 64 << 20
+"""Far above any step; what a length prefix may make the reader wait for."""
+
+
+class MessageBuffer:
+    """Cuts a byte stream into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[bytes]:
+        """Messages that are whole now. Raises CodecError for an impossible length."""
+        self._data += data
+        at = 0
+        try:
+            while len(self._data) - at >= _LENGTH.size:
+                (length,) = _LENGTH.unpack_from(self._data, at)
+                if length > MAX_MESSAGE_BYTES:
+                    raise codec.CodecError(f"a control message of {length} bytes")
+                end = at + _LENGTH.size + length
+                if end > len(self._data):
+                    break
+                message = bytes(memoryview(self._data)[at + _LENGTH.size : end])
+                at = end
+                yield message
+        finally:
+            del self._data[:at]
+
+
+def framed(message: bytes) -> bytes:
+    """A message behind its length."""
+    return _LENGTH.pack(len(message)) + message
+
+
+class WorkerChannel:
+    """A worker's end, never blocking once made. Unsent events wait in memory: few, as the steps in flight are few."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._incoming = MessageBuffer()
+        self._outgoing = bytearray()
+        self.is_open = True
+
+    @classmethod
+    def connect(cls, address: str, secret: bytes, me: Identity) -> WorkerChannel:
+        """Blocks until both ends are proven. Raises LinkDownError."""
+        sock, handshake = connect(address, secret, me, Purpose.CONTROL)
+        if handshake.peer != CONTROLLER:
+            sock.close()
+            raise LinkDownError(f"worker {handshake.peer.worker_id} answers where the controller should")
+        return cls(sock)
+
+    def fileno(self) -> int:
+        """Watch for readability, and for writability while ``wants_write``."""
+        return self._sock.fileno()
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether events wait for the socket."""
+        return bool(self._outgoing)
+
+    def receive(self) -> list[m.Command]:
+        """Commands that have come; ``is_open`` is False afterwards when the controller is gone. Raises CodecError."""
+        commands: list[m.Command] = []
+        while self.is_open:
+            try:
+                data = self._sock.recv(1 << 18)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self.is_open = False
+                break
+            commands += map(codec.decode_command, self._incoming.feed(data))
+        return commands
+
+    def emit(self, event: m.Event) -> None:
+        """Send an event, or keep it until ``flush`` can."""
+        self._outgoing += framed(codec.encode_event(event))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the socket takes."""
+        try:
+            while self._outgoing and self.is_open:
+                num_sent = self._sock.send(self._outgoing)
+                del self._outgoing[:num_sent]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.is_open = False
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """Send what is left, briefly waiting for it, and close. Idempotent."""
+        if self._outgoing and self.is_open:
+            self._sock.settimeout(timeout_s)
+            try:
+                self._sock.sendall(self._outgoing)
+            except OSError as error:
+                log.warning("the last events did not reach the controller: %s", error)
+        self._outgoing.clear()
+        self.is_open = False
+        self._sock.close()
+
+
+class ControlServer:
+    """The controller's end of all channels. All calls and callbacks on one asyncio loop.
+
+    ``on_event`` gets every event of a worker in order, and then ``on_lost`` once when its connection ends.
+    """
+
+    def __init__(
+        self, secret: bytes, on_event: Callable[[WorkerId, m.Event], None], on_lost: Callable[[WorkerId], None]
+    ) -> None:
+        self.secret = secret
+        self.on_event = on_event
+        self.on_lost = on_lost
+        self.lives: dict[WorkerId, int] = {}
+        """Worker -> the only life of it that is let in (0 where nothing is said)."""
+        self._connections: dict[WorkerId, _Connection] = {}
+        self._all: set[_Connection] = set()
+        self._server: asyncio.AbstractServer | None = None
+
+    async def start(self, address: str) -> None:
+        """Listen at ``unix:<path in a 0700 folder>`` or ``tcp:<interface>:<port>``. Raises OSError, ValueError."""
+        loop = asyncio.get_running_loop()
+        scheme, host, port = parse_address(address)
+        if scheme == "unix":
+            self._server = await loop.create_unix_server(lambda: _Connection(self), host)
+        else:
+            self._server = await loop.create_server(lambda: _Connection(self), host, port)
+
+    def send(self, worker_id: WorkerId, command: m.Command) -> None:
+        """Queue a command; never blocks. To a worker that is gone it is dropped: ``on_lost`` has told or will."""
+        connection = self._connections.get(worker_id)
+        if connection is not None:
+            connection.send(codec.encode_command(command))
+
+    def is_connected(self, worker_id: WorkerId) -> bool:
+        """Whether events of this worker may still come."""
+        return worker_id in self._connections
+
+    def hang_up(self, worker_id: WorkerId) -> None:
+        """Close a worker's connection now, without ``on_lost``: nothing that it still sends is heard."""
+        connection = self._connections.pop(worker_id, None)
+        if connection is not None:
+            connection.hang_up()
+
+    def close(self) -> None:
+        """Stop listening and hang up on every worker, without ``on_lost``. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._connections.clear()
+        for connection in list(self._all):
+            connection.hang_up()
+
+    # --- called by connections
+
+    def opened(self, connection: _Connection) -> None:
+        """A socket, not yet proven."""
+        self._all.add(connection)
+
+    def proven(self, connection: _Connection) -> None:
+        """A worker has proven itself; a second one of the same id takes the first one's place."""
+        old = self._connections.get(connection.worker_id)
+        if old is not None:
+            old.hang_up()
+        self._connections[connection.worker_id] = connection
+
+    def closed(self, connection: _Connection) -> None:
+        """The connection is over."""
+        self._all.discard(connection)
+        if self._connections.get(connection.worker_id) is connection:
+            del self._connections[connection.worker_id]
+            self.on_lost(connection.worker_id)
+
+
+class _Connection(asyncio.Protocol):
+    """One socket: handshake first, then messages."""
+
+    def __init__(self, server: ControlServer) -> None:
+        self.worker_id: WorkerId = CONTROLLER.worker_id
+        self._server = server
+        self._handshake: Handshake | None = Handshake(server.secret, CONTROLLER, Purpose.CONTROL, initiator=False)
+        self._unproven = b""
+        self._messages = MessageBuffer()
+        self._transport: asyncio.Transport | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports do not derive from asyncio's classes, so this cannot be an isinstance check.
+        transport = cast(asyncio.Transport, transport)
+        self._transport = transport
+        self._server.opened(self)
+        self._deadline = asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self.hang_up)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            if self._handshake is not None:
+                data = self._prove(self._handshake, data)
+            if data:
+                for message in self._messages.feed(data):
+                    self._server.on_event(self.worker_id, codec.decode_event(message))
+        except (LinkDownError, codec.CodecError) as error:
+            log.error("control connection of worker %d refused: %s", self.worker_id, error)
+            self.hang_up()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._server.closed(self)
+
+    def send(self, message: bytes) -> None:
+        """Queue one message."""
+        if self._transport is not None:
+            self._transport.write(framed(message))
+
+    def hang_up(self) -> None:
+        """Close now; what is queued is lost."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _prove(self, handshake: Handshake, data: bytes) -> bytes:
+        """Feed the handshake; returns what came after it."""
+        assert self._transport is not None and self._deadline is not None
+        self._unproven += data
+        while not handshake.done:
+            if len(self._unproven) < handshake.needed:
+                return b""
+            message, self._unproven = self._unproven[: handshake.needed], self._unproven[handshake.needed :]
+            if answer := handshake.feed(message):
+                self._transport.write(answer)
+        worker_id, life = handshake.peer
+        if life != self._server.lives.get(worker_id, 0):
+            raise LinkDownError(f"life {life} of worker {worker_id} is not wanted")
+        self._deadline.cancel()
+        self._handshake = None
+        self.worker_id = worker_id
+        self._server.proven(self)
+        return self._unproven

@@ -1,0 +1,78 @@
+"""What a worker process is told before anything else: its device, its sockets, the cluster's secret.
+
+Travels once, as JSON on the new process's standard input: the command line is visible to every user of the
+machine, standard input to no other process.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from jettison.device.model.hf_config import DecoderConfig
+from jettison.types import WorkerId
+
+LinkKind = Literal["shm", "tcp"]
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker's device. Bytes and tokens as integers; ``dtype`` and ``kernels`` by name, as the controller has
+    resolved them."""
+
+    worker_id: WorkerId
+    model_dir: str
+    model: DecoderConfig
+    """What the controller has read of ``config.json``: every life of every worker has the same."""
+    dtype: str
+    memory_bytes: int
+    block_size: int
+    page_bytes: int
+    max_num_tokens: int
+    max_num_seqs: int
+    kernels: str = "auto"
+    num_threads: int = 1
+    piece_bytes: int = 1 << 20
+    """The most a bulk piece has (one block of one layer is always allowed)."""
+    adapt_pieces: bool = False
+    """Make pieces smaller where the link would take longer for one than a stage takes."""
+    coordinate: bool = True
+    """False for comparison only: bulk is neither cut to size nor does it yield to activations."""
+    host_bytes: int = 0
+    """Host memory for copies of KV blocks, beside the budget."""
+    layers: tuple[int, int] | None = None
+    """Decoder layers (from, to) to map at the start, and to load; None = all."""
+    starts_empty: bool = False
+    """Load nothing: a later life's shards are fetched by its recovery, from peers first, and compared with what is
+    being served. The folder may hold other weights by now."""
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A worker process."""
+
+    spec: WorkerSpec
+    secret_hex: str
+    epoch: int
+    """Which life of this worker id it is."""
+    parent_pid: int
+    """The process to die with."""
+    control_address: str
+    link_kind: LinkKind
+    listen_fd: int
+    """An inherited socket, bound and listening: peers may connect before this worker has loaded its model."""
+    connect_to: dict[WorkerId, str]
+    """Peers that this worker connects to, by address."""
+    accept_from: list[WorkerId]
+    """Peers that will connect to it before it is ready."""
+    start_timeout_s: float
+    beat_fd: int
+    """An inherited pipe for heartbeats (``live.wire.heartbeat``)."""
+    beat_interval_s: float
+    log_level: str = "WARNING"
+    shares_clock: bool = True
+    """All workers run on one machine: times of one may be compared with another's."""
+
+    @property
+    def secret(self) -> bytes:
+        """The cluster's shared secret."""
+        return bytes.fromhex(self.secret_hex)

@@ -1,0 +1,96 @@
+"""Named places at which a test may kill or stop a worker. Without the variable nothing is looked at or kept.
+
+    JETTISON_TEST_KILL_AT=<worker>.<life>:<name>:<count>[:<signal>],...
+
+says: that life of that worker sends itself the signal (KILL, or STOP) when it reaches the place for the ``count``-th
+time. Pieces count from the life's first step on: those that fill it before are of no drop or restore. Only tests and
+``benchmarks/faults.py`` set it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from jettison.types import WorkerId
+
+VARIABLE = "JETTISON_TEST_KILL_AT"
+
+NAMES = (
+    "before_drop", "after_drop",  # a layout without shards that it has is offered / has been offered
+    "before_remap", "after_remap",  # any layout is applied
+    "before_restore", "after_restore",  # a layout that maps dropped shards is applied
+    "before_split", "after_split",  # a layout that gives pages to layers without KV is applied
+    "before_piece_sent", "after_piece_sent",
+    "before_piece_written", "after_piece_written",
+    "before_attention", "after_attention",  # a peer's queries over KV that is still here are answered (live exchange)
+    "before_stage", "after_stage",  # a stage that is not the last computes; its hidden states are sent after that
+    "before_sample", "after_sample",  # the last stage computes and samples
+    "before_flush", "after_flush",  # the step's tokens go to the controller, which sends them to clients
+)  # fmt: skip
+
+ALONE = ("before_sample", "after_sample", "before_flush", "after_flush")
+"""Reached by an instance that serves without a pipeline, too."""
+
+LIVE_ONLY = ("before_attention", "after_attention")
+"""Reached only where requests run while their KV moves."""
+
+PULL_NAMES = ("before_shard_sent", "after_shard_sent", "before_shard_written", "after_shard_written")
+"""Of a piece of parameters (beside those of any piece): sure to be reached only in a drop that has to pull."""
+
+_STEP_BEGINS = ("before_stage", "before_sample")
+_OF_PIECES = frozenset(n for n in (*NAMES, *PULL_NAMES) if "_piece_" in n or "_shard_" in n)
+
+Failpoint = Callable[[str], None]
+
+
+class Rule(NamedTuple):
+    """One death to come."""
+
+    worker_id: WorkerId
+    life: int
+    name: str
+    num_times: int
+    signal: signal.Signals
+
+    def __str__(self) -> str:
+        return f"{self.worker_id}.{self.life}:{self.name}:{self.num_times}:{self.signal.name.removeprefix('SIG')}"
+
+
+def parse(text: str) -> list[Rule]:
+    """Rules of the variable's value. Raises ValueError."""
+    rules: list[Rule] = []
+    for part in filter(None, text.split(",")):
+        who, name, count, *how = part.split(":")
+        worker, _, life = who.partition(".")
+        if name not in (*NAMES, *PULL_NAMES):
+            raise ValueError(f"{name} is no failpoint")
+        kind = signal.Signals[f"SIG{how[0]}"] if how else signal.SIGKILL
+        rules.append(Rule(int(worker), int(life or 0), name, int(count), kind))
+    return rules
+
+
+def nowhere(name: str) -> None:
+    """The failpoint of a worker that no test is after."""
+
+
+def from_environment(worker_id: WorkerId, life: int, environ: Mapping[str, str] = os.environ) -> Failpoint:
+    """What one life of one worker does at its failpoints."""
+    mine = [r for r in parse(environ.get(VARIABLE, "")) if (r.worker_id, r.life) == (worker_id, life)]
+    if not mine:
+        return nowhere
+    left = {rule: rule.num_times for rule in mine}
+    has_run = False
+
+    def reach(name: str) -> None:
+        nonlocal has_run
+        has_run = has_run or name in _STEP_BEGINS
+        for rule in mine:
+            if rule.name == name and (has_run or name not in _OF_PIECES):
+                left[rule] -= 1
+                if left[rule] == 0:
+                    os.kill(os.getpid(), rule.signal)
+
+    return reach

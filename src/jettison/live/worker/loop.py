@@ -1,0 +1,369 @@
+"""What a worker does next: steps, control commands and bulk pieces on one thread, in a fixed order of urgency.
+
+Deterministic and without sockets, threads or sleeping: its owner delivers commands, calls ``tick`` until
+it returns False, and then waits for a reason to call again. Control events leave through ``emit``; bulk bytes
+go over ``transport`` links, which ``live.worker.peers`` serves; when it does is decided here. No torch: tensors pass
+through untouched.
+
+What may start next, and which steps cannot run, are rules of the control stream, the same for simulated workers:
+rules 1 to 3, 6 and 7 stand in ``core.controlstream``. Here are those on links and transfers.
+
+Rule 4. Whenever no step is ready each link gets a bulk turn: at most one received frame is written and at most
+        one piece is sent. Between two steps it gets one, and more until a quarter of a stage's time has passed.
+        KV goes before shards, cancellations before both.
+        While this worker takes part in a live exchange, links get such turns between two layers of a step, too, and
+        while a step waits for a peer's attention: what arrives is then never what the step reads (the core's care).
+Rule 5. Memory is written by received pieces only in those turns: never while a kernel runs.
+Rule 8. A transfer ends with exactly one TransferEnded, and its *destination* tells. Only when the destination can
+        not have heard of the transfer (no link, or the link failed before TRANSFER_BEGIN) does the source tell.
+        A layout without some shard ends what is being sent of it from here.
+
+A step's one end (rule 6) is a StepDone or a StepFailed. Only a dead worker gives none, and of that the controller hears
+from the operating system. A fence (rule 7) closes the link to the lost worker: no piece it sent is written any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from jettison.core.controlstream import MAX_GROUPS_KNOWN, ControlStream, Failure, GroupEpochs, Kind, StepEntry
+from jettison.device.bytesview import as_numpy_uint8
+from jettison.device.step import StepInput, StepOutput
+from jettison.errors import JettisonError, RemoteAttentionError, WorkerLostError
+from jettison.live.wire import codec
+from jettison.live.wire import messages as m
+from jettison.live.worker.activations import OutgoingActivation
+from jettison.live.worker.device_port import Device
+from jettison.live.worker.failpoints import Failpoint, nowhere
+from jettison.live.worker.peers import Emit, Peers
+from jettison.memory.layout import LayoutSpec
+from jettison.transport.link import Link
+from jettison.types import LayerRange, TransferId, WorkerId
+
+log = logging.getLogger(__name__)
+
+_Call = m.OfferLayout | m.ApplyLayout | m.FenceWorker | m.ReportMemory
+_Command = _Call | m.SendKV | m.SendShard | m.LoadShard
+
+_KINDS: dict[type, Kind] = {
+    m.OfferLayout: Kind.OFFER_LAYOUT, m.ApplyLayout: Kind.APPLY_LAYOUT, m.LoadShard: Kind.LOAD,
+    m.ReportMemory: Kind.REPORT, m.FenceWorker: Kind.FENCE,
+}
+
+
+class _Loading(NamedTuple):
+    """A shard on its way from the model folder."""
+
+    command: m.LoadShard
+    pieces: Iterator[None]
+
+
+class WorkerLoop:
+    """One worker's share of the work. See the module's rules."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        device: Device,
+        links: Mapping[WorkerId, Link],
+        emit: Emit,
+        piece_bytes: int = 1 << 20,
+        adapt_pieces: bool = False,
+        coordinate: bool = True,
+        shares_clock: bool = False,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        failpoint: Failpoint = nowhere,
+        wait: Callable[[], None] | None = None,
+    ) -> None:
+        """``piece_bytes``: the most a bulk piece has; ``adapt_pieces``: less where the link is slow (``.pieces``).
+        ``shares_clock``: peers' times can be compared with this one's. ``coordinate=False``: a bulk turn sends all that
+        the link takes (for comparison only). ``wait``: returns when a link may have something new (None: watch their
+        descriptors).
+        """
+        self.worker_id = worker_id
+        self.stopped = False
+        self._device = device
+        self._emit = emit
+        self._clock_ns = clock_ns
+        self._reach = failpoint
+        self._spec: LayoutSpec | None = None
+        """The layout in force, once one has been applied."""
+        self._stream: ControlStream[StepInput, _Command] = ControlStream(self._has_input)
+        self._epochs = GroupEpochs(MAX_GROUPS_KNOWN)
+        self._bulk_turn = False
+        self._loading: _Loading | None = None
+        self._keeps_foreign_kv = False
+        """Peers may ask for attention over layers that are not run here any more."""
+        self._peers = Peers(
+            worker_id, device, emit, self._stream.orphan, piece_bytes=piece_bytes, adapt_pieces=adapt_pieces,
+            coordinate=coordinate, shares_clock=shares_clock, clock_ns=clock_ns, failpoint=failpoint, wait=wait,
+        )
+        self._inbox = self._peers.inbox
+        self._attention = self._peers.attention
+        for peer, link in links.items():
+            self.attach_link(peer, link)
+
+    # --- what the owner calls
+
+    def deliver(self, command: m.Command) -> None:
+        """Take the next command of the control stream. Raises CodecError for a step that cannot be read."""
+        match command:
+            case m.Step():
+                self._deliver_step(codec.decode_step(command.payload))
+            case m.CancelTransfer():
+                self._cancel_transfer(command.transfer_id)
+            case m.FenceWorker():
+                self._peers.fence(command.lost_worker, command.lost_life)
+                self._stream.orphan(command.lost_worker)
+                self._stream.append_command(command, Kind.FENCE)
+            case m.AdoptWeights():
+                self._device.adopt_weights(command.identity)
+            case m.Stop():
+                self.stopped = True
+            case m.SendKV() if command.dst_worker == self.worker_id:
+                self._stream.append_command(command, Kind.COPY, command.transfer_id)
+            case m.SendKV() | m.SendShard():
+                self._stream.append_command(command, Kind.TRANSFER, command.transfer_id)
+            case _:
+                self._stream.append_command(command, _KINDS[type(command)])
+
+    def tick(self) -> bool:
+        """Do at most one unit of work, the most urgent that is ready; whether anything was done.
+
+        A unit is one step, one control command, or the bulk turns after one, with a piece of a shard that is being
+        loaded. Activations go in every tick: they are what the next stage waits for.
+        """
+        if self.stopped:
+            return False
+        progressed = self._peers.serve_urgent()
+        if self._bulk_turn:
+            self._bulk_turn = False
+            was_bulk = self._peers.run_bulk_between_steps()
+            if (self._stream.owes_piece and self._load_piece()) or was_bulk:
+                return True
+        entry = self._stream.next_entry()
+        if entry is None:
+            was_bulk = self._peers.run_bulk()
+            return self._load_piece() or was_bulk or progressed
+        self._stream.begin(entry)
+        self._bulk_turn = True
+        if isinstance(entry, StepEntry):
+            self._run_step(entry)
+        else:
+            self._run_command(entry.command)
+        return True
+
+    def serve(self) -> bool:
+        """All that links ask for, steps and commands apart; whether there was anything."""
+        return self._peers.serve()
+
+    def attach_link(self, peer: WorkerId, link: Link, life: int = 0) -> None:
+        """Use ``link`` for this peer from now on (a restarted worker); an older one is closed and given up."""
+        self._peers.attach(peer, link, life)
+
+    @property
+    def links(self) -> dict[WorkerId, Link]:
+        """The links in use; those that failed are gone from it."""
+        return self._peers.links
+
+    def close(self) -> None:
+        """Close the links. The device belongs to the caller. Idempotent."""
+        self.stopped = True
+        self._loading = None
+        self._peers.close()
+
+    # --- control stream
+
+    def _deliver_step(self, step: StepInput) -> None:
+        previous = step.prev_worker
+        if previous is not None:
+            self._inbox.expect(step.step_id)
+        is_linked = previous is None or previous in self._peers
+        refusal = self._epochs.refusal(step.group_id, step.epoch)
+        self._stream.append(self._stream.admit(step, previous, refusal, is_linked=is_linked))
+
+    def _has_input(self, step: StepInput) -> bool:
+        return self._inbox.ready(step.step_id)
+
+    def _run_command(self, command: _Command) -> None:
+        if isinstance(command, m.SendKV) and command.dst_worker == self.worker_id:
+            self._copy(command)
+            return
+        if isinstance(command, m.SendKV | m.SendShard):
+            self._peers.start_transfer(command)
+            return
+        if isinstance(command, m.LoadShard):
+            # Its first piece comes in the turn that follows every command.
+            self._loading = _Loading(command, self._device.loading_shard_from_disk(command.shard))
+            return
+        try:
+            self._emit(self._answer(command))
+        except WorkerLostError:
+            # The device could not put its memory back: nothing it holds can be trusted, so this worker ends.
+            raise
+        except Exception as error:  # noqa: BLE001  # logged by _failure_of
+            self._emit(self._failure_of(command, error))
+
+    def _failure_of(self, command: _Call | m.LoadShard, error: Exception) -> m.CallFailed:
+        if isinstance(error, JettisonError):
+            name, message = type(error).__name__, str(error)
+        else:
+            log.exception("%s failed", type(command).__name__)
+            name, message = JettisonError.__name__, f"{type(error).__name__}: {error}"
+        return m.CallFailed(self.worker_id, command.call_id, name, message)
+
+    def _load_piece(self) -> bool:
+        """Load the next piece of a shard (rule 2); whether one was being loaded."""
+        if self._loading is None:
+            return False
+        self._stream.note_piece()
+        command, pieces = self._loading
+        try:
+            next(pieces)
+            return True
+        except StopIteration:
+            self._emit(m.CallDone(self.worker_id, command.call_id))
+        except Exception as error:  # noqa: BLE001  # logged by _failure_of
+            self._emit(self._failure_of(command, error))
+        self._loading = None
+        self._stream.end_load()
+        return True
+
+    def _copy(self, command: m.SendKV) -> None:
+        """Copy between steps; a copy that fails is told of as an incomplete transfer."""
+        started_ns, num_bytes, complete = self._clock_ns(), 0, True
+        layers, src, dst = LayerRange(command.layer_lo, command.layer_hi), command.src_blocks, command.dst_blocks
+        try:
+            if command.to_host:
+                num_bytes = self._device.copy_to_host(layers, src, dst)
+            else:
+                num_bytes = self._device.copy_from_host(layers, dst, src)
+        except Exception:
+            log.exception("copy %d failed", command.transfer_id)
+            complete = False
+        duration_ns = self._clock_ns() - started_ns
+        self._emit(m.TransferEnded(self.worker_id, command.transfer_id, complete, num_bytes, duration_ns))
+
+    def _answer(self, command: _Call) -> m.Event:
+        device, call_id = self._device, command.call_id
+        match command:
+            case m.OfferLayout():
+                spec = codec.layout_from_record(command.spec)
+                drops = bool(command.spec.retained) or self._changes(spec) == "drop"
+                if drops:
+                    self._reach("before_drop")
+                offer = device.offer_layout(spec, command.live_blocks)
+                if drops:
+                    self._reach("after_drop")
+                return codec.layout_offered(self.worker_id, call_id, offer)
+            case m.ApplyLayout():
+                spec = codec.layout_from_record(command.spec)
+                copies = [(source, target) for source, target in command.copies]
+                change = self._changes(spec)
+                self._reach("before_remap")
+                self._reach(f"before_{change}")
+                result = device.apply_layout(spec, command.live_blocks, command.version, copies)
+                self._peers.forget_shards(spec.shards)
+                self._keeps_foreign_kv = bool(spec.retained)
+                self._spec = spec
+                self._reach("after_remap")
+                self._reach(f"after_{change}")
+                return codec.layout_applied(self.worker_id, call_id, result, device.memory_report())
+            case m.FenceWorker():
+                return m.Fenced(self.worker_id, call_id)
+            case m.ReportMemory():
+                return m.MemoryReported(self.worker_id, call_id, device.memory_report())
+
+    def _changes(self, spec: LayoutSpec) -> str:
+        """Which move a layout belongs to, for failpoints: drop, restore, split, or none of them."""
+        before = self._spec
+        if before is None or spec.shards < before.shards:
+            return "drop"
+        if spec.shards > before.shards:
+            return "restore"
+        return "split" if len(spec.kv_layers) > len(before.kv_layers) else "give_back"
+
+    # --- steps
+
+    def _run_step(self, entry: StepEntry[StepInput]) -> None:
+        step = entry.step
+        started_ns = self._clock_ns()
+        result: object = None
+        failure: Failure | None = None
+        delay_ns = 0
+        try:
+            hidden, failure, delay_ns = self._take_input(entry)
+            if failure is None:
+                what = "sample" if step.next_worker is None else "stage"
+                self._reach(f"before_{what}")
+                if step.remote or self._keeps_foreign_kv:
+                    result = self._device.run_step(step, hidden, self._attention)
+                else:
+                    result = self._device.run_step(step, hidden)
+                self._reach(f"after_{what}")
+        except RemoteAttentionError as error:
+            log.warning("step %d: %s", step.step_id, error)
+            failure = Failure(str(error), error.lost_worker, True)
+        except Exception as error:
+            log.exception("step %d failed", step.step_id)
+            failure = Failure(f"{type(error).__name__}: {error}")
+        span = started_ns, self._clock_ns()
+        compute_ns = span[1] - span[0]
+        waited_ns, self._attention.waited_ns = self._attention.waited_ns, 0
+        # What waits behind a piece is the next stage; with remote attention each layer waits twice, there and back.
+        num_waits = 2 * (step.layer_hi - step.layer_lo) if step.remote or self._keeps_foreign_kv else 1
+        self._peers.stage_ns = (3 * self._peers.stage_ns + (compute_ns - waited_ns) // num_waits) // 4
+        if step.next_worker is not None:
+            self._hand_on(step, step.next_worker, result, failure)  # first: the next stage waits for it
+            if failure is None:
+                self._emit(m.StageDone(self.worker_id, step.step_id, compute_ns, *span, delay_ns, waited_ns))
+            return
+        if failure is None and not isinstance(result, StepOutput):
+            failure = Failure(f"the last stage returned {type(result).__name__}")
+        if failure is not None:
+            self._emit(m.StepFailed(self.worker_id, step.step_id, *failure))
+        elif isinstance(result, StepOutput):
+            self._reach("before_flush")
+            computed_ns = result.compute_ns or compute_ns
+            done = codec.step_done(self.worker_id, result, computed_ns, span, delay_ns, waited_ns)
+            for event in codec.step_answer(done):
+                self._emit(event)
+            self._reach("after_flush")
+
+    def _take_input(self, entry: StepEntry[StepInput]) -> tuple[object, Failure | None, int]:
+        """The stage's input, or why it is not computed; and how long the input was on its way."""
+        step = entry.step
+        if step.prev_worker is None:
+            return None, entry.failure, 0
+        if entry.orphaned:
+            self._inbox.forget(step.step_id)
+            return None, entry.failure, 0
+        arrived = self._inbox.take(step.step_id)
+        if arrived.failure is not None:
+            return None, Failure(arrived.failure, arrived.lost_worker, arrived.recompute), 0
+        delay_ns = self._peers.delay_ns(step.prev_worker, arrived.transit_ns)
+        return self._device.hidden_from_bytes(arrived.data, step.num_tokens), entry.failure, delay_ns
+
+    def _hand_on(self, step: StepInput, next_worker: WorkerId, hidden: object, failure: Failure | None) -> None:
+        if failure is None:
+            activation = OutgoingActivation(step.step_id, as_numpy_uint8(hidden), self._clock_ns())
+        else:
+            activation = OutgoingActivation.of_failure(
+                step.step_id, failure.message, failure.lost_worker, recompute=failure.recompute
+            )
+        if next_worker not in self._peers:
+            # The next stage has lost the same link and ends the step there (rule 6), or is dead.
+            log.warning("step %d: no link to worker %d", step.step_id, next_worker)
+            return
+        self._peers.post(next_worker, activation)
+
+    # --- withdrawals
+
+    def _cancel_transfer(self, transfer_id: TransferId) -> None:
+        command = self._stream.withdraw(transfer_id)
+        if isinstance(command, m.SendKV | m.SendShard):
+            self._peers.start_transfer(command)
+        self._peers.cancel_transfer(transfer_id)

@@ -1,0 +1,38 @@
+"""What a configuration and a model folder make together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jettison.config import EngineConfig
+from jettison.device.model.create import create_model
+from jettison.errors import ConfigError
+from jettison.live.engine.assembly import assemble
+
+
+def layers_of(tmp_path: Path, num_layers: int, **flags: object) -> list[tuple[int, int] | None]:
+    """The layers that each worker loads."""
+    folder = tmp_path / "model"
+    create_model(folder, arch="llama", layers=num_layers, hidden=16, heads=2, kv_heads=1, max_position_embeddings=64)
+    config = EngineConfig.resolve(model=str(folder), memory="16MiB", **flags)  # type: ignore[arg-type]
+    return [spec.layers for spec in assemble(config).worker_specs]
+
+
+@pytest.mark.parametrize(("instances", "layers"), [
+    (2, [(0, 2), (2, 4)]), (3, [(0, 2), (2, 4), (0, 4)]), (4, 2 * [(0, 2), (2, 4)]),
+])
+def test_static_pipelines_take_instances_in_pairs_and_an_odd_one_stays_alone(
+    instances: int, layers: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    assert layers_of(tmp_path, 4, overload="pipeline", instances=instances) == layers
+
+
+@pytest.mark.parametrize(("num_layers", "instances", "has"), [(4, 1, "--instances 1"), (1, 2, "one layer")])
+def test_a_static_pipeline_that_cannot_be_formed_is_refused(
+    num_layers: int, instances: int, has: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"--overload pipeline .* with {has}$") as caught:
+        layers_of(tmp_path, num_layers, overload="pipeline", instances=instances)
+    assert "\n" not in str(caught.value)

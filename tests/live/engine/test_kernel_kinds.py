@@ -1,0 +1,124 @@
+"""One kind of kernels for a cluster: settled by the controller, told to workers, profiles and /health.
+
+And a real run of ``native+torch-linear``, named, as a processor with AMX would run it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+
+import pytest
+
+from jettison.config import EngineConfig
+from jettison.device import kernels as choice
+from jettison.device.kernels import native, onednn
+from jettison.device.kernels.processor import AMX_BF16
+from jettison.device.model.create import create_model
+from jettison.errors import NotReadyError
+from jettison.live.engine.assembly import assemble
+from jettison.live.engine.deployed import deployment_of
+from jettison.live.engine.engine import Engine
+from jettison.live.engine.launcher import worker_environment
+from jettison.profiles import default_path, fingerprint
+from jettison.server.launch import health_details
+from jettison.types import FinishReason, Request, SamplingParams
+
+pytestmark = pytest.mark.skipif(not native.supported_variants(), reason="no native kernels built")
+
+BEST = f"native-{(native.supported_variants() or [''])[0]}"
+MIXED = f"{BEST}+torch-linear"
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kinds") / "model"
+    create_model(
+        folder, arch="qwen3", layers=4, hidden=64, heads=4, kv_heads=2, seed=5, max_position_embeddings=512, std=0.2
+    )
+    return folder
+
+
+def config_of(model_dir: Path, **flags: object) -> EngineConfig:
+    base: dict[str, object] = {
+        "model": str(model_dir), "instances": 2, "memory": "64MiB", "page_size": 4096, "block_size": 4,
+        "max_num_seqs": 16, "max_num_batched_tokens": 64, "num_threads": 1, "dtype": "bfloat16",
+    } | flags  # fmt: skip
+    return EngineConfig.resolve(**base)  # type: ignore[arg-type]
+
+
+def environment_of(pid: int) -> str:
+    """What a process was started with."""
+    return Path(f"/proc/{pid}/environ").read_bytes().decode()
+
+
+@pytest.mark.parametrize(("flags", "kernels", "independent"), [
+    ({}, MIXED, False),
+    ({"dtype": "float32"}, BEST, True),
+    ({"dtype": "float64"}, BEST, True),
+    ({"kernels": "native"}, BEST, True),
+    ({"kernels": "native+torch-linear"}, MIXED, False),
+    ({"kernels": "native+torch-linear", "dtype": "float64"}, MIXED, True),
+    ({"kernels": "torch"}, "torch", False),
+])
+def test_the_controller_settles_what_all_workers_compute_with(
+    flags: dict[str, object], kernels: str, independent: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choice, "processor_features", lambda: AMX_BF16)
+    assembly = assemble(config_of(model_dir, **flags))
+    assert {spec.kernels for spec in assembly.worker_specs} == {kernels}
+    assert (assembly.kernels, assembly.rows_are_independent) == (kernels, independent)
+    mark = deployment_of(assembly).fingerprint
+    assert mark is not None and mark.kernels == kernels
+    health = health_details(assembly)
+    assert (health["kernels"], health["batch_independent"]) == (kernels, independent)
+    assert health["token_identity"] == (flags.get("dtype") == "float64")
+
+
+def test_without_amx_auto_is_native(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "processor_features", frozenset)
+    assert assemble(config_of(model_dir)).kernels == BEST
+
+
+def test_a_profile_of_other_kernels_lies_elsewhere(model_dir: Path) -> None:
+    paths = set()
+    for kernels in ("native", "native+torch-linear"):
+        spec = assemble(config_of(model_dir, kernels=kernels)).worker_specs[0]
+        paths.add(default_path(model_dir, fingerprint(model_dir, spec.dtype, spec.num_threads, spec.kernels)))
+    assert len(paths) == 2
+
+
+def test_processes_are_started_with_bounded_caches() -> None:
+    env = worker_environment(2)
+    assert all(name in env for name in onednn.ONEDNN_CACHES)
+
+
+@pytest.mark.live
+async def test_a_cluster_runs_with_torchs_products(model_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Real workers, a merge and a restore under load; what is printed and reported."""
+    rng = random.Random(2)
+    engine = Engine(config_of(model_dir, kernels="native+torch-linear", restore_dwell_ms=0))
+    with pytest.raises(NotReadyError):
+        engine.deployment_document()
+    try:
+        with caplog.at_level(logging.INFO):
+            await engine.start()
+        assert f"kernels {MIXED}: products by torch" in caplog.text
+        document = engine.deployment_document()
+        assert document["fingerprint"]["kernels"] == MIXED  # type: ignore[index]
+        for worker in engine.snapshot().workers:
+            assert f"{onednn.ONEDNN_CACHES[0]}={onednn.NUM_KEPT_PRODUCTS}" in environment_of(worker.pid)
+        params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+        streams = [
+            engine.submit(Request(f"r{i}", tuple(rng.choices(range(256), k=rng.randint(5, 30))), params, 0))
+            for i in range(12)
+        ]
+        engine.request_drop()
+        for stream in streams:
+            events = [event async for event in stream]
+            assert events[-1].finish_reason is FinishReason.LENGTH
+            assert sum(len(event.tokens) for event in events) == 40
+        assert any("drop" in record.kind for record in engine.event_log)
+    finally:
+        await engine.close()

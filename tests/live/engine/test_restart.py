@@ -1,0 +1,152 @@
+"""Restart budgets, heartbeats and failpoints, each alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from jettison.config import FaultsConfig
+from jettison.errors import WorkerLostError
+from jettison.live.engine.launcher import beat_interval_s
+from jettison.live.engine.restart import MAX_PAUSE_S, RestartBudget, Restarter
+from jettison.live.wire import messages as m
+from jettison.live.wire.heartbeat import Heart, Listener
+from jettison.live.worker.failpoints import NAMES, Rule, from_environment, nowhere, parse
+
+
+def test_pauses_grow_and_the_window_forgets() -> None:
+    budget = RestartBudget(max_restarts=5, window_s=300.0)
+    pauses = [budget.next_pause_s(float(t)) for t in range(5)]
+    assert pauses == sorted(pauses) and pauses[0] > 0 and pauses[-1] == pytest.approx(MAX_PAUSE_S)  # type: ignore[type-var]
+    assert budget.next_pause_s(10.0) is None
+    assert budget.next_pause_s(300.5) is not None, "the first one is forgotten"
+    assert RestartBudget(0, 300.0).next_pause_s(0.0) is None
+
+
+async def test_workers_come_back_one_at_a_time_and_failed_starts_are_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("jettison.live.engine.restart.MAX_PAUSE_S", 0.2)
+    running = most = 0
+    attempts: list[int] = []
+    joined: list[int] = []
+    gone: list[int] = []
+
+    async def start(worker_id: int) -> m.WorkerReady:
+        nonlocal running, most
+        attempts.append(worker_id)
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        if worker_id == 2 or (worker_id == 0 and attempts.count(0) == 1):
+            raise WorkerLostError("injected")
+        return m.WorkerReady(worker_id, 1, 1, 0, "", {})
+
+    restarter = Restarter(start, lambda r: joined.append(r.worker_id), gone.append, max_restarts=2, window_s=60.0)
+    for worker_id in (0, 1, 2, 0):
+        restarter.worker_lost(worker_id)
+    async with asyncio.timeout(10):
+        while len(joined) + len(gone) < 3:
+            await asyncio.sleep(0.01)
+    assert sorted(joined) == [0, 1] and gone == [2] and most == 1
+    assert attempts.count(0) == 2 and attempts.count(2) == 2
+    await restarter.close()
+
+
+async def test_whatever_a_start_raises_is_a_failed_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jettison.live.engine.restart.MAX_PAUSE_S", 0.1)
+    joined: list[int] = []
+    gone: list[int] = []
+    errors: list[Exception] = [OSError(12, "Cannot allocate memory"), AssertionError("a bug"), OSError(24, "files")]
+
+    async def start(worker_id: int) -> m.WorkerReady:
+        if errors:
+            raise errors.pop(0)
+        return m.WorkerReady(worker_id, 1, 1, 0, "", {})
+
+    async def until_told(num: int) -> None:
+        async with asyncio.timeout(10):
+            while len(joined) + len(gone) < num:
+                await asyncio.sleep(0.01)
+
+    restarter = Restarter(start, lambda r: joined.append(r.worker_id), gone.append, max_restarts=3, window_s=60.0)
+    restarter.worker_lost(0)
+    await until_told(1)
+    assert (joined, gone, errors) == ([], [0], []), "three attempts failed: it stays down, and that is told"
+    restarter.worker_lost(1)
+    await until_told(2)
+    restarter.worker_lost(1)
+    await until_told(3)
+    assert joined == [1, 1], "a later death of a worker that came back is a death again"
+    await restarter.close()
+
+
+def test_by_default_a_hung_worker_is_found_within_two_seconds() -> None:
+    """Its last beat may be read one interval late, and its silence be noticed one more interval late."""
+    faults = FaultsConfig()
+    silence_s, stuck_s = faults.worker_heartbeat_timeout_s, faults.worker_step_timeout_s
+    interval_s = beat_interval_s(silence_s, stuck_s)
+    assert silence_s + 2 * interval_s <= 1.9
+    assert silence_s >= 5 * interval_s, "a few late beats are no silence"
+
+
+def test_silence_and_one_endless_unit_are_told_from_long_work() -> None:
+    read_fd, write_fd = os.pipe()
+    heart = Heart(write_fd, 0.005)
+    listener = Listener(read_fd, 0.0)
+    assert listener.verdict(4.9, 5.0, 0.0) is None
+    assert "silent" in str(listener.verdict(5.1, 5.0, 0.0))
+    heart.unit = 7
+    heart.start()
+
+    def beat_at(now_s: float) -> None:
+        while listener._beat_s != now_s:
+            listener.read(now_s)
+
+    beat_at(10.0)
+    beat_at(60.0)
+    assert listener.verdict(61.0, 5.0, 100.0) is None, "a long step beats on"
+    assert "unit" in str(listener.verdict(111.0, 500.0, 100.0))
+    listener.excuse(50.0)
+    assert listener.verdict(111.0, 60.0, 100.0) is None, "the listener was away"
+    heart.stop()
+    os.close(write_fd)
+    listener.close()
+
+
+def test_failpoints_fire_in_the_life_they_are_meant_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = Rule(1, 2, "before_sample", 3, signal.SIGSTOP)
+    assert parse(f"{rule},0.0:after_flush:1") == [rule, Rule(0, 0, "after_flush", 1, signal.SIGKILL)]
+    with pytest.raises(ValueError, match="no failpoint"):
+        parse("0.0:somewhere:1")
+    environ = {"JETTISON_TEST_KILL_AT": str(rule)}
+    assert from_environment(1, 3, environ) is nowhere and from_environment(1, 2, {}) is nowhere
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, how: sent.append(how))
+    reach = from_environment(1, 2, environ)
+    for name in (*NAMES, "before_sample", "after_sample"):
+        reach(name)
+    assert not sent
+    reach("before_sample")
+    reach("before_sample")
+    assert sent == [signal.SIGSTOP]
+
+
+def test_pieces_that_fill_a_new_life_are_not_those_of_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, how: sent.append(how))
+    reach = from_environment(0, 1, {"JETTISON_TEST_KILL_AT": "0.1:before_shard_written:2,0.1:after_piece_written:1"})
+    for _ in range(9):
+        for name in ("before_piece_written", "before_shard_written", "after_piece_written", "after_shard_written"):
+            reach(name)
+    assert not sent
+    reach("before_stage")
+    reach("before_shard_written")
+    assert not sent
+    reach("after_piece_written")
+    reach("before_shard_written")
+    assert sent == [signal.SIGKILL, signal.SIGKILL]

@@ -1,0 +1,99 @@
+"""kill -9 and SIGSTOP of real worker processes at named places: no token lost, repeated or wrong; nothing leaks.
+
+``JETTISON_FAULT_SCHEDULES=200`` looks further than the default; ``benchmarks/faults.py`` prints what it saw.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from jettison.device.model.create import create_model
+from jettison.live.verify import fault_schedules
+from jettison.live.verify.fault_schedules import FaultRounds, Schedule, Wake, kills
+from jettison.live.verify.run import death_plan
+from jettison.live.verify.scenarios import Outcome, Setting
+from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES
+from jettison.policy.exchange import ExchangeMode
+
+pytestmark = pytest.mark.live
+
+N_SCHEDULES = int(os.environ.get("JETTISON_FAULT_SCHEDULES", "8"))
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faults") / "model"
+    create_model(
+        folder, arch="qwen2", layers=4, hidden=32, heads=4, kv_heads=2, seed=5, max_position_embeddings=512, std=0.2
+    )
+    return folder
+
+
+async def test_seeded_deaths_lose_nothing(model_dir: Path) -> None:
+    step = max(1, len(NAMES) // N_SCHEDULES)
+    async with FaultRounds.running(model_dir) as rounds:
+        for index in range(N_SCHEDULES):
+            report = await rounds.run(Schedule.draw(index * step if len(NAMES) > N_SCHEDULES else index))
+            assert not report.problems, report
+            assert report.num_tokens > 0
+
+
+async def test_a_stopped_worker_that_wakes_up_reaches_nobody(model_dir: Path) -> None:
+    """Stopped before its tokens go out, replaced, and woken; and a stop that is too short to mean anything."""
+    async with FaultRounds.running(model_dir) as rounds:
+        for seed, name, wake in ((0, "before_flush", Wake.LATE), (1, "before_sample", Wake.SOON)):
+            report = await rounds.run(Schedule(seed, 0, name, 20, signal.SIGSTOP, wake))
+            assert not report.problems, report
+            assert report.reached
+
+
+@pytest.mark.parametrize(
+    ("mode", "instances", "where"), [("live", 2, "after_attention"), ("transfer", 3, "before_piece_written")]
+)
+def test_deaths_for_the_table_reach_their_place(mode: str, instances: int, where: str, model_dir: Path) -> None:
+    setting = Setting(model_dir, "float64", 96, seed=0)
+    rows: list[tuple[str, Outcome]] = []
+    kills(setting, [where], lambda *row: rows.append(row), exchange=mode, instances=instances)
+    ((name, outcome),) = rows
+    assert name == where
+    assert outcome.happened, outcome.evidence
+    assert sum(len(r.output) for r in outcome.requests) > 1000
+
+
+def test_an_instance_of_one_layer_dies_without_a_pipeline(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    create_model(
+        folder, arch="qwen2", layers=1, hidden=32, heads=4, kv_heads=2, seed=5, max_position_embeddings=160, std=0.2
+    )
+    rows: list[tuple[str, Outcome]] = []
+    kills(Setting(folder, "float64", 96, seed=0), ALONE[1:3], lambda *row: rows.append(row), exchange="live")
+    assert [name for name, _ in rows] == list(ALONE[1:3])
+    assert all(outcome.happened for _, outcome in rows), rows
+    # A context of 160 has room for 120 tokens after the longest prompts.
+    assert max(len(request.output) for _, outcome in rows for request in outcome.requests) == 120
+
+
+async def test_a_round_that_does_not_end_says_what_it_waited_for(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with FaultRounds.running(model_dir) as rounds:
+        monkeypatch.setattr(fault_schedules, "ROUND_TIMEOUT_S", 0.0)
+        report = await rounds.run(Schedule(0, 0, "before_flush", 1, signal.SIGKILL))
+        assert not report.reached
+        assert report.problems[0].startswith("waited for the armed life of the victim: not there after 0 s: ready {0:")
+
+
+def test_the_full_table_has_every_death_in_every_mode() -> None:
+    planned = [
+        (mode, num, where) for index in range(5) for mode, num, places in death_plan(index, 5) for where in places
+    ]
+    assert len(planned) == len(set(planned))
+    for mode in ExchangeMode:
+        missing = {n for n in NAMES if (mode, 2, n) not in planned}
+        assert missing == (set() if mode is ExchangeMode.LIVE else set(LIVE_ONLY))
+    for instances in (3, 4):
+        assert {n for _, num, n in planned if num == instances} == set(NAMES)

@@ -1,0 +1,34 @@
+"""The whole engine in one process over real memory: every scenario of ``jettison verify``, on one small model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jettison.device.model.create import create_model
+from jettison.device.reference import TransformersReference, transformers_available
+from jettison.live.verify.run import compare
+from jettison.live.verify.scenarios import SCENARIOS, Setting
+from jettison.live.verify.scenarios_many import MANY
+from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "qwen3"
+    create_model(
+        folder, arch="qwen3", layers=4, hidden=32, heads=4, kv_heads=2, head_dim=16, seed=3, std=0.2,
+        max_position_embeddings=512,
+    )
+    return folder
+
+
+@pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")
+@pytest.mark.parametrize("event", [*SCENARIOS, *RUNGS_TOGETHER, *MANY])
+def test_tokens_do_not_depend_on_memory_events(event: str, model_dir: Path) -> None:
+    outcome = (SCENARIOS | RUNGS_TOGETHER | MANY)[event](Setting(model_dir, "float64", 64, seed=1))
+    row = compare("qwen3", event, outcome, TransformersReference(model_dir, "float64"))
+    assert outcome.happened, outcome.evidence
+    assert row.mismatches == 0
+    assert row.tokens_compared > 300

@@ -1,0 +1,240 @@
+"""Random histories of three workers: one end per step and per transfer, bytes intact, order kept."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from itertools import pairwise
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, precondition, rule
+from worker_fakes import FakeDevice, expected_token, make_step
+
+from jettison.live.engine.inprocess import InProcessCluster
+from jettison.live.wire import codec
+from jettison.live.wire import messages as m
+
+NUM_WORKERS, NUM_LAYERS, NUM_BLOCKS, UNIT = 3, 4, 12, 40
+worker_ids = st.integers(0, NUM_WORKERS - 1)
+block_lists = st.lists(st.integers(0, NUM_BLOCKS - 1), unique=True, max_size=5)
+
+
+class Workers(RuleBasedStateMachine):
+    """Blocks 0 to 5 are only read by transfers, 6 to 11 only written, each by at most one: so bytes are exact."""
+
+    transfers = Bundle("transfers")
+
+    @initialize(seed=st.none() | st.integers(0, 2**32 - 1), piece_bytes=st.sampled_from([44, 130, 4096]),
+                may_cut=st.sampled_from([False, False, True]))
+    def start(self, seed, piece_bytes, may_cut):
+        self.may_cut = may_cut
+        self.devices = {
+            i: FakeDevice(i, NUM_LAYERS, NUM_BLOCKS, UNIT, shard_num_bytes=300) for i in range(NUM_WORKERS)
+        }
+        self.events: list[m.Event] = []
+        self.cluster = InProcessCluster(
+            self.devices, lambda _, event: self.events.append(event), piece_bytes=piece_bytes, seed=seed,
+            activation_bytes=500, clock_ns=lambda: 0,
+        )
+        self.cluster.start()
+        self.next_id = 1
+        self.steps: dict[int, tuple[list[int], list[tuple[int, int]], int]] = {}
+        self.loaded: set[tuple[int, str]] = set()
+        """Worker and shard that was read from the folder."""
+        self.kv_transfers: dict[int, m.SendKV] = {}
+        self.sources: dict[int, int] = {}
+        self.shard_transfers: dict[int, tuple[int, m.SendShard]] = {}
+        self.calls: set[int] = set()
+        self.free = {i: set(range(6, NUM_BLOCKS)) for i in range(NUM_WORKERS)}
+        self.sent: dict[int, list[tuple]] = {i: [] for i in range(NUM_WORKERS)}
+        self.on_the_way: dict[int, deque[m.Command]] = {i: deque() for i in range(NUM_WORKERS)}
+        self.cancelled: set[int] = set()
+        self.severed: set[frozenset[int]] = set()
+
+    def take_id(self):
+        self.next_id += 1
+        return self.next_id
+
+    def send(self, worker, command, mark):
+        """Put a command on its way; ``deliver`` lets it arrive, each worker's in order."""
+        self.sent[worker].append(mark)
+        self.on_the_way[worker].append(command)
+
+    @rule(order=st.permutations(range(NUM_WORKERS)), num_stages=st.integers(1, 3), length=st.integers(1, 40),
+          failing=st.none() | st.integers(0, 2))
+    def pipelined_step(self, order, num_stages, length, failing):
+        step_id = self.take_id()
+        if failing is not None and failing < num_stages:
+            self.devices[order[failing]].poisoned.add(step_id)
+        tokens = [step_id * 3 + i for i in range(length)]
+        bounds = np.linspace(0, NUM_LAYERS, num_stages + 1).astype(int)
+        stages = [(int(lo), int(hi)) for lo, hi in pairwise(bounds)]
+        self.steps[step_id] = (tokens, stages, order[num_stages - 1])
+        for i, layers in enumerate(stages):
+            prev = order[i - 1] if i else None
+            next_ = order[i + 1] if i + 1 < num_stages else None
+            self.send(order[i], codec.step_command(make_step(step_id, tokens, layers, prev, next_)), ("step", step_id))
+
+    @rule(worker=worker_ids, count=st.integers(1, 4), ticks=st.integers(0, 12))
+    def deliver(self, worker, count, ticks):
+        for _ in range(min(count, len(self.on_the_way[worker]))):
+            self.cluster.send(worker, self.on_the_way[worker].popleft())
+        self.cluster.pump(max_ticks=ticks)
+
+    @rule(target=transfers, src=worker_ids, dst=worker_ids, blocks=st.lists(st.integers(0, 5), unique=True, max_size=5),
+          layers=st.tuples(st.integers(0, 3), st.integers(1, 4)).filter(lambda pair: pair[0] < pair[1]))
+    def kv_move(self, src, dst, blocks, layers):
+        if src == dst:  # a copy inside one worker is no transfer: test_loop has those
+            dst = (src + 1) % NUM_WORKERS
+        targets = sorted(self.free[dst])[: len(blocks)]
+        if len(targets) < len(blocks):
+            blocks = targets = []
+        self.free[dst] -= set(targets)
+        transfer = m.SendKV(self.take_id(), dst, *layers, blocks, targets)
+        self.kv_transfers[transfer.transfer_id] = transfer
+        self.sources[transfer.transfer_id] = src
+        self.send(src, transfer, ("transfer", transfer.transfer_id))
+        return transfer.transfer_id
+
+    @rule(target=transfers, src=worker_ids, dst=worker_ids, layer=st.integers(0, 3))
+    def shard_move(self, src, dst, layer):
+        shard = f"layer:{layer}"
+        if (dst, shard) in self.loaded or self.is_filling(dst, shard):
+            return multiple()  # a shard is filled from one source at a time
+        transfer = m.SendShard(self.take_id(), dst, shard)
+        self.shard_transfers[transfer.transfer_id] = (src, transfer)
+        self.sources[transfer.transfer_id] = src
+        self.send(src, transfer, ("transfer", transfer.transfer_id))
+        return transfer.transfer_id
+
+    def is_filling(self, dst, shard):
+        """Whether a transfer of the shard to this worker has not been told of as ended."""
+        ended = self.ended()
+        return any(
+            transfer.dst_worker == dst and transfer.shard == shard and transfer_id not in ended
+            for transfer_id, (_, transfer) in self.shard_transfers.items()
+        )
+
+    @rule(transfer_id=transfers)
+    def cancel(self, transfer_id):
+        self.cancelled.add(transfer_id)
+        self.on_the_way[self.sources[transfer_id]].append(m.CancelTransfer(transfer_id))
+
+    @rule(worker=worker_ids, stale=st.booleans())
+    def apply_layout(self, worker, stale):
+        call_id = self.take_id()
+        version = self.devices[worker].layout_version - stale
+        record = m.LayoutSpecRecord([f"layer:{i}" for i in range(NUM_LAYERS)], 0, NUM_LAYERS)
+        self.calls.add(call_id)
+        self.send(worker, m.ApplyLayout(call_id, record, call_id, version, []), ("apply", call_id))
+
+    @rule(worker=worker_ids)
+    def report(self, worker):
+        call_id = self.take_id()
+        self.calls.add(call_id)
+        self.send(worker, m.ReportMemory(call_id), ("report", call_id))
+
+    @rule(worker=worker_ids, layer=st.integers(0, NUM_LAYERS))
+    def load(self, worker, layer):
+        if any(t.shard == f"layer:{layer}" and t.dst_worker == worker for _, t in self.shard_transfers.values()):
+            return  # a shard comes from a peer or from the folder, never from both at once
+        self.loaded.add((worker, f"layer:{layer}"))
+        call_id = self.take_id()
+        self.calls.add(call_id)
+        self.on_the_way[worker].append(m.LoadShard(call_id, f"layer:{layer}"))  # the last one is not mapped
+
+    @precondition(lambda self: self.may_cut and not self.severed)
+    @rule(a=worker_ids, b=worker_ids)
+    def cut(self, a, b):
+        if a != b:
+            self.severed.add(frozenset((a, b)))
+            self.cluster.link(a, b).cut()
+
+    def teardown(self):
+        if not hasattr(self, "cluster"):
+            return
+        while any(self.on_the_way.values()):
+            for worker in range(NUM_WORKERS):
+                self.deliver(worker, 2, 5)
+        self.cluster.pump()
+        ends = Counter()
+        for event in self.events:
+            match event:
+                case m.StepDone() | m.StepFailed():
+                    ends["step", event.step_id] += 1
+                    self.check_step(event)
+                case m.TransferEnded():
+                    ends["transfer", event.transfer_id] += 1
+                    self.check_complete(event)
+                case m.LayoutApplied() | m.CallFailed() | m.CallDone() | m.MemoryReported():
+                    ends["call", event.call_id] += 1
+        expected = {("step", i) for i in self.steps} | {("call", i) for i in self.calls}
+        told = {("transfer", i) for i in [*self.kv_transfers, *self.shard_transfers]}
+        if self.severed:
+            # A cut loses what was on the way; a begun transfer whose begin was lost is known to no worker.
+            assert set(ends) <= expected | told and set(ends) >= expected
+        else:
+            assert set(ends) == expected | told
+        assert set(ends.values()) <= {1}
+        self.check_kv()
+        self.check_shards()
+        self.check_order()
+
+    def check_step(self, event):
+        tokens, stages, last = self.steps[event.step_id]
+        assert event.worker_id == last, "the last stage tells"
+        if isinstance(event, m.StepDone):
+            assert event.token_ids == [expected_token(tokens, stages)]
+        poisoned = any(event.step_id in device.poisoned for device in self.devices.values())
+        assert poisoned == isinstance(event, m.StepFailed) or self.severed
+
+    def check_complete(self, event):
+        if event.worker_id == self.sources[event.transfer_id]:
+            assert not event.complete, "a source only tells of what could not begin"
+        elif not self.severed and event.transfer_id not in self.cancelled:
+            assert event.complete
+
+    def ended(self):
+        return {event.transfer_id: event for event in self.events if isinstance(event, m.TransferEnded)}
+
+    def check_kv(self):
+        fresh = {i: FakeDevice(i, NUM_LAYERS, NUM_BLOCKS, UNIT).kv for i in range(NUM_WORKERS)}
+        touched = {i: np.zeros((NUM_LAYERS, NUM_BLOCKS), bool) for i in range(NUM_WORKERS)}
+        for transfer in self.kv_transfers.values():
+            layers = slice(transfer.layer_lo, transfer.layer_hi)
+            touched[transfer.dst_worker][layers, transfer.dst_blocks] = True
+            event = self.ended().get(transfer.transfer_id)
+            if event is None or not event.complete:
+                continue
+            source = fresh[self.sources[transfer.transfer_id]][layers, transfer.src_blocks]
+            assert event.num_bytes == source.size
+            assert (self.devices[transfer.dst_worker].kv[layers, transfer.dst_blocks] == source).all()
+        for i, device in self.devices.items():
+            assert (device.kv[~touched[i]] == fresh[i][~touched[i]]).all(), "a block that no transfer names was written"
+
+    def check_shards(self):
+        marked = {i: Counter(device.filled) for i, device in self.devices.items()}
+        for transfer_id, (_, transfer) in self.shard_transfers.items():
+            event = self.ended().get(transfer_id)
+            if event is not None and event.complete:
+                assert event.num_bytes == 300
+                marked[transfer.dst_worker][transfer.shard] -= 1
+        assert all(count == 0 for counts in marked.values() for count in counts.values())
+
+    def check_order(self):
+        """Rules 2 and 3 on what each device saw: an applied layout parts earlier steps from later ones."""
+        for worker, device in self.devices.items():
+            position = {mark: i for i, mark in enumerate(device.log)}
+            for i, mark in enumerate(self.sent[worker]):
+                if mark[0] != "apply":
+                    continue
+                at = position[mark]
+                for other in self.sent[worker][:i]:
+                    assert position.get(other, -1) < at
+                for other in self.sent[worker][i + 1 :]:
+                    assert position.get(other, len(device.log)) > at
+
+
+Workers.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestWorkers = Workers.TestCase

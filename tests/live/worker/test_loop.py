@@ -1,0 +1,547 @@
+"""The rules of ``WorkerLoop``, one by one, over deterministic links."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from worker_fakes import FakeDevice, expected_token, fresh_bytes, make_step
+
+from jettison.errors import ModelError
+from jettison.live.engine.inprocess import InProcessCluster
+from jettison.live.wire import codec
+from jettison.live.wire import messages as m
+from jettison.live.worker.loop import MAX_GROUPS_KNOWN, WorkerLoop
+from jettison.transport.inproc import InProcessLink
+from jettison.transport.link import FrameKind
+
+
+class Cluster(InProcessCluster):
+    """Two or three fake workers and a list of everything they said."""
+
+    def __init__(self, num_workers=2, piece_bytes=256, seed=None, **device):
+        self.events: list[m.Event] = []
+        self.devices = {i: FakeDevice(i, **device) for i in range(num_workers)}
+        super().__init__(
+            self.devices, lambda worker, event: self.events.append(event), piece_bytes=piece_bytes, seed=seed,
+            clock_ns=lambda: 0,
+        )
+        self.start()
+
+    def steps(self, step_id, tokens, stages=((0, 0, 2), (1, 2, 4)), **more):
+        """The commands of one pipelined step: (worker, command) in stage order."""
+        commands = []
+        for i, (worker, lo, hi) in enumerate(stages):
+            prev = stages[i - 1][0] if i else None
+            next_ = stages[i + 1][0] if i + 1 < len(stages) else None
+            step = make_step(step_id, tokens, (lo, hi), prev, next_, **more)
+            commands.append((worker, codec.step_command(step)))
+        return commands
+
+    def send_all(self, commands):
+        for worker, command in commands:
+            self.send(worker, command)
+
+    def take(self):
+        events, self.events[:] = list(self.events), []
+        return events
+
+
+def record(**more):
+    return m.LayoutSpecRecord(["layer:0"], 0, 4, **more)
+
+
+def names(events):
+    return [type(event).__name__ for event in events]
+
+
+def test_a_step_of_one_stage():
+    cluster = Cluster(1)
+    cluster.send(0, codec.step_command(make_step(7, [5, 6])))
+    cluster.pump()
+    assert cluster.take() == [m.StepDone(0, 7, [6 * 3 + 4], 0)]
+
+
+def test_hidden_states_travel_in_chunks_through_three_stages():
+    cluster = Cluster(3)
+    tokens = list(range(7000))  # 7000 tokens x 24 x 8 bytes is more than one activation frame holds
+    stages = ((0, 0, 1), (1, 1, 2), (2, 2, 4))
+    cluster.send_all(cluster.steps(1, tokens, stages))
+    cluster.pump()
+    events = cluster.take()
+    assert names(events) == ["StageDone", "StageDone", "StepDone"]
+    assert events[-1].token_ids == [expected_token(tokens, [(lo, hi) for _, lo, hi in stages])]
+
+
+def test_an_activation_may_arrive_before_its_step():
+    cluster = Cluster(2)
+    (first, a), (second, b) = cluster.steps(1, [3])
+    cluster.send(first, a)
+    cluster.pump()
+    assert names(cluster.take()) == ["StageDone"]
+    cluster.send(second, b)
+    cluster.pump()
+    assert cluster.take() == [m.StepDone(1, 1, [expected_token([3], [(0, 2), (2, 4)])], 0)]
+
+
+def test_a_step_with_input_overtakes_one_without():
+    cluster = Cluster(2)
+    waiting = cluster.steps(1, [3])
+    cluster.send(*waiting[1])
+    cluster.send(1, codec.step_command(make_step(2, [4])))
+    cluster.pump()
+    assert [event.step_id for event in cluster.take()] == [2]
+    cluster.send(*waiting[0])
+    cluster.pump()
+    assert [event.step_id for event in cluster.take()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "barrier",
+    [m.OfferLayout(9, record(), 0), m.ApplyLayout(9, record(), 0, 0, []), m.LoadShard(9, "layer:0"), m.ReportMemory(9)],
+    ids=lambda command: type(command).__name__,
+)
+def test_a_barrier_waits_for_earlier_steps_and_only_apply_holds_later_ones(barrier):
+    cluster = Cluster(2)
+    waiting = cluster.steps(1, [3])
+    cluster.send(*waiting[1])
+    cluster.send(1, barrier)
+    cluster.send(1, codec.step_command(make_step(2, [4])))
+    cluster.pump()
+    strict = isinstance(barrier, m.ApplyLayout)
+    assert names(cluster.take()) == ([] if strict else ["StepDone"])
+    cluster.send(*waiting[0])
+    cluster.pump()
+    events = cluster.take()
+    assert [getattr(event, "call_id", None) == 9 for event in events] == [False, False, True] + [False] * strict
+    assert events[-1 if strict else 1].step_id == (2 if strict else 1)
+
+
+def test_a_move_does_not_hold_later_steps_and_gets_a_turn_after_each():
+    cluster = Cluster(2)
+    cluster.send(0, m.SendKV(5, 1, 0, 4, [1, 2, 3], [4, 5, 6]))
+    for step_id in range(30):
+        cluster.send(0, codec.step_command(make_step(step_id, [step_id])))
+    cluster.pump()
+    kinds = names(cluster.take())
+    assert kinds.count("StepDone") == 30 and kinds.count("TransferEnded") == 1
+    assert kinds.index("TransferEnded") < 20, "bulk starved behind steps"
+    assert (cluster.devices[1].kv[:, 4:7] == cluster.devices[0].kv[:, 1:4]).all()
+
+
+class Timed(FakeDevice):
+    """Steps and pieces take (virtual) time; notes when each began and ended."""
+
+    STEP_NS, PIECE_NS = 4_000, 150
+
+    def __init__(self, clock, worker_id):
+        super().__init__(worker_id)
+        self.clock, self.steps, self.num_pieces_before = clock, [], []
+
+    def run_step(self, step, hidden, port=None):
+        began = self.clock[0]
+        self.clock[0] += self.STEP_NS
+        self.steps.append((began, self.clock[0]))
+        self.num_pieces_before.append(0)
+        return super().run_step(step, hidden, port)
+
+    def kv_gather(self, layers, block_ids, out, **where):
+        self.clock[0] += self.PIECE_NS
+        self.num_pieces_before[-1] += 1
+        return super().kv_gather(layers, block_ids, out)
+
+
+def test_between_steps_bulk_takes_up_to_a_quarter_of_a_stages_time():
+    clock = [0]
+    device = Timed(clock, 0)
+    here, there = InProcessLink.pair(0, 1, activation_bytes=1 << 10, bulk_bytes=1 << 16)
+    loop = WorkerLoop(0, device, {1: here}, lambda event: None, 40, clock_ns=lambda: clock[0])
+    for step_id in range(12):
+        loop.deliver(codec.step_command(make_step(step_id, [step_id])))
+    loop.tick()
+    loop.deliver(m.SendKV(5, 1, 0, 4, list(range(1, 16)), list(range(16, 31))))  # starts after the steps before it
+    for step_id in range(12, 40):
+        loop.deliver(codec.step_command(make_step(step_id, [step_id])))
+    while loop.tick():
+        for frame in there.poll_frames():
+            frame.release()
+    gaps = [began - ended for (_, ended), (began, _) in zip(device.steps, device.steps[1:])]
+    assert max(gaps) <= Timed.STEP_NS // 4 + Timed.PIECE_NS, "a step waited for more than bulk may take"
+    sent = device.num_pieces_before[12:-1]
+    assert sum(device.num_pieces_before) == 60
+    assert max(sent) >= 3, "one piece a step: an exchange takes as many steps as it has pieces"
+
+
+def test_a_shard_is_loaded_in_pieces_and_a_step_waits_for_one_of_them():
+    cluster = Cluster(1)
+    cluster.send(0, m.LoadShard(9, "layer:0"))
+    for step_id in range(3):
+        cluster.send(0, codec.step_command(make_step(step_id, [step_id])))
+    cluster.send(0, m.LoadShard(10, "layer:1"))
+    cluster.send(0, m.OfferLayout(11, record(), 0))
+    cluster.send(0, m.ReportMemory(12))
+    cluster.pump()
+    what = [entry[0] for entry in cluster.devices[0].log]
+    assert what[:7] == ["load", "piece", "step", "piece", "step", "piece", "step"]
+    assert what[7:] == ["piece", "load", *["piece"] * 4, "offer"]
+    said = [getattr(event, "call_id", None) for event in cluster.take()]
+    assert [call for call in said if call is not None] == [9, 10, 11, 12]
+    assert (cluster.devices[0].shards["layer:0"] == fresh_bytes(("disk", "layer:0"), 1000)).all()
+
+
+def test_moves_and_fences_do_not_wait_for_a_load():
+    cluster = Cluster(2)
+    cluster.send(0, m.LoadShard(9, "layer:0"))
+    cluster.pump(1)
+    cluster.send(0, m.SendShard(5, 1, "layer:2"))
+    cluster.send(0, m.FenceWorker(10, 7, 0))
+    cluster.pump()
+    events = cluster.take()
+    assert names(events)[0] == "Fenced" and sorted(names(events)) == ["CallDone", "Fenced", "TransferEnded"]
+    assert next(e for e in events if isinstance(e, m.TransferEnded)).complete
+
+
+def test_a_load_that_fails_on_the_way_is_told_and_the_next_command_runs():
+    cluster = Cluster(1)
+    device = cluster.devices[0]
+
+    def breaks(shard):
+        yield
+        raise ModelError(f"{shard}: truncated")
+
+    device.loading_shard_from_disk = breaks
+    cluster.send(0, m.LoadShard(9, "layer:0"))
+    cluster.send(0, m.OfferLayout(10, record(), 0))
+    cluster.pump()
+    failed, offered = cluster.take()
+    assert failed == m.CallFailed(0, 9, "ModelError", "layer:0: truncated")
+    assert offered.call_id == 10
+
+
+def test_a_layout_without_a_shard_ends_what_was_being_sent_of_it():
+    """Also where it is mapped again, empty, before the next piece."""
+    cluster = Cluster(2, piece_bytes=100)
+    cluster.send(0, m.SendShard(5, 1, "layer:2"))
+    cluster.send(0, m.SendShard(6, 1, "layer:0"))
+    cluster.pump(3)
+    cluster.send(0, m.ApplyLayout(9, record(), 0, 0, []))
+    cluster.pump()
+    ends = {e.transfer_id: e.complete for e in cluster.take() if isinstance(e, m.TransferEnded)}
+    assert ends == {5: False, 6: True}
+    assert cluster.devices[1].filled == ["layer:0"]
+
+
+@pytest.mark.parametrize("piece_bytes", [44, 100, 133, 1 << 20])
+def test_kv_arrives_intact_whatever_the_piece(piece_bytes):
+    cluster = Cluster(2, piece_bytes=piece_bytes)
+    before = cluster.devices[1].kv.copy()
+    cluster.send(0, m.SendKV(5, 1, 1, 4, [9, 2, 11, 0], [3, 15, 0, 7]))
+    cluster.pump()
+    assert cluster.take() == [m.TransferEnded(1, 5, True, 3 * 4 * 40, 0)]
+    assert (cluster.devices[1].kv[1:4, [3, 15, 0, 7]] == cluster.devices[0].kv[1:4, [9, 2, 11, 0]]).all()
+    untouched = [b for b in range(16) if b not in (3, 15, 0, 7)]
+    assert (cluster.devices[1].kv[:, untouched] == before[:, untouched]).all()
+    assert (cluster.devices[1].kv[0] == before[0]).all()
+
+
+def test_a_move_of_nothing_ends_complete():
+    cluster = Cluster(2)
+    cluster.send(0, m.SendKV(5, 1, 0, 4, [], []))
+    cluster.pump()
+    assert cluster.take() == [m.TransferEnded(1, 5, True, 0, 0)]
+
+
+def test_a_shard_arrives_intact_and_is_marked():
+    cluster = Cluster(2)
+    cluster.send(0, m.SendShard(6, 1, "layer:2"))
+    cluster.pump()
+    assert cluster.take() == [m.TransferEnded(1, 6, True, 1000, 0)]
+    assert (cluster.devices[1].shards["layer:2"] == cluster.devices[0].shards["layer:2"]).all()
+    assert cluster.devices[1].filled == ["layer:2"]
+
+
+def test_kv_goes_before_a_shard_that_was_first():
+    cluster = Cluster(2)
+    cluster.send(0, m.SendShard(6, 1, "layer:2"))
+    cluster.send(0, m.SendKV(5, 1, 0, 4, [1], [1]))
+    cluster.pump()
+    assert [event.transfer_id for event in cluster.take()] == [5, 6]
+
+
+def test_cancel_in_the_middle_ends_incomplete():
+    cluster = Cluster(2, piece_bytes=44)
+    cluster.send(0, m.SendKV(5, 1, 0, 4, [1, 2, 3], [1, 2, 3]))
+    cluster.pump(max_ticks=4)
+    cluster.send(0, m.CancelTransfer(5))
+    cluster.pump()
+    (ended,) = cluster.take()
+    assert (ended.transfer_id, ended.complete) == (5, False)
+    assert 0 < ended.num_bytes < 4 * 3 * 40
+
+
+def test_cancel_before_the_start_ends_incomplete_even_behind_a_waiting_step():
+    cluster = Cluster(2)
+    cluster.send(*cluster.steps(1, [3], ((1, 0, 2), (0, 2, 4)))[1])  # worker 0 waits for worker 1
+    cluster.send(0, m.SendKV(5, 1, 0, 4, [1], [1]))
+    cluster.send(0, m.SendKV(6, 1, 0, 4, [], []))
+    cluster.send(0, m.CancelTransfer(5))
+    cluster.send(0, m.CancelTransfer(6))
+    cluster.pump()
+    assert cluster.take() == [m.TransferEnded(1, 5, False, 0, 0), m.TransferEnded(1, 6, False, 0, 0)]
+
+
+def test_cancel_after_the_end_is_nothing():
+    cluster = Cluster(2)
+    cluster.send(0, m.SendKV(5, 1, 0, 4, [1], [1]))
+    cluster.pump()
+    cluster.send(0, m.CancelTransfer(5))
+    cluster.pump()
+    assert [event.complete for event in cluster.take()] == [True]
+
+
+def test_a_shard_that_is_not_here_ends_incomplete_and_marks_nothing():
+    cluster = Cluster(2)
+    cluster.send(0, m.SendShard(6, 1, "layer:77"))
+    cluster.pump()
+    assert cluster.take() == [m.TransferEnded(1, 6, False, 0, 0)]
+    assert cluster.devices[1].filled == []
+
+
+def test_block_ids_outside_the_arenas_never_reach_the_device():
+    cluster = Cluster(2)
+    before = cluster.devices[1].kv.copy()
+    cluster.send(0, m.SendKV(5, 1, 0, 4, [1, 2], [3, 16]))
+    cluster.send(0, m.SendKV(6, 1, 0, 4, [1, 2], [-1, 3]))
+    cluster.pump()
+    assert [(event.transfer_id, event.complete) for event in cluster.take()] == [(5, False), (6, False)]
+    assert (cluster.devices[1].kv == before).all()
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_failing_stage_gives_one_step_failed_from_the_last_one(failing):
+    cluster = Cluster(3)
+    cluster.devices[failing].poisoned = {1}
+    for step_id in (1, 2):
+        cluster.send_all(cluster.steps(step_id, [3], ((0, 0, 1), (1, 1, 2), (2, 2, 4))))
+    cluster.pump()
+    ends = [event for event in cluster.take() if not isinstance(event, m.StageDone)]
+    assert [(type(event), event.worker_id, event.step_id) for event in ends] == [
+        (m.StepFailed, 2, 1), (m.StepDone, 2, 2),
+    ]
+    assert "poisoned step 1" in ends[0].message
+
+
+def test_a_step_of_an_older_epoch_is_refused():
+    cluster = Cluster(1)
+    cluster.send(0, codec.step_command(make_step(1, [3], group_id=4, epoch=2)))
+    cluster.send(0, codec.step_command(make_step(2, [3], group_id=4, epoch=1)))
+    cluster.send(0, codec.step_command(make_step(3, [3], group_id=5, epoch=1)))
+    cluster.pump()
+    assert [(type(event), event.step_id) for event in cluster.take()] == [
+        (m.StepDone, 1), (m.StepFailed, 2), (m.StepDone, 3),
+    ]
+
+
+def test_epochs_are_remembered_of_the_groups_used_last():
+    cluster = Cluster(1)
+    for step_id in range(MAX_GROUPS_KNOWN + 50):
+        cluster.send(0, codec.step_command(make_step(2 * step_id + 1, [3], group_id=0, epoch=2)))
+        cluster.send(0, codec.step_command(make_step(2 * step_id + 2, [3], group_id=step_id + 1, epoch=step_id)))
+        cluster.pump()
+    assert len(cluster._loops[0]._epochs) == MAX_GROUPS_KNOWN
+    cluster.take()
+    cluster.send(0, codec.step_command(make_step(9000, [3], group_id=0, epoch=1)))
+    cluster.pump()
+    assert names(cluster.take()) == ["StepFailed"], "a group in use is not forgotten, however old"
+
+
+def test_layout_errors_are_call_failed_with_their_class():
+    cluster = Cluster(1)
+    cluster.send(0, m.ApplyLayout(1, record(), 0, 3, []))
+    cluster.send(0, m.LoadShard(2, "layer:99"))
+    cluster.send(0, m.ApplyLayout(3, record(), 0, 0, [(1, 2)]))
+    cluster.pump()
+    failed, load, applied = cluster.take()
+    assert (failed.call_id, failed.error_type) == (1, "StalePlanError")
+    assert (load.call_id, load.error_type) == (2, "StalePlanError")
+    assert (applied.call_id, applied.version) == (3, 1)
+
+
+def test_a_dead_link_ends_moves_and_steps_that_depended_on_it():
+    cluster = Cluster(2, piece_bytes=44)
+    cluster.send(0, m.SendKV(5, 1, 0, 4, [1, 2, 3], [1, 2, 3]))
+    cluster.pump(max_ticks=4)
+    cluster.send(0, m.SendKV(6, 1, 0, 4, [7], [7]))
+    cluster.send(*cluster.steps(9, [3])[1])
+    cluster.pump(max_ticks=2)
+    assert cluster.take() == []
+    cluster.link(0, 1).cut()
+    cluster.pump()
+    events = cluster.take()
+    assert sorted(names(events)) == ["StepFailed", "TransferEnded", "TransferEnded"]
+    transfers = {event.transfer_id: event for event in events if isinstance(event, m.TransferEnded)}
+    assert (transfers[5].worker_id, transfers[5].complete) == (1, False), "the destination tells of what it knows"
+    assert (transfers[6].worker_id, transfers[6].complete) == (0, False), "the source tells of what it never began"
+    # Afterwards: no link, so transfers and steps over it end at once, and others run.
+    cluster.send(0, m.SendKV(8, 1, 0, 4, [7], [7]))
+    cluster.send_all(cluster.steps(10, [3]))
+    cluster.send(1, codec.step_command(make_step(11, [3])))
+    cluster.pump()
+    ends = [event for event in cluster.take() if not isinstance(event, m.StageDone)]
+    assert sorted(names(ends)) == ["StepDone", "StepFailed", "TransferEnded"]
+
+
+def test_what_had_arrived_before_the_peer_died_counts():
+    cluster = Cluster(2, piece_bytes=1 << 20)
+    cluster.send(0, m.SendKV(5, 1, 0, 4, [1, 2, 3], [1, 2, 3]))
+    loops = cluster._loops
+    while loops[0].tick():
+        pass
+    assert list(loops) == [0, 1]
+    assert loops[1]._peers.serve_urgent()
+    cluster.link(0, 1).close()
+    while loops[1].tick():
+        pass
+    assert [(event.transfer_id, event.complete) for event in cluster.take()] == [(5, True)]
+
+
+def test_a_new_link_replaces_a_dead_one():
+    cluster = Cluster(2)
+    cluster.link(0, 1).cut()
+    cluster.pump()
+    forth, back = InProcessLink.pair(0, 1)
+    cluster._loops[0].attach_link(1, forth)
+    cluster._loops[1].attach_link(0, back)
+    cluster.send_all(cluster.steps(1, [3]))
+    cluster.pump()
+    assert names(cluster.take()) == ["StageDone", "StepDone"]
+
+
+def test_early_activations_are_bounded_and_the_dropped_step_is_told():
+    cluster = Cluster(2)
+    commands = [cluster.steps(step_id, [3]) for step_id in range(70)]
+    for first, _ in commands:
+        cluster.send(*first)
+    cluster.pump()
+    assert names(cluster.take()) == ["StageDone"] * 70
+    for _, second in commands:
+        cluster.send(*second)
+    cluster.pump()
+    events = cluster.take()
+    assert [event.step_id for event in events if isinstance(event, m.StepFailed)] == list(range(6))
+    assert len(events) == 70
+
+
+def test_nonsense_from_a_peer_costs_the_link_and_nothing_else():
+    ours, theirs = InProcessLink.pair(0, 1)
+    events: list[m.Event] = []
+    loop = WorkerLoop(0, FakeDevice(), {1: ours}, events.append)
+    theirs.send_frame(FrameKind.TRANSFER_BEGIN, 5, b"\0" * 8, 0, lambda out: None)
+    theirs.send_frame(FrameKind.KV_PIECE, 4, b"\1", 3, lambda out: None)
+    while loop.tick():
+        pass
+    assert loop.links == {} and not ours.is_open
+    assert [(event.transfer_id, event.complete) for event in events] == [(5, False)]
+    loop.deliver(codec.step_command(make_step(1, [3])))
+    assert loop.tick() and isinstance(events[-1], m.StepDone)
+
+
+def test_stop_finishes_nothing():
+    cluster = Cluster(1)
+    cluster.send(0, codec.step_command(make_step(1, [3])))
+    cluster.send(0, m.Stop())
+    assert cluster.pump() == 0 and cluster.take() == []
+
+
+def test_numbers_survive_the_read_only_payload():
+    """A piece's payload may be read-only memory: writing it into the device must only read it."""
+    cluster = Cluster(2)
+    cluster.send(1, m.SendKV(5, 0, 0, 1, [0], [0]))
+    cluster.pump()
+    assert np.array_equal(cluster.devices[0].kv[0, 0], cluster.devices[1].kv[0, 0])
+
+
+def test_a_swap_waits_for_earlier_steps_and_comes_back_whole():
+    cluster = Cluster(1)
+    device = cluster.devices[0]
+    before = device.kv.copy()
+    cluster.send(0, codec.step_command(make_step(1, [3])))
+    cluster.send(0, m.SendKV(7, 0, 0, 4, [2, 5], [1, 0], to_host=True))
+    cluster.pump()
+    assert device.log == [("step", 1), ("copy_to_host", [2, 5])]
+    assert cluster.take()[1:] == [m.TransferEnded(0, 7, True, 4 * 2 * device.kv_block_bytes, 0)]
+    device.kv[:] = 0
+    cluster.send(0, m.SendKV(8, 0, 0, 4, [1, 0], [9, 3], from_host=True))
+    cluster.pump()
+    assert names(cluster.take()) == ["TransferEnded"]
+    assert (device.kv[:, [9, 3]] == before[:, [2, 5]]).all()
+
+
+def test_a_swap_that_cannot_be_copied_ends_incomplete_and_the_worker_lives():
+    cluster = Cluster(1)
+    cluster.send(0, m.SendKV(7, 0, 0, 4, [2], [99], to_host=True))
+    cluster.send(0, codec.step_command(make_step(1, [3])))
+    cluster.pump()
+    assert cluster.take() == [m.TransferEnded(0, 7, False, 0, 0), m.StepDone(0, 1, [3 * 3 + 4], 0)]
+
+# --- fences
+
+
+def test_a_fence_ends_what_waits_for_the_lost_worker_and_is_answered_after_it():
+    cluster = Cluster(2)
+    (_, _), (second, b) = cluster.steps(1, [3])
+    cluster.send(second, b)
+    cluster.send(1, m.FenceWorker(9, 0, 0))
+    cluster.pump()
+    failed, fenced = cluster.take()
+    assert (failed.step_id, failed.lost_worker) == (1, 0) and fenced == m.Fenced(1, 9)
+    assert not cluster.link(1, 0).is_open
+
+
+def test_a_loss_travels_through_later_stages_with_the_name_of_the_lost():
+    cluster = Cluster(3)
+    commands = cluster.steps(1, [3], ((0, 0, 1), (1, 1, 2), (2, 2, 4)))
+    cluster.send_all(commands[1:])
+    cluster.send(1, m.FenceWorker(9, 0, 0))
+    cluster.pump()
+    failed = next(e for e in cluster.take() if isinstance(e, m.StepFailed))
+    assert (failed.worker_id, failed.lost_worker) == (2, 0)
+
+
+def test_a_fence_waits_for_steps_that_still_have_an_input_to_come():
+    cluster = Cluster(3)
+    (first, a), (second, b) = cluster.steps(1, [3], ((0, 0, 2), (1, 2, 4)))
+    cluster.send(second, b)
+    cluster.send(1, m.FenceWorker(9, 2, 0))
+    cluster.pump()
+    assert cluster.take() == []
+    cluster.send(first, a)
+    cluster.pump()
+    assert names(cluster.take()) == ["StageDone", "StepDone", "Fenced"]
+
+
+def test_pieces_of_a_lost_worker_are_not_written_after_the_fence():
+    cluster = Cluster(2)
+    before = cluster.devices[1].kv.copy()
+    cluster.send(0, m.SendKV(1, 1, 0, 4, [1, 2], [3, 4]))
+    loops = cluster._loops
+    for _ in range(40):  # everything is sent, and received up to its turn
+        loops[0].tick()
+    cluster.send(1, m.FenceWorker(9, 0, 0))
+    while loops[1].tick():
+        pass
+    assert m.Fenced(1, 9) in cluster.take()
+    assert (cluster.devices[1].kv == before).all()
+
+
+def test_a_fence_for_an_old_life_leaves_the_new_link_alone():
+    cluster = Cluster(2)
+    old = cluster.link(1, 0)
+    _, new = InProcessLink.pair(0, 1, activation_bytes=1 << 20, bulk_bytes=1 << 20)
+    cluster._loops[1].attach_link(0, new, life=1)
+    assert not old.is_open
+    cluster.send(1, m.FenceWorker(9, 0, 0))
+    cluster.pump()
+    assert cluster.take() == [m.Fenced(1, 9)] and new.is_open
+    cluster.send(1, m.FenceWorker(10, 0, 1))
+    cluster.pump()
+    assert not new.is_open

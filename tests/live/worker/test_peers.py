@@ -1,0 +1,162 @@
+"""What a worker's links carry and whose turn it is, without a worker: ``WorkerLoop``'s own tests are about when."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from worker_fakes import FakeDevice, fresh_bytes
+
+from jettison.live.wire import messages as m
+from jettison.live.worker.activations import OutgoingActivation
+from jettison.live.worker.failpoints import nowhere
+from jettison.live.worker.peers import Peers
+from jettison.transport.inproc import InProcessLink
+from jettison.transport.link import FrameKind
+
+
+class OneEnd:
+    """Worker 0's peers, of which there is one, worker 1; ``theirs`` is its end of the link."""
+
+    def __init__(self, activation_slots=8, activation_bytes=1 << 10, kind=InProcessLink, device=None, **more):
+        self.events: list[m.Event] = []
+        self.lost: list[tuple[int, bool]] = []
+        """Who, and whether the input of step 5 was there by then."""
+        self.peers = Peers(
+            0, device or FakeDevice(), self.events.append,
+            lambda worker: self.lost.append((worker, self.peers.inbox.ready(5))),
+            **{"piece_bytes": 44, "adapt_pieces": False, "coordinate": True, "shares_clock": False,
+               "clock_ns": lambda: 0, "failpoint": nowhere, "wait": None, **more},
+        )  # fmt: skip
+        self.ours, self.theirs = InProcessLink.pair(
+            0, 1, activation_slots=activation_slots, activation_bytes=activation_bytes, bulk_slots=100
+        )
+        self.ours.__class__ = kind
+        self.peers.attach(1, self.ours, 0)
+
+    def received(self):
+        frames = []
+        for frame in self.theirs.poll_frames():
+            with frame:
+                frames.append((frame.kind, frame.tag))
+        return frames
+
+
+def test_what_finds_no_room_waits_and_goes_in_order():
+    end = OneEnd(activation_slots=1)
+    for step_id in (1, 2, 3):
+        end.peers.post(1, OutgoingActivation(step_id, fresh_bytes(step_id, 100)))
+    for step_id in (1, 2, 3):
+        assert end.received() == [(FrameKind.ACTIVATION, step_id)]
+        assert end.peers.serve_urgent() == (step_id < 3)
+
+
+def test_what_is_posted_to_nobody_is_dropped():
+    end = OneEnd()
+    assert 1 in end.peers and 2 not in end.peers
+    end.peers.post(2, OutgoingActivation(1, fresh_bytes(1, 100)))
+    assert not end.peers.serve() and end.received() == []
+
+
+@pytest.mark.parametrize(("coordinate", "num_pieces"), [(True, 1), (False, 12)])
+def test_a_turn_is_one_piece_or_without_coordination_all_the_link_takes(coordinate, num_pieces):
+    end = OneEnd(coordinate=coordinate)
+    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, [1, 2, 3], [4, 5, 6]))
+    assert end.peers.run_bulk()
+    assert end.received().count((FrameKind.KV_PIECE, 7)) == num_pieces
+
+
+class NothingQueues(InProcessLink):
+    queues_bulk = False
+
+
+@pytest.mark.parametrize(("kind", "is_cut"), [(InProcessLink, True), (NothingQueues, False)])
+def test_pieces_are_cut_to_size_only_where_bulk_would_be_in_the_way(kind, is_cut):
+    end = OneEnd(kind=kind, device=FakeDevice(kv_block_bytes=1 << 10), piece_bytes=1 << 17, adapt_pieces=True)
+    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, list(range(16)), list(range(16))))
+    while end.peers.run_bulk():
+        pass
+    assert (end.received().count((FrameKind.KV_PIECE, 7)) > 1) == is_cut
+
+
+def test_a_turn_that_must_not_send_still_writes():
+    end = OneEnd()
+    end.theirs.send_frame(FrameKind.TRANSFER_BEGIN, 4, b"\0" * 8, 0, lambda out: None)
+    end.theirs.send_frame(FrameKind.TRANSFER_END, 4, b"\1", 0, lambda out: None)
+    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, [1], [1]))
+    assert end.peers.serve(False)
+    assert end.events == [m.TransferEnded(0, 4, True, 0, 0)] and end.received() == []
+
+
+def test_a_move_to_nobody_ends_at_once():
+    end = OneEnd()
+    end.peers.start_transfer(m.SendKV(7, 2, 0, 4, [1], [1]))
+    end.peers.cancel_transfer(7)
+    assert end.events == [m.TransferEnded(0, 7, False, 0, 0)]
+
+
+@pytest.mark.parametrize("num_frames", [1, 2])
+def test_who_is_lost_is_told_when_all_that_came_is_there(num_frames):
+    end = OneEnd(activation_bytes=64)
+    source, copied = InProcessLink.pair(1, 0, activation_bytes=64)
+    OutgoingActivation(5, fresh_bytes(5, 128)).send(source)
+    for frame in list(copied.poll_frames())[:num_frames]:
+        fill = partial(np.copyto, src=frame.payload)
+        end.theirs.send_frame(frame.kind, frame.tag, frame.aux, len(frame.payload), fill)
+    end.peers.start_transfer(m.SendKV(7, 1, 0, 4, [1], [1]))
+    end.theirs.close()
+    while end.peers.serve():
+        pass
+    assert end.lost == [(1, num_frames == 2)]
+    assert end.events == [m.TransferEnded(0, 7, False, 0, 0)] and end.peers.links == {}
+
+
+def test_a_fence_closes_links_of_the_lost_life_and_of_older_ones():
+    end = OneEnd()
+    newer, _ = InProcessLink.pair(0, 1)
+    end.peers.attach(1, newer, 2)
+    assert not end.ours.is_open and end.lost == [(1, False)]
+    end.peers.fence(1, 1)
+    assert newer.is_open and 1 in end.peers
+    end.peers.fence(1, 2)
+    assert not newer.is_open and 1 not in end.peers and end.lost == [(1, False)] * 2
+
+
+def closed_by_the_other_end(caplog):
+    """One end whose peer has closed the link, and which has noticed."""
+    caplog.set_level("INFO")
+    end = OneEnd()
+    end.theirs.close()
+    while end.peers.serve_urgent() or end.peers.run_bulk():
+        pass
+    assert end.lost == [(1, False)] and end.peers.links == {}
+    return end
+
+
+def test_a_link_that_closes_is_noted_and_worth_a_warning_only_if_the_peer_is_lost(caplog):
+    """At an orderly shutdown some worker closes its links before the others are told to stop."""
+    end = closed_by_the_other_end(caplog)
+    (record,) = caplog.records
+    assert record.levelname == "INFO" and record.getMessage().startswith("link to worker 1 closed: ")
+    end.peers.fence(1, 0)
+    end.peers.fence(1, 0)
+    (_, record) = caplog.records
+    assert record.levelname == "WARNING" and record.getMessage().startswith("link to worker 1 is down: ")
+
+
+def test_a_new_link_ends_what_there_was_to_explain(caplog):
+    end = closed_by_the_other_end(caplog)
+    newer, _ = InProcessLink.pair(0, 1)
+    end.peers.attach(1, newer, 1)
+    caplog.clear()
+    end.peers.fence(1, 0)
+    assert caplog.records == [] and newer.is_open
+
+
+def test_delays_are_as_measured_with_one_clock_and_beyond_the_fastest_with_two():
+    transits_ns = [-700, -900, -400]
+    assert [OneEnd(shares_clock=True).peers.delay_ns(1, ns) for ns in transits_ns] == transits_ns
+    end = OneEnd()
+    assert [end.peers.delay_ns(1, ns) for ns in transits_ns] == [0, 0, 500]
+    assert end.peers.delay_ns(2, 30) == 30

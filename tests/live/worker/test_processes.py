@@ -1,0 +1,388 @@
+"""Real worker processes with fake devices: they start, talk, fail, and never outlive their controller."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from worker_fakes import expected_token, make_step
+
+import jettison
+from jettison.device.model.hf_config import parse_config
+from jettison.device.model.jsonfile import JsonObject
+from jettison.errors import BudgetError, JettisonError, UserError, WorkerLostError
+from jettison.live.engine.launcher import LocalLauncher, WorkerSpec
+from jettison.live.machine.run_folder import remove_abandoned
+from jettison.live.wire import codec
+from jettison.live.wire import messages as m
+
+pytestmark = pytest.mark.live
+
+HERE = Path(__file__).parent
+SOURCES = Path(jettison.__file__).parent.parent
+MODEL = parse_config(JsonObject(HERE / "config.json", {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2,
+    "num_hidden_layers": 4, "vocab_size": 16, "max_position_embeddings": 64,
+}))
+"""Fake devices never look at it."""
+CHILD = (sys.executable, str(HERE / "worker_child.py"))
+
+
+def spec(worker_id, what=""):
+    return WorkerSpec(
+        worker_id=worker_id, model_dir=what, model=MODEL, dtype="float32", memory_bytes=1, block_size=16,
+        page_bytes=4096, max_num_tokens=64, max_num_seqs=4, kernels="auto", num_threads=1, piece_bytes=256,
+    )
+
+
+class Cluster:
+    """A launcher and what its workers said."""
+
+    def __init__(self, num_workers=2, what="", **more):
+        self.events: list[m.Event] = []
+        self.exits: list[tuple[int, int]] = []
+        self.changed = asyncio.Event()
+        self.launcher = LocalLauncher(
+            [spec(i, what) for i in range(num_workers)], self._on_event, self._on_exit, worker_command=CHILD, **more
+        )
+
+    def _on_event(self, worker_id, event):
+        assert event.worker_id == worker_id
+        self.events.append(event)
+        self.changed.set()
+
+    def _on_exit(self, worker_id, returncode):
+        self.exits.append((worker_id, returncode))
+        self.changed.set()
+
+    async def until(self, condition):
+        async with asyncio.timeout(20):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def __aenter__(self):
+        self.ready = await self.launcher.start()
+        return self
+
+    async def __aexit__(self, *exc):
+        pids = list(self.launcher.pids.values())
+        await self.launcher.close(5.0)
+        assert self.launcher.pids == {} and not any(is_alive(pid) for pid in pids)
+        assert not self.launcher._folder.path.exists()
+
+
+def read(path):
+    return Path(path).read_bytes()
+
+
+def is_alive(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def pipeline_step(step_id, tokens):
+    yield 0, codec.step_command(make_step(step_id, tokens, (0, 2), None, 1))
+    yield 1, codec.step_command(make_step(step_id, tokens, (2, 4), 0, None))
+
+
+@pytest.mark.parametrize("link_kind", ["shm", "tcp"])
+async def test_steps_and_moves_between_processes(link_kind):
+    async with Cluster(link_kind=link_kind) as cluster:
+        assert [event.worker_id for event in cluster.ready] == [0, 1]
+        assert {event.worker_id: event.pid for event in cluster.ready} == cluster.launcher.pids
+        assert all(event.memory["objects_out_of_the_collector_s_sight"] > 1000 for event in cluster.ready)
+        big = list(range(7000))
+        for step_id, tokens in enumerate([[5], [6, 7], big]):
+            for worker, command in pipeline_step(step_id, tokens):
+                cluster.launcher.send(worker, command)
+        cluster.launcher.send(0, m.SendKV(1, 1, 0, 4, [1, 2], [3, 4]))
+        cluster.launcher.send(1, m.SendShard(2, 0, "layer:3"))
+        cluster.launcher.send(1, m.ReportMemory(3))
+        await cluster.until(lambda: len(cluster.events) == 9)
+        done = {event.step_id: event.token_ids for event in cluster.events if isinstance(event, m.StepDone)}
+        assert done == {i: [expected_token(t, [(0, 2), (2, 4)])] for i, t in enumerate([[5], [6, 7], big])}
+        ended = [event for event in cluster.events if isinstance(event, m.TransferEnded)]
+        assert sorted((e.transfer_id, e.worker_id, e.complete, e.num_bytes) for e in ended) == [
+            (1, 1, True, 2 * 4 * 40), (2, 0, True, 1000),
+        ]
+        # The block that worker 1 got, sent back and on: bytes survive both directions.
+        cluster.launcher.send(1, m.SendKV(4, 0, 0, 4, [3], [9]))
+        await cluster.until(lambda: len(cluster.events) == 10)
+        assert cluster.events[-1].complete and cluster.exits == []
+
+
+async def test_a_budget_error_is_raised_as_itself():
+    with pytest.raises(BudgetError, match="4096 bytes are needed"):
+        async with Cluster(1, what="0:budget"):
+            pass
+
+
+async def test_a_bug_in_start_is_not_the_users_fault():
+    with pytest.raises(JettisonError, match="ZeroDivisionError: oops"):
+        async with Cluster(1, what="0:bug"):
+            pass
+
+
+async def test_a_crash_in_start_is_a_lost_worker():
+    with pytest.raises(WorkerLostError, match="code 7"):
+        async with Cluster(1, what="0:crash"):
+            pass
+
+
+async def test_a_start_that_takes_too_long_leaves_nothing_running():
+    cluster = Cluster(2, what="1:slow", start_timeout_s=1.0)
+    started = asyncio.create_task(cluster.launcher.start())
+    await asyncio.sleep(0.3)
+    pids = list(cluster.launcher.pids.values())
+    with pytest.raises(WorkerLostError, match="not ready"):
+        await started
+    assert len(pids) == 2 and not any(is_alive(pid) for pid in pids)
+
+
+async def test_a_killed_worker_is_reported_once_after_its_events():
+    async with Cluster(2) as cluster:
+        for worker, command in pipeline_step(1, [5]):
+            cluster.launcher.send(worker, command)
+        await cluster.until(lambda: len(cluster.events) == 2)
+        os.kill(cluster.launcher.pids[0], signal.SIGKILL)
+        await cluster.until(lambda: bool(cluster.exits))
+        assert cluster.exits == [(0, -signal.SIGKILL)] and list(cluster.launcher.pids) == [1]
+        cluster.launcher.send(0, m.ReportMemory(1))  # to nobody: no error
+        # The survivor ends what depended on the dead one, and lives on.
+        cluster.launcher.send(*list(pipeline_step(2, [5]))[1])
+        cluster.launcher.send(1, codec.step_command(make_step(3, [5])))
+        await cluster.until(lambda: len(cluster.events) == 4)
+        assert {type(event): event.step_id for event in cluster.events[2:]} == {m.StepFailed: 2, m.StepDone: 3}
+
+
+async def test_signals_of_the_process_group_do_not_end_a_worker():
+    async with Cluster(1) as cluster:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(cluster.launcher.pids[0], number)
+        cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+        await cluster.until(lambda: len(cluster.events) == 1)
+        assert cluster.exits == []
+
+
+async def test_a_hung_worker_is_killed_on_close():
+    cluster = Cluster(1, what="0:hang")
+    await cluster.launcher.start()
+    cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+    pid = cluster.launcher.pids[0]
+    await cluster.launcher.close(0.3)
+    assert not is_alive(pid) and cluster.exits == [], "an exit that was asked for is no event"
+    await cluster.launcher.close(0.3)
+
+
+@pytest.mark.parametrize("what", ["", "0:hang", "1:slow"])
+def test_workers_die_with_a_controller_that_is_killed(what):
+    """Idle (end of file), in the middle of a step, and while loading (both: parent-death signal)."""
+    script = textwrap.dedent(f"""
+        import asyncio, sys, time
+        sys.path[:0] = {[str(HERE), str(SOURCES)]!r}
+        from worker_fakes import make_step
+        from test_processes import Cluster
+        from jettison.live.wire import codec
+
+        async def main():
+            cluster = Cluster(2, what={what!r})
+            starting = asyncio.create_task(cluster.launcher.start())
+            if {what!r} == "1:slow":
+                await asyncio.sleep(0.7)
+            else:
+                await starting
+                cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+            await asyncio.sleep(0.2)
+            print(*cluster.launcher.pids.values(), cluster.launcher._folder.path, flush=True)
+            await asyncio.sleep(60)
+
+        asyncio.run(main())
+    """)
+    controller = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    *pids, folder = controller.stdout.readline().split()
+    controller.kill()
+    controller.wait()
+    controller.stdout.close()
+    deadline = time.monotonic() + 10
+    while any(is_alive(int(pid)) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(pids) == 2 and not any(is_alive(int(pid)) for pid in pids)
+    remove_abandoned(Path(folder).parent)  # as the next start does
+    assert not Path(folder).exists()
+
+
+@pytest.fixture
+def address_limit():
+    """Far more than is needed, but a limit; child processes inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 42, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.parametrize(("what", "error", "says"), [
+    ("memory", UserError, r"^MemoryError; ulimit -v lets .* 4096.00 GiB .* unlimited"),
+    ("crash", WorkerLostError, r"ended with code 7 while it was starting \(ulimit -v lets a process have 4096.00 GiB"),
+])
+async def test_a_worker_that_may_lack_addresses_says_so(what, error, says, address_limit, capfd):
+    with pytest.raises(error, match=says):
+        async with Cluster(1, what=f"0:{what}"):
+            pass
+    assert "Traceback" not in capfd.readouterr().err
+
+
+async def test_a_folder_for_temporary_files_whose_path_is_too_long_for_a_socket(tmp_path, monkeypatch):
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    async with Cluster() as cluster:
+        done = await run_step(cluster, 1, [5])
+        assert done.token_ids == [expected_token([5], [(0, 2), (2, 4)])]
+    assert not list(long.iterdir())
+
+
+async def test_the_secret_is_on_no_command_line_and_in_no_environment():
+    async with Cluster(1) as cluster:
+        secret = cluster.launcher._secret.hex().encode()
+        for name in ("cmdline", "environ"):
+            assert secret not in read(f"/proc/{cluster.launcher.pids[0]}/{name}")
+
+
+# --- lives after the first
+
+
+async def run_step(cluster, step_id, tokens):
+    for worker, command in pipeline_step(step_id, tokens):
+        cluster.launcher.send(worker, command)
+    await cluster.until(lambda: any(getattr(e, "step_id", None) == step_id for e in ends(cluster)))
+    return next(e for e in ends(cluster) if e.step_id == step_id)
+
+
+def ends(cluster):
+    return [event for event in cluster.events if isinstance(event, m.StepDone | m.StepFailed)]
+
+
+@pytest.mark.parametrize("link_kind", ["shm", "tcp"])
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_killed_worker_is_started_again_with_links_to_all(link_kind, victim):
+    async with Cluster(link_kind=link_kind) as cluster:
+        assert (await run_step(cluster, 1, [5])).token_ids == [expected_token([5], [(0, 2), (2, 4)])]
+        for life in (1, 2):
+            os.kill(cluster.launcher.pids[victim], signal.SIGKILL)
+            await cluster.until(lambda life=life: len(cluster.exits) == life)
+            cluster.launcher.send(1 - victim, m.FenceWorker(life, victim, life - 1))
+            await cluster.until(lambda life=life: m.Fenced(1 - victim, life) in cluster.events)
+            ready = await cluster.launcher.restart(victim)
+            assert ready.pid == cluster.launcher.pids[victim] and cluster.launcher.life(victim) == life
+            done = await run_step(cluster, 10 + life, [6, life])
+            assert done.token_ids == [expected_token([life], [(0, 2), (2, 4)])]
+            # A fence for an older life that comes late does not harm the new link.
+            cluster.launcher.send(1 - victim, m.FenceWorker(100 + life, victim, life - 1))
+            assert isinstance(await run_step(cluster, 20 + life, [7]), m.StepDone)
+            lives = {1 - victim: 0, victim: life} if link_kind == "shm" else {}
+            names = {path.name for path in cluster.launcher._folder.path.iterdir()}
+            assert names == {"control", *(f"link-{w}.{n}" for w, n in lives.items())}, "older lives leave no name"
+
+
+async def test_a_stage_that_lost_its_input_says_who_is_lost():
+    async with Cluster() as cluster:
+        (_, _), (second, command) = pipeline_step(1, [5])
+        cluster.launcher.send(second, command)
+        os.kill(cluster.launcher.pids[0], signal.SIGKILL)
+        await cluster.until(lambda: ends(cluster))
+        assert ends(cluster)[0].lost_worker == 0
+
+
+@pytest.mark.parametrize("kill_hung", [True, False])
+async def test_a_stopped_worker_is_replaced_and_heard_no_more(kill_hung):
+    async with Cluster(heartbeat_timeout_s=0.5, kill_hung=kill_hung) as cluster:
+        old = cluster.launcher.pids[0]
+        os.kill(old, signal.SIGSTOP)
+        cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+        await cluster.until(lambda: cluster.exits)
+        assert cluster.exits == [(0, -signal.SIGKILL)] and 0 not in cluster.launcher.pids
+        cluster.launcher.send(1, m.FenceWorker(1, 0, 0))
+        await cluster.launcher.restart(0)
+        if not kill_hung:
+            assert is_alive(old)
+            os.kill(old, signal.SIGCONT)
+        await cluster.until(lambda: m.Fenced(1, 1) in cluster.events)
+        async with asyncio.timeout(20):
+            while is_alive(old):
+                await asyncio.sleep(0.01)
+        assert isinstance(await run_step(cluster, 2, [5]), m.StepDone)
+        assert [e.step_id for e in ends(cluster)] == [2], "the step of the old life counts nowhere"
+        assert len(cluster.exits) == 1
+
+
+async def test_a_worker_that_only_waits_or_computes_long_is_not_hung():
+    async with Cluster(heartbeat_timeout_s=0.3, what="0:hang") as cluster:
+        cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+        await asyncio.sleep(1.2)
+        assert cluster.exits == []
+
+
+async def test_one_endless_step_counts_as_hung():
+    async with Cluster(heartbeat_timeout_s=0.0, step_timeout_s=0.5, what="0:hang") as cluster:
+        cluster.launcher.send(0, codec.step_command(make_step(1, [5])))
+        await cluster.until(lambda: cluster.exits)
+        assert cluster.exits[0][0] == 0
+
+
+async def lose(cluster, worker):
+    """Give a worker up, and have the other one fence it."""
+    life = cluster.launcher.life(worker)
+    cluster.launcher.declare_lost(worker, "injected")
+    cluster.launcher.send(1 - worker, m.FenceWorker(life, worker, life))
+    await cluster.until(lambda: m.Fenced(1 - worker, life) in cluster.events)
+
+
+async def test_a_worker_given_up_while_it_starts_again_is_a_failed_start():
+    async with Cluster() as cluster:
+        await lose(cluster, 0)
+        restart = asyncio.create_task(cluster.launcher.restart(0))
+        while cluster.launcher.life(0) == 0:
+            await asyncio.sleep(0)
+        cluster.launcher.declare_lost(0, "injected")
+        with pytest.raises(WorkerLostError, match="given up while it was starting"):
+            await asyncio.wait_for(restart, 20)
+        assert len(cluster.exits) == 1, "whoever waits for the start was told, and nobody else"
+        cluster.launcher.send(1, m.FenceWorker(10, 0, 1))
+        await cluster.launcher.restart(0)
+        assert cluster.launcher.life(0) == 2
+        assert isinstance(await run_step(cluster, 1, [5]), m.StepDone)
+
+
+@pytest.mark.parametrize("broken", ["subprocess.Popen", "os.pidfd_open", "os.pipe"])
+async def test_a_start_that_the_machine_refuses_leaves_nothing_and_can_be_tried_again(broken, monkeypatch):
+    async with Cluster() as cluster:
+        await lose(cluster, 0)
+        await cluster.launcher._processes[0].ended
+        num_files = len(os.listdir("/proc/self/fd"))
+
+        def refuse(*arguments, **options):
+            raise OSError(12, "Cannot allocate memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(broken, refuse)
+            for _ in range(2):
+                with pytest.raises(OSError, match="Cannot allocate"):
+                    await cluster.launcher.restart(0)
+        gc.collect()
+        assert len(os.listdir("/proc/self/fd")) == num_files
+        await cluster.launcher.restart(0)
+        assert isinstance(await run_step(cluster, 1, [5]), m.StepDone)

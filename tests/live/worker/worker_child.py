@@ -1,0 +1,52 @@
+"""A worker process with a fake device, started by tests through ``LocalLauncher(worker_command=...)``."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from worker_fakes import FakeDevice
+
+from jettison.errors import BudgetError
+from jettison.live.worker.main import main
+
+
+class ProcessDevice(FakeDevice):
+    """What goes wrong is asked for in the spec's ``model_dir``, per worker: ``<worker id>:<what>``."""
+
+    def __init__(self, spec):
+        super().__init__(spec.worker_id)
+        worker, _, what = spec.model_dir.partition(":")
+        self.what = what if worker == str(spec.worker_id) else ""
+
+    def start(self):
+        if self.what == "budget":
+            raise BudgetError("4096 bytes are needed")
+        if self.what == "crash":
+            os._exit(7)
+        if self.what == "memory":
+            raise MemoryError
+        if self.what == "bug":
+            raise ZeroDivisionError("oops")
+        if self.what == "slow":
+            time.sleep(60)
+        super().start()
+
+    def memory_report(self):
+        return super().memory_report() | {"objects_out_of_the_collector_s_sight": gc.get_freeze_count()}
+
+    def run_step(self, step, hidden):
+        if self.what == "hang":
+            time.sleep(60)
+        if self.what == "die":
+            os._exit(9)
+        return super().run_step(step, hidden)
+
+
+if __name__ == "__main__":
+    sys.exit(main(ProcessDevice))
