@@ -15,8 +15,8 @@ from jettison.core.ladder.lists import parse_overload
 from jettison.core.load.monitor import MAX_DOUBLINGS
 from jettison.core.pending import Purpose
 from jettison.core.serving.group import SchedulerLimits
+from jettison.memory.kvmoves import ExchangeMode
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
-from jettison.policy.exchange import ExchangeMode
 from jettison.policy.migration import MigrationParams
 from jettison.policy.order import SchedulingPolicy
 from jettison.policy.overload import OverloadParams

@@ -15,8 +15,8 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import COEFFICIENTS, CostModel
+from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BlockedBy
-from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange
 
 N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "36"))

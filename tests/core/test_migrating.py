@@ -10,7 +10,7 @@ from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 from jettison.core.moving.migrating import MAX_FINAL_BLOCKS, Migration, MigrationPhase
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
 

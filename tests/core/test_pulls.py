@@ -18,7 +18,7 @@ from jettison.core.ladder.rung import Moment
 from jettison.core.ladder.scale import ScaleRung
 from jettison.core.moving.merging import MergePhase
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.policy.overload import OverloadParams
 from jettison.types import LayerRange
 

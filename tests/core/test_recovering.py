@@ -19,7 +19,7 @@ from jettison.core.moving.merging import MergePhase
 from jettison.core.moving.recovering import RecoveryPhase
 from jettison.core.moving.restoring import RestorePhase
 from jettison.core.serving.group import GroupCore
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
 

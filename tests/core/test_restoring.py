@@ -11,7 +11,7 @@ from fakes import BLOCK_SIZE, MS, FakeCluster
 
 from jettison.core import ports
 from jettison.core.moving.restoring import RestorePhase, Restoring
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
 

@@ -28,6 +28,12 @@ FORBIDDEN = {
 }
 """Arrows that the levels would allow and the design does not."""
 
+FORBIDDEN_IN_CORE = {
+    ("core.moving", "core.ladder"): "mechanisms decide nothing: what they need to know is handed in (core.advice)",
+    ("core.moving", "policy"): "mechanisms decide nothing: what they need to know is handed in (core.advice)",
+}
+"""Arrows between parts of rooms."""
+
 TORCH_FREE_ROOMS = ("types", "errors", "config", "cost", "memory", "policy", "core", "sim", "transport")
 
 
@@ -56,10 +62,18 @@ def room_of(dotted_name: str) -> str | None:
     return "" if room == "__version__" else room
 
 
+def is_in(name, part):
+    """Whether a dotted name lies in a part of the package."""
+    return f"{name}.".startswith(f"jettison.{part}.")
+
+
 def complaints_about(module, rooms_imported):
     level = LEVEL[module.room]
     for name, line in rooms_imported:
         room = room_of(name)
+        for (part, other), why in FORBIDDEN_IN_CORE.items():
+            if is_in(module.name, part) and is_in(name, other):
+                yield f"{module.at(line)}: {part} imports {name}: {why}"
         if room is None or room == module.room:
             continue
         if room not in LEVEL:
@@ -147,3 +161,12 @@ def test_the_walk_sees_an_arrow_that_points_up(sources):
     assert list(complaints_about(core, [("jettison.live.api", 1)]))
     assert list(complaints_about(core, [("jettison.nowhere", 1)]))
     assert not list(complaints_about(core, [("jettison.policy.merge", 1), ("jettison.core.ports", 1), ("math", 1)]))
+
+
+@pytest.mark.parametrize("name", ["jettison.policy.merge.plan_drop", "jettison.core.ladder.rung.Rung"])
+def test_the_walk_sees_a_mechanism_that_decides(name, sources):
+    moving = next(module for module in sources if module.name == "jettison.core.moving.relayout")
+    rung = next(module for module in sources if module.name == "jettison.core.ladder.drop")
+    assert list(complaints_about(moving, [(name, 1)]))
+    assert not list(complaints_about(rung, [(name, 1)]))
+    assert not list(complaints_about(moving, [("jettison.memory.kvmoves.plan_kv_moves", 1)]))

@@ -23,7 +23,7 @@ from jettison.live.channel import MAX_MESSAGE_BYTES
 from jettison.live.encoder import MAX_FIXED_BYTES, MAX_SAMPLING_BYTES, StepEncoder, _sampling_bytes, fixed_step_bytes
 from jettison.live.local_cluster import LocalCluster
 from jettison.memory.blocks import BlockLedger
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams
 
 TOKENS = st.lists(st.integers(0, 40), max_size=60)

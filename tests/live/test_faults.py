@@ -17,7 +17,7 @@ from jettison.live.failpoints import ALONE, LIVE_ONLY, NAMES
 from jettison.live.fault_schedules import FaultRounds, Schedule, Wake, kills
 from jettison.live.scenarios import Outcome, Setting
 from jettison.live.verify import death_plan
-from jettison.policy.exchange import ExchangeMode
+from jettison.memory.kvmoves import ExchangeMode
 
 pytestmark = pytest.mark.live
 

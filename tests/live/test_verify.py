@@ -30,7 +30,7 @@ from jettison.live.scenarios import (
 )
 from jettison.live.scenarios_many import MANY
 from jettison.live.solo_reference import SoloReference
-from jettison.policy.exchange import ExchangeMode
+from jettison.memory.kvmoves import ExchangeMode
 from jettison.types import FinishReason, SamplingParams
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.orders import Orders
 from jettison.core.ladder.rung import Moment
@@ -52,7 +53,7 @@ from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.policy.pipeline import plan_static_groups
 from jettison.types import FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
 
@@ -87,7 +88,7 @@ class ClusterCore:
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
         self.aside = Aside(self.state, self.recoveries)
         self.loads = Loads(self.state)
-        self.state.exchange_costs = self.loads.exchange_costs
+        self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
         self.ladder = self._make_ladder()
         self._orders = Orders(self.state, self.loads, self.moves)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from jettison.core.advice import Advice
 from jettison.core.changes import Changes
 from jettison.core.params import ClusterParams
 from jettison.core.pending import Book, Owner, Purpose, TransferWaiter
@@ -20,8 +21,8 @@ from jettison.cost.online import OnlineChunkCost
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
-from jettison.policy.exchange import ExchangeCosts, LinkId
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
+from jettison.policy.exchange import LinkId
 from jettison.types import (
     FinishReason,
     GroupId,
@@ -138,8 +139,8 @@ class ClusterState:
     """Accepted requests without a group: no worker can take them now."""
     chunk_costs: dict[int, OnlineChunkCost] = field(default_factory=dict)
     """Fit of a microbatch's time by number of stages: the layers of one stage, and its last stage's sampling."""
-    exchange_costs: Callable[[GroupCore], ExchangeCosts] = lambda group: ExchangeCosts()
-    """What is known of prices for a merged group."""
+    advice: Advice = field(init=False)
+    """Decisions that mechanisms ask for; whoever makes the state sets it."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
     """Called before a group's books are read whose steps may not all have been told of yet
     (``core.serving.fastforward``)."""

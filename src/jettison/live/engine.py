@@ -39,7 +39,7 @@ from jettison.live.restart import Restarter
 from jettison.live.snapshot import take_snapshot
 from jettison.live.stream import Stream
 from jettison.live.warmup import WarmUp
-from jettison.policy.ranges import Pull, StagePlan
+from jettison.memory.stages import Pull, StagePlan
 from jettison.policy.refusal import why_too_long
 from jettison.report.timeline import Timeline
 from jettison.types import FinishReason, GroupId, Request, RequestId, WorkerId

@@ -34,8 +34,8 @@ from jettison.live.engine import Engine
 from jettison.live.failpoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
 from jettison.live.local_cluster import LocalCluster
 from jettison.live.scenarios import Observed, Outcome, Setting
-from jettison.policy.exchange import ExchangeMode
-from jettison.policy.ranges import Pull, StagePlan
+from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.stages import Pull, StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams, WorkerId
 
 BLOCK_SIZE = 4

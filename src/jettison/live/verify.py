@@ -30,7 +30,7 @@ from jettison.live.scenarios import BLOCK_SIZE, Event, Outcome, Setting, make_co
 from jettison.live.scenarios_many import MANY
 from jettison.live.scenarios_together import RUNGS_TOGETHER
 from jettison.live.solo_reference import SoloReference
-from jettison.policy.exchange import ExchangeMode
+from jettison.memory.kvmoves import ExchangeMode
 from jettison.report.terminal import note_phase, progress_bar
 
 log = logging.getLogger(__name__)

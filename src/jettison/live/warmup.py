@@ -15,7 +15,7 @@ from jettison.errors import WorkerLostError
 from jettison.live import codec
 from jettison.live import messages as m
 from jettison.live.assembly import Assembly
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import WorkerId
 
 _FIRST_STEP_ID = 1 << 60

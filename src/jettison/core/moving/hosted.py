@@ -32,7 +32,7 @@ from jettison.core.requests import NOWHERE, Phase, RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
 from jettison.memory.hostpool import HostPool
-from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
+from jettison.memory.kvmoves import KVMovePlan, plan_kv_moves
 from jettison.types import NANOSECONDS, GroupId, LayerRange, RequestId, TransferId, WorkerId
 
 _SMOOTHING = 0.2

@@ -31,7 +31,7 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.ranges import Pull, StagePlan
+from jettison.memory.stages import Pull, StagePlan
 from jettison.types import WorkerId
 
 

@@ -23,7 +23,7 @@ from jettison.core.ports import Action, CancelTransfer, Record, SendKV, Transfer
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
-from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
+from jettison.memory.kvmoves import KVMovePlan, plan_kv_moves
 from jettison.types import TransferId, WorkerId
 
 MAX_FINAL_BLOCKS = 16

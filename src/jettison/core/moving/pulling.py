@@ -15,7 +15,7 @@ from jettison.core.pending import Owner
 from jettison.core.ports import Action
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.ranges import Pull
+from jettison.memory.stages import Pull
 from jettison.types import WorkerId
 
 

@@ -52,7 +52,7 @@ from jettison.core.requests import NOWHERE, Phase, RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import FinishReason, TransferId, WorkerId
 
 

@@ -34,8 +34,7 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.merge import StagePlan, stage_bytes
-from jettison.policy.restore import PlacedRequest, SplitPlan, place_requests
+from jettison.memory.stages import SplitPlan, StagePlan, stage_bytes
 from jettison.types import WorkerId
 
 HEADROOM = 20
@@ -394,11 +393,11 @@ def overflow(
     if any(group.blocks_for(s.num_tokens) > most for s in group.waiting):
         return None
     num_blocks_of = group.ledgers[0].num_blocks_of
-    left = {r: PlacedRequest(r, num_blocks_of(r)) for r in (*group.running, *group.moving)}
+    left = {r: num_blocks_of(r) for r in (*group.running, *group.moving)}
     victims: list[RequestState] = []
     candidates = [s for s in group.running.values() if s.ending is None and not s.moves]
     while True:
-        homes = place_requests([*left.values()], room, most // HEADROOM)
+        homes = cluster.advice.place(left, room, most // HEADROOM)
         if homes is not None and _has_room(cluster, split, room, victims):
             return victims
         if not candidates:

@@ -13,7 +13,7 @@ from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
-from jettison.policy.kvmoves import plan_kv_moves
+from jettison.memory.kvmoves import plan_kv_moves
 from jettison.types import GroupId, RequestId, TransferId
 
 MAX_RETURNING = 4

@@ -6,15 +6,15 @@ Everything here that changes is noted (``core.changes``). Which requests go into
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
 from jettison.core.requests import NOWHERE, Phase, RequestState
 from jettison.core.serving.waiting import Turns, WaitingQueue
 from jettison.memory.blocks import BlockLedger
+from jettison.memory.stages import StagePlan
 from jettison.policy.lookahead import LookaheadParams
-from jettison.policy.merge import StagePlan
 from jettison.policy.order import SchedulingPolicy, in_service_order
 from jettison.types import NANOSECONDS, GroupId, LayerRange, RequestId, WorkerId
 
@@ -298,6 +298,10 @@ class GroupQueues:
             return []
         return [state for state in (*self.waiting, *self.waiting_offline) if self.is_oversized(state)]
 
+    def in_order(self, states: Iterable[RequestState]) -> list[RequestState]:
+        """Requests as it serves them."""
+        return in_service_order(states, self.limits.scheduling_policy)
+
     # --- queue ------------------------------------------------------------------------------------------------
 
     def enqueue(self, state: RequestState) -> None:
@@ -345,8 +349,7 @@ class GroupQueues:
         if state.num_tokens - state.num_computed > 1:
             self._prefilling[state.request_id] = state
         if not goes_last:
-            in_order = in_service_order(self.running.values(), self.limits.scheduling_policy)
-            self.running = {s.request_id: s for s in in_order}
+            self.running = {s.request_id: s for s in self.in_order(self.running.values())}
 
     def _goes_last(self, state: RequestState) -> bool:
         """Whether a request is certainly the last of the running ones in service order. Hardly ever more than O(1)."""

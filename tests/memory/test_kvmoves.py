@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
-from jettison.policy.merge import StagePlan
+from jettison.memory.kvmoves import KVMovePlan, plan_kv_moves
+from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
 
