@@ -6,7 +6,7 @@ survivor that a broken group or move has touched it is a way back, of its own an
 
     FENCE   the survivor has been told (FenceWorker); steps, transfers and layout calls of the past come to an end
     MAP     the layers of its home are mapped again                            (tried again until it works)
-    FILL    missing shards are fetched (core.moving.fetching); what could not be had is asked for anew     (likewise)
+    FILL    missing shards are fetched (core.moving.gather); what could not be had is asked for anew     (likewise)
     DONE    the survivor can serve at home
 
 A worker that was started again goes the same way from FILL on: it comes back with its layers mapped and nothing in
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from jettison.core.moving.fetching import Fetching
+from jettison.core.moving.gather import Gather
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.relayout import RETRY_NS, Relayout
@@ -94,7 +94,7 @@ class Recovery:
         self.phase = RecoveryPhase.FENCE
         self.relayouts: list[Relayout] = []
         """Under way: of the past, or its own attempt at MAP."""
-        self._fetching = Fetching(cluster, self, (worker.worker_id,))
+        self._fetching = Gather(cluster, self, (worker.worker_id,))
         """The present attempt at FILL, or none yet."""
         self._retry_ns = 0
         self._started_ns = now_ns
@@ -183,7 +183,7 @@ class Recovery:
         """Fetch what is missing. When nothing is under way and some could not be had, everybody is asked again."""
         if not self._fetching.is_idle or now_ns < self._retry_ns:
             return []
-        self._fetching = Fetching(self._cluster, self, (self.worker.worker_id,))
+        self._fetching = Gather(self._cluster, self, (self.worker.worker_id,))
         return self._fetching.fetch_all(self.worker.worker_id)
 
     def _tell_trouble(self, now_ns: int) -> list[Action]:

@@ -21,7 +21,7 @@ from jettison.core.state import ClusterState
 from jettison.types import ShardId, TransferId, WorkerId
 
 
-class Fetching:
+class Gather:
     """What one restore fetches, the pulls of one merge, or one attempt at filling a survivor of a death
     or of a failed drop."""
 
