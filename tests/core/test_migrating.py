@@ -164,10 +164,10 @@ def test_from_an_instance_to_a_pipeline() -> None:
     migration = start(cluster, state, alone, pipeline)
     run_until(cluster, migration, RelocationPhase.DONE)
     assert {m.dst for m in cluster.sent} == set(pipeline.worker_ids)
-    assert state.kv_at == {s.worker_id: s.layers for s in pipeline.stages}
+    assert state.residences == (pipeline.residence,)
     back = start(cluster, state, pipeline, alone)
     run_until(cluster, back, RelocationPhase.DONE)
-    assert state.kv_at == {alone.worker_ids[0]: LayerRange(0, 4)}
+    assert state.residences == (alone.residence,)
     assert alone.stages == (StagePlan(alone.worker_ids[0], LayerRange(0, 4)),)
     cluster.run()
     expect_all_well(cluster)

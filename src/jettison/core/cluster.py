@@ -51,6 +51,7 @@ from jettison.core.state import ClusterState, WorkerState
 from jettison.cost.steptime import StepTimeModel
 from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
+from jettison.memory.hostpool import HostPool
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
@@ -76,6 +77,7 @@ class ClusterCore:
             s.worker_id: WorkerState(
                 s.worker_id, BlockLedger(capacity_blocks[s.worker_id], limits.block_size),
                 capacity_blocks[s.worker_id], LayoutSpec(shape.shards_for(s.layers), s.layers),
+                HostPool(params.swap.num_host_slots),
             )
             for stages in groups
             for s in stages
@@ -83,7 +85,7 @@ class ClusterCore:
         self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers, params)
         for stages in groups:
             self.state.form_group(stages)
-        self.hosted = Hosted(self.state, params.swap.num_host_slots)
+        self.hosted = Hosted(self.state)
         self.migrations = Migrations(self.state)
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
         self.aside = Aside(self.state, self.recoveries)

@@ -1,7 +1,7 @@
 """Which KV must travel so that a request can run in a new group: the common core of exchange, return and migration.
 
-A request's KV lies as layer ranges at workers; a group's stages want layer ranges at workers; the difference
-is what moves.
+A request's KV lies as layer ranges at places; a group's stages want layer ranges in workers' arenas; the difference is
+what moves.
 """
 
 from __future__ import annotations
@@ -27,42 +27,59 @@ class ExchangeMode(StrEnum):
     LIVE = "live"
 
 
+class Place(NamedTuple):
+    """Where KV can be: a worker's arenas, or its host pool."""
+
+    worker_id: WorkerId
+    is_host: bool = False
+
+
 class KVMovePlan(NamedTuple):
-    """Layers of one request's KV that go from one worker to another."""
+    """Layers of one request's KV that go from one place into the arenas of a worker."""
 
     src: WorkerId
     dst: WorkerId
     layers: LayerRange
+    from_host: bool = False
+
+    @property
+    def source(self) -> Place:
+        """Where from."""
+        return Place(self.src, self.from_host)
 
 
-def plan_kv_moves(
-    kv_at: Mapping[WorkerId, LayerRange], stages: Sequence[StagePlan], *, from_host: bool = False
-) -> tuple[KVMovePlan, ...]:
+def plan_kv_moves(places: Mapping[Place, LayerRange], stages: Sequence[StagePlan]) -> tuple[KVMovePlan, ...]:
     """Moves that give every stage its layers, as few as contiguous ranges allow.
 
-    ``from_host``: the KV is in the workers' host pools, so what a stage's own worker has is to be moved, too. Raises
-    ValueError if some layer's KV is nowhere: such a request has to be recomputed.
+    What is in a worker's own arenas stays; what is in its own host pool comes from there. Raises ValueError if some
+    layer's KV is nowhere: such a request has to be recomputed.
     """
     moves: list[KVMovePlan] = []
     for stage in stages:
-        have = kv_at.get(stage.worker_id)
+        pool = Place(stage.worker_id, is_host=True)
         for layer in stage.layers.layers():
-            is_here = have is not None and have.lo <= layer < have.hi
-            if is_here and not from_host:
+            if _has(places, Place(stage.worker_id), layer):
                 continue
+            is_pooled = _has(places, pool, layer)
             last = moves[-1] if moves else None
             extends = last is not None and last.dst == stage.worker_id and last.layers.hi == layer
-            extends = extends and (not is_here or last is None or last.src == stage.worker_id)
-            if last is not None and extends and kv_at[last.src].hi > layer:
+            extends = extends and (not is_pooled or last is None or last.source == pool)
+            if last is not None and extends and places[last.source].hi > layer:
                 moves[-1] = last._replace(layers=LayerRange(last.layers.lo, layer + 1))
                 continue
             # Of several that have it the one that reaches furthest: the fewest ranges.
-            sources = [(-r.hi, w) for w, r in kv_at.items() if r.lo <= layer < r.hi]
+            sources = [(-r.hi, place) for place, r in places.items() if r.lo <= layer < r.hi]
             if not sources:
                 raise ValueError(f"KV of layer {layer} is nowhere")
-            source = stage.worker_id if is_here else min(sources)[1]
-            moves.append(KVMovePlan(source, stage.worker_id, LayerRange(layer, layer + 1)))
+            source = pool if is_pooled else min(sources)[1]
+            layers = LayerRange(layer, layer + 1)
+            moves.append(KVMovePlan(source.worker_id, stage.worker_id, layers, source.is_host))
     return tuple(moves)
+
+
+def _has(places: Mapping[Place, LayerRange], place: Place, layer: int) -> bool:
+    layers = places.get(place)
+    return layers is not None and layers.lo <= layer < layers.hi
 
 
 def split_layers(layers: LayerRange, max_parts: int = MAX_PARTS) -> tuple[LayerRange, ...]:

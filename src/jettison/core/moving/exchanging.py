@@ -31,6 +31,7 @@ from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.pending import Link, Owner, PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
 from jettison.core.requests import Phase, RemotePart, RequestState
+from jettison.core.residence import changed, in_arenas
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
 from jettison.memory.kvmoves import ExchangeMode, KVMovePlan, by_layers, plan_kv_moves, split_layers
@@ -98,7 +99,7 @@ class Exchange:
     def plan(self, states: Iterable[RequestState]) -> None:
         """Note which requests have KV that must survive the drop until it has been sent."""
         stalled = [
-            (state, plan_kv_moves(state.kv_at, self._stage_order))
+            (state, plan_kv_moves(in_arenas(state.residences).places, self._stage_order))
             for state in states
             if state.ending is None and state.num_computed > 0
         ]
@@ -161,11 +162,13 @@ class Exchange:
                 self._cluster.counters.hosted_carried += 1
                 continue
             state.paused = False
-            moves = plan_kv_moves(state.kv_at, self._stage_order)
+            old = in_arenas(state.residences)
+            moves = plan_kv_moves(old.places, self._stage_order)
             if not moves and state.ending is None:
                 group.resume(state)
                 continue
             state.phase = Phase.MOVING
+            state.residences = changed(state.residences, old, old.at(state.num_computed))
             state.group_id = group.group_id
             group.moving[state.request_id] = state
             if state.ending is not None:
@@ -301,6 +304,8 @@ class Exchange:
         prefixes = self._reserve(state, moves)
         if prefixes is None:
             return None
+        assert self.group is not None
+        state.residences = changed(state.residences, None, self.group.residence.at(0))
         num_full, num_sent = self._num_full(state), -(-state.num_computed // self._cluster.limits.block_size)
         entry = Arriving(state)
         for move in moves:

@@ -48,7 +48,8 @@ from jettison.core.ports import (
     TransferEnded,
     WorkerJoined,
 )
-from jettison.core.requests import NOWHERE, Phase, RequestState
+from jettison.core.requests import Phase, RequestState
+from jettison.core.residence import NOWHERE
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
@@ -367,7 +368,7 @@ class Recoveries:
         cluster.counters.num_recomputed_tokens += state.num_computed
         state.num_preemptions += state.num_computed > 0
         state.num_computed = state.num_pending = state.num_sealed = 0
-        state.kv_at = NOWHERE
+        state.residences = NOWHERE
         state.remote = ()
         state.paused = state.recompute = False
         state.phase = Phase.WAITING

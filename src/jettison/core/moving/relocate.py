@@ -24,6 +24,7 @@ from enum import StrEnum
 from jettison.core.pending import Owner, PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, TransferEnded
 from jettison.core.requests import Phase, RequestState
+from jettison.core.residence import Residence, changed, in_arenas
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
 from jettison.memory.blocks import BlockLedger
@@ -79,7 +80,9 @@ class Relocation:
         """Since when the request stands still."""
         self.ended_ns: int | None = None
         """When the destination had everything."""
-        self._plan = plan_kv_moves(state.kv_at, destination.stages)
+        self._plan = plan_kv_moves(in_arenas(state.residences).places, destination.stages)
+        self._there: Residence | None = None
+        self._resides_there(destination.residence.at(0))
         self._moves: dict[TransferId, WorkerId] = {}
         """Under way -> where from."""
         self._final_sent = False
@@ -124,9 +127,11 @@ class Relocation:
         if not event.complete:
             self.lost_transfer = True
             return self._fall_back("a transfer did not complete")
-        if self._moves or not self._final_sent:
+        if self._moves:
             return []
-        return self.advance(now_ns)
+        num_tokens = self.num_sent_blocks * self._cluster.limits.block_size
+        self._resides_there(self.destination.residence.at(min(num_tokens, self.state.num_computed)))
+        return self.advance(now_ns) if self._final_sent else []
 
     def go_on(self, now_ns: int) -> list[Action]:
         """A transfer has ended."""
@@ -143,6 +148,7 @@ class Relocation:
         self.phase = RelocationPhase.FAILED
         self.failure = "it gave way to a change of layouts"
         self._moves.clear()
+        self._resides_there(None)
         self._let_run()
 
     # --- rounds -----------------------------------------------------------------------------------------------
@@ -224,10 +230,16 @@ class Relocation:
     def _fall_back(self, reason: str) -> list[Action]:
         self.phase = RelocationPhase.FALLING_BACK
         self.failure = reason
+        self._resides_there(None)
         self._let_run()
         if not self._moves:
             return self._give_back()
         return [CancelTransfer(src, transfer_id) for transfer_id, src in self._moves.items()]
+
+    def _resides_there(self, there: Residence | None) -> None:
+        """So much of its KV is at the destination now."""
+        self.state.residences = changed(self.state.residences, self._there, there)
+        self._there = there
 
     def _let_run(self) -> None:
         if self.state.phase is Phase.RUNNING:
