@@ -175,6 +175,43 @@ def test_out_to_host_pools_and_back() -> None:
     cluster.expect_nothing_left()
 
 
+@pytest.mark.parametrize("comes_back", [None, 0, 8], ids=["stored", "about_to_come_back", "coming_back"])
+def test_what_a_dead_worker_s_pool_had_of_a_request_that_lives_elsewhere_is_computed_again(
+    comes_back: int | None
+) -> None:
+    """A pipeline splits while a request is stored at both members, and the one that it does not go home to dies."""
+    cluster = FakeCluster(full_blocks=60, max_tokens=64, auto_restore=False)
+    cluster.order("drop")
+    cluster.run(until_ms=60)
+    for i in range(3):
+        cluster.submit(f"r{i}", list(range(1, 41)), 100, 60, ignore_eos=True)
+    cluster.run(until_ms=120)
+    (group,) = cluster.core.groups.values()
+    state, hosted = cluster.core.state.requests["r0"], cluster.core.hosted
+    group.paused = True
+    cluster.run(stop=lambda: not group.in_flight)
+    group.paused = False
+    hosted.store(state)
+    cluster.carry_out(hosted.send(lambda group: 100))
+    cluster.run(stop=lambda: state.phase is Phase.STORED)
+    cluster.order("restore")
+    cluster.run(stop=lambda: not cluster.core.restores)
+    (home,) = cluster.core.groups[state.group_id].worker_ids
+    assert state.residences[0].worker_ids == (0, 1) and state.phase is Phase.STORED
+    if comes_back is not None:
+        hosted.bring_back(state)
+        cluster.carry_out(hosted.send(lambda group: comes_back))
+        assert bool(state.moves) == bool(comes_back)
+    cluster.kill(1 - home)
+    cluster.restart_at(1 - home, cluster.now / MS + 200)
+    cluster.run(stop=lambda: state.phase in (Phase.WAITING, Phase.RUNNING))
+    assert state.num_preemptions == 2 and cluster.core.state.counters.hosted_given_up <= 1
+    assert not any(pool.holders() for pool in hosted.pools.values())
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 10**6), st.sampled_from(["drop", "swap+drop", "migrate+drop", "swap+migrate+drop"]))
 def test_a_running_request_is_where_its_group_runs_whatever_has_moved_it(seed: int, policy: str) -> None:

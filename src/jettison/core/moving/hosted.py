@@ -67,6 +67,8 @@ class HostedKV:
     num_sent: int = 0
     """Leading blocks whose piece has been issued, in this direction."""
     failed: bool = False
+    is_lost: bool = False
+    """A worker that has some of it in its pool is dead."""
     parts: tuple[KVMovePlan, ...] = ()
     """IN: from which pool to which stage."""
 
@@ -285,6 +287,8 @@ class Hosted:
                 worker.ledger.release(state.request_id)
         # What came of those pieces does not matter: the slots have all of it.
         entry.phase, entry.failed = HostedPhase.STORED, False
+        if entry.is_lost:
+            self._give_up(entry)
 
     def _forget(self, entry: HostedKV) -> None:
         state, request_id = entry.state, entry.state.request_id
@@ -339,6 +343,20 @@ class Hosted:
                 self._cluster.counters.hosted_given_up += 1
             self._forget(entry)
         return pieces
+
+    def lose_pool(self, worker_id: WorkerId) -> None:
+        """A worker is dead, and its pool with it: requests of other groups that have KV there are computed again."""
+        for entry in [e for e in self._entries.values() if worker_id in e.pools.worker_ids]:
+            if entry.phase is HostedPhase.LEAVING or entry.state.ending is not None:
+                continue
+            entry.failed = entry.is_lost = True
+            if not entry.state.moves:  # else when those have ended
+                self._give_up(entry)
+
+    def _give_up(self, entry: HostedKV) -> None:
+        self._cluster.counters.hosted_given_up += 1
+        self._forget(entry)
+        self._group(entry).preempt(entry.state)
 
     # --- checks -----------------------------------------------------------------------------------------------
 

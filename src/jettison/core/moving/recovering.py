@@ -296,6 +296,7 @@ class Recoveries:
         touched |= {w for g in broken.values() for w in g.worker_ids}
         self._bury(dead)
         requests = [s for g in broken.values() for s in self._break_up(g, worker_id)]
+        self._hosted.lose_pool(worker_id)
         touched |= {w.worker_id for w in cluster.workers.values() if w.ghosts}
         record = {"worker": worker_id, "groups": sorted(broken), "requests": len(requests), "moves": phases}
         actions: list[Action] = [Record("worker_lost", now_ns, record)]
