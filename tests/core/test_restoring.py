@@ -63,7 +63,7 @@ def test_the_nearest_holder_is_asked_before_a_member_across_the_network() -> Non
     cluster = merged_pair(4)
     (lender, *_), (first, *_) = sorted(members(cluster)), sorted(set(cluster.workers) - members(cluster))
     machine_of = dict.fromkeys(cluster.workers, 1) | {lender: 0, first: 0}
-    cluster.core.params = replace(cluster.core.params, machine_of=machine_of)
+    cluster.core.reconfigure(replace(cluster.core.params, machine_of=machine_of))
     restore(cluster)
     for (worker, _), sources in asked_by_shard(cluster).items():
         assert [machine_of[s] for s in sources if s is not None] == [machine_of[worker]]
@@ -145,7 +145,7 @@ def test_the_folder_is_read_one_shard_after_the_other_and_no_further_once_called
 
 def prefers_members(cluster: FakeCluster, min_settled_s: float = 0.05) -> None:
     params = cluster.core.params
-    cluster.core.params = replace(params, restore=replace(params.restore, min_settled_s=min_settled_s))
+    cluster.core.reconfigure(replace(params, restore=replace(params.restore, min_settled_s=min_settled_s)))
 
 
 @pytest.mark.parametrize("is_early", [False, True])

@@ -92,15 +92,12 @@ class ClusterCore:
         self.loads = Loads(self.state)
         self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
-        self.ladder = self._make_ladder()
+        self.ladder = Ladder(params.rungs, self.state, self.loads, self.moves, self.hosted, self.migrations)
         self._orders = Orders(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, lambda: self.ladder)
         self.rehousing = Rehousing(self.state, self.dispatcher.place)
         self.strides = Strides(self.state, self.loads, self.moves, self.recoveries, lambda: self.ladder)
         self.stepping = Stepping(self.state, self.loads, self.moves, self._note_step, self._stop_moves_of)
-
-    def _make_ladder(self) -> Ladder:
-        return Ladder(self.params.rungs, self.state, self.loads, self.moves, self.hosted, self.migrations)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -111,21 +108,23 @@ class ClusterCore:
 
     @property
     def params(self) -> ClusterParams:
-        """Policies and their parameters; others may be put in their place between two events.
-
-        Raises ConfigError for another layout at the start, or for another number of host slots.
-        """
+        """Policies and their parameters."""
         return self.state.params
 
-    @params.setter
-    def params(self, params: ClusterParams) -> None:
-        before, self.state.params = self.state.params, params
+    def reconfigure(self, params: ClusterParams) -> None:
+        """Put other parameters in the place of the present ones, between two events: all of them, or none.
+
+        Raises ConfigError, and changes nothing, for another layout at the start, other host pools or another profile
+        (memory and fits have been made from these), for a name that no rung has, and where a rung that is to go still
+        has requests on their way or in host pools.
+        """
+        if (why := _why_fixed(self.state.params, params)) is not None:
+            raise ConfigError(f"{why} cannot be changed later")
+        self.ladder.change(params.rungs)
+        self.state.params = params
         self.loads.forget_predictions()
-        if (before.static_pipeline, before.swap.num_host_slots) != (params.static_pipeline, params.swap.num_host_slots):
-            self.state.params = before
-            raise ConfigError("the layout at the start and the size of host pools cannot be changed later")
-        if before.rungs != params.rungs:
-            self.ladder = self._make_ladder()
+        for group in self.groups.values():
+            group.touch()
 
     @property
     def merges(self) -> list[Merging]:
@@ -390,6 +389,15 @@ class ClusterCore:
         self.migrations.check()
         self.ladder.check()
         assert all(m.phase is not MergePhase.SETTLED for m in self.merges)
+
+
+def _why_fixed(before: ClusterParams, after: ClusterParams) -> str | None:
+    """What differs and cannot; None: nothing."""
+    if before.static_pipeline != after.static_pipeline:
+        return "the layout at the start"
+    if before.swap.num_host_slots != after.swap.num_host_slots:
+        return "the size of host pools"
+    return "the profile" if before.profile != after.profile else None
 
 
 def initial_groups(

@@ -232,7 +232,7 @@ class FaultRounds:
         self._num_rounds += 1
         self._cut_off.clear()
         if schedule.mode is not None:
-            self.engine.core.params = replace(self.engine.core.params, exchange=schedule.mode)
+            self.engine.core.reconfigure(replace(self.engine.core.params, exchange=schedule.mode))
         self.engine.keep_hung_workers(schedule.wake is Wake.LATE)
         over = asyncio.Event()
         try:

@@ -87,6 +87,11 @@ class RestoreRung(Rung):
         restores = [r for r in self._moves.restores if any(w in worker_ids for w in r.worker_ids)]
         return [action for restore in restores for action in self._moves.turn_round(restore, now_ns, why)]
 
+    def go(self) -> None:
+        """Groups admit again what they have room for."""
+        for group in self._state.pipelines.values():
+            group.admission_cap_blocks = None
+
     @property
     def _usual_output(self) -> float:
         """Tokens of the last answers, a mean; 0 until one has ended."""
