@@ -97,7 +97,7 @@ class Pipeline:
         """Start the workers, bind each to a core, and merge until one group is left."""
         await self.engine.start()
         # Where compute binds the engine would rather split again; here the pipeline itself is measured.
-        self.engine.core.params = replace(self.engine.core.params, auto_restore=False)
+        self.engine.core.reconfigure(replace(self.engine.core.params, auto_restore=False))
         for worker in self.engine.snapshot().workers:
             os.sched_setaffinity(worker.pid, {cores[worker.worker_id % len(cores)]})
         for _ in range(200):

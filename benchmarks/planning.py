@@ -22,7 +22,7 @@ from jettison.core.serving.group import GroupCore, SchedulerLimits
 from jettison.live.engine.encoder import StepEncoder
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange, Request, SampledToken, SamplingParams
 
 BLOCK_SIZE = 16

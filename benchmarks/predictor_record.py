@@ -145,7 +145,7 @@ async def serve(config: EngineConfig, scenario: Scenario, seconds: float, seed: 
     await engine.start()
     try:
         if scenario.is_merged:
-            engine.core.params = replace(engine.core.params, auto_restore=False)
+            engine.core.reconfigure(replace(engine.core.params, auto_restore=False))
             for _ in range(200):
                 if len(engine.core.groups) == 1:
                     break

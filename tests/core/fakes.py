@@ -15,8 +15,9 @@ from jettison.core.ladder.lists import parse_overload
 from jettison.core.load.monitor import MAX_DOUBLINGS
 from jettison.core.pending import Purpose
 from jettison.core.serving.group import SchedulerLimits
+from jettison.cost.hardware import HardwareProfile
+from jettison.memory.kvmoves import ExchangeMode
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
-from jettison.policy.exchange import ExchangeMode
 from jettison.policy.migration import MigrationParams
 from jettison.policy.order import SchedulingPolicy
 from jettison.policy.overload import OverloadParams
@@ -175,6 +176,7 @@ class FakeCluster:
         faults: Faults | None = None, eager: bool = False, host_slots: int = 64, swap_budget: int | None = 4,
         migrate_threshold: float = 3.0, exchange: str = "auto", horizon_s: float = 0.0,
         prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
+        profile: HardwareProfile | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -190,6 +192,7 @@ class FakeCluster:
             swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
             migration=MigrationParams(threshold_blocks=migrate_threshold, period_s=0.01),
             exchange=ExchangeMode(exchange), overload=OverloadParams(horizon_s=horizon_s),
+            profile=profile,
         )
         if eager:  # moves follow each other closely: more of them in a short run
             params = replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jettison.core.load.bubbles import BubbleMeter
 from jettison.core.ports import RunStep
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
 

@@ -208,7 +208,7 @@ def overload(cluster: FakeCluster, num: int, at_ms: float, every_ms: float = 15.
 def compute_binds_pipelines(cluster: FakeCluster) -> None:
     cluster.core.loads.compute_load = lambda num_stages: 1.5 if num_stages >= 2 else 1.0  # type: ignore[method-assign]
     params = cluster.core.params
-    cluster.core.params = replace(params, restore=replace(params.restore, yield_after_s=0.3, min_settled_s=0.3))
+    cluster.core.reconfigure(replace(params, restore=replace(params.restore, yield_after_s=0.3, min_settled_s=0.3)))
 
 
 def test_a_pipeline_that_compute_binds_yields_and_takes_its_queue_along() -> None:
@@ -285,7 +285,7 @@ def faster_apart(cluster: FakeCluster, pace: float | None, block_s: float | None
     cluster.core.loads._separate_pace = lambda group: pace  # type: ignore[method-assign]
     cluster.core.loads._recompute_block_s = lambda group: block_s  # type: ignore[method-assign]
     params = cluster.core.params
-    cluster.core.params = replace(params, restore=replace(params.restore, min_settled_s=0.02))
+    cluster.core.reconfigure(replace(params, restore=replace(params.restore, min_settled_s=0.02)))
 
 
 @pytest.mark.parametrize(("pace", "block_s", "is_early"), [

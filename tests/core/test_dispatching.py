@@ -15,8 +15,8 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import COEFFICIENTS, CostModel
+from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BlockedBy
-from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange
 
 N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "36"))
@@ -51,9 +51,10 @@ def merged_with_a_third(*, rebalance: bool = True, num_at_third: int = 0) -> Fak
     """Instances 0 and 1 run 8 requests each and have queues of 10; the third has places left. Then the first two merge,
     before any tick: the cluster as it is after the event in which the merged group has been formed."""
     cluster = FakeCluster(
-        num_workers=3, full_blocks=134, max_seqs=64, max_tokens=2048, auto_restore=False, shard_bytes=4 * SHARD_BYTES
+        num_workers=3, full_blocks=134, max_seqs=64, max_tokens=2048, auto_restore=False, shard_bytes=4 * SHARD_BYTES,
+        profile=PROFILE,
     )
-    cluster.core.params = replace(cluster.core.params, profile=PROFILE, rebalance=rebalance)
+    cluster.core.reconfigure(replace(cluster.core.params, rebalance=rebalance))
     crowd(cluster, {0: [60] * 18, 1: [60] * 18, 2: [60] * num_at_third})
     cluster.run(until_ms=30)
     groups = cluster.core.groups
@@ -195,7 +196,7 @@ def test_nobody_is_lost_and_nobody_moves_while_there_is_nowhere_better(
 ) -> None:
     rng = random.Random(seed)
     cluster = FakeCluster(num_workers=num_workers, full_blocks=full_blocks, seed=seed, policy=policy, eager=True)
-    cluster.core.params = replace(cluster.core.params, batch_limit=limit, rebalance=rebalance)
+    cluster.core.reconfigure(replace(cluster.core.params, batch_limit=limit, rebalance=rebalance))
     witness = Witness(cluster)
     for i in range(rng.randint(4, 12) * num_workers):
         prompt = [rng.randrange(1, 60) for _ in range(rng.randint(1, 24))]

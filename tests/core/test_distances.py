@@ -18,7 +18,7 @@ TWO_MACHINES = {0: 0, 1: 1, 2: 0, 3: 1}
 
 
 def place(cluster: FakeCluster, machine_of: Mapping[int, int]) -> FakeCluster:
-    cluster.core.params = replace(cluster.core.params, machine_of=machine_of)
+    cluster.core.reconfigure(replace(cluster.core.params, machine_of=machine_of))
     return cluster
 
 

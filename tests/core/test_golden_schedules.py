@@ -101,7 +101,7 @@ def schedule(policy: str, seed: int) -> FakeCluster:
     for worker in range(num_workers):  # in the end everybody is back
         cluster.restart_at(worker, at_ms + 2_000.0 + worker)
     params, horizon_s = cluster.core.params, 0.0 if rng.random() < 0.6 else 1.0
-    cluster.core.params = replace(params, overload=replace(params.overload, horizon_s=horizon_s))
+    cluster.core.reconfigure(replace(params, overload=replace(params.overload, horizon_s=horizon_s)))
     return cluster
 
 

@@ -13,9 +13,9 @@ from jettison.core.serving.group import GroupCore, SchedulerLimits, StepResult
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
+from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BlockedBy, plan_batch
 from jettison.policy.lookahead import LookaheadParams
-from jettison.policy.merge import StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SampledToken, SamplingParams
 
 EOS = 2

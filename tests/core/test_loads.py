@@ -93,9 +93,8 @@ PROFILE = HardwareProfile(
 
 @pytest.mark.parametrize("has_profiled_links", [True, False])
 def test_a_link_that_was_not_profiled_is_not_known(has_profiled_links: bool) -> None:
-    cluster = FakeCluster()
-    core = cluster.core
-    core.params = replace(core.params, profile=PROFILE, has_profiled_links=has_profiled_links)
+    core = FakeCluster(profile=PROFILE).core
+    core.reconfigure(replace(core.params, has_profiled_links=has_profiled_links))
     costs = core.loads.exchange_costs(core.groups[0])
     assert costs.link_bytes_per_s((0, 1)) == (3e9 if has_profiled_links else None)
     assert costs.round_trip_s == (8e-3 if has_profiled_links else ExchangeCosts().round_trip_s)
@@ -115,13 +114,13 @@ POINTS = tuple(BatchPoint(stages, 8, 256, rate) for stages, rate in ((1, 100.0),
 
 
 def test_rates_of_groups_count_what_arrives_and_what_pipelines_have_shown() -> None:
-    cluster = FakeCluster(full_blocks=400)
-    for i in range(240):
-        cluster.submit(f"r{i}", [1 + (i + j) % 60 for j in range(20)], 10, at_ms=50 * i)
-    cluster.run(until_ms=11_500)
-    core = cluster.core
-    assert core.loads.group_rates() == {}, "nothing was profiled"
-    core.params = replace(core.params, profile=replace(PROFILE, batch_points=POINTS))
+    for profile in (None, replace(PROFILE, batch_points=POINTS)):
+        cluster = FakeCluster(full_blocks=400, profile=profile)
+        for i in range(240):
+            cluster.submit(f"r{i}", [1 + (i + j) % 60 for j in range(20)], 10, at_ms=50 * i)
+        cluster.run(until_ms=11_500)
+        core = cluster.core
+        assert bool(core.loads.group_rates()) == (profile is not None)
     traffic = core.traffic.traffic()
     assert traffic is not None and traffic.prompt_tokens > 0
     assert not core.loads.efficiency(2).is_measured, "what was assumed is not what was seen"

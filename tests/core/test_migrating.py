@@ -7,10 +7,10 @@ import random
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
-from jettison.core.moving.migrating import MAX_FINAL_BLOCKS, Migration, MigrationPhase
+from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation, RelocationPhase
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
 
@@ -22,7 +22,7 @@ def tokens(seed: int, num: int) -> list[int]:
 def begin(
     *, prompt: int = 100, output: int = 120, others: int = 2, full_blocks: int = 120, faults: Faults | None = None,
     warm_ms: float = 60.0, seed: int = 0,
-) -> tuple[FakeCluster, Migration]:
+) -> tuple[FakeCluster, Relocation]:
     """A request that decodes at instance 0 is sent to instance 1; both serve others."""
     cluster = FakeCluster(
         policy="recompute", full_blocks=full_blocks, max_tokens=64, faults=faults, prefix_caching=True, seed=seed
@@ -37,15 +37,13 @@ def begin(
     return cluster, start(cluster, state, source, destination)
 
 
-def start(cluster: FakeCluster, state: RequestState, source: GroupCore, destination: GroupCore) -> Migration:
+def start(cluster: FakeCluster, state: RequestState, source: GroupCore, destination: GroupCore) -> Relocation:
     migrations = cluster.core.migrations
-    migration = Migration(cluster.core.state, state, source, destination, migrations._note_over)
-    migrations.under_way.append(migration)
-    cluster.carry_out(migration.start(cluster.now))
-    return migration
+    cluster.carry_out(migrations.start(state, source, destination, cluster.now))
+    return migrations.under_way[-1]
 
 
-def run_until(cluster: FakeCluster, migration: Migration, phase: MigrationPhase) -> None:
+def run_until(cluster: FakeCluster, migration: Relocation, phase: RelocationPhase) -> None:
     cluster.run(stop=lambda: migration.phase is phase)
     assert migration.phase is phase
 
@@ -57,9 +55,9 @@ def expect_all_well(cluster: FakeCluster) -> None:
 
 def test_full_blocks_travel_while_it_decodes_and_at_most_sixteen_while_it_stands() -> None:
     cluster, migration = begin()
-    assert migration.phase is MigrationPhase.COPY and not migration.state.paused
+    assert migration.phase is RelocationPhase.COPY and not migration.state.paused
     before = len(migration.state.tokens)
-    run_until(cluster, migration, MigrationPhase.DONE)
+    run_until(cluster, migration, RelocationPhase.DONE)
     assert migration.num_rounds >= 2
     assert [m for m in cluster.sent if len(m.src_blocks) > MAX_FINAL_BLOCKS], "a round while it decodes"
     assert len(cluster.sent[-1].src_blocks) <= MAX_FINAL_BLOCKS
@@ -76,7 +74,7 @@ def test_full_blocks_travel_while_it_decodes_and_at_most_sixteen_while_it_stands
 
 def test_a_short_request_is_moved_in_one_stop() -> None:
     cluster, migration = begin(prompt=20, warm_ms=30)
-    run_until(cluster, migration, MigrationPhase.DONE)
+    run_until(cluster, migration, RelocationPhase.DONE)
     assert len(cluster.sent) == 1
     cluster.run()
     expect_all_well(cluster)
@@ -89,7 +87,7 @@ def test_a_lost_transfer_leaves_the_request_at_its_source(lost: int) -> None:
         return cluster.sent.index(move) == lost  # type: ignore[arg-type]
 
     cluster.fails_move = fails
-    run_until(cluster, migration, MigrationPhase.FAILED)
+    run_until(cluster, migration, RelocationPhase.FAILED)
     assert migration.state.group_id == migration.source.group_id and not migration.state.paused
     assert not any(ledger.has("traveller") for ledger in migration.destination.ledgers)
     assert cluster.core.state.counters.num_failed_migrations == 1
@@ -98,9 +96,9 @@ def test_a_lost_transfer_leaves_the_request_at_its_source(lost: int) -> None:
     expect_all_well(cluster)
 
 
-@pytest.mark.parametrize("phase", [MigrationPhase.COPY, MigrationPhase.FINAL])
+@pytest.mark.parametrize("phase", [RelocationPhase.COPY, RelocationPhase.FINAL])
 @pytest.mark.parametrize("after_ms", [0.0, 0.6, 2.0, 9.0])
-def test_cancelled_on_the_way(phase: MigrationPhase, after_ms: float) -> None:
+def test_cancelled_on_the_way(phase: RelocationPhase, after_ms: float) -> None:
     cluster, migration = begin()
     run_until(cluster, migration, phase)
     cluster.cancel("traveller", cluster.now / MS + after_ms)
@@ -122,7 +120,7 @@ def test_a_failing_step_ends_the_request_and_its_migration() -> None:
     cluster, migration = begin()
     cluster.faults = Faults(step=1.0, budget=2)
     cluster.run()
-    assert migration.phase is MigrationPhase.FAILED and cluster.ends["traveller"] == ["error"]
+    assert migration.phase is RelocationPhase.FAILED and cluster.ends["traveller"] == ["error"]
     expect_all_well(cluster)
 
 
@@ -132,10 +130,9 @@ def test_no_room_at_the_destination_starts_nothing() -> None:
     cluster.submit("other", tokens(2, 120), 30, 0.1)
     cluster.run(until_ms=30)
     state = cluster.core.state.requests["traveller"]
-    migration = start(
-        cluster, state, cluster.core.groups[state.group_id], cluster.core.groups[1 - state.group_id]
-    )
-    assert migration.phase is MigrationPhase.FAILED and not cluster.sent
+    groups, migrations = cluster.core.groups, cluster.core.migrations
+    assert migrations.start(state, groups[state.group_id], groups[1 - state.group_id], cluster.now) == []
+    assert migrations.is_idle and not migrations.take_ended()
     cluster.run()
     expect_all_well(cluster)
 
@@ -165,12 +162,12 @@ def test_from_an_instance_to_a_pipeline() -> None:
     cluster.run(until_ms=60)
     state = next(s for s in alone.running.values() if s.num_output)
     migration = start(cluster, state, alone, pipeline)
-    run_until(cluster, migration, MigrationPhase.DONE)
+    run_until(cluster, migration, RelocationPhase.DONE)
     assert {m.dst for m in cluster.sent} == set(pipeline.worker_ids)
-    assert state.kv_at == {s.worker_id: s.layers for s in pipeline.stages}
+    assert state.residences == (pipeline.residence,)
     back = start(cluster, state, pipeline, alone)
-    run_until(cluster, back, MigrationPhase.DONE)
-    assert state.kv_at == {alone.worker_ids[0]: LayerRange(0, 4)}
+    run_until(cluster, back, RelocationPhase.DONE)
+    assert state.residences == (alone.residence,)
     assert alone.stages == (StagePlan(alone.worker_ids[0], LayerRange(0, 4)),)
     cluster.run()
     expect_all_well(cluster)
@@ -181,7 +178,7 @@ def test_a_migration_gives_way_to_a_drop_and_its_request_stays_at_its_source() -
     state = migration.state
     cluster.order("drop")
     assert len(cluster.core.merges) == 1, "at once"
-    assert migration.phase is MigrationPhase.FAILED and state.group_id == migration.source.group_id
+    assert migration.phase is RelocationPhase.FAILED and state.group_id == migration.source.group_id
     assert not state.moves and not state.paused, "nothing of the migration holds the request up"
     (destination,) = migration.destination.worker_ids
     assert cluster.core.state.workers[destination].ghosts, "what is still being written is nobody else's yet"

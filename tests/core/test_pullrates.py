@@ -12,6 +12,7 @@ from test_pulls import RESIDENCIES, arranged
 
 from jettison.core.ladder.dropplans import DropPlanner
 from jettison.core.load.pullrates import PullRates
+from jettison.cost.hardware import HardwareProfile
 from jettison.policy.merge import DropPlan
 
 TWO_MACHINES = {0: 0, 1: 0, 2: 1, 3: 1}
@@ -19,7 +20,7 @@ UNKNOWN = {0: 0, 1: 1, 2: 2, 3: 3}
 
 
 def placed(cluster: FakeCluster, **params: object) -> FakeCluster:
-    cluster.core.params = replace(cluster.core.params, **params)  # type: ignore[arg-type]
+    cluster.core.reconfigure(replace(cluster.core.params, **params))  # type: ignore[arg-type]
     return cluster
 
 
@@ -37,7 +38,7 @@ def num_pulls(found: DropPlan) -> int:
 
 
 def test_links_of_the_kind_that_was_profiled_are_as_profiled_whatever_was_measured() -> None:
-    cluster = placed(FakeCluster(num_workers=4), profile=PROFILE)
+    cluster = FakeCluster(num_workers=4, profile=PROFILE)
     cluster.core.state.link_rate((0, 1)).observe(1000, 1.0)
     rates = rates_of(cluster)
     assert rates.of((0, 1)) == rates.of((2, 3)) == rates.slowest(range(4)) == PROFILE.link_bytes_per_s
@@ -54,9 +55,9 @@ def test_one_machine_without_a_profile_is_as_assumed_until_it_was_measured() -> 
 
 
 @pytest.mark.parametrize("profile", [None, PROFILE])
-def test_between_machines_only_what_was_measured_is_known(profile: object) -> None:
+def test_between_machines_only_what_was_measured_is_known(profile: HardwareProfile | None) -> None:
     cluster = placed(
-        FakeCluster(num_workers=4), machine_of=TWO_MACHINES, has_profiled_links=False, profile=profile
+        FakeCluster(num_workers=4, profile=profile), machine_of=TWO_MACHINES, has_profiled_links=False
     )
     inside = 1e9 if profile is None else PROFILE.link_bytes_per_s
     rates = rates_of(cluster)

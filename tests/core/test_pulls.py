@@ -18,7 +18,7 @@ from jettison.core.ladder.rung import Moment
 from jettison.core.ladder.scale import ScaleRung
 from jettison.core.moving.merging import MergePhase
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.policy.overload import OverloadParams
 from jettison.types import LayerRange
 
@@ -360,7 +360,7 @@ def test_what_every_overloaded_group_needs_is_required() -> None:
         cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(16)], 40, i * 0.2)
     cluster.run(until_ms=60)
     at_once = OverloadParams(min_overloaded_s=0.0)
-    cluster.core.params = replace(cluster.core.params, **parse_overload("drop")._asdict(), overload=at_once)
+    cluster.core.reconfigure(replace(cluster.core.params, **parse_overload("drop")._asdict(), overload=at_once))
     cluster.run(stop=lambda: "drop_decided" in kinds(cluster))
     decided = next(r.fields for r in cluster.records if r.kind == "drop_decided")
     assert len(decided["overloaded_groups"]) > 1  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from jettison.core.moving.merging import MergePhase
 from jettison.core.moving.recovering import RecoveryPhase
 from jettison.core.moving.restoring import RestorePhase
 from jettison.core.serving.group import GroupCore
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
 
@@ -456,7 +456,7 @@ def sends(cluster: FakeCluster, source: int) -> bool:
 def test_the_nearest_holder_is_asked_for_a_shard_then_the_others_and_the_folder_last() -> None:
     cluster, survivor, (far, near) = half_dead(4)
     machine_of = dict.fromkeys(cluster.workers, 0) | {survivor: 1, near: 1}
-    cluster.core.params = replace(cluster.core.params, machine_of=machine_of)
+    cluster.core.reconfigure(replace(cluster.core.params, machine_of=machine_of))
     missing = cluster.shape.all_shards - cluster.workers[survivor].filled
     nowhere = min(missing)
     cluster.fails_shard = lambda move: move.src == near or move.shard == nowhere

@@ -11,7 +11,8 @@ from fakes import BLOCK_SIZE, MS, FakeCluster
 
 from jettison.core import ports
 from jettison.core.moving.restoring import RestorePhase, Restoring
-from jettison.policy.merge import StagePlan
+from jettison.core.pending import Purpose
+from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
 
@@ -62,7 +63,7 @@ def test_the_nearest_holder_is_asked_before_a_member_across_the_network() -> Non
     cluster = merged_pair(4)
     (lender, *_), (first, *_) = sorted(members(cluster)), sorted(set(cluster.workers) - members(cluster))
     machine_of = dict.fromkeys(cluster.workers, 1) | {lender: 0, first: 0}
-    cluster.core.params = replace(cluster.core.params, machine_of=machine_of)
+    cluster.core.reconfigure(replace(cluster.core.params, machine_of=machine_of))
     restore(cluster)
     for (worker, _), sources in asked_by_shard(cluster).items():
         assert [machine_of[s] for s in sources if s is not None] == [machine_of[worker]]
@@ -144,7 +145,7 @@ def test_the_folder_is_read_one_shard_after_the_other_and_no_further_once_called
 
 def prefers_members(cluster: FakeCluster, min_settled_s: float = 0.05) -> None:
     params = cluster.core.params
-    cluster.core.params = replace(params, restore=replace(params.restore, min_settled_s=min_settled_s))
+    cluster.core.reconfigure(replace(params, restore=replace(params.restore, min_settled_s=min_settled_s)))
 
 
 @pytest.mark.parametrize("is_early", [False, True])
@@ -250,7 +251,7 @@ def split_of_pair() -> tuple[FakeCluster, Restoring]:
     cluster.order("restore")
     (moving,) = cluster.core.restores
     cluster.run(stop=lambda: moving.has_split)
-    assert moving.returning is not None and moving.returning._moves
+    assert moving.returning is not None and not moving.returning.is_idle
     return cluster, moving
 
 
@@ -274,7 +275,7 @@ def test_requests_whose_way_home_fails_are_computed_again_there_and_not_sent_twi
 
     def is_done() -> bool:
         distrusted = cluster.core.state.distrusted
-        assert not distrusted.keys() & returning._home_of.keys(), "its room at home is counted twice"
+        assert not distrusted.keys() & returning.on_their_way.keys(), "its room at home is counted twice"
         return moving.is_over
 
     cluster.fails_move = fails
@@ -293,7 +294,8 @@ def test_requests_whose_way_home_fails_are_computed_again_there_and_not_sent_twi
 def test_requests_whose_way_home_is_called_off_are_not_computed_again() -> None:
     cluster, moving = split_of_pair()
     assert moving.returning is not None
-    under_way = set(moving.returning._moves)
+    transfers = cluster.core.state.book.transfers
+    under_way = {i for i, pending in transfers.items() if pending.purpose is Purpose.RETURN}
     cluster.carry_out(cluster.core.request_drop(cluster.now))  # turns it round
     assert moving.phase is RestorePhase.TURNING
     assert cluster.cancelled_transfers & under_way

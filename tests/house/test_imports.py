@@ -38,6 +38,12 @@ FORBIDDEN = {
 }
 """Arrows that the levels would allow and the design does not."""
 
+FORBIDDEN_IN_CORE = {
+    ("core.moving", "core.ladder"): "mechanisms decide nothing: what they need to know is handed in (core.advice)",
+    ("core.moving", "policy"): "mechanisms decide nothing: what they need to know is handed in (core.advice)",
+}
+"""Arrows between parts of rooms."""
+
 TORCH_FREE_ROOMS = ("types", "errors", "config", "cost", "memory", "policy", "core", "sim", "transport", "profiles")
 
 
@@ -104,10 +110,18 @@ def circles(sources, rooms, room_of):
     return arrows
 
 
+def is_in(name, part):
+    """Whether a dotted name lies in a part of the package."""
+    return f"{name}.".startswith(f"jettison.{part}.")
+
+
 def complaints_about(module, rooms_imported):
     level = LEVEL[module.room]
     for name, line in rooms_imported:
         room = room_of(name)
+        for (part, other), why in FORBIDDEN_IN_CORE.items():
+            if is_in(module.name, part) and is_in(name, other):
+                yield f"{module.at(line)}: {part} imports {name}: {why}"
         if room is None or room == module.room:
             continue
         if room not in LEVEL:
@@ -200,3 +214,12 @@ def test_the_walk_sees_an_arrow_that_points_up_inside_live_and_a_circle(sources)
     assert not list(complaints_about_live(worker, [("jettison.live.wire.codec", 1), ("jettison.live.worker.peers", 1)]))
     up = ast.parse("from jettison.live.worker import loop")
     assert circles([worker, replace(channel, tree=up)], LIVE_LEVEL, live_room_of).keys() == {"worker", "wire"}
+
+
+@pytest.mark.parametrize("name", ["jettison.policy.merge.plan_drop", "jettison.core.ladder.rung.Rung"])
+def test_the_walk_sees_a_mechanism_that_decides(name, sources):
+    moving = next(module for module in sources if module.name == "jettison.core.moving.relayout")
+    rung = next(module for module in sources if module.name == "jettison.core.ladder.drop")
+    assert list(complaints_about(moving, [(name, 1)]))
+    assert not list(complaints_about(rung, [(name, 1)]))
+    assert not list(complaints_about(moving, [("jettison.memory.kvmoves.plan_kv_moves", 1)]))

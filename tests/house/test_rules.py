@@ -144,12 +144,23 @@ def has_docstring(tree: ast.Module) -> Complaints:
         yield 1, "no module docstring"
 
 
+def begins_no_transfer(tree: ast.Module) -> Complaints:
+    """A rung decides and starts mechanisms: it makes no transfer and no call to a worker itself."""
+    for name, call in _calls(tree):
+        last = name.rpartition(".")[2]
+        if last in ("SendKV", "SendShard", "CancelTransfer", "ApplyLayout", "OfferLayout", "LoadShard", "FenceWorker"):
+            yield call.lineno, f"makes a {last}"
+        if last in ("send_kv", "open_transfer", "open_call"):
+            yield call.lineno, f"calls {last}()"
+
+
 EVERYWHERE = (nothing_executed, no_blind_except, no_hidden_counters, nothing_unfinished, has_docstring)
 IN_PURE_ROOMS = (no_world, no_hidden_randomness)
 IN_POLICY = (no_globals,)
+IN_RUNGS = (begins_no_transfer,)
 
 
-@pytest.mark.parametrize("rule", [*EVERYWHERE, *IN_PURE_ROOMS, *IN_POLICY], ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [*EVERYWHERE, *IN_PURE_ROOMS, *IN_POLICY, *IN_RUNGS], ids=lambda rule: rule.__name__)
 def test_rule_is_kept(rule, sources):
     complaints = [
         f"{module.at(line)}: {what}"
@@ -157,6 +168,7 @@ def test_rule_is_kept(rule, sources):
         if rule in EVERYWHERE
         or (rule in IN_PURE_ROOMS and module.room in PURE_ROOMS)
         or (rule in IN_POLICY and module.room == "policy")
+        or (rule in IN_RUNGS and module.name.startswith("jettison.core.ladder"))
         for line, what in rule(module.tree)
     ]
     assert not complaints, f"{rule.__doc__}\n" + "\n".join(complaints)
@@ -180,6 +192,9 @@ BROKEN = [
     (no_hidden_counters, "n = 0\ndef f():\n    global n\n    n += 1"),
     (no_hidden_counters, "class A:\n    n = 0\n    def f(self):\n        A.n += 1"),
     (no_globals, "def f():\n    global x"),
+    (begins_no_transfer, "def begin(self):\n    return [SendKV(1, 0, 1)]"),
+    (begins_no_transfer, "def begin(self):\n    return [ports.SendShard(1, 0, 1, 'x')]"),
+    (begins_no_transfer, "self.means.state.send_kv(state, 0, 1)"),
     (nothing_executed, "import pickle"),
     (nothing_executed, "from pickle import loads"),
     (nothing_executed, "import torch\ntorch.load('x')"),
@@ -201,6 +216,7 @@ KEPT = [
     (no_hidden_counters, "class A:\n    def f(self):\n        self.n += 1"),
     (nothing_executed, "import re\nre.compile('x')\nyaml.load(text, Loader=Safe)"),
     (no_blind_except, "try:\n    pass\nexcept ValueError:\n    pass"),
+    (begins_no_transfer, "def begin(self):\n    return self.means.hosted.send(budget)"),
     (has_docstring, '"""What lives here."""'),
 ]
 

@@ -335,8 +335,8 @@ def decisions_of_core() -> Iterator[tuple[ModuleType, str, Callable[..., object]
 
 
 @pytest.mark.parametrize(("policy", "expected"), [
-    ("drop", {"plan_batch", "dispatch_key", "plan_drop", "assess_overload", "should_restore", "plan_kv_moves",
-              "choose_exchange", "plan_splits", "plan_microbatches"}),
+    ("drop", {"plan_batch", "dispatch_key", "plan_drop", "assess_overload", "should_restore", "choose_exchange",
+              "plan_splits", "plan_microbatches"}),
     ("swap", {"plan_batch", "dispatch_key", "choose_swap_outs", "choose_swap_ins"}),
     ("migrate", {"plan_batch", "dispatch_key", "plan_pairs", "choose_request"}),
 ])  # fmt: skip

@@ -7,15 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.policy.exchange import (
-    ExchangeCosts,
-    ExchangeMode,
-    ExchangeQueue,
-    StalledRequest,
-    by_layers,
-    choose_exchange,
-    split_layers,
-)
+from jettison.memory.kvmoves import ExchangeMode, by_layers, split_layers
+from jettison.policy.exchange import ExchangeCosts, ExchangeQueue, StalledRequest, choose_exchange
 from jettison.types import LayerRange
 
 LINK = (0, 1)

@@ -11,15 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.policy.merge import (
-    DropPlan,
-    GroupMerge,
-    MergeCandidate,
-    StagePlan,
-    plan_drop,
-    plan_ranges,
-    stage_bytes,
-)
+from jettison.memory.stages import StagePlan, stage_bytes
+from jettison.policy.merge import DropPlan, GroupMerge, MergeCandidate, plan_drop, plan_ranges
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
 
 LAYER = 100

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jettison.memory.stages import stage_bytes
 from jettison.policy.links import Links
 from jettison.policy.merge import (
     LINK_CHOICES,
@@ -22,7 +23,7 @@ from jettison.policy.merge import (
     pull_seconds,
     throughput_cost,
 )
-from jettison.policy.ranges import Member, PlanningWork, has_stages, plan_stages, stage_bytes
+from jettison.policy.ranges import Member, PlanningWork, has_stages, plan_stages
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, layer_shard
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.policy.restore import (
     MergedLoad,
     PlacedRequest,

@@ -10,7 +10,7 @@ import pytest
 
 from jettison.core.ports import Emit, Record, RunStep, SendKV, SendShard, StepRow, TransferEnded
 from jettison.core.requests import RequestState
-from jettison.policy.ranges import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.report.timeline import Timeline
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams
 

@@ -8,7 +8,7 @@ from scenarios import PAGE_BYTES, make_setup, make_shape
 from jettison.core import ports
 from jettison.core.controlstream import Failure
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.ranges import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.executor import StepLoad
 from jettison.sim.tasks import LOAD_PIECE_BYTES, Command, StepRun

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.orders import Orders
 from jettison.core.ladder.rung import Moment
@@ -50,9 +51,10 @@ from jettison.core.state import ClusterState, WorkerState
 from jettison.cost.steptime import StepTimeModel
 from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
+from jettison.memory.hostpool import HostPool
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.policy.pipeline import plan_static_groups
 from jettison.types import FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
 
@@ -75,6 +77,7 @@ class ClusterCore:
             s.worker_id: WorkerState(
                 s.worker_id, BlockLedger(capacity_blocks[s.worker_id], limits.block_size),
                 capacity_blocks[s.worker_id], LayoutSpec(shape.shards_for(s.layers), s.layers),
+                HostPool(params.swap.num_host_slots),
             )
             for stages in groups
             for s in stages
@@ -82,22 +85,19 @@ class ClusterCore:
         self.state = ClusterState(shape, limits, PrefixHasher(limits.block_size, secret), workers, params)
         for stages in groups:
             self.state.form_group(stages)
-        self.hosted = Hosted(self.state, params.swap.num_host_slots)
+        self.hosted = Hosted(self.state)
         self.migrations = Migrations(self.state)
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
         self.aside = Aside(self.state, self.recoveries)
         self.loads = Loads(self.state)
-        self.state.exchange_costs = self.loads.exchange_costs
+        self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
-        self.ladder = self._make_ladder()
+        self.ladder = Ladder(params.rungs, self.state, self.loads, self.moves, self.hosted, self.migrations)
         self._orders = Orders(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, lambda: self.ladder)
         self.rehousing = Rehousing(self.state, self.dispatcher.place)
         self.fast_forward = FastForward(self.state, self.loads, self.moves, self.recoveries, lambda: self.ladder)
         self.stepping = Stepping(self.state, self.loads, self.moves, self._note_step, self._stop_moves_of)
-
-    def _make_ladder(self) -> Ladder:
-        return Ladder(self.params.rungs, self.state, self.loads, self.moves, self.hosted, self.migrations)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -108,21 +108,23 @@ class ClusterCore:
 
     @property
     def params(self) -> ClusterParams:
-        """Policies and their parameters; others may be put in their place between two events.
-
-        Raises ConfigError for another layout at the start, or for another number of host slots.
-        """
+        """Policies and their parameters."""
         return self.state.params
 
-    @params.setter
-    def params(self, params: ClusterParams) -> None:
-        before, self.state.params = self.state.params, params
+    def reconfigure(self, params: ClusterParams) -> None:
+        """Put other parameters in the place of the present ones, between two events: all of them, or none.
+
+        Raises ConfigError, and changes nothing, for another layout at the start, other host pools or another profile
+        (memory and fits have been made from these), for a name that no rung has, and where a rung that is to go still
+        has requests on their way or in host pools.
+        """
+        if (why := _why_fixed(self.state.params, params)) is not None:
+            raise ConfigError(f"{why} cannot be changed later")
+        self.ladder.change(params.rungs)
+        self.state.params = params
         self.loads.forget_predictions()
-        if (before.static_pipeline, before.swap.num_host_slots) != (params.static_pipeline, params.swap.num_host_slots):
-            self.state.params = before
-            raise ConfigError("the layout at the start and the size of host pools cannot be changed later")
-        if before.rungs != params.rungs:
-            self.ladder = self._make_ladder()
+        for group in self.groups.values():
+            group.touch()
 
     @property
     def merges(self) -> list[Merging]:
@@ -387,6 +389,15 @@ class ClusterCore:
         self.migrations.check()
         self.ladder.check()
         assert all(m.phase is not MergePhase.SETTLED for m in self.merges)
+
+
+def _why_fixed(before: ClusterParams, after: ClusterParams) -> str | None:
+    """What differs and cannot; None: nothing."""
+    if before.static_pipeline != after.static_pipeline:
+        return "the layout at the start"
+    if before.swap.num_host_slots != after.swap.num_host_slots:
+        return "the size of host pools"
+    return "the profile" if before.profile != after.profile else None
 
 
 def initial_groups(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jettison.cost.hardware import HardwareProfile
-from jettison.policy.exchange import ExchangeMode
+from jettison.memory.kvmoves import ExchangeMode
 from jettison.policy.links import MachineId
 from jettison.policy.merge import MergeStrategy
 from jettison.policy.migration import MigrationParams

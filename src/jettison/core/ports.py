@@ -27,7 +27,7 @@ from jettison.types import (
 
 if TYPE_CHECKING:
     from jettison.core.requests import RemotePart, RequestState
-    from jettison.policy.merge import StagePlan
+    from jettison.memory.stages import StagePlan
 
 
 # --- events: what happened -------------------------------------------------------------------------------------

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import ceil
-from types import MappingProxyType
 from typing import NamedTuple
 
+from jettison.core.residence import NOWHERE, Residences
 from jettison.types import (
     FinishReason,
     GroupId,
@@ -89,20 +89,16 @@ class Suspicion:
         return True
 
 
-NOWHERE: Mapping[WorkerId, LayerRange] = MappingProxyType({})
-"""``RequestState.kv_at`` of a request without KV. Requests of a group share one such table, so nobody changes any."""
-
-
 class RequestState:
     """Progress of one request.
 
     Invariant: ``num_computed <= num_computed + num_pending <= num_tokens``. KV of tokens before ``num_computed`` is
-    valid at every worker in ``kv_at``, for the layers named there; except that what ``remote`` names is at its source.
+    valid where it runs (``core.residence``), for the layers named there; but what ``remote`` names is at its source.
     """
 
     __slots__ = (
         "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
-        "group_id", "kv_at", "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns",
+        "group_id", "residences", "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns",
         "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "moves", "paused", "remote",
         "recompute", "tenant", "is_offline", "turn", "_suspicion",
     )
@@ -120,7 +116,8 @@ class RequestState:
         """Tokens in unfinished steps."""
         self.phase = Phase.WAITING
         self.group_id: GroupId = -1
-        self.kv_at: Mapping[WorkerId, LayerRange] = NOWHERE
+        self.residences: Residences = NOWHERE
+        """Where its KV is."""
         self.num_cached = 0
         """Prompt tokens taken from the prefix cache at the first admission."""
         self.num_sealed = 0
@@ -251,5 +248,5 @@ class RequestState:
     def __repr__(self) -> str:
         return (
             f"<{self.request_id} {self.phase} {self.num_computed}+{self.num_pending}/{self.num_tokens}"
-            f" kv_at={self.kv_at}>"
+            f" at {self.residences}>"
         )

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from jettison.core import residence
+from jettison.core.advice import Advice
 from jettison.core.changes import Changes
 from jettison.core.params import ClusterParams
 from jettison.core.pending import Book, Owner, Purpose, TransferWaiter
@@ -18,10 +20,12 @@ from jettison.core.serving.waiting import Turns
 from jettison.cost.linkrate import LinkRate
 from jettison.cost.online import OnlineChunkCost
 from jettison.memory.blocks import BlockLedger
+from jettison.memory.hostpool import HostPool
+from jettison.memory.kvmoves import Place
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
-from jettison.policy.exchange import ExchangeCosts, LinkId
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
+from jettison.policy.exchange import LinkId
 from jettison.types import (
     FinishReason,
     GroupId,
@@ -44,6 +48,8 @@ class WorkerState:
     full_blocks: int
     """Capacity with every layer resident."""
     layout: LayoutSpec
+    pool: HostPool
+    """Slots of its host pool."""
     unfilled: set[ShardId] = field(default_factory=set)
     """Shards of the layout that are mapped but do not hold their bytes (yet)."""
     num_relayouts_open: int = 0
@@ -138,8 +144,8 @@ class ClusterState:
     """Accepted requests without a group: no worker can take them now."""
     chunk_costs: dict[int, OnlineChunkCost] = field(default_factory=dict)
     """Fit of a microbatch's time by number of stages: the layers of one stage, and its last stage's sampling."""
-    exchange_costs: Callable[[GroupCore], ExchangeCosts] = lambda group: ExchangeCosts()
-    """What is known of prices for a merged group."""
+    advice: Advice = field(init=False)
+    """Decisions that mechanisms ask for; whoever makes the state sets it."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
     """Called before a group's books are read whose steps may not all have been told of yet
     (``core.serving.fastforward``)."""
@@ -380,6 +386,7 @@ class ClusterState:
             for request_id in worker.ledger.requests():
                 known = request_id in self.requests or request_id in worker.ghosts
                 assert known, f"blocks of {request_id} at worker {worker.worker_id} leaked"
+        self._check_residences()
         lost = {w.worker_id for w in self.workers.values() if not w.alive}
         assert not any(lost & set(g.worker_ids) for g in self.groups.values()), "a group with a dead member"
         self.book.check()
@@ -388,6 +395,28 @@ class ClusterState:
         for worker_id in self.workers:
             assert (worker_id in self.shared_workers) == (len(self.groups_of[worker_id]) > 1)
             assert self.groups_of[worker_id] == [g for g in self.groups.values() if worker_id in g.worker_ids]
+
+    def _check_residences(self) -> None:
+        """Each request's KV is where it is said to be, and nowhere else."""
+        size = self.limits.block_size
+        for state in self.requests.values():
+            request_id = state.request_id
+            if state.phase is Phase.WAITING:
+                assert not state.residences, f"{state} waits, and has KV"
+                continue
+
+            def held_tokens(place: Place, request_id: RequestId = request_id) -> int:
+                worker = self.workers[place.worker_id]
+                return size * (worker.pool if place.is_host else worker.ledger).num_blocks_of(request_id)
+
+            runs_in = self.groups[state.group_id].residence if state.phase is Phase.RUNNING else None
+            residence.check(state.residences, runs_in=runs_in, num_computed=state.num_computed, held_tokens=held_tokens)
+        for worker in self.workers.values():
+            place = Place(worker.worker_id)
+            for request_id in worker.ledger.requests():
+                holder = self.requests.get(request_id)
+                if holder is not None and not holder.moves:
+                    assert any(place in r.places for r in holder.residences), f"{holder} holds blocks at {place}"
 
     def is_idle(self) -> bool:
         """No requests, no moves."""

@@ -50,6 +50,10 @@ class HostPool:
         self._held[holder] = slots
         return slots
 
+    def num_blocks_of(self, holder: str) -> int:
+        """How many slots a name holds; 0 for an unknown one."""
+        return len(self._held.get(holder, ()))
+
     def slots(self, holder: str) -> tuple[int, ...]:
         """The slots under a name, in the order of the blocks they copy. Raises KeyError."""
         return self._held[holder]

@@ -9,30 +9,17 @@ remote attention the rows beside it, is counted with them: each has its own wait
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping
-from enum import StrEnum
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from jettison.types import LayerRange, WorkerId
+from jettison.memory.kvmoves import ExchangeMode
+from jettison.types import WorkerId
 
 LIVE_FROM_STEPS = 4.0
 """Transfers that take fewer steps than this are waited for: remote attention slows every row of the batch."""
 
-MAX_PARTS = 8
-"""Into how many layer ranges the KV of a live request is cut: each becomes local as it arrives."""
-
 LinkId = tuple[WorkerId, WorkerId]
 """Source and destination."""
-
-
-class ExchangeMode(StrEnum):
-    """What is done; ``AUTO`` only as a setting."""
-
-    AUTO = "auto"
-    TRANSFER = "transfer"
-    RECOMPUTE = "recompute"
-    LIVE = "live"
 
 
 class ExchangeCosts(NamedTuple):
@@ -111,32 +98,3 @@ def _sending_s(num_bytes: Mapping[LinkId, int], before: Mapping[LinkId, int], co
             return None
         longest = max(longest, (before.get(link, 0) + amount) / rate)
     return longest
-
-
-def split_layers(layers: LayerRange, max_parts: int = MAX_PARTS) -> tuple[LayerRange, ...]:
-    """At most ``max_parts`` contiguous ranges of almost equal length that make up ``layers``, in order."""
-    num_parts = min(max_parts, len(layers))
-    bounds = [layers.lo + len(layers) * i // num_parts for i in range(num_parts + 1)] if num_parts else []
-    return tuple(LayerRange(lo, hi) for lo, hi in itertools.pairwise(bounds))
-
-
-def by_layers(sets: Iterable[tuple[LayerRange, Iterable[int]]]) -> tuple[tuple[LayerRange, tuple[int, ...]], ...]:
-    """Blocks of overlapping layer ranges as disjoint ranges, ascending, with all blocks that any of them names.
-
-    Ranges are few and requests are many: each set is read once, not once a layer.
-    """
-    by_range: dict[LayerRange, set[int]] = {}
-    for layers, ids in sets:
-        by_range.setdefault(layers, set()).update(ids)
-    bounds = sorted({bound for layers in by_range for bound in layers})
-    merged: list[tuple[LayerRange, set[int]]] = []
-    for lo, hi in itertools.pairwise(bounds):
-        blocks = set().union(*(ids for layers, ids in by_range.items() if layers.lo <= lo and hi <= layers.hi))
-        if not blocks:
-            continue
-        last = merged[-1] if merged else None
-        if last is not None and last[0].hi == lo and last[1] == blocks:
-            merged[-1] = (LayerRange(last[0].lo, hi), blocks)
-        else:
-            merged.append((LayerRange(lo, hi), blocks))
-    return tuple((layers, tuple(sorted(blocks))) for layers, blocks in merged)

@@ -17,22 +17,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from jettison.memory.stages import Pull, StagePlan
 from jettison.policy.links import Links, MachineId
-from jettison.policy.ranges import (
-    Member,
-    PlanningWork,
-    Pull,
-    RangePlan,
-    StagePlan,
-    has_stages,
-    plan_stages,
-    stage_bytes,
-)
+from jettison.policy.ranges import Member, PlanningWork, RangePlan, has_stages, plan_stages
 from jettison.types import GroupId, LayerRange, ModelShape, WorkerId
 
 __all__ = [
-    "DropPlan", "GroupMerge", "MergeCandidate", "MergeStrategy", "PlannerParams", "StagePlan",
-    "plan_drop", "plan_ranges", "pull_seconds", "stage_bytes", "throughput_cost",
+    "DropPlan", "GroupMerge", "MergeCandidate", "MergeStrategy", "PlannerParams", "plan_drop", "plan_ranges",
+    "pull_seconds", "throughput_cost",
 ]
 
 MergeStrategy = Literal["throughput", "memory"]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jettison.policy.merge import MergeCandidate, StagePlan, plan_ranges
+from jettison.memory.stages import StagePlan
+from jettison.policy.merge import MergeCandidate, plan_ranges
 from jettison.types import ModelShape, WorkerId
 
 STATIC_STAGES = 2

@@ -11,26 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, ShardId, WorkerId, layer_shard
+from jettison.memory.stages import Pull, StagePlan
+from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ModelShape, WorkerId, layer_shard
 
 LinkDistance = Callable[[WorkerId, WorkerId], float]
 """How far two workers are from each other, in any unit: 0 in one machine, more across switches."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagePlan:
-    """One member's part of a merged group."""
-
-    worker_id: WorkerId
-    layers: LayerRange
-
-
-class Pull(NamedTuple):
-    """A shard that a member needs for its stage and does not hold."""
-
-    shard: ShardId
-    src: WorkerId
-    dst: WorkerId
 
 
 class Member(NamedTuple):
@@ -100,11 +85,6 @@ def has_stages(members: Sequence[Member], shape: ModelShape, work: PlanningWork 
         return False
     parts, wholes = _ordered(members, shape)
     return _has_split([m.resident for m in parts], len(wholes), shape.num_layers, work or PlanningWork())
-
-
-def stage_bytes(layers: LayerRange, shape: ModelShape) -> int:
-    """Parameter bytes that a stage of ``layers`` holds."""
-    return sum(shape.shard_bytes[shard] for shard in shape.shards_for(layers))
 
 
 def _plan_pulls(

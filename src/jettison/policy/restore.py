@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from jettison.memory.stages import SplitPlan, StagePlan
 from jettison.policy.computeload import pipeline_loss
-from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange, RequestId
 
 BETTER = 1.05
@@ -117,13 +117,6 @@ def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
     assert load.merged_compute_load is not None and load.separate_compute_load is not None
     lost_s = load.behind_s * pipeline_loss(load.merged_compute_load, load.separate_compute_load)
     return load.behind_s >= params.yield_after_s and lost_s >= load.mean_stay_s
-
-
-@dataclass(frozen=True, slots=True)
-class SplitPlan:
-    """The groups that a merged group becomes, each with a full copy of the layers."""
-
-    parts: tuple[tuple[StagePlan, ...], ...]
 
 
 def plan_splits(stages: Sequence[StagePlan], num_layers: int) -> tuple[SplitPlan, ...]:

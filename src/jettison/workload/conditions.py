@@ -15,8 +15,8 @@ from jettison.cost.deployment import Deployment, deployment_from_document
 from jettison.errors import ConfigError
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.pagemap import PageSizes, first_capacity_blocks
+from jettison.memory.stages import StagePlan
 from jettison.policy.pipeline import plan_static_groups
-from jettison.policy.ranges import StagePlan
 from jettison.report.fairness import merged_capacity_factor
 from jettison.report.results import RunResult
 from jettison.types import ModelShape

@@ -29,7 +29,7 @@ from jettison.live.engine.encoder import (
 from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.wire.channel import MAX_MESSAGE_BYTES
 from jettison.memory.blocks import BlockLedger
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams
 
 TOKENS = st.lists(st.integers(0, 40), max_size=60)

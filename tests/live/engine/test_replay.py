@@ -95,7 +95,7 @@ def test_a_live_recording_replays_through_a_fresh_core(policy: str, model_dir: P
         recording, capacity, cluster_params = live.recording, live.capacity, live.core.params
         live_counters, live_totals = live.core.state.counters, totals(live.core)
         core = live.assembly.build_core(capacity, SECRET)
-        core.params = cluster_params
+        core.reconfigure(cluster_params)
     assert (live_counters.num_drops > 0) == (policy == "drop")
     assert (live_totals["swapped_out_blocks"] > 0) == (policy == "swap")
     assert live_totals["num_preemptions"] > 0 or policy != "recompute"

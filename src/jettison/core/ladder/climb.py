@@ -17,6 +17,7 @@ from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
+from jettison.errors import ConfigError
 from jettison.types import GroupId, WorkerId
 
 
@@ -30,6 +31,22 @@ class Ladder:
         """Raises ConfigError for a name that no rung has."""
         self._means = Means(state, loads, moves, hosted, migrations, self.ask_way, self._tell_unmet)
         self.rungs: tuple[Rung, ...] = tuple(r(self._means) for r in in_order(rung_named(n) for n in names))
+
+    def change(self, names: Iterable[str]) -> None:
+        """Other rungs; those that stay keep what they know.
+
+        Raises ConfigError, and changes nothing, for a name that no rung has, and for a rung that would leave something
+        under way that no rung goes on with.
+        """
+        kinds = [*in_order(rung_named(n) for n in names)]
+        present = {type(rung): rung for rung in self.rungs}
+        going = [rung for kind, rung in present.items() if kind not in kinds]
+        for rung in going:
+            if rung.worker_ids:
+                raise ConfigError(f"{rung.name} cannot go while it uses workers {sorted(set(rung.worker_ids))}")
+        for rung in going:
+            rung.go()
+        self.rungs = tuple(present.get(kind) or kind(self._means) for kind in kinds)
 
     # --- climbing ---------------------------------------------------------------------------------------------
 

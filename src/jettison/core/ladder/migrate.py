@@ -1,6 +1,6 @@
 """Migrate: every so often the fullest instances give a running request to the emptiest (Llumnix).
 
-Decisions are ``policy.migration``'s, one move is ``core.moving.migrating``'s; here is only when to look, and between
+Decisions are ``policy.migration``'s, one move is ``core.moving.relocate``'s; here is only when to look, and between
 which.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
-from jettison.core.moving.migrating import Migration
+from jettison.core.moving.relocate import Relocation
 from jettison.core.ports import Action
 from jettison.core.serving.group import GroupCore
 from jettison.policy.migration import (
@@ -104,7 +104,7 @@ class MigrateRung(Rung):
         """Requests stay where they are."""
         return self.means.migrations.give_way(worker_ids)
 
-    def _note_lost(self, ended: Sequence[Migration], now_ns: int) -> None:
+    def _note_lost(self, ended: Sequence[Relocation], now_ns: int) -> None:
         """What failed is not tried again at once, nor the way back."""
         until_ns = now_ns + round(self.means.state.params.migration.retry_s * NANOSECONDS)
         for migration in ended:

@@ -9,6 +9,7 @@ import math
 
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.dropplans import DropPlanner
+from jettison.core.ladder.splits import choose_split
 from jettison.core.load.views import Loads
 from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action
@@ -22,6 +23,7 @@ class Orders:
 
     def __init__(self, state: ClusterState, loads: Loads, moves: Moves) -> None:
         self._state = state
+        self._loads = loads
         self._moves = moves
         self._planner = DropPlanner(state, loads)
 
@@ -48,5 +50,6 @@ class Orders:
         for group in list(self._state.groups.values()):
             if len(group.stages) > 1 and not self._moves.is_moving(group):
                 actions += ladder.ask_way(None, group.worker_ids, _WHY, now_ns)
-                actions += self._moves.restore(group, now_ns, _WHY)
+                split = choose_split(self._state, group, self._loads.traffic.mean_output_tokens)
+                actions += self._moves.restore(group, split, now_ns, _WHY)
         return actions

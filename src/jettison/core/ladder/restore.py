@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.ladder.splits import choose_split
 from jettison.core.moving.restoring import Restoring, fits, room_blocks, will_hold
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import GroupCore
@@ -66,8 +67,9 @@ class RestoreRung(Rung):
         match offer:
             case RestoreOffer():
                 actions = self.means.ask_way(self, group.worker_ids, offer.why, now_ns)
+                split = choose_split(self._state, group, self._usual_output, offer.max_overflow_blocks)
                 return actions + self._moves.restore(
-                    group, now_ns, offer.why, max_overflow_blocks=offer.max_overflow_blocks
+                    group, split, now_ns, offer.why, max_overflow_blocks=offer.max_overflow_blocks
                 )
             case YieldOffer():
                 record = self._yield(group, offer.load, now_ns)
@@ -84,6 +86,11 @@ class RestoreRung(Rung):
         """The pipeline is needed after all."""
         restores = [r for r in self._moves.restores if any(w in worker_ids for w in r.worker_ids)]
         return [action for restore in restores for action in self._moves.turn_round(restore, now_ns, why)]
+
+    def go(self) -> None:
+        """Groups admit again what they have room for."""
+        for group in self._state.pipelines.values():
+            group.admission_cap_blocks = None
 
     @property
     def _usual_output(self) -> float:

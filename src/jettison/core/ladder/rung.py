@@ -108,6 +108,9 @@ class Rung:
         """Send what should follow the steps just issued in a worker's stream."""
         return []
 
+    def go(self) -> None:
+        """It is a rung no more: undo what it has set on groups."""
+
     # --- what the loop asks -----------------------------------------------------------------------------------
 
     @property

@@ -2,7 +2,7 @@
 
 Owns the transfers of one merge and the pages under KV that a member no longer runs. Nothing here changes queues of
 other groups or drops parameters: that is ``core.moving.merging``, which drives it. What happens to each stalled request
-(transfer, recompute, live) is decided in ``policy.exchange``.
+(transfer, recompute, live) is asked of ``core.advice``.
 
     plan(states)    before the drop: which requests will have to move, so that their KV is kept (``spec``)
     begin(group)    the merged group exists; its requests are resumed, stalled or recomputed
@@ -24,27 +24,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from jettison.core.advice import Stalled
 from jettison.core.moving.arriving import Arriving, ArrivingSet
 from jettison.core.moving.landed import Landed, LandedBlocks
 from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
-from jettison.core.pending import KV_PURPOSES, Owner, PendingTransfer, Purpose
+from jettison.core.pending import Link, Owner, PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
 from jettison.core.requests import Phase, RemotePart, RequestState
+from jettison.core.residence import changed, in_arenas
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
+from jettison.memory.kvmoves import ExchangeMode, KVMovePlan, by_layers, plan_kv_moves, split_layers
 from jettison.memory.layout import LayoutSpec, RetainedKV
-from jettison.policy.exchange import (
-    ExchangeMode,
-    ExchangeQueue,
-    LinkId,
-    StalledRequest,
-    by_layers,
-    choose_exchange,
-    split_layers,
-)
-from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
-from jettison.policy.merge import StagePlan
-from jettison.policy.order import in_service_order
+from jettison.memory.stages import StagePlan
 from jettison.types import NANOSECONDS, LayerRange, TransferId, WorkerId
 
 COUNTS_PER_EXCHANGE = 16
@@ -69,7 +61,7 @@ class Exchange:
         self._landing: list[tuple[RequestState, tuple[KVMovePlan, ...]]] = []
         """Stalled requests whose transfers have not started, in service order."""
         self._moves: dict[TransferId, SendKV] = {}
-        self._links: set[LinkId] = set()
+        self._links: set[Link] = set()
         """On which something has been sent."""
         self._landed = LandedBlocks(cluster)
         """Shared prefixes move once."""
@@ -107,7 +99,7 @@ class Exchange:
     def plan(self, states: Iterable[RequestState]) -> None:
         """Note which requests have KV that must survive the drop until it has been sent."""
         stalled = [
-            (state, plan_kv_moves(state.kv_at, self._stage_order))
+            (state, plan_kv_moves(in_arenas(state.residences).places, self._stage_order))
             for state in states
             if state.ending is None and state.num_computed > 0
         ]
@@ -161,7 +153,7 @@ class Exchange:
         self._started_ns = now_ns
         self._landing = []
         self._num_foreign = None
-        for state in in_service_order(states, self._cluster.limits.scheduling_policy):
+        for state in group.in_order(states):
             if state.phase is Phase.WAITING:
                 group.enqueue(state)
                 continue
@@ -170,11 +162,13 @@ class Exchange:
                 self._cluster.counters.hosted_carried += 1
                 continue
             state.paused = False
-            moves = plan_kv_moves(state.kv_at, self._stage_order)
+            old = in_arenas(state.residences)
+            moves = plan_kv_moves(old.places, self._stage_order)
             if not moves and state.ending is None:
                 group.resume(state)
                 continue
             state.phase = Phase.MOVING
+            state.residences = changed(state.residences, old, old.at(state.num_computed))
             state.group_id = group.group_id
             group.moving[state.request_id] = state
             if state.ending is not None:
@@ -189,8 +183,9 @@ class Exchange:
         assert self.group is not None
         actions = self._start_transfers(now_ns)
         while self._landing and not self._may_get_room(now_ns):
-            # Nothing is under way that could make room: recompute the youngest.
-            state, _ = self._landing.pop()
+            # Nothing is under way that could make room: one is recomputed.
+            state = self._cluster.advice.give_up([s for s, _ in self._landing])
+            self._landing = [entry for entry in self._landing if entry[0] is not state]
             self.num_by_choice[ExchangeMode.RECOMPUTE] += 1
             self._recompute(state)
             actions += self._start_transfers(now_ns)
@@ -238,7 +233,7 @@ class Exchange:
         """Book what a move has carried."""
         self.num_moved_bytes += event.num_bytes
         self._cluster.counters.exchanged_bytes += event.num_bytes
-        self._cluster.link_rate((move.src, move.dst)).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
+        self._cluster.link_rate(Link(move.src, move.dst)).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
         self._num_ended += 1
         if self._num_ended * COUNTS_PER_EXCHANGE > len(self._moves):
             self._num_foreign = None
@@ -269,7 +264,7 @@ class Exchange:
         begun: list[Arriving] = []
         given_up: list[RequestState] = []
         for state, moves in self._landing:
-            choice = self._choose(state, moves, given_up, now_ns)
+            choice = self._choose(self.group, state, moves, given_up, now_ns)
             if choice is ExchangeMode.RECOMPUTE:
                 given_up.append(state)
                 self.num_by_choice[choice] += 1
@@ -292,34 +287,14 @@ class Exchange:
         return actions + self._give_back_foreign(bool(self._landing or self.group.has_waiting), now_ns)
 
     def _choose(
-        self, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState], now_ns: int
+        self, group: GroupCore, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState],
+        now_ns: int,
     ) -> ExchangeMode | None:
         """What to do with a stalled request, given all that goes before it."""
-        group, cluster = self.group, self._cluster
-        assert group is not None
-        size = cluster.limits.block_size
-        num_full, num_blocks = state.num_computed // size, group.blocks_for(state.num_computed)
-        layer_bytes = cluster.shape.block_bytes_per_layer(size)
-        load: dict[LinkId, int] = {}
-        remote: dict[WorkerId, int] = {}
-        for move in moves:
-            link = (move.src, move.dst)
-            load[link] = load.get(link, 0) + len(move.layers) * num_blocks * layer_bytes
-            remote[move.dst] = remote.get(move.dst, 0) + len(move.layers)
-        request = StalledRequest(
-            state.num_computed, load, {k: v * (num_blocks - num_full) // num_blocks for k, v in load.items()},
-            max(remote.values()), num_full > 0,
-        )
-        ahead = group.waiting.ahead_of(state)
-        before = sum(s.num_tokens for s in ahead)
         waited_s = (now_ns - self._started_ns) / NANOSECONDS
-        behind = len(group.waiting) - len(ahead)
-        num_others = len(group.running) + len(group.moving) + behind - 1
-        queued = {link: cluster.book.bytes_between(*link, *KV_PURPOSES) for link in self._links | load.keys()}
-        queue = ExchangeQueue(
-            queued, before + sum(s.num_computed for s in given_up), waited_s, max(0, num_others)
-        )
-        return choose_exchange(request, queue, cluster.exchange_costs(group), cluster.params.exchange)
+        num_given_up = sum(s.num_computed for s in given_up)
+        stalled = Stalled(state, moves, num_given_up, waited_s, self._links)
+        return self._cluster.advice.run_again(group, stalled)
 
     def _start(
         self, state: RequestState, moves: tuple[KVMovePlan, ...], live: bool,
@@ -329,6 +304,8 @@ class Exchange:
         prefixes = self._reserve(state, moves)
         if prefixes is None:
             return None
+        assert self.group is not None
+        state.residences = changed(state.residences, None, self.group.residence.at(0))
         num_full, num_sent = self._num_full(state), -(-state.num_computed // self._cluster.limits.block_size)
         entry = Arriving(state)
         for move in moves:
@@ -383,7 +360,7 @@ class Exchange:
             purpose=Purpose.EXCHANGE, urgent=urgent,
         )
         self._moves[action.transfer_id] = action
-        self._links.add((move.src, move.dst))
+        self._links.add(Link(move.src, move.dst))
         return action
 
     def _shared_prefix(self, state: RequestState, moves: tuple[KVMovePlan, ...], dst: WorkerId) -> list[Landed]:

@@ -1,5 +1,7 @@
 """KV of requests in host pools: copied out of the arenas, kept, and brought back to wherever the request's group runs.
 
+What is where is said by the request's residences; here is what is done about it.
+
     OUT      not scheduled; its blocks, which stay its own, are copied to the host pools of its stages, piece by piece
     STORED   only host pools have its KV; it holds no device blocks, and goes along with its group when that changes
     IN       has blocks in every stage of its present group; pieces travel from the host pools into them, over a link
@@ -22,18 +24,18 @@ What goes and what returns is decided elsewhere (``core.ladder.swap``); which sl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, SendKV, TransferEnded
-from jettison.core.requests import NOWHERE, Phase, RequestState
+from jettison.core.requests import Phase, RequestState
+from jettison.core.residence import NOWHERE, Residence, changed, hosted_only, in_arenas, pools_of
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
-from jettison.memory.hostpool import HostPool
-from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
-from jettison.types import NANOSECONDS, GroupId, LayerRange, RequestId, TransferId, WorkerId
+from jettison.memory.kvmoves import KVMovePlan, plan_kv_moves
+from jettison.types import NANOSECONDS, GroupId, RequestId, TransferId, WorkerId
 
 _SMOOTHING = 0.2
 """Weight of the newest measurement in the mean time of a copy."""
@@ -59,12 +61,14 @@ class HostedKV:
     """In the order in which they left."""
     num_blocks: int
     """Blocks with content: so many slots in each pool."""
-    places: Mapping[WorkerId, LayerRange]
-    """Which pool has which layers."""
+    pools: Residence
+    """Of the request: which pool has which layers, and how much of them."""
     phase: HostedPhase = HostedPhase.OUT
     num_sent: int = 0
     """Leading blocks whose piece has been issued, in this direction."""
     failed: bool = False
+    is_lost: bool = False
+    """A worker that has some of it in its pool is dead."""
     parts: tuple[KVMovePlan, ...] = ()
     """IN: from which pool to which stage."""
 
@@ -81,10 +85,9 @@ class _Allowance:
 class Hosted:
     """All KV in host pools of a cluster."""
 
-    def __init__(self, cluster: ClusterState, num_slots: int) -> None:
-        """``num_slots``: blocks of every layer that each worker's pool holds."""
+    def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
-        self.pools = {w: HostPool(num_slots) for w in cluster.workers}
+        self.pools = {w: worker.pool for w, worker in cluster.workers.items()}
         self._entries: dict[RequestId, HostedKV] = {}
         self._travelling: dict[RequestId, HostedKV] = {}
         """Of those, OUT and IN."""
@@ -137,14 +140,14 @@ class Hosted:
     def store(self, state: RequestState) -> None:
         """A running request leaves its group's arenas. The caller has seen free slots for all of its blocks."""
         group = self._cluster.groups[state.group_id]
-        places = {s.worker_id: s.layers for s in group.stages}
-        entry = HostedKV(state, self._num_stored, group.blocks_for(state.num_computed), places)
+        entry = HostedKV(state, self._num_stored, group.blocks_for(state.num_computed), pools_of(group.stages))
         self._num_stored += 1
         self._entries[state.request_id] = self._travelling[state.request_id] = entry
-        for worker_id in entry.places:
+        for worker_id in entry.pools.worker_ids:
             self.pools[worker_id].hold(state.request_id, entry.num_blocks)
         group.take_out(state)
         state.phase = Phase.MOVING
+        state.residences = (group.residence.at(state.num_computed), entry.pools)
         group.moving[state.request_id] = state
         group.counters.num_preemptions += 1
         state.num_preemptions += 1
@@ -154,13 +157,14 @@ class Hosted:
         entry, group = self._entries[state.request_id], self._cluster.groups[state.group_id]
         assert entry.phase is HostedPhase.STORED, entry
         entry.phase, entry.num_sent = HostedPhase.IN, 0
-        entry.parts = plan_kv_moves(entry.places, group.stages, from_host=True)
+        entry.parts = plan_kv_moves(entry.pools.places, group.stages)
         self._travelling[state.request_id] = entry
         group.take_out(state)
         state.phase = Phase.MOVING
         group.moving[state.request_id] = state
         for ledger in group.ledgers:
             ledger.allocate(state.request_id, self.blocks_to_return(entry))
+        state.residences = (entry.pools, group.residence.at(0))
 
     def send(self, budget_blocks: Callable[[GroupCore], int]) -> list[Action]:
         """Issue pieces behind the steps just issued, within each group's allowance for a step (rule 1)."""
@@ -193,7 +197,7 @@ class Hosted:
         entry.num_sent += num_blocks
         actions: list[Action] = []
         if entry.phase is HostedPhase.OUT:
-            for worker_id, layers in entry.places.items():
+            for (worker_id, _), layers in entry.pools.places.items():
                 blocks = workers[worker_id].ledger.table(state.request_id).ids[piece]
                 slots = self.pools[worker_id].slots(state.request_id)[piece]
                 actions.append(self._cluster.send_kv(
@@ -224,6 +228,8 @@ class Hosted:
             self.block_copy_s = smoothed(self.block_copy_s, took_s, _SMOOTHING)
         if state.moves:
             return []
+        if not entry.failed:
+            self._note_arrived(entry)
         if entry.phase is HostedPhase.LEAVING or state.ending is not None:
             self._forget(entry)
             self._cluster.reap(state)
@@ -239,6 +245,17 @@ class Hosted:
     def go_on(self, now_ns: int) -> list[Action]:
         """What a piece's end makes possible begins before the next step."""
         return []
+
+    def _note_arrived(self, entry: HostedKV) -> None:
+        """All that has been sent is there, in the direction that the request goes."""
+        state = entry.state
+        arrived = min(entry.num_sent * self._cluster.limits.block_size, state.num_computed)
+        if entry.phase is HostedPhase.OUT:
+            before, entry.pools = entry.pools, entry.pools.at(arrived)
+            state.residences = changed(state.residences, before, entry.pools)
+        elif entry.phase is HostedPhase.IN:
+            before = in_arenas(state.residences)
+            state.residences = changed(state.residences, before, before.at(arrived))
 
     def _copied(self, entry: HostedKV) -> None:
         """Every piece of one direction has arrived."""
@@ -259,7 +276,7 @@ class Hosted:
         state, group = entry.state, self._group(entry)
         self._travelling.pop(state.request_id, None)
         entry.phase, entry.num_sent = HostedPhase.STORED, 0
-        state.kv_at = NOWHERE
+        state.residences = hosted_only(state.residences)
         group.keep_stored(state)
 
     def _turned(self, entry: HostedKV) -> None:
@@ -270,14 +287,17 @@ class Hosted:
                 worker.ledger.release(state.request_id)
         # What came of those pieces does not matter: the slots have all of it.
         entry.phase, entry.failed = HostedPhase.STORED, False
+        if entry.is_lost:
+            self._give_up(entry)
 
     def _forget(self, entry: HostedKV) -> None:
-        request_id = entry.state.request_id
+        state, request_id = entry.state, entry.state.request_id
         del self._entries[request_id]
         self._travelling.pop(request_id, None)
-        for worker_id in entry.places:
+        for worker_id in entry.pools.worker_ids:
             self.pools[worker_id].release(request_id)
-        self._cluster.touch(entry.state)
+        state.residences = changed(state.residences, entry.pools, None) or NOWHERE
+        self._cluster.touch(state)
 
     # --- what others do ---------------------------------------------------------------------------------------
 
@@ -307,7 +327,7 @@ class Hosted:
                 self._forget(entry)
             return
         entry.phase = HostedPhase.TURNING
-        state.kv_at = NOWHERE
+        state.residences = hosted_only(state.residences)
         group.keep_stored(state)
         if not state.moves:
             self._turned(entry)
@@ -324,16 +344,31 @@ class Hosted:
             self._forget(entry)
         return pieces
 
+    def lose_pool(self, worker_id: WorkerId) -> None:
+        """A worker is dead, and its pool with it: requests of other groups that have KV there are computed again."""
+        for entry in [e for e in self._entries.values() if worker_id in e.pools.worker_ids]:
+            if entry.phase is HostedPhase.LEAVING or entry.state.ending is not None:
+                continue
+            entry.failed = entry.is_lost = True
+            if not entry.state.moves:  # else when those have ended
+                self._give_up(entry)
+
+    def _give_up(self, entry: HostedKV) -> None:
+        self._cluster.counters.hosted_given_up += 1
+        self._forget(entry)
+        self._group(entry).preempt(entry.state)
+
     # --- checks -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """The pools' books, and that exactly the requests with KV in host pools hold slots. Raises AssertionError."""
         for worker_id, pool in self.pools.items():
             pool.check()
-            here = {r for r, e in self._entries.items() if worker_id in e.places}
+            here = {r for r, e in self._entries.items() if worker_id in e.pools.worker_ids}
             assert set(pool.holders()) == here, f"host slots of worker {worker_id}: {pool.holders()}, entries {here}"
         for request_id, entry in self._entries.items():
             state = entry.state
+            assert entry.pools in state.residences, f"{state} is not known to be in host pools"
             if entry.phase is HostedPhase.LEAVING:
                 assert state.moves, f"{state} leaves no slots behind"
                 continue

@@ -10,7 +10,7 @@
     SETTLED   every request is in place, the KV of foreign layers is freed
     GIVE_BACK a shard could not be had: members unmap what they mapped for it, and the merge has FAILED
     REVERTING a member could not remap: the others map everything again (tried again until it works)
-    REFILLING ... and fetch what was overwritten meanwhile (``core.moving.fetching``; what could not be had is asked
+    REFILLING ... and fetch what was overwritten meanwhile (``core.moving.gather``; what could not be had is asked
               for anew)
     FAILED    ... and the old groups serve on as if nothing had happened
 
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from jettison.core.moving.exchanging import Exchange
-from jettison.core.moving.fetching import Fetching
+from jettison.core.moving.gather import Gather
 from jettison.core.moving.pulling import Pulling
 from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.ports import Action, Record
@@ -31,7 +31,7 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.ranges import Pull, StagePlan
+from jettison.memory.stages import Pull, StagePlan
 from jettison.types import WorkerId
 
 
@@ -70,7 +70,7 @@ class Merging:
         self._relayouts: list[Relayout] = []
         self._before: dict[WorkerId, LayoutSpec] = {}
         self._exchange = Exchange(cluster, self, stages)
-        self._refilling = Fetching(cluster, self, self.worker_ids)
+        self._refilling = Gather(cluster, self, self.worker_ids)
         """The present attempt at REFILLING, or none yet."""
         self._retry_ns = 0
         for group in sources:
@@ -252,7 +252,7 @@ class Merging:
             return self._reverted(now_ns)
         if now_ns < self._retry_ns:
             return []
-        self._refilling = Fetching(self._cluster, self, self.worker_ids)
+        self._refilling = Gather(self._cluster, self, self.worker_ids)
         return [action for w in lacking for action in self._refilling.fetch_all(w)]
 
     def _reverted(self, now_ns: int) -> list[Action]:

@@ -1,19 +1,23 @@
-"""The migrations under way: begun, advanced, called off when layouts are to change or a worker dies.
+"""Migrations: running requests on their way between groups that share no worker (``core.moving.relocate``).
 
-Which request goes where is decided elsewhere (``core.ladder.migrate``); one migration is ``core.moving.migrating``.
+Each is begun where the destination has room for all of the request at once, and called off when layouts are to change
+or a worker dies. Which request goes where is decided elsewhere (``core.ladder.migrate``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from jettison.core.moving.migrating import Migration
-from jettison.core.pending import PendingTransfer
-from jettison.core.ports import Action, CancelTransfer, TransferEnded
+from jettison.core.moving.relocate import Relocation, RelocationPhase
+from jettison.core.pending import PendingTransfer, Purpose
+from jettison.core.ports import Action, CancelTransfer, Record, TransferEnded
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
 from jettison.types import RequestId, TransferId, WorkerId
+
+MAX_ROUNDS = 8
+"""Rounds with decoding before a migration is given up: the request grows as fast as it is copied."""
 
 
 class Migrations:
@@ -21,8 +25,8 @@ class Migrations:
 
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
-        self.under_way: list[Migration] = []
-        self._ended: list[Migration] = []
+        self.under_way: list[Relocation] = []
+        self._ended: list[Relocation] = []
         """Over, and not taken yet."""
         self._left: dict[TransferId, tuple[WorkerId, RequestId]] = {}
         """Transfers of migrations that gave way -> the destination's table that they still write to, under a name of
@@ -42,17 +46,39 @@ class Migrations:
     # --- progress ---------------------------------------------------------------------------------------------
 
     def start(self, state: RequestState, source: GroupCore, destination: GroupCore, now_ns: int) -> list[Action]:
-        """Begin to move a request."""
-        migration = Migration(self._cluster, state, source, destination, self._note_over)
+        """Begin to move a running request; nothing where the destination has no room for it."""
+        assert not set(source.worker_ids) & set(destination.worker_ids), "groups that share a worker"
+        needed = source.blocks_for(state.num_tokens)
+        if needed + destination.watermark_blocks() > destination.num_free_blocks:
+            return []
+        migration = Relocation(
+            self._cluster, state, source, destination, Purpose.MIGRATION, now_ns, self._over, max_rounds=MAX_ROUNDS
+        )
         self.under_way.append(migration)
-        actions = migration.start(now_ns)
-        if migration.is_over:  # there was no room for it
-            self._ended.remove(migration)
-        return actions
+        migration.reserve(needed)
+        return migration.advance(now_ns)
 
-    def _note_over(self, migration: Migration) -> None:
+    def _over(self, migration: Relocation) -> list[Action]:
         self.under_way.remove(migration)
         self._ended.append(migration)
+        counters = self._cluster.counters
+        if migration.phase is RelocationPhase.FAILED:
+            counters.num_failed_migrations += 1
+            return []
+        counters.num_migrations += 1
+        counters.migrated_bytes += migration.num_bytes
+        assert migration.ended_ns is not None and migration.stopped_ns is not None
+        done = {
+            "request": migration.state.request_id,
+            "source": migration.source.group_id,
+            "destination": migration.destination.group_id,
+            "blocks": migration.num_sent_blocks,
+            "rounds": migration.num_rounds,
+            "bytes": migration.num_bytes,
+            "stop_ms": (migration.ended_ns - migration.stopped_ns) / 1e6,
+            "ms": (migration.ended_ns - migration.started_ns) / 1e6,
+        }
+        return [Record("migrated", migration.ended_ns, done)]
 
     def advance(self, now_ns: int) -> list[Action]:
         """Let those whose groups were touched go on."""
@@ -65,7 +91,7 @@ class Migrations:
                 actions += migration.advance(now_ns)
         return actions
 
-    def take_ended(self) -> list[Migration]:
+    def take_ended(self) -> list[Relocation]:
         """Those that are over since this was asked last."""
         ended, self._ended = self._ended, []
         return ended
@@ -89,7 +115,7 @@ class Migrations:
             actions += self._leave(migration)
         return actions
 
-    def _leave(self, migration: Migration) -> list[Action]:
+    def _leave(self, migration: Relocation) -> list[Action]:
         book, state = self._cluster.book, migration.state
         transfers = book.transfers_of(migration)
         migration.let_go()

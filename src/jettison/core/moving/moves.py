@@ -16,14 +16,12 @@ from jettison.core.load.firstserved import FirstServed
 from jettison.core.load.views import Loads
 from jettison.core.moving.merging import MergePhase, Merging
 from jettison.core.moving.recovering import Recoveries
-from jettison.core.moving.restoring import RestorePhase, Restoring, fits, will_hold
+from jettison.core.moving.restoring import RestorePhase, Restoring
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
-from jettison.policy.merge import StagePlan
-from jettison.policy.ranges import Pull
-from jettison.policy.restore import SplitPlan, plan_splits
+from jettison.memory.stages import Pull, SplitPlan, StagePlan
 from jettison.types import WorkerId
 
 Move = Merging | Restoring
@@ -101,21 +99,13 @@ class Moves:
         return actions + merge.advance(now_ns)
 
     def restore(
-        self, group: GroupCore, now_ns: int, reason: str, homes: list[GroupCore] | None = None, *,
+        self, group: GroupCore, split: SplitPlan, now_ns: int, reason: str, homes: list[GroupCore] | None = None, *,
         max_overflow_blocks: int = 0,
     ) -> list[Action]:
-        """Begin a restore with the first way of splitting that fits, the furthest one if none does.
+        """Begin to split a group. ``max_overflow_blocks``: of what does not fit, so much is computed again.
 
-        ``max_overflow_blocks``: of what does not fit, so much is computed again. A way in which every request will
-        still fit when it is as long as it is foreseen to become goes before one that only has room now.
+        With ``homes`` it has been split already, and its requests go on returning to them.
         """
-        ways = plan_splits(group.stages, self._state.shape.num_layers)
-        usual_output = self._loads.traffic.mean_output_tokens
-        fitting = [way for way in ways if fits(self._state, group, way, max_overflow_blocks)]
-        lasting = [way for way in fitting if will_hold(self._state, group, way, usual_output)]
-        split = (lasting or fitting or list(ways))[0]
-        if homes:
-            split = SplitPlan(tuple(g.stages for g in homes))
         yields = group.admission_cap_blocks is not None
         actions = self._clear(group.worker_ids)
         restore = Restoring(
@@ -142,7 +132,8 @@ class Moves:
         for group in merge.sources:
             homes = [g for g in merge.sources if g is not group]
             if homes and sorted(w for g in homes for w in g.worker_ids) == sorted(group.worker_ids):
-                return self.restore(group, now_ns, "it could not be put together again", homes)
+                split = SplitPlan(tuple(g.stages for g in homes))
+                return self.restore(group, split, now_ns, "it could not be put together again", homes)
         return []
 
     def _begun(self, move: Move) -> None:

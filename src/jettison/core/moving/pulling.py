@@ -9,13 +9,13 @@ groups serve on while shards travel behind their activations; ``core.moving.merg
 
 from __future__ import annotations
 
-from jettison.core.moving.fetching import Fetching
+from jettison.core.moving.gather import Gather
 from jettison.core.moving.relayout import Relayout
 from jettison.core.pending import Owner
 from jettison.core.ports import Action
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.ranges import Pull
+from jettison.memory.stages import Pull
 from jettison.types import WorkerId
 
 
@@ -27,7 +27,7 @@ class Pulling:
         self._owner = owner
         self._pulls = pulls
         self._relayouts: list[Relayout] = []
-        self._fetching = Fetching(cluster, owner, tuple(sorted({w for p in pulls for w in (p.src, p.dst)})))
+        self._fetching = Gather(cluster, owner, tuple(sorted({w for p in pulls for w in (p.src, p.dst)})))
         self.before: dict[WorkerId, LayoutSpec] = {}
         """Layouts of the members that receive something, before anything was mapped."""
         self.failure: str | None = None

@@ -6,7 +6,7 @@ survivor that a broken group or move has touched it is a way back, of its own an
 
     FENCE   the survivor has been told (FenceWorker); steps, transfers and layout calls of the past come to an end
     MAP     the layers of its home are mapped again                            (tried again until it works)
-    FILL    missing shards are fetched (core.moving.fetching); what could not be had is asked for anew     (likewise)
+    FILL    missing shards are fetched (core.moving.gather); what could not be had is asked for anew     (likewise)
     DONE    the survivor can serve at home
 
 A worker that was started again goes the same way from FILL on: it comes back with its layers mapped and nothing in
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from jettison.core.moving.fetching import Fetching
+from jettison.core.moving.gather import Gather
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.relayout import RETRY_NS, Relayout
@@ -48,11 +48,12 @@ from jettison.core.ports import (
     TransferEnded,
     WorkerJoined,
 )
-from jettison.core.requests import NOWHERE, Phase, RequestState
+from jettison.core.requests import Phase, RequestState
+from jettison.core.residence import NOWHERE
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import FinishReason, TransferId, WorkerId
 
 
@@ -94,7 +95,7 @@ class Recovery:
         self.phase = RecoveryPhase.FENCE
         self.relayouts: list[Relayout] = []
         """Under way: of the past, or its own attempt at MAP."""
-        self._fetching = Fetching(cluster, self, (worker.worker_id,))
+        self._fetching = Gather(cluster, self, (worker.worker_id,))
         """The present attempt at FILL, or none yet."""
         self._retry_ns = 0
         self._started_ns = now_ns
@@ -183,7 +184,7 @@ class Recovery:
         """Fetch what is missing. When nothing is under way and some could not be had, everybody is asked again."""
         if not self._fetching.is_idle or now_ns < self._retry_ns:
             return []
-        self._fetching = Fetching(self._cluster, self, (self.worker.worker_id,))
+        self._fetching = Gather(self._cluster, self, (self.worker.worker_id,))
         return self._fetching.fetch_all(self.worker.worker_id)
 
     def _tell_trouble(self, now_ns: int) -> list[Action]:
@@ -295,6 +296,7 @@ class Recoveries:
         touched |= {w for g in broken.values() for w in g.worker_ids}
         self._bury(dead)
         requests = [s for g in broken.values() for s in self._break_up(g, worker_id)]
+        self._hosted.lose_pool(worker_id)
         touched |= {w.worker_id for w in cluster.workers.values() if w.ghosts}
         record = {"worker": worker_id, "groups": sorted(broken), "requests": len(requests), "moves": phases}
         actions: list[Action] = [Record("worker_lost", now_ns, record)]
@@ -367,7 +369,7 @@ class Recoveries:
         cluster.counters.num_recomputed_tokens += state.num_computed
         state.num_preemptions += state.num_computed > 0
         state.num_computed = state.num_pending = state.num_sealed = 0
-        state.kv_at = NOWHERE
+        state.residences = NOWHERE
         state.remote = ()
         state.paused = state.recompute = False
         state.phase = Phase.WAITING

@@ -5,7 +5,7 @@ of every second member (``policy.restore.plan_splits``); these are split again w
 
     DRAIN_1    the group finishes its steps in flight
     MAP        every member maps the shards of its next layout (KV shrinks to what is left; blocks move down)
-    PULL       the group serves as a pipeline while missing shards come (``core.moving.fetching``), behind its
+    PULL       the group serves as a pipeline while missing shards come (``core.moving.gather``), behind its
                activations
     FIT        all shards are here; wait until all requests fit into the next layouts
     DRAIN_2    the group finishes its steps in flight
@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
-from jettison.core.moving.fetching import Fetching
+from jettison.core.moving.gather import Gather
 from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.moving.returning import Returning
 from jettison.core.ports import Action, Record
@@ -34,8 +34,7 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
-from jettison.policy.merge import StagePlan, stage_bytes
-from jettison.policy.restore import PlacedRequest, SplitPlan, place_requests
+from jettison.memory.stages import SplitPlan, StagePlan, stage_bytes
 from jettison.types import WorkerId
 
 HEADROOM = 20
@@ -88,7 +87,7 @@ class Restoring:
         self._num_recomputed = 0
         self._started_ns = now_ns
         self._relayouts: list[Relayout] = []
-        self._fetching = Fetching(cluster, self, group.worker_ids)
+        self._fetching = Gather(cluster, self, group.worker_ids)
         self._retry_ns: int | None = None
         """When members that could not drop again try once more."""
         group.paused = not homes
@@ -316,7 +315,7 @@ class Restoring:
 
     def _return_home(self, now_ns: int) -> list[Action]:
         assert self.returning is not None
-        actions = self.returning.advance()
+        actions = self.returning.advance(now_ns)
         if self.returning.is_over:
             self._cluster.dissolve(self.group)
             self.phase = RestorePhase.DONE
@@ -394,11 +393,11 @@ def overflow(
     if any(group.blocks_for(s.num_tokens) > most for s in group.waiting):
         return None
     num_blocks_of = group.ledgers[0].num_blocks_of
-    left = {r: PlacedRequest(r, num_blocks_of(r)) for r in (*group.running, *group.moving)}
+    left = {r: num_blocks_of(r) for r in (*group.running, *group.moving)}
     victims: list[RequestState] = []
     candidates = [s for s in group.running.values() if s.ending is None and not s.moves]
     while True:
-        homes = place_requests([*left.values()], room, most // HEADROOM)
+        homes = cluster.advice.place(left, room, most // HEADROOM)
         if homes is not None and _has_room(cluster, split, room, victims):
             return victims
         if not candidates:

@@ -1,20 +1,18 @@
 """After a split: running requests leave the pipeline one by one for the groups that its members have become.
 
-The pipeline and the new groups serve on the same workers meanwhile. A request keeps decoding in the pipeline while its
-full blocks travel; it stands still only for the last few (Llumnix, MELL). Until its last transfer has ended, it
-runs in the pipeline and its blocks stay at every member; then it belongs to its new group, and the others let go.
+The pipeline and the new groups serve on the same workers meanwhile, and how one request goes from one to the other is
+``core.moving.relocate``'s; here is who goes where, whose turn it is, and what follows when its way is lost.
 """
 
 from __future__ import annotations
 
-from jettison.core.moving.migrating import MAX_FINAL_BLOCKS
-from jettison.core.pending import Owner, PendingTransfer, Purpose
-from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
+from jettison.core.moving.relocate import Relocation
+from jettison.core.pending import Owner, Purpose
+from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
-from jettison.policy.kvmoves import plan_kv_moves
-from jettison.types import GroupId, RequestId, TransferId
+from jettison.types import GroupId, RequestId
 
 MAX_RETURNING = 4
 """Requests whose KV travels at the same time: short stops for few rather than long ones for all."""
@@ -29,16 +27,14 @@ class Returning:
         self._pipeline = pipeline
         self.homes = homes
         self.num_returned_bytes = 0
-        self._moves: dict[TransferId, SendKV] = {}
-        self._home_of: dict[RequestId, GroupCore] = {}
-        self._sent_blocks: dict[RequestId, int] = {}
-        """Leading blocks already at home, of requests on their way."""
+        self.on_their_way: dict[RequestId, Relocation] = {}
+        """Whose turn it is."""
         self._is_called_off = False
 
     @property
     def is_idle(self) -> bool:
         """Nothing is on its way."""
-        return not self._moves
+        return all(p.purpose is not Purpose.RETURN for p in self._cluster.book.transfers_of(self._owner))
 
     @property
     def is_over(self) -> bool:
@@ -47,52 +43,27 @@ class Returning:
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
-        """Take the end of a transfer."""
-        del self._moves[event.transfer_id]
-        state = pending.request
-        assert state is not None, pending
-        self._cluster.touch(state)
-        self.num_returned_bytes += event.num_bytes
-        self._cluster.counters.returned_bytes += event.num_bytes
-        if not event.complete:
-            self._sent_blocks.pop(state.request_id, None)
-            state.paused = False
-            if not self._is_called_off and state.ending is None:
-                # The way home is lost, perhaps for good: it is computed again there, as another try may fare no better.
-                self._cluster.distrust(state)
-                self._forget(state)  # it will be queued at a home, which then counts its blocks by itself
-        if state.ending is not None:
-            self._forget(state)
-            self._cluster.reap(state)
-        elif event.complete and not state.moves:
-            self._arrived(state)
-        return []
-
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: stop its transfers."""
-        self._forget(state)
-        return [CancelTransfer(self._moves[m].src, m) for m in sorted(state.moves) if m in self._moves]
+        relocation = self.on_their_way.pop(state.request_id, None)
+        return [] if relocation is None else relocation.cancel()
 
     def call_off(self) -> list[Action]:
-        """Stop what can be stopped."""
+        """Stop what can be stopped. A request that already stands still for its last blocks goes home."""
         self._is_called_off = True
-        actions: list[Action] = []
-        for move in self._moves.values():
-            # A request that already stands still for its last blocks is home sooner than back.
-            state = self._cluster.book.transfers[move.transfer_id].request
-            if state is not None and not state.paused:
-                actions.append(CancelTransfer(move.src, move.transfer_id))
-        return actions
+        relocations = [r for r in self.on_their_way.values() if not r.is_landing]
+        return [action for relocation in relocations for action in relocation.cancel()]
 
     # --- on the way -------------------------------------------------------------------------------------------
 
-    def advance(self) -> list[Action]:
+    def advance(self, now_ns: int) -> list[Action]:
         """Start the next rounds of the requests whose turn it is."""
+        for lost in [r for r in self.on_their_way.values() if r.lost_transfer]:
+            self._leaves(lost)
         for state in [*self._pipeline.waiting, *self._pipeline.waiting_offline]:
             # Preempted in the pipeline, or never begun there: it starts (again) in a new group.
             self._pipeline.take_out(state)
-            self._forget(state)
+            self.on_their_way.pop(state.request_id, None)
             min(self.homes, key=lambda g: (g.used_blocks + g.queued_blocks(), g.group_id)).enqueue(state)
         for state in list(self._pipeline.stored.values()):
             # Its KV is in host pools: it goes along as it is.
@@ -103,22 +74,44 @@ class Returning:
         for state in list(self._pipeline.running.values()):
             if state.ending is not None or state.moves or state.recompute:
                 continue
-            if state.request_id not in self._sent_blocks and len(self._sent_blocks) >= MAX_RETURNING:
-                break
-            actions += self._next_round(state)
+            relocation = self.on_their_way.get(state.request_id)
+            if relocation is None:
+                if len(self.on_their_way) >= MAX_RETURNING:
+                    break
+                relocation = self._begin(state, now_ns)
+            actions += relocation.advance(now_ns)
         return actions
+
+    def _begin(self, state: RequestState, now_ns: int) -> Relocation:
+        relocation = Relocation(
+            self._cluster, state, self._pipeline, self._home(state), Purpose.RETURN, now_ns, self._over,
+            owner=self._owner,
+        )
+        self.on_their_way[state.request_id] = relocation
+        return relocation
+
+    def _over(self, relocation: Relocation) -> list[Action]:
+        self.num_returned_bytes += relocation.num_bytes
+        self._cluster.counters.returned_bytes += relocation.num_bytes
+        if self.on_their_way.get(relocation.state.request_id) is relocation:
+            self._leaves(relocation)
+        return []
+
+    def _leaves(self, relocation: Relocation) -> None:
+        """It is another request's turn. One whose way home is lost, perhaps for good, is computed again there: another
+        try may fare no better."""
+        state = relocation.state
+        del self.on_their_way[state.request_id]
+        if relocation.lost_transfer and not self._is_called_off and state.ending is None:
+            self._cluster.distrust(state)
 
     def _home(self, state: RequestState) -> GroupCore:
         """Where a request will live: the group with more room, counting those already on their way."""
-        home = self._home_of.get(state.request_id)
-        if home is None:
-            assigned = {g.group_id: g.used_blocks_of_running() for g in self.homes}
-            for request_id, other in self._home_of.items():
-                ledger = other.ledgers[0]
-                assigned[other.group_id] += ledger.num_blocks_of(request_id) if ledger.has(request_id) else 0
-            home = min(self.homes, key=lambda g: (assigned[g.group_id], g.group_id))
-            self._home_of[state.request_id] = home
-        return home
+        assigned = {g.group_id: g.used_blocks_of_running() for g in self.homes}
+        for request_id, relocation in self.on_their_way.items():
+            home = relocation.destination
+            assigned[home.group_id] += home.ledgers[0].num_blocks_of(request_id)
+        return min(self.homes, key=lambda g: (assigned[g.group_id], g.group_id))
 
     def _home_of_stored(self, state: RequestState) -> GroupCore:
         """Where a stored request will be brought back: a group that can hold it, of those the emptiest."""
@@ -128,52 +121,3 @@ class Returning:
             return home.is_oversized(state), home.used_blocks + home.queued_blocks() + owed, home.group_id
 
         return min(self.homes, key=rank)
-
-    def _next_round(self, state: RequestState) -> list[Action]:
-        """Send full blocks while the request decodes; stop it only for what is then left."""
-        size = self._cluster.limits.block_size
-        sent = self._sent_blocks.setdefault(state.request_id, 0)
-        num_full = state.num_computed // size
-        if not state.paused and num_full - sent > MAX_FINAL_BLOCKS:
-            return self._send_blocks(state, sent, num_full)
-        state.paused = True
-        self._cluster.touch(state)
-        if state.num_pending:
-            return []
-        actions = self._send_blocks(state, sent, -(-state.num_computed // size))
-        if not state.moves:
-            self._arrived(state)
-        return actions
-
-    def _send_blocks(self, state: RequestState, first: int, end: int) -> list[Action]:
-        self._sent_blocks[state.request_id] = end
-        if end <= first:
-            return []
-        actions: list[Action] = []
-        for plan in plan_kv_moves(state.kv_at, self._home(state).stages):
-            there = self._cluster.workers[plan.src].ledger.table(state.request_id).ids
-            here = self._cluster.workers[plan.dst].ledger.table(state.request_id).ids
-            move = self._cluster.send_kv(
-                state, plan.src, plan.dst, plan.layers, there[first:end], here[first:end],
-                owner=self._owner, waiter=self, purpose=Purpose.RETURN,
-            )
-            self._moves[move.transfer_id] = move
-            actions.append(move)
-        return actions
-
-    def _arrived(self, state: RequestState) -> None:
-        """All moves of a round have ended; if it was the last one, the request leaves the pipeline."""
-        if not state.paused:
-            return
-        home = self._home(state)
-        self._pipeline.take_out(state)
-        for worker_id in self._pipeline.worker_ids:
-            if worker_id not in home.worker_ids:
-                self._cluster.workers[worker_id].ledger.release(state.request_id)
-        self._forget(state)
-        state.paused = False
-        home.resume(state)
-
-    def _forget(self, state: RequestState) -> None:
-        self._home_of.pop(state.request_id, None)
-        self._sent_blocks.pop(state.request_id, None)

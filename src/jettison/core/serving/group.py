@@ -23,8 +23,8 @@ from jettison.cost.online import OnlineChunkCost
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
+from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BatchPlan, BlockedBy
-from jettison.policy.merge import StagePlan
 from jettison.types import (
     FAILED_TOKEN_ID,
     FinishReason,

@@ -6,15 +6,16 @@ Everything here that changes is noted (``core.changes``). Which requests go into
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
-from jettison.core.requests import NOWHERE, Phase, RequestState
+from jettison.core.requests import Phase, RequestState
+from jettison.core.residence import arenas_of, hosted_only
 from jettison.core.serving.waiting import Turns, WaitingQueue
 from jettison.memory.blocks import BlockLedger
+from jettison.memory.stages import StagePlan
 from jettison.policy.lookahead import LookaheadParams
-from jettison.policy.merge import StagePlan
 from jettison.policy.order import SchedulingPolicy, in_service_order
 from jettison.types import NANOSECONDS, GroupId, LayerRange, RequestId, WorkerId
 
@@ -109,7 +110,9 @@ class GroupQueues:
         self.counters = GroupCounters()
         changes = changes or Changes()
         self._touched, self._freer, self._queued = changes.touched, changes.freer, changes.queued
-        self._kv_at = {s.worker_id: s.layers for s in stages}
+        self.residence = arenas_of(stages)
+        """Where its requests run; all of them share it."""
+        self._only_here = (self.residence,)
         """Where the KV of its running requests is; one table for all of them."""
         # Most groups have one stage: what is asked for at every step then needs no loop.
         self._only_ledger = self.ledgers[0] if len(stages) == 1 else None
@@ -298,6 +301,10 @@ class GroupQueues:
             return []
         return [state for state in (*self.waiting, *self.waiting_offline) if self.is_oversized(state)]
 
+    def in_order(self, states: Iterable[RequestState]) -> list[RequestState]:
+        """Requests as it serves them."""
+        return in_service_order(states, self.limits.scheduling_policy)
+
     # --- queue ------------------------------------------------------------------------------------------------
 
     def enqueue(self, state: RequestState) -> None:
@@ -338,15 +345,15 @@ class GroupQueues:
         state.group_id = self.group_id
         state.phase = Phase.RUNNING
         self._note_suspect(state)
-        state.kv_at = self._kv_at
+        hosted = hosted_only(state.residences)
+        state.residences = (*self._only_here, *hosted) if hosted else self._only_here
         goes_last = self._goes_last(state)
         self.running[state.request_id] = state
         self._sum_scheduled_ns += state.first_scheduled_ns
         if state.num_tokens - state.num_computed > 1:
             self._prefilling[state.request_id] = state
         if not goes_last:
-            in_order = in_service_order(self.running.values(), self.limits.scheduling_policy)
-            self.running = {s.request_id: s for s in in_order}
+            self.running = {s.request_id: s for s in self.in_order(self.running.values())}
 
     def _goes_last(self, state: RequestState) -> bool:
         """Whether a request is certainly the last of the running ones in service order. Hardly ever more than O(1)."""
@@ -413,7 +420,7 @@ class GroupQueues:
                 before = max(before, ledger.num_exclusive_blocks(state.request_id))
                 ledger.release(state.request_id)
         self.counters.num_freed_blocks += before
-        state.kv_at = NOWHERE
+        state.residences = hosted_only(state.residences)
 
     def preempt(self, state: RequestState) -> None:
         """Drop the request's KV and queue it again; it is recomputed from all its tokens."""
@@ -428,7 +435,7 @@ class GroupQueues:
         state.num_preemptions += 1
         state.num_computed = 0
         state.num_sealed = 0
-        state.kv_at = NOWHERE
+        state.residences = hosted_only(state.residences)
         state.remote = ()
         state.paused = state.recompute = False
         self.enqueue(state)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.state import ClusterState
-from jettison.policy.merge import MergeCandidate, StagePlan, plan_ranges, stage_bytes
+from jettison.memory.stages import StagePlan, stage_bytes
+from jettison.policy.merge import MergeCandidate, plan_ranges
 from jettison.policy.order import in_service_order
 from jettison.policy.refusal import why_too_long
 from jettison.types import NANOSECONDS, FinishReason, RequestId

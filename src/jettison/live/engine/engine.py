@@ -39,7 +39,7 @@ from jettison.live.engine.stream import Stream
 from jettison.live.engine.warmup import WarmUp
 from jettison.live.machine.netns import Placement, machines_of
 from jettison.live.wire import messages as m
-from jettison.policy.ranges import Pull, StagePlan
+from jettison.memory.stages import Pull, StagePlan
 from jettison.policy.refusal import why_too_long
 from jettison.report.timeline import Timeline
 from jettison.types import FinishReason, GroupId, Request, RequestId, WorkerId

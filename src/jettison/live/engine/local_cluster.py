@@ -104,7 +104,7 @@ class LocalCluster:
             cluster.send(event.worker_id, m.AdoptWeights(weights))
         core = self.assembly.build_core({r.worker_id: r.capacity_blocks for r in ready}, b"local-cluster")
         if not self._auto_restore:
-            core.params = replace(core.params, auto_restore=False)
+            core.reconfigure(replace(core.params, auto_restore=False))
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         self._driver = CoreDriver(core, encoder, cluster.send, self._on_emit, self.records.append)

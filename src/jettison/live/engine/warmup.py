@@ -15,7 +15,7 @@ from jettison.errors import WorkerLostError
 from jettison.live.engine.assembly import Assembly
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
-from jettison.policy.merge import StagePlan
+from jettison.memory.stages import StagePlan
 from jettison.types import WorkerId
 
 _FIRST_STEP_ID = 1 << 60

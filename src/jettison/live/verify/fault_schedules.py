@@ -34,8 +34,8 @@ from jettison.live.engine.engine import Engine
 from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.verify.scenarios import Observed, Outcome, Setting
 from jettison.live.worker.failpoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
-from jettison.policy.exchange import ExchangeMode
-from jettison.policy.ranges import Pull, StagePlan
+from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.stages import Pull, StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams, WorkerId
 
 BLOCK_SIZE = 4
@@ -232,7 +232,7 @@ class FaultRounds:
         self._num_rounds += 1
         self._cut_off.clear()
         if schedule.mode is not None:
-            self.engine.core.params = replace(self.engine.core.params, exchange=schedule.mode)
+            self.engine.core.reconfigure(replace(self.engine.core.params, exchange=schedule.mode))
         self.engine.keep_hung_workers(schedule.wake is Wake.LATE)
         over = asyncio.Event()
         try:

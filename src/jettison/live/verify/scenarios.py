@@ -20,7 +20,7 @@ from jettison.core.requests import RequestState
 from jettison.core.totals import counters
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.local_cluster import Completion, LocalCluster, Until
-from jettison.policy.exchange import ExchangeMode
+from jettison.memory.kvmoves import ExchangeMode
 from jettison.types import FinishReason, SamplingParams
 
 BLOCK_SIZE = 4

@@ -15,15 +15,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 
-from jettison.core.load.distances import known_links
 from jettison.core.pending import CallAnswer, Owner, PendingCall, PendingTransfer, Purpose
 from jettison.core.ports import Action, CallFailed, CancelTransfer, LoadShard, SendShard, TransferEnded
 from jettison.core.state import ClusterState
-from jettison.policy.links import NEAR
 from jettison.types import ShardId, TransferId, WorkerId
 
 
-class Fetching:
+class Gather:
     """What one restore fetches, the pulls of one merge, or one attempt at filling a survivor of a death
     or of a failed drop."""
 
@@ -110,20 +108,14 @@ class Fetching:
     # --- asking -----------------------------------------------------------------------------------------------
 
     def _next_holder(self, worker_id: WorkerId, shard: ShardId) -> WorkerId | None:
-        """Who has a shard and was not asked yet: the nearest, members first, then whoever was asked the least."""
+        """A worker that has a shard and was not asked yet."""
         asked = self._asked[worker_id, shard]
         holders = [
             w.worker_id for w in self._cluster.workers.values()
             if w.alive and w.worker_id != worker_id and w.worker_id not in asked
             and shard in w.layout.shards and shard not in w.unfilled and not w.num_relayouts_open
         ]
-        links = known_links(self._cluster) if len(holders) > 1 else None
-
-        def rank(holder: WorkerId) -> tuple[float, bool, int, WorkerId]:
-            distance = NEAR if links is None else links.distance(holder, worker_id)
-            return distance, holder not in self._members, self._num_asked[holder], holder
-
-        return min(holders, key=rank, default=None)
+        return self._cluster.advice.choose_holder(holders, worker_id, self._members, self._num_asked)
 
     def _load(self, worker_id: WorkerId, shard: ShardId) -> LoadShard:
         book = self._cluster.book

@@ -1,0 +1,77 @@
+"""Answers to what mechanisms ask while they are at work (``core.advice``): views here, decisions in policies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from jettison.core.advice import Stalled
+from jettison.core.load.distances import known_links
+from jettison.core.load.views import Loads
+from jettison.core.pending import KV_PURPOSES
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import GroupCore
+from jettison.core.state import ClusterState
+from jettison.memory.kvmoves import ExchangeMode
+from jettison.policy.exchange import ExchangeQueue, LinkId, StalledRequest, choose_exchange
+from jettison.policy.links import NEAR
+from jettison.policy.restore import PlacedRequest, place_requests
+from jettison.types import RequestId, WorkerId
+
+
+class Adviser:
+    """An ``Advice``: what it is asked, it answers from the state of the cluster."""
+
+    def __init__(self, state: ClusterState, loads: Loads) -> None:
+        self._state = state
+        self._loads = loads
+
+    def run_again(self, group: GroupCore, stalled: Stalled) -> ExchangeMode | None:
+        """What to do with a stalled request, given all that goes before it."""
+        state, moves = stalled.state, stalled.moves
+        size = self._state.limits.block_size
+        num_full, num_blocks = state.num_computed // size, group.blocks_for(state.num_computed)
+        layer_bytes = self._state.shape.block_bytes_per_layer(size)
+        load: dict[LinkId, int] = {}
+        remote: dict[WorkerId, int] = {}
+        for move in moves:
+            link = (move.src, move.dst)
+            load[link] = load.get(link, 0) + len(move.layers) * num_blocks * layer_bytes
+            remote[move.dst] = remote.get(move.dst, 0) + len(move.layers)
+        request = StalledRequest(
+            state.num_computed, load, {k: v * (num_blocks - num_full) // num_blocks for k, v in load.items()},
+            max(remote.values()), num_full > 0,
+        )
+        costs, mode = self._loads.exchange_costs(group), self._state.params.exchange
+        return choose_exchange(request, self._queue(group, stalled, load), costs, mode)
+
+    def _queue(self, group: GroupCore, stalled: Stalled, load: Mapping[LinkId, int]) -> ExchangeQueue:
+        ahead = group.waiting.ahead_of(stalled.state)
+        behind = len(group.waiting) - len(ahead)
+        num_others = len(group.running) + len(group.moving) + behind - 1
+        book = self._state.book
+        queued = {link: book.bytes_between(*link, *KV_PURPOSES) for link in stalled.links | load.keys()}
+        num_tokens = sum(s.num_tokens for s in ahead) + stalled.num_given_up_tokens
+        return ExchangeQueue(queued, num_tokens, stalled.waited_s, max(0, num_others))
+
+    def give_up(self, stalled: Sequence[RequestState]) -> RequestState:
+        """The youngest."""
+        return stalled[-1]
+
+    def place(
+        self, num_blocks: Mapping[RequestId, int], room_blocks: Mapping[int, int], headroom_blocks: int
+    ) -> Mapping[RequestId, int] | None:
+        """Largest first onto the emptiest."""
+        return place_requests([PlacedRequest(*item) for item in num_blocks.items()], room_blocks, headroom_blocks)
+
+    def choose_holder(
+        self, holders: Collection[WorkerId], dst: WorkerId, members: Collection[WorkerId],
+        num_asked: Mapping[WorkerId, int],
+    ) -> WorkerId | None:
+        """The nearest, members first, then the one that was asked the least."""
+        links = known_links(self._state) if len(holders) > 1 else None
+
+        def rank(holder: WorkerId) -> tuple[float, bool, int, WorkerId]:
+            distance = NEAR if links is None else links.distance(holder, dst)
+            return distance, holder not in members, num_asked.get(holder, 0), holder
+
+        return min(holders, key=rank, default=None)

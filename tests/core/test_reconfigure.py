@@ -1,0 +1,96 @@
+"""Other parameters between two events: all of them take effect, or none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fakes import MS, FakeCluster
+
+from jettison.core.params import ClusterParams
+from jettison.cost.hardware import HardwareProfile
+from jettison.cost.model import CostModel
+from jettison.errors import ConfigError
+from jettison.policy.swapping import SwapParams
+
+PROFILE = HardwareProfile(
+    CostModel(4, 1e-8, 1e-8, 1e-5, 1e-4, 1e-4, 0.0, 0.0, 0.0, 0.0), link_bytes_per_s=3e9, link_latency_s=4e-3,
+    remap_fixed_s=0.0, remap_s_per_byte=0.0, host_copy_bytes_per_s=1e9, disk_bytes_per_s=1e9,
+)
+
+
+def rung_names(cluster: FakeCluster) -> tuple[str, ...]:
+    return tuple(rung.name for rung in cluster.core.ladder.rungs)
+
+
+def crowded(policy: str) -> FakeCluster:
+    """One of two instances has more than it can hold: the clients of the other have left."""
+    cluster = FakeCluster(policy=policy, full_blocks=24, max_seqs=32, prefix_caching=False)
+    for i in range(12):
+        cluster.submit(f"r{i}", [1 + (7 * i + j) % 60 for j in range(14)], 60, 2.0 * i)
+    cluster.run(until_ms=30)
+    for request_id in [*cluster.core.groups[1].running]:
+        cluster.cancel(request_id, 30)
+    return cluster
+
+
+@pytest.mark.parametrize("change", [
+    lambda p: replace(p, static_pipeline=True),
+    lambda p: replace(p, swap=SwapParams(num_host_slots=7)),
+    lambda p: replace(p, profile=PROFILE),
+    lambda p: replace(p, rungs=("drop", "no such rung")),
+], ids=["layout", "host_slots", "profile", "unknown_rung"])
+def test_what_cannot_be_changed_is_refused_and_nothing_of_it_is_done(change: object) -> None:
+    cluster = FakeCluster(policy="swap")
+    before, rungs = cluster.core.params, cluster.core.ladder.rungs
+    wanted = replace(change(before), rebalance=not before.rebalance)  # type: ignore[operator]
+    with pytest.raises(ConfigError):
+        cluster.core.reconfigure(wanted)
+    assert cluster.core.params is before and cluster.core.ladder.rungs == rungs
+
+
+def test_rungs_come_in_their_order_and_those_that_stay_keep_what_they_know() -> None:
+    cluster = crowded("swap")
+    swap = cluster.core.ladder.rung("swap")
+    rungs = (*cluster.core.params.rungs, "migrate")
+    cluster.core.reconfigure(replace(cluster.core.params, rungs=rungs))
+    assert rung_names(cluster) == ("swap", "migrate", "scale", "shed") and cluster.core.ladder.rung("swap") is swap
+    cluster.run()
+    assert cluster.core.state.counters.num_migrations > 0, "it looks at all instances, also at those that are still"
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_a_rung_does_not_go_while_requests_are_in_host_pools_because_of_it() -> None:
+    cluster = crowded("swap")
+    cluster.run(stop=lambda: any(g.stored for g in cluster.core.groups.values()))
+    before = cluster.core.params
+    with pytest.raises(ConfigError, match="swap cannot go"):
+        cluster.core.reconfigure(replace(before, rungs=("shed",)))
+    assert cluster.core.params is before and "swap" in rung_names(cluster)
+    cluster.run()
+    cluster.core.reconfigure(replace(before, rungs=("shed",)))
+    assert rung_names(cluster) == ("shed",)
+    cluster.submit("later", [3] * 20, 20, cluster.now / MS)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_a_group_that_yielded_admits_again_when_restores_are_no_more() -> None:
+    cluster = FakeCluster(policy="drop", auto_restore=False)
+    cluster.order("drop")
+    cluster.run(until_ms=60)
+    (group,) = cluster.core.groups.values()
+    group.admission_cap_blocks = 3
+    cluster.core.reconfigure(replace(cluster.core.params, rungs=("drop",)))
+    assert group.admission_cap_blocks is None
+
+
+def test_every_group_is_asked_again() -> None:
+    cluster = FakeCluster(num_workers=3)
+    cluster.run(until_ms=100)
+    cluster.core.state.changes.touched.clear()
+    params: ClusterParams = replace(cluster.core.params, batch_limit=3)
+    cluster.core.reconfigure(params)
+    assert cluster.core.params is params and cluster.core.state.changes.touched == {0, 1, 2}
