@@ -89,6 +89,29 @@ def test_what_waits_counts_as_used_so_a_burst_spreads() -> None:
     assert [chosen.count(g) for g in groups] == [3, 3, 3]
 
 
+def pair(used: int, batch: int) -> GroupFreeness:
+    """Two members of 100 blocks each, which as a pipeline hold 450."""
+    return group(9, 450, used, batch=batch, instances=2)._replace(apart_blocks=200)
+
+
+def test_a_pipeline_that_will_be_restored_is_as_free_as_its_members_apart() -> None:
+    assert freeness(pair(80, 10)) == freeness(group(used=40, batch=5)) == 12.0
+    assert choose_group([pair(80, 10), group(used=39, batch=5)], 1) == 0
+    assert choose_group([pair(80, 10), group(used=41, batch=5)], 1) == 9
+
+
+def test_what_members_have_dropped_for_is_the_last_resort_and_is_there() -> None:
+    assert choose_group([pair(240, 20), group(used=90, batch=10)], 1) == 9, "21 blocks count, against 10"
+    assert choose_group([pair(240, 20), group(used=60, batch=10)], 1) == 0
+
+
+@given(st.integers(0, 450), st.integers(0, 450), st.integers(0, 40))
+def test_a_pipeline_is_the_less_free_the_fuller_it_is(used: int, other: int, batch: int) -> None:
+    fuller, emptier = pair(max(used, other), batch), pair(min(used, other), batch)
+    assert freeness(fuller) <= freeness(emptier)
+    assert freeness(fuller) >= 0.0, "it has room as long as it has memory"
+
+
 def test_ties_do_not_depend_on_the_order_of_the_groups() -> None:
     groups = [group(i) for i in range(4)]
     assert choose_group(groups, 1) == choose_group(groups[::-1], 1) == 0

@@ -5,6 +5,10 @@ usage, so a burst spreads over the groups before anything of it has been admitte
 of two instances with the same memory one may have a prompt of 16,000 tokens to compute first. So groups are compared by
 the prompt tokens ahead of a newcomer before that, in full steps: less makes little difference to it. Where the
 queue has outgrown the memory, it waits for memory anyhow, and freeness alone counts.
+
+A pipeline that will be restored is compared by what its members would have free apart: with the memory of the layers
+that they have dropped it would look so free that it drew most of what comes, and never be empty enough to be restored.
+That memory is the last resort, and counts as a tenth.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jettison.types import GroupId
+
+LAST_RESORT = 0.1
+"""What a free block counts that a pipeline has only as long as it is one."""
 
 DispatchKey = tuple[float, float, int, GroupId]
 
@@ -34,6 +41,8 @@ class GroupFreeness(NamedTuple):
     nobody knows yet what of it is cached."""
     step_tokens: int = 1
     """Token budget of a step."""
+    apart_blocks: int | None = None
+    """Of a pipeline that will be restored: what its members would hold together as instances."""
 
 
 def freeness(group: GroupFreeness) -> float:
@@ -42,9 +51,13 @@ def freeness(group: GroupFreeness) -> float:
     A shortage is divided by the instances alone: shared out among the requests too, it would look smaller the more of
     them suffer from it, and a burst would follow the longest queue.
     """
-    free = group.capacity_blocks - group.used_blocks - group.queued_blocks
+    taken = group.used_blocks + group.queued_blocks
+    free: float = group.capacity_blocks - taken
     if free < 0:
         return free / group.num_instances
+    if group.apart_blocks is not None:
+        apart = min(group.apart_blocks, group.capacity_blocks)
+        free = max((apart - taken) / group.num_instances, LAST_RESORT * free)
     return free / max(1.0, group.batch_size / group.num_instances)
 
 

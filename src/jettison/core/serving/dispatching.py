@@ -68,7 +68,14 @@ class Dispatcher:
             len(group.stages),
             group.queued_tokens() + group.unfinished_tokens(),
             group.limits.max_num_batched_tokens,
+            self._apart_blocks(group),
         )
+
+    def _apart_blocks(self, group: GroupCore) -> int | None:
+        params = self._state.params
+        if len(group.stages) == 1 or params.static_pipeline or not params.auto_restore:
+            return None
+        return sum(self._state.workers[w].full_blocks for w in group.worker_ids)
 
     # --- rebalancing ------------------------------------------------------------------------------------------
 
