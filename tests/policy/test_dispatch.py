@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.policy.dispatch import GroupFreeness, choose_group, freeness
+from jettison.config.sections import Dispatch
+from jettison.policy.dispatch import ORDERS, GroupFreeness, by_requests, choose_group, freeness
 
 
 def group(
@@ -123,6 +125,31 @@ def test_a_request_goes_only_where_it_can_fit() -> None:
 
 def test_what_fits_nowhere_goes_to_the_largest() -> None:
     assert choose_group([group(2, capacity=30), group(1, capacity=40), group(0, capacity=40)], 50) == 0
+
+
+BUSY = st.lists(
+    st.builds(
+        lambda unfinished, instances, used, ahead: group(used=used, instances=instances)._replace(
+            num_unfinished=unfinished, prefill_tokens=ahead
+        ),
+        st.integers(0, 6), st.integers(1, 3), st.integers(0, 200), st.integers(0, 900),
+    ),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@given(BUSY)
+def test_by_requests_the_fewest_unfinished_for_each_instance_win_and_ties_go_to_the_least_id(
+    groups: list[GroupFreeness],
+) -> None:
+    groups = [g._replace(group_id=i) for i, g in enumerate(groups)]
+    chosen = choose_group(groups, 1, by_requests)
+    shares = [g.num_unfinished / g.num_instances for g in groups]
+    assert chosen == choose_group(groups[::-1], 1, by_requests) == shares.index(min(shares))
+
+
+def test_every_order_has_a_name_that_can_be_configured() -> None:
+    assert tuple(ORDERS) == get_args(Dispatch)
 
 
 def test_without_groups_there_is_no_choice() -> None:
