@@ -72,6 +72,20 @@ def test_what_depends_on_other_keys_is_worked_out():
     assert EngineConfig.resolve(model="m", max_num_batched_tokens=4096).scheduler.max_num_seqs == 256
 
 
+@pytest.mark.parametrize(("given", "expected"), [
+    ({}, ("freest", True)),
+    ({"rebalance": False}, ("freest", False)),
+    ({"dispatch": "fewest-requests"}, ("fewest-requests", False)),
+    ({"dispatch": "fewest-requests", "rebalance": True}, ("fewest-requests", True)),
+    ({"file": {"dispatch": "fewest-requests"}}, ("fewest-requests", False)),
+    ({"file": {"dispatch": "fewest-requests", "rebalance": "yes"}}, ("fewest-requests", True)),
+])  # fmt: skip
+def test_who_counts_requests_rebalances_only_where_that_is_said(given, expected):
+    config = EngineConfig.resolve(model="m", **given)
+    assert (config.overload.dispatch, config.overload.rebalance) == expected
+    assert EngineConfig.resolve(**config.flat()) == config
+
+
 def test_a_value_survives_the_way_through_json():
     config = EngineConfig.resolve(model="m", memory="3MiB", api_key=["k"], max_num_queued_reqs=None, num_threads=2)
     assert EngineConfig.resolve(**json.loads(json.dumps(config.flat()))) == config

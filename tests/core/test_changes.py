@@ -6,6 +6,7 @@ Each schedule runs as it is, and again with something that must make no differen
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from fakes import MS, FakeCluster
@@ -13,7 +14,7 @@ from test_golden_schedules import GOLDEN, schedule
 
 from jettison.core import ports
 from jettison.core.moving.moves import Moves
-from jettison.policy.dispatch import choose_group
+from jettison.policy.dispatch import ORDERS, choose_group
 
 pytestmark = pytest.mark.slow  # forty whole schedules, each twice
 
@@ -86,24 +87,26 @@ def test_ticks_that_nobody_awaits_can_be_skipped(policy: str, seed: int) -> None
     assert num_skipped > 0 or policy != "recompute", "the others may always have something to look at"
 
 
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("policy", "seed"), SEEDS)
-def test_the_freest_group_is_the_one_that_asking_all_finds(
-    policy: str, seed: int, monkeypatch: pytest.MonkeyPatch
+def test_the_first_group_is_the_one_that_asking_all_finds(
+    policy: str, seed: int, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = schedule(policy, seed)
+    cluster.core.params = replace(cluster.core.params, dispatch=ORDERS[order])
     dispatcher, chosen = cluster.core.dispatcher, 0
-    choose = dispatcher._freest.choose
+    choose = dispatcher._order.choose
 
     def choose_and_compare(needed_blocks: int) -> int | None:
         nonlocal chosen
         views = [dispatcher._freeness(g) for g in cluster.core.groups]
-        expected = choose_group([v for v in views if v is not None], needed_blocks)
+        expected = choose_group([v for v in views if v is not None], needed_blocks, ORDERS[order])
         found = choose(needed_blocks)
         assert found == expected
         chosen += 1
         return found
 
-    monkeypatch.setattr(dispatcher._freest, "choose", choose_and_compare)
+    monkeypatch.setattr(dispatcher._order, "choose", choose_and_compare)
     cluster.run()
     assert chosen >= len(cluster.requests)
 

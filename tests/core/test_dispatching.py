@@ -96,6 +96,24 @@ def test_without_a_better_place_a_merged_group_admits_everybody(rebalance: bool,
     cluster.expect_nothing_left()
 
 
+@pytest.mark.parametrize("restores", [True, False])
+def test_newcomers_go_to_instances_while_a_pipeline_that_will_be_restored_is_as_loaded(restores: bool) -> None:
+    """The pair holds as much as the third member for each of its members, and has room for 20 times more."""
+    cluster = FakeCluster(num_workers=3, full_blocks=134, max_seqs=64, max_tokens=2048)
+    params = cluster.core.params
+    cluster.core.params = replace(params, auto_restore=restores, restore=replace(params.restore, min_settled_s=1e9))
+    cluster.carry_out(cluster.core.moves.merge([cluster.core.groups[0], cluster.core.groups[1]], STAGES, cluster.now))
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    (merged,), spare = cluster.core.state.pipelines.values(), cluster.core.groups[2]
+    for i in range(15):
+        cluster.submit(f"r{i}", [i] * 20, 60, cluster.now / 1e6 + 3 * i, ignore_eos=True)
+    cluster.run(stop=lambda: merged.num_served + spare.num_served == 15)
+    assert (merged.num_served, spare.num_served) == ((10, 5) if restores else (13, 2))
+    cluster.core.params = params
+    cluster.run()
+    cluster.expect_outputs()
+
+
 @pytest.mark.parametrize("policy", ["recompute", "swap", "migrate"])
 def test_what_memory_keeps_out_of_one_instance_goes_to_another_with_room(policy: str) -> None:
     cluster = FakeCluster(policy=policy, full_blocks=134, max_seqs=64, max_tokens=2048, migrate_threshold=-1e9)

@@ -304,3 +304,118 @@ def test_requests_whose_way_home_is_called_off_are_not_computed_again() -> None:
     assert num_preemptions(cluster) == 0
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+# --- three members, of which one is left over
+
+
+def full_triple() -> FakeCluster:
+    """A pipeline of three that holds more than any member could by itself."""
+    cluster = FakeCluster(num_workers=3, num_layers=6, full_blocks=60, auto_restore=False)
+    for at_ms in (1, 60):
+        cluster.order_at("drop", at_ms)
+    for index in range(8):
+        cluster.submit(f"r{index}", [index + 1] * 40, 60, 120 + index, ignore_eos=True)
+    cluster.run(until_ms=200)
+    assert [len(g.stages) for g in cluster.core.groups.values()] == [3]
+    return cluster
+
+
+def leave_one_over(cluster: FakeCluster) -> Restoring:
+    cluster.order("restore")
+    (moving,) = cluster.core.restores
+    assert len(moving.left_over) == 1 and moving.left_over[0] == moving.worker_ids[1]
+    return moving
+
+
+def test_three_that_hold_more_than_one_could_become_two_and_one() -> None:
+    cluster = full_triple()
+    moving = leave_one_over(cluster)
+    (alone,) = moving.left_over
+    before = cluster.core.state.workers[alone].layout
+    cluster.run(stop=lambda: moving.has_split)
+    assert [g.worker_ids for g in moving.homes] == [(moving.worker_ids[0], moving.worker_ids[2])]
+    cluster.submit("new", [9] * 10, 10, cluster.now / MS + 0.1)
+    cluster.run(stop=lambda: moving.is_over)
+    assert moving.phase is RestorePhase.DONE and cluster.core.state.workers[alone].layout == before
+    cluster.run(stop=lambda: len(cluster.core.groups) == 2)
+    assert any(g.worker_ids == (alone,) for g in cluster.core.groups.values())
+    assert len(cluster.ends) < 9, "requests run on meanwhile"
+    assert num_preemptions(cluster) == 0
+    counters = cluster.core.state.counters
+    assert counters.num_restores == 1 and counters.num_recoveries == 0
+    assert [r.kind for r in cluster.records if r.kind in ("came_home", "recovered")] == ["came_home"]
+    cluster.run()
+    restored_and_exact(cluster)
+
+
+def restored_and_exact(cluster: FakeCluster) -> None:
+    """Whatever has happened: every answer is right, and after further restores each worker is an instance."""
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    for _ in range(2):
+        cluster.order("restore")
+        cluster.run(stop=lambda: not cluster.core.in_transition)
+        cluster.run()
+    assert sorted(g.worker_ids for g in cluster.core.groups.values()) == [(0,), (1,), (2,)]
+    full = cluster.core.state.full_layout()
+    assert all(w.layout == full and not w.unfilled for w in cluster.core.state.workers.values())
+
+
+PHASES = [p for p in RestorePhase if p not in (RestorePhase.TURNING, RestorePhase.REDROP, RestorePhase.TURNED)]
+
+
+def at_phase(phase: RestorePhase) -> tuple[FakeCluster, Restoring]:
+    """A triple on its way to two and one, as soon as it is in this phase (or past it, where it takes no time)."""
+    cluster = full_triple()
+    moving = leave_one_over(cluster)
+    order = list(RestorePhase)
+    cluster.run(stop=lambda: order.index(moving.phase) >= order.index(phase))
+    return cluster, moving
+
+
+@pytest.mark.parametrize("member", range(3))
+@pytest.mark.parametrize("phase", PHASES)
+def test_any_of_three_may_die_at_any_time(phase: RestorePhase, member: int) -> None:
+    cluster, moving = at_phase(phase)
+    dead = moving.worker_ids[member]
+    cluster.kill(dead)
+    cluster.restart_at(dead, cluster.now / MS + 300)
+    restored_and_exact(cluster)
+
+
+@pytest.mark.parametrize("phase", PHASES[:-1])
+@pytest.mark.parametrize("num_refusals", [0, 1])
+def test_three_are_one_again_where_a_burst_turns_them_round(phase: RestorePhase, num_refusals: int) -> None:
+    """Also where a member then refuses to merge: the requests go on returning, and one is left over again."""
+    cluster, moving = at_phase(phase)
+    if moving.is_over:
+        return
+    cluster.carry_out(cluster.core.request_drop(cluster.now))
+    assert moving.phase in (RestorePhase.TURNING, RestorePhase.REDROP)
+    for worker in moving.homes and moving.homes[0].worker_ids:
+        cluster.workers[worker].fail_applies = num_refusals
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    assert moving.phase is RestorePhase.TURNED
+    refused = moving.has_split and num_refusals
+    assert sorted(len(g.stages) for g in cluster.core.groups.values()) == ([1, 2] if refused else [3])
+    assert num_preemptions(cluster) == 0
+    restored_and_exact(cluster)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_clients_may_leave_while_one_is_left_over(phase: RestorePhase) -> None:
+    cluster, _ = at_phase(phase)
+    for index in range(0, 8, 2):
+        cluster.cancel(f"r{index}", cluster.now / MS + 0.3 * index)
+    restored_and_exact(cluster)
+
+
+def test_who_is_left_over_comes_home_though_peers_and_folder_refuse_at_first() -> None:
+    cluster, moving = at_phase(RestorePhase.DONE)
+    (alone,) = moving.left_over
+    cluster.workers[alone].fail_applies = 2
+    left = iter(range(3))
+    cluster.fails_shard = lambda move: next(left, None) is not None
+    restored_and_exact(cluster)

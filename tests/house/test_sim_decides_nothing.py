@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -47,7 +48,7 @@ ASKED_OF_CORE = {
 """Methods of the core that the simulator calls: events in (``skip_ticks``: several at once, refused where one could
 decide something), actions out, and questions that change nothing."""
 
-DECIDING_NAMES = ("plan_", "choose_", "should_", "decide_", "assess_", "dispatch_key")
+DECIDING_NAMES = ("plan_", "choose_", "should_", "decide_", "assess_", "by_freeness", "by_requests")
 """Beginnings of names, after underscores."""
 
 DECIDES_NOTHING = {"_plan_cost"}
@@ -335,10 +336,10 @@ def decisions_of_core() -> Iterator[tuple[ModuleType, str, Callable[..., object]
 
 
 @pytest.mark.parametrize(("policy", "expected"), [
-    ("drop", {"plan_batch", "dispatch_key", "plan_drop", "assess_overload", "should_restore", "choose_exchange",
+    ("drop", {"plan_batch", "by_freeness", "plan_drop", "assess_overload", "should_restore", "choose_exchange",
               "plan_splits", "plan_microbatches"}),
-    ("swap", {"plan_batch", "dispatch_key", "choose_swap_outs", "choose_swap_ins"}),
-    ("migrate", {"plan_batch", "dispatch_key", "plan_pairs", "choose_request"}),
+    ("swap", {"plan_batch", "by_freeness", "choose_swap_outs", "choose_swap_ins"}),
+    ("migrate", {"plan_batch", "by_freeness", "plan_pairs", "choose_request"}),
 ])  # fmt: skip
 def test_a_simulated_cluster_asks_the_core_s_own_decisions(
     policy: str, expected: set[str], monkeypatch: pytest.MonkeyPatch
@@ -354,7 +355,9 @@ def test_a_simulated_cluster_asks_the_core_s_own_decisions(
 
     for module, name, decide in list(decisions_of_core()):
         monkeypatch.setattr(module, name, counted(name, decide))
-    watched = Watched(make_setup(policy), checks=False)
+    setup = make_setup(policy)
+    order = counted("by_freeness", setup.params.dispatch)  # that it has been configured with
+    watched = Watched(replace(setup, params=replace(setup.params, dispatch=order)), checks=False)
     watched.load(1, num_requests=80, mean_output=80)
     watched.cluster.run()
     assert expected <= asked

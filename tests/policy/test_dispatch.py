@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.policy.dispatch import GroupFreeness, choose_group, freeness
+from jettison.config.sections import Dispatch
+from jettison.policy.dispatch import ORDERS, GroupFreeness, by_requests, choose_group, freeness
 
 
 def group(
@@ -89,6 +91,29 @@ def test_what_waits_counts_as_used_so_a_burst_spreads() -> None:
     assert [chosen.count(g) for g in groups] == [3, 3, 3]
 
 
+def pair(used: int, batch: int) -> GroupFreeness:
+    """Two members of 100 blocks each, which as a pipeline hold 450."""
+    return group(9, 450, used, batch=batch, instances=2)._replace(apart_blocks=200)
+
+
+def test_a_pipeline_that_will_be_restored_is_as_free_as_its_members_apart() -> None:
+    assert freeness(pair(80, 10)) == freeness(group(used=40, batch=5)) == 12.0
+    assert choose_group([pair(80, 10), group(used=39, batch=5)], 1) == 0
+    assert choose_group([pair(80, 10), group(used=41, batch=5)], 1) == 9
+
+
+def test_what_members_have_dropped_for_is_the_last_resort_and_is_there() -> None:
+    assert choose_group([pair(240, 20), group(used=90, batch=10)], 1) == 9, "21 blocks count, against 10"
+    assert choose_group([pair(240, 20), group(used=60, batch=10)], 1) == 0
+
+
+@given(st.integers(0, 450), st.integers(0, 450), st.integers(0, 40))
+def test_a_pipeline_is_the_less_free_the_fuller_it_is(used: int, other: int, batch: int) -> None:
+    fuller, emptier = pair(max(used, other), batch), pair(min(used, other), batch)
+    assert freeness(fuller) <= freeness(emptier)
+    assert freeness(fuller) >= 0.0, "it has room as long as it has memory"
+
+
 def test_ties_do_not_depend_on_the_order_of_the_groups() -> None:
     groups = [group(i) for i in range(4)]
     assert choose_group(groups, 1) == choose_group(groups[::-1], 1) == 0
@@ -100,6 +125,31 @@ def test_a_request_goes_only_where_it_can_fit() -> None:
 
 def test_what_fits_nowhere_goes_to_the_largest() -> None:
     assert choose_group([group(2, capacity=30), group(1, capacity=40), group(0, capacity=40)], 50) == 0
+
+
+BUSY = st.lists(
+    st.builds(
+        lambda unfinished, instances, used, ahead: group(used=used, instances=instances)._replace(
+            num_unfinished=unfinished, prefill_tokens=ahead
+        ),
+        st.integers(0, 6), st.integers(1, 3), st.integers(0, 200), st.integers(0, 900),
+    ),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@given(BUSY)
+def test_by_requests_the_fewest_unfinished_for_each_instance_win_and_ties_go_to_the_least_id(
+    groups: list[GroupFreeness],
+) -> None:
+    groups = [g._replace(group_id=i) for i, g in enumerate(groups)]
+    chosen = choose_group(groups, 1, by_requests)
+    shares = [g.num_unfinished / g.num_instances for g in groups]
+    assert chosen == choose_group(groups[::-1], 1, by_requests) == shares.index(min(shares))
+
+
+def test_every_order_has_a_name_that_can_be_configured() -> None:
+    assert tuple(ORDERS) == get_args(Dispatch)
 
 
 def test_without_groups_there_is_no_choice() -> None:

@@ -63,6 +63,19 @@ def test_a_pipeline_that_splits_into_smaller_ones_is_not_back_until_those_have_s
     assert len(incident.drops) == 2 and (incident.end_s, incident.is_over) == (13.5, True)
 
 
+def test_a_member_that_a_restore_leaves_over_is_back_when_it_has_come_home() -> None:
+    three = [
+        {**LOG[1], "t": 7.0}, {**LOG[2], "t": 7.01, "workers": [0, 1, 2]},
+        {"t": 9.0, "kind": "split", "homes": {"7": [0, 2]}, "left_over": [1], "ms": 1.0},
+        {"t": 9.5, "kind": "restore_done", "workers": [0, 1, 2], "ms": 1.0},
+        {"t": 11.0, "kind": "split", "homes": {"9": [0], "10": [2]}, "left_over": [], "ms": 1.0},
+        {"t": 11.5, "kind": "restore_done", "workers": [0, 2], "ms": 1.0},
+        {"t": 12.0, "kind": "came_home", "worker": 1, "ms": 1.0},
+    ]
+    (incident,) = incidents_of(run(log=[*LOG[1:5], *three]), 1.0)
+    assert (incident.end_s, incident.is_over) == (12.0, True)
+
+
 def test_verdicts_against_a_drop_make_one_incident_a_spell() -> None:
     log = [declined(3.5), declined(8.5, "compute binds", 1), declined(8.5 + 2 * SPELL_GAP_S)]
     held, other = run(log=log, late={2, 3, 7, 8}, num_requests=40), run("swap", [], num_requests=40)

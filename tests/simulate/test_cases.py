@@ -56,6 +56,13 @@ def test_variants_that_are_null_or_have_no_name_are_run() -> None:
     assert list(counterfactual_runs(swap, ["recompute"], num_processes=1)) == ["recompute (simulated)"]
 
 
+def test_a_variant_may_dispatch_as_a_proxy_before_several_engines() -> None:
+    proxy = {"name": "proxy", "policy": "recompute", "settings": {"dispatch": "fewest-requests"}}
+    behind, ours = (run_case(case) for case in cases_of(spec(variants=[proxy, "recompute"]), "file"))
+    assert behind.events["rebalanced"] == 0 < ours.events["rebalanced"]
+    assert behind.requests.completed == ours.requests.completed == ours.requests.submitted
+
+
 def test_results_say_what_they_are_and_run_again_from_it() -> None:
     cases = cases_of(spec(), "file")
     runs = run_cases(cases, num_processes=1)

@@ -262,6 +262,8 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
         values["served_model_name"] = os.path.basename(os.path.abspath(values["model"])) if values["model"] else ""
     if values["host_memory"] is None:
         values["host_memory"] = values["memory"] if uses_host_pool(values["overload"]) else 0
+    if "rebalance" not in given:
+        values["rebalance"] = values["dispatch"] == "freest"  # who counts connections knows of no queue behind them
     if values["num_threads"] is None:
         values["num_threads"] = max(1, num_cores // values["instances"])
     budget = values["max_num_batched_tokens"]

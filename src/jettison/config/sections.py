@@ -28,6 +28,7 @@ Kernels = Literal["auto", "native", "native+torch-linear", "torch"]
 Lookahead = Literal["on", "off"]
 SchedulingPolicy = Literal["fcfs", "priority"]
 StepPriority = Literal["decode", "prefill"]
+Dispatch = Literal["freest", "fewest-requests"]
 Planner = Literal["throughput", "memory"]
 Exchange = Literal["auto", "transfer", "recompute", "live"]
 Launcher = Literal["local"]
@@ -162,8 +163,13 @@ class OverloadConfig:
     horizon_ms: int = config_key(
         0, int_from(0), "How far ahead memory is foreseen to run out (1000 is the paper's); 0: only what waits counts.",
         name="overload_horizon_ms", metavar="MS")
+    dispatch: Dispatch = config_key(
+        "freest", Choice(Dispatch), "Which instance or pipeline gets a new request. freest: of those with the fewest "
+        "prompts ahead the one with the most free memory for each request; fewest-requests: the one with the fewest "
+        "unfinished requests for each of its instances, as a proxy before several engines does (for baselines).")
     rebalance: bool = config_key(
-        True, truth, "Requests that a full batch or full memory keeps waiting go to groups with room for them.",
+        True, truth, "Requests that a full batch or full memory keeps waiting go to groups with room for them; with "
+        "--dispatch fewest-requests only where this is said.",
         metavar="BOOL")
     restore_threshold: float = config_key(
         0.5, float_from(0.0, 1.0),

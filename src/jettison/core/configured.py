@@ -13,6 +13,7 @@ from jettison.core.params import ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.memory.kvmoves import ExchangeMode
+from jettison.policy.dispatch import ORDERS
 from jettison.policy.links import MachineId
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
@@ -61,6 +62,7 @@ def cluster_params(
             min_chance_blocked_s=overload.chance_wait_ms / 1e3,
             horizon_s=overload.horizon_ms / 1e3,
         ),
+        dispatch=ORDERS[overload.dispatch],
         rebalance=overload.rebalance,
         planner=overload.planner,
         restore=RestoreParams(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from jettison.cost.hardware import HardwareProfile
 from jettison.memory.kvmoves import ExchangeMode
+from jettison.policy.dispatch import DispatchOrder, by_freeness
 from jettison.policy.links import MachineId
 from jettison.policy.merge import MergeStrategy
 from jettison.policy.migration import MigrationParams
@@ -45,6 +46,8 @@ class ClusterParams:
     """Least time between the end of one move of a group and its next drop."""
     growth_factor: float = 1.2
     """Room to grow when computing what a plan must free: queued prompts will produce tokens."""
+    dispatch: DispatchOrder = by_freeness
+    """Which group gets a new request: the first in this order."""
     rebalance: bool = True
     """Send waiting requests that a group's batch or memory has no room for elsewhere (KunServe v1 section 4.3)."""
     batch_limit: int | None = None

@@ -29,7 +29,10 @@ class Pull(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """The groups that a merged group becomes, each with a full copy of the layers."""
+    """The groups that a merged group becomes, each with a full copy of the layers.
+
+    A member that is in no part is left over: it keeps its stage until the merged group is empty, and comes home then.
+    """
 
     parts: tuple[tuple[StagePlan, ...], ...]
 

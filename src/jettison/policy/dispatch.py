@@ -1,19 +1,30 @@
-"""Which group gets a new request: of those with the fewest prompts ahead the freest (Llumnix's metric, design 5.1).
+"""Which group gets a new request: the first in an order of groups, of which there are two.
 
-Pure. Freeness = (capacity - virtual usage) / batch size, in blocks; what queued requests will need counts as
-usage, so a burst spreads over the groups before anything of it has been admitted. Freeness knows nothing of compute:
-of two instances with the same memory one may have a prompt of 16,000 tokens to compute first. So groups are compared by
-the prompt tokens ahead of a newcomer before that, in full steps: less makes little difference to it. Where the
-queue has outgrown the memory, it waits for memory anyhow, and freeness alone counts.
+Pure. ``by_freeness``, ours: of those with the fewest prompts ahead the freest (Llumnix's metric, design 5.1).
+Freeness = (capacity - virtual usage) / batch size, in blocks; what queued requests will need counts as usage, so a
+burst spreads over the groups before anything of it has been admitted. Freeness knows nothing of compute: of two
+instances with the same memory one may have a prompt of 16,000 tokens to compute first. So groups are compared by the
+prompt tokens ahead of a newcomer before that, in full steps: less makes little difference to it. Where the queue has
+outgrown the memory, it waits for memory anyhow, and freeness alone counts.
+
+A pipeline that will be restored is compared by what its members would have free apart: with the memory of the layers
+that they have dropped it would look so free that it drew most of what comes, and never be empty enough to be restored.
+That memory is the last resort, and counts as a tenth.
+
+``by_requests``, for baselines: the fewest unfinished requests for each instance, and nothing else, as a proxy that
+counts open connections would have it before several engines.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from jettison.types import GroupId
+
+LAST_RESORT = 0.1
+"""What a free block counts that a pipeline has only as long as it is one."""
 
 DispatchKey = tuple[float, float, int, GroupId]
 
@@ -34,6 +45,10 @@ class GroupFreeness(NamedTuple):
     what of it is cached is not known yet."""
     step_tokens: int = 1
     """Token budget of a step."""
+    apart_blocks: int | None = None
+    """Of a pipeline that will be restored: what its members would hold together as instances."""
+    num_unfinished: int = 0
+    """Requests that it was given and that have not ended, of both classes."""
 
 
 def freeness(group: GroupFreeness) -> float:
@@ -42,13 +57,21 @@ def freeness(group: GroupFreeness) -> float:
     A shortage is divided by the instances alone: shared out among the requests too, it would look smaller the more of
     them suffer from it, and a burst would follow the longest queue.
     """
-    free = group.capacity_blocks - group.used_blocks - group.queued_blocks
+    taken = group.used_blocks + group.queued_blocks
+    free: float = group.capacity_blocks - taken
     if free < 0:
         return free / group.num_instances
+    if group.apart_blocks is not None:
+        apart = min(group.apart_blocks, group.capacity_blocks)
+        free = max((apart - taken) / group.num_instances, LAST_RESORT * free)
     return free / max(1.0, group.batch_size / group.num_instances)
 
 
-def dispatch_key(group: GroupFreeness) -> DispatchKey:
+DispatchOrder = Callable[[GroupFreeness], DispatchKey]
+"""The group with the least key goes first."""
+
+
+def by_freeness(group: GroupFreeness) -> DispatchKey:
     """The order of groups: the fewest prompts ahead first, then the freest, then the smaller batch, then the smaller id
     (which is the key's last)."""
     free = freeness(group)
@@ -56,19 +79,30 @@ def dispatch_key(group: GroupFreeness) -> DispatchKey:
     return steps, -free, group.batch_size, group.group_id
 
 
+def by_requests(group: GroupFreeness) -> DispatchKey:
+    """The order of groups by unfinished requests for each instance, then by id."""
+    return group.num_unfinished / group.num_instances, 0.0, 0, group.group_id
+
+
+ORDERS: Mapping[str, DispatchOrder] = {"freest": by_freeness, "fewest-requests": by_requests}
+"""By the names that ``--dispatch`` has for them."""
+
+
 def steps_ahead(group: GroupFreeness) -> int:
     """How many full steps each of its instances needs for the prompts ahead of a newcomer."""
     return group.prefill_tokens // (group.step_tokens * group.num_instances)
 
 
-def choose_group(groups: Sequence[GroupFreeness], needed_blocks: int) -> GroupId | None:
+def choose_group(
+    groups: Sequence[GroupFreeness], needed_blocks: int, order: DispatchOrder = by_freeness
+) -> GroupId | None:
     """The first that could hold ``needed_blocks`` at all; if none could, the largest. None without groups.
 
-    Ties go to the smaller batch, then to the smaller id, so that the choice does not depend on order.
+    Ties go to the smaller id, so that the choice does not depend on the sequence of ``groups``.
     """
     if not groups:
         return None
     able = [g for g in groups if g.capacity_blocks >= needed_blocks]
     if not able:
         return max(groups, key=lambda g: (g.capacity_blocks, -g.group_id)).group_id
-    return min(able, key=dispatch_key).group_id
+    return min(able, key=order).group_id

@@ -120,18 +120,22 @@ def should_yield(load: MergedLoad, params: RestoreParams) -> bool:
 
 
 def plan_splits(stages: Sequence[StagePlan], num_layers: int) -> tuple[SplitPlan, ...]:
-    """Ways to split a pipeline, the furthest first: into instances; into two groups of every second member.
+    """Ways to split a pipeline, the furthest first: into instances; into two groups of every second member; of three
+    members, into the outer two and one that is left over.
 
     While requests are on their way each member holds blocks of all of them in all layers of its *next* layout: members
     that take every layer back have room for one instance's worth, a 1/N of what all N could hold undropped; members of
     a group of n have room for about n/N. In the second way neighbours go to different groups, so that every member
-    keeps what it runs and takes layers of its neighbours. With an odd number one group has a member more. Three have
-    no second way: one of them would be alone, and has to take every layer back.
+    keeps what it runs and takes layers of its neighbours. With an odd number one group has a member more. Of three
+    one would be alone, and have to take every layer back while it holds blocks of all: so it is left over instead. The
+    middle one, whose neighbours then widen towards each other.
     """
     everything = LayerRange(0, num_layers)
     ways = [SplitPlan(tuple((StagePlan(s.worker_id, everything),) for s in stages))]
     if len(stages) >= 4:
         ways.append(SplitPlan((_widened(stages[::2], num_layers), _widened(stages[1::2], num_layers))))
+    elif len(stages) == 3:
+        ways.append(SplitPlan((_widened(stages[::2], num_layers),)))
     return tuple(ways)
 
 

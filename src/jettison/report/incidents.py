@@ -175,17 +175,22 @@ def _dropped(run: RunResult, decisions: Sequence[Decision]) -> list[_Stretch]:
 
 
 def _restored(log: Sequence[Row]) -> list[tuple[float, set[int]]]:
-    """When restores ended, and whose layers were all back then: not of those that a split left in smaller pipelines."""
+    """When restores ended, and whose layers were all back then: not of those that a split left in smaller pipelines, or
+    left over until they came home by themselves."""
     still_merged: dict[frozenset[int], set[int]] = {}
     restored = []
     for event in log:
         if event["kind"] == "split":
             homes: list[list[int]] = list((event.get("homes") or {}).values())
-            everyone = frozenset(worker for members in homes for worker in members)
-            still_merged[everyone] = {worker for members in homes if len(members) > 1 for worker in members}
+            left_over = set(event.get("left_over") or [])
+            everyone = left_over.union(*homes)
+            merged = left_over.union(*(members for members in homes if len(members) > 1))
+            still_merged[frozenset(everyone)] = merged
         elif event["kind"] == "restore_done":
             workers = set(event.get("workers") or [])
             restored.append((event["t"], workers - still_merged.pop(frozenset(workers), set())))
+        elif event["kind"] == "came_home":
+            restored.append((event["t"], {event["worker"]}))
     return restored
 
 

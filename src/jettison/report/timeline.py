@@ -35,6 +35,7 @@ _SPANS = {
     "split": ("restore: until the split", "ms"),
     "restore_done": ("restore", "ms"),
     "recovered": ("recovery", "ms"),
+    "came_home": ("restore: the member that was left over", "ms"),
     "migrated": ("migration", "ms"),
 }
 """Kind of a record that ends a move -> what the move is called here, and the field with its duration."""

@@ -131,7 +131,7 @@ class Moves:
         """A merge failed. If it was to put a turned restore together again, its requests go on returning home."""
         for group in merge.sources:
             homes = [g for g in merge.sources if g is not group]
-            if homes and sorted(w for g in homes for w in g.worker_ids) == sorted(group.worker_ids):
+            if homes and all(set(g.worker_ids) <= set(group.worker_ids) for g in homes):
                 split = SplitPlan(tuple(g.stages for g in homes))
                 return self.restore(group, split, now_ns, "it could not be put together again", homes)
         return []
@@ -199,6 +199,9 @@ class Moves:
                 self._forget(restore)
                 restore.group.touch()  # open again to newcomers
                 self._loads.note_settled(restore.worker_ids, now_ns, failed=restore.has_failed)
+                if restore.phase is RestorePhase.DONE:
+                    for worker_id in restore.left_over:
+                        self._recoveries.come_home(worker_id, now_ns)
                 if restore.phase is RestorePhase.TURNED and restore.has_split:
                     sources = [*restore.homes, restore.group]
                     actions += self.merge(sources, restore.group.stages, now_ns)

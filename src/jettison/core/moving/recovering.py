@@ -103,6 +103,8 @@ class Recovery:
         """Why a shard could not be had at the last attempt; it is asked for again all the same."""
         self._told: str | None = None
         """The trouble that has been recorded: not every attempt is news."""
+        self.is_of_restore = False
+        """It is the end of a restore, and counts as no recovery of its own."""
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -198,12 +200,13 @@ class Recovery:
         self.trouble = None
         worker_id = self.worker.worker_id
         took_ns = now_ns - self._started_ns
-        self._cluster.counters.num_recoveries += 1
-        self._cluster.counters.recovery_ns += took_ns
+        if not self.is_of_restore:
+            self._cluster.counters.num_recoveries += 1
+            self._cluster.counters.recovery_ns += took_ns
         fields: dict[str, object] = {"worker": worker_id, "ms": took_ns / 1e6}
         if self._told is not None:
             fields["was_stuck"] = True
-        return Record("recovered", now_ns, fields)
+        return Record("came_home" if self.is_of_restore else "recovered", now_ns, fields)
 
 
 @dataclass(slots=True)
@@ -420,6 +423,10 @@ class Recoveries:
     def fill(self, worker_id: WorkerId, now_ns: int) -> None:
         """A worker that serves in no group gets the layers of its home back."""
         self._recovery_of(worker_id, now_ns).phase = RecoveryPhase.MAP
+
+    def come_home(self, worker_id: WorkerId, now_ns: int) -> None:
+        """A restore has left this worker over, alive and in no group."""
+        self._recovery_of(worker_id, now_ns).is_of_restore = True
 
     # --- events -----------------------------------------------------------------------------------------------
 

@@ -1,7 +1,9 @@
 """Restore and split as one phase table (KunServe v3 section 4.4; design 5.1).
 
 A group is split into instances, or, where all of its requests would not fit into one member's memory, into two groups
-of every second member (``policy.restore.plan_splits``); these are split again when their turn comes.
+of every second member (``policy.restore.plan_splits``); these are split again when their turn comes. Of three members
+one may be *left over*: it stays as it is, in the pipeline alone, until all requests have gone home to the other two;
+then it holds nothing any more and comes home by itself (``core.moving.recovering``), as an instance.
 
     DRAIN_1    the group finishes its steps in flight
     MAP        every member maps the shards of its next layout (KV shrinks to what is left; blocks move down)
@@ -12,13 +14,14 @@ of every second member (``policy.restore.plan_splits``); these are split again w
     SPREAD     every member gives KV pages to all layers that it will run
     RETURN     the new groups serve; running requests stay in the pipeline until their KV is there
                (``core.moving.returning``)
-    DONE       the pipeline is empty
+    DONE       the pipeline is empty; a member that was left over is on its own
     TURNING    a burst or a failure: transfers are called off ...
     REDROP     ... and the mapped shards dropped again (not needed once the split has begun; tried until it works)
     TURNED     the pipeline (and, after a split, the groups beside it) can be merged again; should that merge
                fail, another restore goes on from RETURN
 
-Ownership: until its last move has ended, a request runs in the pipeline and its blocks stay at every member.
+Ownership: until its last move has ended, a request runs in the pipeline and its blocks stay at every member. So one
+that is left over can be turned round, or die, as the others can: until DONE it is a stage of the pipeline.
 """
 
 from __future__ import annotations
@@ -82,6 +85,8 @@ class Restoring:
         """It was called off because a member could not do its part, not because it was needed."""
         self.split_plan = split
         self._next_layers = {stage.worker_id: stage.layers for part in split.parts for stage in part}
+        self.left_over = tuple(w for w in group.worker_ids if w not in self._next_layers)
+        """Members that no new group has."""
         self._with_queue = with_queue
         self._max_overflow_blocks = max_overflow_blocks
         self._num_recomputed = 0
@@ -225,7 +230,7 @@ class Restoring:
         shape = self._cluster.shape
         specs = {
             s.worker_id: LayoutSpec(shape.shards_for(self._next_layers[s.worker_id]), s.layers)
-            for s in self.group.stages
+            for s in self.group.stages if s.worker_id in self._next_layers
         }
         return self._change_layouts(specs, shrinks=True)
 
@@ -301,6 +306,7 @@ class Restoring:
         done = {
             "group": self.group.group_id,
             "homes": {g.group_id: list(g.worker_ids) for g in homes},
+            "left_over": list(self.left_over),
             "returning": len(self.group.running),
             "recomputed": self._num_recomputed,
             "ms": (now_ns - self._started_ns) / 1e6,

@@ -14,10 +14,11 @@ from collections.abc import Callable
 from jettison.core.ladder.climb import Ladder
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.moves import Moves
+from jettison.core.params import ClusterParams
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
-from jettison.core.serving.freest import FreestGroups
 from jettison.core.serving.group import GroupCore
+from jettison.core.serving.grouporder import GroupOrder
 from jettison.core.state import ClusterState
 from jettison.policy.batching import BlockedBy
 from jettison.policy.dispatch import GroupFreeness
@@ -35,7 +36,9 @@ class Dispatcher:
         self._ladder = ladder
         self._num_drops = 0
         """Merges that had been executed when queues were last rebalanced after one."""
-        self._freest = FreestGroups(
+        self._ordered_by: ClusterParams | None = None
+        """The parameters that groups are ordered by: others may be put in their place."""
+        self._order = GroupOrder(
             lambda group_id: self._freeness(group_id), lambda group_id: state.catch_up(group_id)
         )
 
@@ -43,10 +46,14 @@ class Dispatcher:
         """Queue a request in the group that dispatch chooses; False if there is none and it has to wait for one."""
         cluster = self._state
         cluster.resolve_ledgers()
-        for group_id in cluster.changes.freer:
-            self._freest.refresh(group_id)
+        if self._ordered_by is not cluster.params:
+            self._ordered_by = cluster.params
+            self._order.reorder(cluster.params.dispatch, cluster.groups)
+        else:
+            for group_id in cluster.changes.freer:
+                self._order.refresh(group_id)
         cluster.changes.freer.clear()
-        chosen = self._freest.choose(-(-state.num_tokens // cluster.limits.block_size))
+        chosen = self._order.choose(-(-state.num_tokens // cluster.limits.block_size))
         if chosen is None:
             cluster.homeless[state.request_id] = state
             return False
@@ -68,7 +75,15 @@ class Dispatcher:
             len(group.stages),
             group.queued_tokens() + group.unfinished_tokens(),
             group.limits.max_num_batched_tokens,
+            self._apart_blocks(group),
+            group.num_served + len(group.waiting) + len(group.waiting_offline),
         )
+
+    def _apart_blocks(self, group: GroupCore) -> int | None:
+        params = self._state.params
+        if len(group.stages) == 1 or params.static_pipeline or not params.auto_restore:
+            return None
+        return sum(self._state.workers[w].full_blocks for w in group.worker_ids)
 
     # --- rebalancing ------------------------------------------------------------------------------------------
 

@@ -52,13 +52,15 @@ def log_move(record: Record, core: ClusterCore) -> None:
                 )
         case "restore_done":
             log.info(
-                "restore done: workers %s hold all layers; %s of parameters and %s of KV sent, in %.0f ms",
+                "restore done: the pipeline of workers %s is no more; %s of parameters and %s of KV sent, in %.0f ms",
                 fields["workers"], _size(fields["pulled_bytes"]), _size(fields["returned_bytes"]), fields["ms"],
             )
         case "recovery_stuck":
             log.error("worker %s stays down: %s", fields["worker"], fields["reason"])
-        case "recovered" if fields.get("was_stuck"):
+        case "recovered" | "came_home" if fields.get("was_stuck"):
             log.warning("worker %s serves again", fields["worker"])
+        case "came_home":
+            log.info("worker %s, which a restore had left over, holds all layers", fields["worker"])
         case "restore_turned":
             log.info("restore called off: group %s stays merged; reason: %s", fields["group"], fields["reason"])
 

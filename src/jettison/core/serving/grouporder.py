@@ -1,23 +1,23 @@
-"""The freest group without looking at every group: open groups in the order of ``policy.dispatch``, as a heap.
+"""The first group without looking at every group: open groups in an order of ``policy.dispatch``, as a heap.
 
 Nothing is decided here: the order is the policy's, and the group that comes out is the one that asking every group
 would have found, ties included (a test compares).
 
 Invariant: an open group is in the heap under a key that is not behind its present one. A group that has got fuller
 since is found out when it comes to the top, and put where it belongs; one that may have got freer has to be refreshed
-before the next choice, and only those that something has happened to may have.
+before the next choice, and only those that something has happened to may have. Another order needs all of them anew.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from jettison.policy.dispatch import DispatchKey, GroupFreeness, choose_group, dispatch_key
+from jettison.policy.dispatch import DispatchKey, DispatchOrder, GroupFreeness, by_freeness, choose_group
 from jettison.types import GroupId
 
 
-class FreestGroups:
+class GroupOrder:
     """``view_of`` a group is None while the group takes nothing new, or is no more. It may show the group as it was
     some steps ago, freer than it is; after ``catch_up`` it shows it as it is."""
 
@@ -26,16 +26,25 @@ class FreestGroups:
     ) -> None:
         self._view_of = view_of
         self._catch_up = catch_up
+        self._order: DispatchOrder = by_freeness
         self._heap: list[DispatchKey] = []
         self._key_of: dict[GroupId, DispatchKey] = {}
         """Of listed groups, their best entry: others of theirs in the heap are dead."""
+
+    def reorder(self, order: DispatchOrder, group_ids: Iterable[GroupId]) -> None:
+        """Put all groups that exist into an order, of which no key is known any more."""
+        self._order = order
+        self._heap.clear()
+        self._key_of.clear()
+        for group_id in group_ids:
+            self.refresh(group_id)
 
     def refresh(self, group_id: GroupId) -> None:
         """The group may be freer than it was, or new, or open again."""
         view = self._view_of(group_id)
         if view is None:
             return
-        key, listed = dispatch_key(view), self._key_of.get(group_id)
+        key, listed = self._order(view), self._key_of.get(group_id)
         if listed is None or key < listed:
             self._key_of[group_id] = key
             heapq.heappush(self._heap, key)
@@ -48,8 +57,8 @@ class FreestGroups:
             chosen = self._first_of(needed_blocks, too_small)
         finally:  # also when a view could not be made: no group is lost by that
             for view in too_small:
-                heapq.heappush(self._heap, dispatch_key(view))
-        return choose_group(too_small, needed_blocks) if chosen is None else chosen
+                heapq.heappush(self._heap, self._order(view))
+        return choose_group(too_small, needed_blocks, self._order) if chosen is None else chosen
 
     def _first_of(self, needed_blocks: int, too_small: list[GroupFreeness]) -> GroupId | None:
         """The first group that could hold so much; those before it are taken from the heap."""
@@ -65,12 +74,12 @@ class FreestGroups:
                 heapq.heappop(heap)
                 del self._key_of[group_id]
                 continue
-            present = dispatch_key(view)
+            present = self._order(view)
             if present == key:
                 self._catch_up(group_id)
                 view = self._view_of(group_id)
                 assert view is not None, "steps close no group"
-                present = dispatch_key(view)
+                present = self._order(view)
             if present != key:
                 self._key_of[group_id] = present
                 heapq.heapreplace(heap, present)
