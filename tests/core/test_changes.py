@@ -93,7 +93,7 @@ def test_the_first_group_is_the_one_that_asking_all_finds(
     policy: str, seed: int, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = schedule(policy, seed)
-    cluster.core.params = replace(cluster.core.params, dispatch=ORDERS[order])
+    cluster.core.reconfigure(replace(cluster.core.params, dispatch=ORDERS[order]))
     dispatcher, chosen = cluster.core.dispatcher, 0
     choose = dispatcher._order.choose
 

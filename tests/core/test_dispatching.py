@@ -101,7 +101,9 @@ def test_newcomers_go_to_instances_while_a_pipeline_that_will_be_restored_is_as_
     """The pair holds as much as the third member for each of its members, and has room for 20 times more."""
     cluster = FakeCluster(num_workers=3, full_blocks=134, max_seqs=64, max_tokens=2048)
     params = cluster.core.params
-    cluster.core.params = replace(params, auto_restore=restores, restore=replace(params.restore, min_settled_s=1e9))
+    cluster.core.reconfigure(
+        replace(params, auto_restore=restores, restore=replace(params.restore, min_settled_s=1e9))
+    )
     cluster.carry_out(cluster.core.moves.merge([cluster.core.groups[0], cluster.core.groups[1]], STAGES, cluster.now))
     cluster.run(stop=lambda: not cluster.core.in_transition)
     (merged,), spare = cluster.core.state.pipelines.values(), cluster.core.groups[2]
@@ -109,7 +111,7 @@ def test_newcomers_go_to_instances_while_a_pipeline_that_will_be_restored_is_as_
         cluster.submit(f"r{i}", [i] * 20, 60, cluster.now / 1e6 + 3 * i, ignore_eos=True)
     cluster.run(stop=lambda: merged.num_served + spare.num_served == 15)
     assert (merged.num_served, spare.num_served) == ((10, 5) if restores else (13, 2))
-    cluster.core.params = params
+    cluster.core.reconfigure(params)
     cluster.run()
     cluster.expect_outputs()
 
