@@ -153,6 +153,31 @@ def test_requests_that_a_bug_has_failed_are_not_taken_for_victims_of_deaths() ->
         watched.expect_one_end_each()
 
 
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (20, 40, 60, 80))])
+def test_faults_while_one_of_three_is_left_over(first: int) -> None:
+    """Three hold more than one could, and are split: from then on faults strike, and a burst may turn it round."""
+    seen: list[set[str]] = []
+    for seed in range(first, first + 20):
+        watched = Watched(make_setup("drop", num_workers=3, topology=SLOW), check_every=CHECK_EVERY)
+        watched.load(seed, num_requests=24, span_s=0.2, mean_output=40)
+        cluster, rng = watched.cluster, random.Random(seed)
+        for at_s, order in ((0.0, cluster.request_drop), (0.05, cluster.request_drop), (0.12, cluster.request_restore)):
+            cluster.loop.at(round(at_s * 1e9), order)
+        cluster.run(until_ns=900 * 10**9, is_over=lambda kinds=watched.kinds: "restore_begin" in kinds())
+        now_s = cluster.loop.now_ns / 1e9
+        faults = draw_faults(seed, range(3), SPAN_S, 1 + seed % 3)
+        cluster.inject(tuple(replace(fault, at_s=fault.at_s + now_s) for fault in faults))
+        if seed % 3 == 0:
+            cluster.loop.after(rng.randrange(int(SPAN_S * 1e9)), cluster.request_drop)
+        cluster.run(until_ns=900 * 10**9)
+        watched.expect_one_end_each()
+        splits = (record.fields["left_over"] for record in watched.records if record.kind == "split")
+        seen.append(met(watched) | {"left over" for left_over in splits if left_over})
+    assert sum({"left over", "worker_lost"} <= kinds for kinds in seen) > 4
+    assert any({"left over", "came_home"} <= kinds for kinds in seen)
+    assert any({"left over", "restore_turned"} <= kinds for kinds in seen)
+
+
 @pytest.mark.parametrize("seed", [2353, 2874])
 def test_requests_whose_way_home_is_cut_for_good_are_computed_again_there(seed: int) -> None:
     """The link between a pipeline's members goes down while it is split: the same transfer was tried for ever."""
