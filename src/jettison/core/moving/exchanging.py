@@ -94,7 +94,8 @@ class Exchange:
         """Every request is in place and no member keeps KV of layers that it no longer runs."""
         assert self.group is not None
         return not (
-            self._landing or self._moves or self._arriving or self._relayouts or self.group.moving or self._kept()
+            self._landing or self._moves or self._arriving or self._relayouts
+            or self.group.queues.moving or self._kept()
         )
 
     @property
@@ -163,20 +164,20 @@ class Exchange:
         self._num_foreign = None
         for state in in_service_order(states, self._cluster.limits.scheduling_policy):
             if state.phase is Phase.WAITING:
-                group.enqueue(state)
+                group.queues.enqueue(state)
                 continue
             if state.phase is Phase.STORED:
-                group.keep_stored(state)
+                group.queues.keep_stored(state)
                 self._cluster.counters.hosted_carried += 1
                 continue
             state.paused = False
             moves = plan_kv_moves(state.kv_at, self._stage_order)
             if not moves and state.ending is None:
-                group.resume(state)
+                group.queues.resume(state)
                 continue
             state.phase = Phase.MOVING
             state.group_id = group.group_id
-            group.moving[state.request_id] = state
+            group.queues.moving[state.request_id] = state
             if state.ending is not None:
                 self._cluster.reap(state)
             elif state.num_computed == 0:
@@ -289,7 +290,7 @@ class Exchange:
             self._try_resume(entry, now_ns)
         # Layer by layer over all live requests; what stalls somebody goes before (part -1).
         actions = urgent + [action for _, action in sorted(bulk, key=lambda item: item[0])]
-        return actions + self._give_back_foreign(bool(self._landing or self.group.has_waiting), now_ns)
+        return actions + self._give_back_foreign(bool(self._landing or self.group.queues.has_waiting), now_ns)
 
     def _choose(
         self, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState], now_ns: int
@@ -298,7 +299,7 @@ class Exchange:
         group, cluster = self.group, self._cluster
         assert group is not None
         size = cluster.limits.block_size
-        num_full, num_blocks = state.num_computed // size, group.blocks_for(state.num_computed)
+        num_full, num_blocks = state.num_computed // size, group.limits.blocks_for(state.num_computed)
         layer_bytes = cluster.shape.block_bytes_per_layer(size)
         load: dict[LinkId, int] = {}
         remote: dict[WorkerId, int] = {}
@@ -310,11 +311,11 @@ class Exchange:
             state.num_computed, load, {k: v * (num_blocks - num_full) // num_blocks for k, v in load.items()},
             max(remote.values()), num_full > 0,
         )
-        ahead = group.waiting.ahead_of(state)
+        ahead = group.queues.waiting.ahead_of(state)
         before = sum(s.num_tokens for s in ahead)
         waited_s = (now_ns - self._started_ns) / NANOSECONDS
-        behind = len(group.waiting) - len(ahead)
-        num_others = len(group.running) + len(group.moving) + behind - 1
+        behind = len(group.queues.waiting) - len(ahead)
+        num_others = len(group.queues.running) + len(group.queues.moving) + behind - 1
         queued = {link: cluster.book.bytes_between(*link, *KV_PURPOSES) for link in self._links | load.keys()}
         queue = ExchangeQueue(
             queued, before + sum(s.num_computed for s in given_up), waited_s, max(0, num_others)
@@ -409,15 +410,15 @@ class Exchange:
         if group is None or state.ending is not None or state.recompute or entry.first:
             return
         if state.phase is Phase.MOVING:
-            group.resume(state)
+            group.queues.resume(state)
             self._cluster.counters.note_stall(now_ns - self._started_ns)
         state.remote = entry.remote
         self._cluster.touch(state)
         if not entry.is_complete:
             return
         self._arriving.forget(state.request_id)
-        if group.seals:
-            for ledger in group.ledgers:
+        if group.blocks.seals:
+            for ledger in group.blocks.ledgers:
                 for index in range(state.num_sealed):
                     ledger.seal(state.request_id, index, state.hashes[index])
 
@@ -435,7 +436,7 @@ class Exchange:
             for dst in {m.dst for m in moves}:
                 if not self._cluster.workers[dst].ledger.has(state.request_id):
                     blocks[dst] = blocks.get(dst, 0) + length
-        group.reserve_landing(blocks)
+        group.blocks.reserve_landing(blocks)
 
     def _kept(self) -> bool:
         """Whether some member still has pages under KV of layers it no longer runs."""

@@ -85,7 +85,9 @@ class Migration:
     @property
     def num_reserved_blocks(self) -> int:
         """Blocks that the destination holds for the request."""
-        return 0 if self.is_over else max(ld.num_blocks_of(self.state.request_id) for ld in self.destination.ledgers)
+        if self.is_over:
+            return 0
+        return max(ledger.num_blocks_of(self.state.request_id) for ledger in self.destination.blocks.ledgers)
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -95,8 +97,8 @@ class Migration:
         assert not set(self.source.worker_ids) & set(self.destination.worker_ids), "groups that share a worker"
         self._started_ns = now_ns
         self._plan = plan_kv_moves(self.state.kv_at, self.destination.stages)
-        needed = self.source.blocks_for(self.state.num_tokens)
-        if needed + self.destination.watermark_blocks() > self.destination.num_free_blocks:
+        needed = self.source.limits.blocks_for(self.state.num_tokens)
+        if needed + self.destination.blocks.watermark > self.destination.blocks.num_free:
             self._fail("no room at the destination")
             return []
         self._reserve(needed)
@@ -147,7 +149,7 @@ class Migration:
                 return self._hand_over(now_ns)
             case MigrationPhase.FINAL if not state.num_pending:
                 self._final_sent = True
-                actions = self._send(self.source.blocks_for(state.num_computed))
+                actions = self._send(self.source.limits.blocks_for(state.num_computed))
                 return actions if self._moves or self.phase is not MigrationPhase.FINAL else self._hand_over(now_ns)
             case MigrationPhase.FALLING_BACK:
                 self._give_back()
@@ -157,7 +159,7 @@ class Migration:
 
     def _next_round(self, now_ns: int) -> list[Action]:
         state = self.state
-        if self.source.blocks_for(state.num_computed) - self._num_sent > MAX_FINAL_BLOCKS:
+        if self.source.limits.blocks_for(state.num_computed) - self._num_sent > MAX_FINAL_BLOCKS:
             if self.num_rounds == MAX_ROUNDS:
                 return self._fall_back("the request grows as fast as it is copied")
             return self._send(state.num_computed // self._cluster.limits.block_size)
@@ -170,9 +172,9 @@ class Migration:
     def _send(self, end: int) -> list[Action]:
         """Send the blocks up to ``end``; the destination's table grows first."""
         state, first = self.state, self._num_sent
-        missing = end - min(ledger.num_blocks_of(state.request_id) for ledger in self.destination.ledgers)
+        missing = end - min(ledger.num_blocks_of(state.request_id) for ledger in self.destination.blocks.ledgers)
         if missing > 0:
-            if any(not ledger.can_allocate(missing) for ledger in self.destination.ledgers):
+            if any(not ledger.can_allocate(missing) for ledger in self.destination.blocks.ledgers):
                 return self._fall_back("the destination is full")
             self._reserve(missing)
         self.num_rounds += 1
@@ -190,7 +192,7 @@ class Migration:
         return actions
 
     def _reserve(self, num_blocks: int) -> None:
-        for ledger in self.destination.ledgers:
+        for ledger in self.destination.blocks.ledgers:
             ledger.allocate(self.state.request_id, num_blocks)
 
     # --- ends -------------------------------------------------------------------------------------------------
@@ -200,12 +202,12 @@ class Migration:
         state = self.state
         self.phase = MigrationPhase.DONE
         self._on_over(self)
-        self.source.take_out(state)
-        for ledger in self.source.ledgers:
+        self.source.queues.take_out(state)
+        for ledger in self.source.blocks.ledgers:
             ledger.release(state.request_id)
         state.paused = False
         state.num_sealed = 0  # its blocks are new ones, not yet findable
-        self.destination.resume(state)
+        self.destination.queues.resume(state)
         counters = self._cluster.counters
         counters.num_migrations += 1
         counters.migrated_bytes += self.num_bytes
@@ -233,7 +235,7 @@ class Migration:
         return [CancelTransfer(move.src, transfer_id) for transfer_id, move in self._moves.items()]
 
     def _give_back(self) -> None:
-        for ledger in self.destination.ledgers:
+        for ledger in self.destination.blocks.ledgers:
             if ledger.has(self.state.request_id):
                 ledger.release(self.state.request_id)
         self._cluster.counters.num_failed_migrations += 1

@@ -116,7 +116,7 @@ class Moves:
         split = (lasting or fitting or list(ways))[0]
         if homes:
             split = SplitPlan(tuple(g.stages for g in homes))
-        yields = group.admission_cap_blocks is not None
+        yields = group.blocks.admission_cap is not None
         actions = self._clear(group.worker_ids)
         restore = Restoring(
             self._state, group, split, now_ns, homes, with_queue=yields, max_overflow_blocks=max_overflow_blocks,
