@@ -37,7 +37,8 @@ def build(num_running: int, num_waiting: int) -> tuple[GroupCore, StepEncoder]:
     rng = random.Random(0)
     for i in range(num_running + num_waiting):
         prompt = tuple(rng.randrange(256) for _ in range(PROMPT))
-        group.enqueue(RequestState(Request(f"r{i}", prompt, SamplingParams(max_tokens=10_000, temperature=0.0), i), i))
+        params = SamplingParams(max_tokens=10_000, temperature=0.0)
+        group.queues.enqueue(RequestState(Request(f"r{i}", prompt, params, i), i))
     return group, StepEncoder({0: ledger}, BLOCK_SIZE, frozenset())
 
 

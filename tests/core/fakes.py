@@ -307,7 +307,8 @@ class FakeCluster:
 
     def _describe(self) -> str:
         core = self.core
-        groups = {g.group_id: [*g.waiting, *g.running.values(), *g.moving.values()] for g in core.groups.values()}
+        queues = {g.group_id: g.queues for g in core.groups.values()}
+        groups = {i: [*q.waiting, *q.running.values(), *q.moving.values()] for i, q in queues.items()}
         moves = [(type(m).__name__, str(m.phase)) for m in (*core.merges, *core.restores)]
         blocks = [(w.ledger.num_held, w.ledger.capacity) for w in core.state.workers.values()]
         return f"groups {groups}, moves {moves}, blocks held of capacity {blocks}"
@@ -741,7 +742,7 @@ class FakeCluster:
                 continue
             assert worker.ledger.capacity == self.workers[worker.worker_id].capacity
         for group in self.core.groups.values():
-            assert group.queued_blocks() == 0 and not group.landing.blocks and not group.paused
+            assert group.queues.queued_blocks() == 0 and not group.blocks.landing and not group.paused
 
 
 def fake_prompt_logprobs(row: ports.StepRow) -> list[TokenLogprobs]:

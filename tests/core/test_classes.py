@@ -21,7 +21,7 @@ def offline(cluster: FakeCluster, name: str, num_prompt: int, num_output: int, a
 
 
 def running(cluster: FakeCluster) -> list[RequestState]:
-    return [s for group in cluster.core.groups.values() for s in group.running.values()]
+    return [s for group in cluster.core.groups.values() for s in group.queues.running.values()]
 
 
 def kinds(cluster: FakeCluster) -> list[str]:
@@ -51,7 +51,7 @@ def test_offline_requests_that_wait_forbid_no_restore() -> None:
     cluster.order("drop")
     cluster.run(stop=lambda: "restore_done" in kinds(cluster))
     assert "restore_done" in kinds(cluster), "little is held, and what waits is no reason to stay merged"
-    assert any(g.waiting_offline for g in cluster.core.groups.values())
+    assert any(g.queues.waiting_offline for g in cluster.core.groups.values())
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
@@ -64,7 +64,7 @@ def test_online_requests_go_first_whenever_they_came() -> None:
     cluster.submit("chat", tokens(1, 10), 30, 5.0)
     cluster.run(stop=lambda: "chat" in {s.request_id for s in running(cluster)})
     assert sum(s.num_output > 0 for s in running(cluster)) <= 2
-    waiting = cluster.core.groups[0].waiting_offline
+    waiting = cluster.core.groups[0].queues.waiting_offline
     assert len(waiting) >= 3, "the batch's others still wait"
     cluster.run()
     cluster.expect_outputs()

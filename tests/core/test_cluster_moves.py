@@ -173,7 +173,7 @@ def test_many_members_split_into_two_where_one_could_not_hold_everything(
     merge_all(cluster, num_workers)
     cluster.run(until_ms=cluster.now / MS + 60)
     (pipeline,) = cluster.core.groups.values()
-    assert 60 < pipeline.used_blocks < 120
+    assert 60 < pipeline.blocks.num_used < 120
     cluster.carry_out(cluster.core.request_restore(cluster.now))
     cluster.run(until_ms=cluster.now / MS + 60)
     split = next(r for r in cluster.records if r.kind == "split")
@@ -223,7 +223,7 @@ def test_a_pipeline_that_compute_binds_yields_and_takes_its_queue_along() -> Non
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
-    assert all(g.admission_cap_blocks is None for g in cluster.core.groups.values())
+    assert all(g.blocks.admission_cap is None for g in cluster.core.groups.values())
 
 
 def test_a_merged_group_runs_as_many_requests_as_its_members_did() -> None:
@@ -234,7 +234,7 @@ def test_a_merged_group_runs_as_many_requests_as_its_members_did() -> None:
 
     def look() -> bool:
         nonlocal most_running
-        most_running = max(most_running, *(len(g.running) for g in cluster.core.groups.values()))
+        most_running = max(most_running, *(len(g.queues.running) for g in cluster.core.groups.values()))
         return False
 
     cluster.run(stop=look)

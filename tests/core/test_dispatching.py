@@ -36,7 +36,7 @@ def crowd(cluster: FakeCluster, outputs: dict[int, list[int]]) -> None:
     def place(state: RequestState) -> bool:
         if state.request_id not in places:
             return dispatched(state)
-        cluster.core.groups[places.pop(state.request_id)].enqueue(state)
+        cluster.core.groups[places.pop(state.request_id)].queues.enqueue(state)
         return True
 
     dispatcher.place = place  # type: ignore[method-assign]
@@ -58,8 +58,8 @@ def merged_with_a_third(*, rebalance: bool = True, num_at_third: int = 0) -> Fak
     crowd(cluster, {0: [60] * 18, 1: [60] * 18, 2: [60] * num_at_third})
     cluster.run(until_ms=30)
     groups = cluster.core.groups
-    assert [len(g.running) for g in groups.values()] == [BATCH_LIMIT, BATCH_LIMIT, num_at_third]
-    assert [len(g.waiting) for g in groups.values()] == [10, 10, 0]
+    assert [len(g.queues.running) for g in groups.values()] == [BATCH_LIMIT, BATCH_LIMIT, num_at_third]
+    assert [len(g.queues.waiting) for g in groups.values()] == [10, 10, 0]
     cluster.carry_out(cluster.core.moves.merge([groups[0], groups[1]], STAGES, cluster.now))
     cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
     assert not any(name == "Tick" for _, name in cluster.log)
@@ -76,9 +76,9 @@ def test_what_overflows_a_merged_group_goes_to_a_spare_instance_before_it_is_adm
     assert kinds(cluster) == [(cluster.now, "drop"), (cluster.now, "rebalanced")]
     # A pair's limit is 16, and 16 run: all 20 overflow. The spare instance takes what fills its batch, the oldest
     # first; whom nobody has a place for is admitted where it is, as without a limit.
-    assert list(spare.running) == [f"g0-{i}" for i in range(8, 16)] and not spare.waiting
-    cluster.run(stop=lambda: not merged.waiting)
-    assert len(merged.running) + len(merged.moving) == 16 + 20 - BATCH_LIMIT
+    assert list(spare.queues.running) == [f"g0-{i}" for i in range(8, 16)] and not spare.queues.waiting
+    cluster.run(stop=lambda: not merged.queues.waiting)
+    assert len(merged.queues.running) + len(merged.queues.moving) == 16 + 20 - BATCH_LIMIT
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
@@ -88,9 +88,9 @@ def test_what_overflows_a_merged_group_goes_to_a_spare_instance_before_it_is_adm
 def test_without_a_better_place_a_merged_group_admits_everybody(rebalance: bool, num_at_third: int) -> None:
     cluster = merged_with_a_third(rebalance=rebalance, num_at_third=num_at_third)
     (merged,) = cluster.core.state.pipelines.values()
-    cluster.run(stop=lambda: not merged.waiting)
+    cluster.run(stop=lambda: not merged.queues.waiting)
     assert [kind for _, kind in kinds(cluster)] == ["drop"]
-    assert len(merged.running) + len(merged.moving) == 16 + 20
+    assert len(merged.queues.running) + len(merged.queues.moving) == 16 + 20
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
@@ -122,11 +122,11 @@ def test_what_memory_keeps_out_of_one_instance_goes_to_another_with_room(policy:
     crowd(cluster, {0: [60] * 18, 1: [3, 3]})
     cluster.run(until_ms=99)
     full, spare = cluster.core.groups.values()
-    assert full.head_blocked_by is BlockedBy.MEMORY and not spare.running and not spare.waiting
-    num_waiting = len(full.waiting)
+    assert full.head_blocked_by is BlockedBy.MEMORY and not spare.queues.running and not spare.queues.waiting
+    num_waiting = len(full.queues.waiting)
     cluster.run(until_ms=100)
     moved = cluster.core.state.counters.num_rebalanced
-    assert moved == len(spare.running) and moved + len(full.waiting) == num_waiting
+    assert moved == len(spare.queues.running) and moved + len(full.queues.waiting) == num_waiting
     assert moved > 0
     cluster.run()
     cluster.expect_outputs()
@@ -149,20 +149,20 @@ class Witness:
         core = self.cluster.core
         groups = core.groups
         self.asked_in_time |= {i for i, g in core.state.pipelines.items() if not g.counters.num_steps}
-        queues = {i: list(g.waiting) for i, g in groups.items()}
+        queues = {i: list(g.queues.waiting) for i, g in groups.items()}
         places = {i: self.num_places(g) for i, g in groups.items()}
-        blocks = {i: g.num_free_blocks - g.watermark_blocks() for i, g in groups.items()}
+        blocks = {i: g.blocks.num_free - g.blocks.watermark for i, g in groups.items()}
         busy = core.ladder.worker_ids() | core.moves.moving_workers()
         takers = [
             i for i, g in groups.items()
-            if g.admission_cap_blocks is None and busy.isdisjoint(g.worker_ids) and places[i] > len(queues[i])
+            if g.blocks.admission_cap is None and busy.isdisjoint(g.worker_ids) and places[i] > len(queues[i])
         ]
         too_large = {s.request_id for g in groups.values() for s in g.oversized()}
         actions = self._rebalance(now_ns)
         before = {s.request_id: i for i, queue in queues.items() for s in queue}
-        after = {s.request_id: i for i, g in groups.items() for s in g.waiting}
+        after = {s.request_id: i for i, g in groups.items() for s in g.queues.waiting}
         assert before.keys() == after.keys(), "a request is lost"
-        assert len(after) == sum(len(g.waiting) for g in groups.values()), "a request is there twice"
+        assert len(after) == sum(len(g.queues.waiting) for g in groups.values()), "a request is there twice"
         if too_large:
             return actions  # they may go anywhere, and change what is free there
         arrived: dict[int, list[RequestState]] = {}
@@ -175,7 +175,7 @@ class Witness:
                     arrived.setdefault(to, []).append(state)
         assert not arrived or core.params.rebalance
         for to, states in arrived.items():
-            need = sum(groups[to].blocks_for(s.num_tokens) for s in (*queues[to], *states))
+            need = sum(groups[to].limits.blocks_for(s.num_tokens) for s in (*queues[to], *states))
             assert to in takers and len(queues[to]) + len(states) <= places[to] and need <= blocks[to], "no better"
         self.num_moved += sum(map(len, arrived.values()))
         self.check_rest(takers, places, blocks)
@@ -187,16 +187,17 @@ class Witness:
         if not core.params.rebalance:
             return
         for i, group in core.groups.items():
-            for state in list(group.waiting)[max(0, places[i]) :]:
+            for state in list(group.queues.waiting)[max(0, places[i]) :]:
                 for to in takers:
                     there = core.groups[to]
-                    need = sum(there.blocks_for(s.num_tokens) for s in (*there.waiting, state))
-                    assert len(there.waiting) >= places[to] or need > blocks[to], "it was left where it cannot run"
+                    need = sum(there.limits.blocks_for(s.num_tokens) for s in (*there.queues.waiting, state))
+                    is_full = len(there.queues.waiting) >= places[to]
+                    assert is_full or need > blocks[to], "it was left where it cannot run"
 
     def num_places(self, group: GroupCore) -> int:
         core = self.cluster.core
         limit = min((core.params.batch_limit or 10**9) * len(group.stages), core.state.limits.max_num_seqs)
-        return limit - len(group.running) - len(group.moving)
+        return limit - len(group.queues.running) - len(group.queues.moving)
 
 
 @pytest.mark.slow

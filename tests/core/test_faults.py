@@ -46,7 +46,8 @@ def test_requests_cancelled_while_a_failed_merge_maps_back_are_freed(waits: bool
     cluster.order("drop")
     run_until_phase(cluster, MergePhase.REVERTING)
     group = cluster.core.groups[0]
-    cluster.cancel((group.waiting.head if waits else next(iter(group.running.values()))).request_id, cluster.now / MS)
+    carrier = group.queues.waiting.head if waits else next(iter(group.queues.running.values()))
+    cluster.cancel(carrier.request_id, cluster.now / MS)
     cluster.run()
     expect_all_well(cluster)
 
@@ -111,7 +112,7 @@ def test_too_little_room_to_land_all_at_once(shard_bytes: int, output: int) -> N
     run_until_phase(cluster, MergePhase.EXCHANGE)
     merge = cluster.core.merges[0]
     assert merge.group is not None
-    room = merge.group.capacity_blocks - max(before)
+    room = merge.group.blocks.capacity - max(before)
     assert room < min(before), "the point of this test"
     cluster.run()
     assert len(cluster.sent) > 0
@@ -129,7 +130,7 @@ def test_hundreds_of_requests_give_way_for_one_that_needs_much_room() -> None:
     for i in range(1000):
         cluster.submit(f"r{i}", [i % 60 + 1, i % 59 + 1], 3, at_ms=1)
     cluster.run(until_ms=130)
-    assert "big" in cluster.core.groups[0].running and len(cluster.core.groups[1].running) > 950
+    assert "big" in cluster.core.groups[0].queues.running and len(cluster.core.groups[1].queues.running) > 950
     cluster.order("drop")
     cluster.run()
     assert sum(g.counters.num_preemptions for g in cluster.core.groups.values()) > 400
@@ -146,8 +147,8 @@ def test_running_requests_are_not_preempted_for_kv_that_is_to_land() -> None:
     group = cluster.core.merges[0].group
     assert group is not None
     view = group.planner.view()
-    assert view.num_free_blocks - view.num_reserved_blocks == group.num_free_blocks
-    assert view.num_free_blocks == min(ledger.num_free for ledger in group.ledgers)
+    assert view.num_free_blocks - view.num_reserved_blocks == group.blocks.num_free
+    assert view.num_free_blocks == min(ledger.num_free for ledger in group.blocks.ledgers)
     cluster.run()
     expect_all_well(cluster)
 
@@ -252,7 +253,7 @@ def test_a_split_pipeline_that_cannot_be_merged_again_goes_on_returning(who: int
     cluster.order("drop")
     cluster.run(stop=lambda: cluster.records[-1].kind == "drop_failed")
     pipeline = next(g for g in cluster.core.groups.values() if len(g.stages) > 1)
-    assert pipeline.running and cluster.core.in_transition
+    assert pipeline.queues.running and cluster.core.in_transition
     cluster.order("restore")
     cluster.run()
     assert [r.kind for r in cluster.records][-1] == "restore_done"

@@ -46,9 +46,9 @@ class Counting:
         for merge in self.cluster.core.merges:
             if merge not in self.known:
                 self.known.add(merge)
-                queued = {s.request_id for g in merge.sources for s in g.waiting}
+                queued = {s.request_id for g in merge.sources for s in g.queues.waiting}
                 if queued:
-                    served = {name: state for g in merge.sources for name, state in g.running.items()}
+                    served = {name: state for g in merge.sources for name, state in g.queues.running.items()}
                     self.open[merge.worker_ids] = (merge, queued, served, Counter())
         return actions
 

@@ -44,7 +44,7 @@ class Bench:
         sampling = SamplingParams(**{"max_tokens": 50, **params})  # type: ignore[arg-type]
         state = RequestState(Request(name, tokens, sampling, 0, priority, salt), self.steps)
         self.steps += 1
-        self.group.enqueue(state)
+        self.group.queues.enqueue(state)
         return state
 
     def plan(self) -> RunStep | None:
@@ -59,7 +59,7 @@ class Bench:
         results = self.group.commit(StepCompleted(step.step_id, tokens, prompt, 0), self.steps)
         for result in results:
             if result.finish_reason is not None:
-                self.group.take_out(result.state)
+                self.group.queues.take_out(result.state)
                 self.group.release_blocks(result.state)
         self.group.check()
         return results
@@ -213,12 +213,12 @@ def test_preempted_requests_keep_their_tokens_and_come_back_first() -> None:
     victim = b if b.num_preemptions else c
     assert a.num_preemptions == 0
     assert victim.phase is Phase.WAITING and victim.num_output > 0 and victim.num_computed == 0
-    assert bench.group.waiting.head is victim
+    assert bench.group.queues.waiting.head is victim
     before = list(victim.tokens)
     while victim.phase is Phase.WAITING:
         bench.step()
         if a.num_output >= 14:
-            bench.group.take_out(a)
+            bench.group.queues.take_out(a)
             bench.group.release_blocks(a)
     assert victim.tokens[: len(before)] == before
     assert bench.group.counters.num_recomputed_tokens > 0
@@ -236,7 +236,7 @@ def test_the_oldest_is_never_preempted_and_everybody_finishes_in_the_end() -> No
                 step = bench.plan()
             if not flights:
                 break
-            oldest = next(iter(bench.group.running.values()), None)
+            oldest = next(iter(bench.group.queues.running.values()), None)
             preemptions = oldest.num_preemptions if oldest else 0
             bench.commit(flights.pop(0))
             assert oldest is None or oldest.num_preemptions == preemptions
@@ -298,12 +298,12 @@ def test_priority_before_arrival_and_arrival_before_preemption() -> None:
 def test_queued_blocks_follow_the_queue() -> None:
     bench = Bench()
     states = [bench.ask(str(i), 5 + i) for i in range(6)]
-    assert bench.group.queued_blocks() == sum(-(-(5 + i) // 4) for i in range(6))
-    bench.group.take_out(states[3])
+    assert bench.group.queues.queued_blocks() == sum(-(-(5 + i) // 4) for i in range(6))
+    bench.group.queues.take_out(states[3])
     bench.step()
-    assert bench.group.queued_blocks() == sum(-(-len(s.tokens) // 4) for s in bench.group.waiting)
-    assert {s.request_id for s in bench.group.take_queues()} == {"0", "1", "2", "4", "5"}
-    assert bench.group.queued_blocks() == 0
+    assert bench.group.queues.queued_blocks() == sum(-(-len(s.tokens) // 4) for s in bench.group.queues.waiting)
+    assert {s.request_id for s in bench.group.queues.take_all()} == {"0", "1", "2", "4", "5"}
+    assert bench.group.queues.queued_blocks() == 0
 
 
 def test_the_group_says_what_the_head_waits_for() -> None:
@@ -397,10 +397,10 @@ def test_resumed_requests_are_in_order_of_age() -> None:
     states = [bench.ask(str(i), 4) for i in range(4)]
     bench.step()
     for state in states[:2]:
-        bench.group.take_out(state)
-    bench.group.resume(states[1])
-    bench.group.resume(states[0])
-    assert list(bench.group.running) == ["0", "1", "2", "3"]
+        bench.group.queues.take_out(state)
+    bench.group.queues.resume(states[1])
+    bench.group.queues.resume(states[0])
+    assert list(bench.group.queues.running) == ["0", "1", "2", "3"]
 
 
 # --- counters
@@ -413,7 +413,7 @@ def test_blocks_given_back_do_not_count_those_that_others_still_hold() -> None:
     b = bench.ask("b", [*range(100, 108), 1, 2])
     bench.step()
     assert bench.group.counters.num_grown_blocks == 1, "a's ninth token"
-    bench.group.take_out(b)
+    bench.group.queues.take_out(b)
     bench.group.release_blocks(b)
     assert bench.group.counters.num_freed_blocks == 1
 
@@ -432,7 +432,7 @@ def test_a_stale_plan_is_refused_and_changes_nothing() -> None:
             bench.ledgers[0].allocate("somebody of another group", 1)
         with pytest.raises(StalePlanError):
             bench.group._apply(plan, 1, 0)
-        assert not bench.group.running and not bench.group.in_flight
+        assert not bench.group.queues.running and not bench.group.in_flight
         bench.group.check()
 
 

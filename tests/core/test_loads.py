@@ -67,7 +67,7 @@ def test_the_prefill_rate_of_a_pipeline_counts_all_steps_under_way() -> None:
     (group,) = cluster.core.groups.values()
     loads, budget = cluster.core.loads, group.limits.max_num_batched_tokens
     load = loads.monitor(group).load(group, loads.steptime(2), cluster.now)
-    kv_tokens, running = group.used_blocks * group.limits.block_size, len(group.running)
+    kv_tokens, running = group.blocks.num_used * group.limits.block_size, len(group.queues.running)
     step_s = loads.steptime(2).predict_s(budget, kv_tokens // 2)
     assert step_s and running > 1
     assert load.prefill_tokens_per_s == pytest.approx(2 * (budget - running // 2) / step_s)
@@ -77,8 +77,8 @@ def test_what_an_exchange_costs_is_a_microbatchs_affair() -> None:
     cluster = merged_cluster()
     (group,) = cluster.core.groups.values()
     fit, costs = cluster.core.loads.steptime(2), cluster.core.loads.exchange_costs(group)
-    rows = (len(group.running) + len(group.moving)) // 2
-    assert costs.step_s == fit.predict_s(rows, group.used_blocks * group.limits.block_size // 2)
+    rows = (len(group.queues.running) + len(group.queues.moving)) // 2
+    assert costs.step_s == fit.predict_s(rows, group.blocks.num_used * group.limits.block_size // 2)
     # All stages work on what is computed again, and later chunks attend to the earlier ones.
     budget = group.limits.max_num_batched_tokens
     step_s = fit.predict_s(budget, 500)

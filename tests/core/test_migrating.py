@@ -65,8 +65,8 @@ def test_full_blocks_travel_while_it_decodes_and_at_most_sixteen_while_it_stands
     sent = [b for m in cluster.sent for b in m.dst_blocks]
     assert len(sent) == len(set(sent)) == -(-migration.state.num_computed // BLOCK_SIZE), "each block once"
     state = migration.state
-    assert state.group_id == migration.destination.group_id and state.request_id in migration.destination.running
-    assert not any(ledger.has(state.request_id) for ledger in migration.source.ledgers)
+    assert state.group_id == migration.destination.group_id and state.request_id in migration.destination.queues.running
+    assert not any(ledger.has(state.request_id) for ledger in migration.source.blocks.ledgers)
     assert cluster.core.state.counters.num_migrations == 1 and state.num_preemptions == 0
     cluster.run()
     expect_all_well(cluster)
@@ -89,7 +89,7 @@ def test_a_lost_transfer_leaves_the_request_at_its_source(lost: int) -> None:
     cluster.fails_move = fails
     run_until(cluster, migration, RelocationPhase.FAILED)
     assert migration.state.group_id == migration.source.group_id and not migration.state.paused
-    assert not any(ledger.has("traveller") for ledger in migration.destination.ledgers)
+    assert not any(ledger.has("traveller") for ledger in migration.destination.blocks.ledgers)
     assert cluster.core.state.counters.num_failed_migrations == 1
     cluster.run()
     assert migration.state.num_preemptions == 0
@@ -140,7 +140,7 @@ def test_no_room_at_the_destination_starts_nothing() -> None:
 def test_a_destination_that_fills_up_meanwhile_is_given_up() -> None:
     cluster, migration = begin(full_blocks=60, others=0, prompt=100, output=130)
     # Everything that is left there is taken, so its table cannot grow with the request's.
-    ledger = migration.destination.ledgers[0]
+    ledger = migration.destination.blocks.ledgers[0]
     cluster.submit("filler", tokens(9, (ledger.num_free - 1) * BLOCK_SIZE), 4, cluster.now / MS)
     for i in range(8):
         cluster.submit(f"more{i}", tokens(20 + i, 30), 30, cluster.now / MS + 0.1)
@@ -160,7 +160,7 @@ def test_from_an_instance_to_a_pipeline() -> None:
     for i in range(6):
         cluster.submit(f"r{i}", tokens(i, 90), 80, 21 + i)
     cluster.run(until_ms=60)
-    state = next(s for s in alone.running.values() if s.num_output)
+    state = next(s for s in alone.queues.running.values() if s.num_output)
     migration = start(cluster, state, alone, pipeline)
     run_until(cluster, migration, RelocationPhase.DONE)
     assert {m.dst for m in cluster.sent} == set(pipeline.worker_ids)
@@ -200,7 +200,7 @@ def lopsided(seed: int = 0, faults: Faults | None = None) -> FakeCluster:
     for i in range(16):
         cluster.submit(f"r{i}", tokens(i, 14), 90, 2.0 * i)
     cluster.run(until_ms=60)
-    for request_id in [*cluster.core.groups[1].running]:
+    for request_id in [*cluster.core.groups[1].queues.running]:
         cluster.cancel(request_id, 60)
     return cluster
 

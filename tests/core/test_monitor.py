@@ -93,8 +93,8 @@ def test_a_surge_is_what_arrives_lately_over_what_usually_does() -> None:
 def freeing(blocks_per_tick: list[int], used: int, mean_stay_s: float, num_running: int = 100) -> float | None:
     """What is foreseen to come free, after ten ticks a second in each of which so many blocks were given back."""
     (group, *_), monitor = FakeCluster(num_workers=1, full_blocks=400).core.groups.values(), GroupMonitor()
-    group.ledgers[0].allocate("r0", used)
-    group.running = dict.fromkeys(map(str, range(num_running)))  # type: ignore[arg-type]
+    group.blocks.ledgers[0].allocate("r0", used)
+    group.queues.running = dict.fromkeys(map(str, range(num_running)))  # type: ignore[arg-type]
     for tick, blocks in enumerate(blocks_per_tick):
         group.counters.num_freed_blocks += blocks
         monitor.note_totals(group)
@@ -134,17 +134,17 @@ def test_what_a_queue_got_is_known_once_memory_has_kept_it_out_for_a_while() -> 
     cluster.run(until_ms=2_000)
     assert cluster.core.loads.monitor(group).blocked_s(cluster.now) is not None and let_in_per_s(cluster) is None
     cluster.run(until_ms=3_000)
-    before, began_ns = len(group.waiting), cluster.now
+    before, began_ns = len(group.queues.waiting), cluster.now
     cluster.run(until_ms=5_000)
-    let_in = (before - len(group.waiting)) * group.blocks_for(32) / ((cluster.now - began_ns) / 1e9)
-    assert group.waiting and let_in_per_s(cluster) == pytest.approx(let_in, rel=0.1)
+    let_in = (before - len(group.queues.waiting)) * group.limits.blocks_for(32) / ((cluster.now - began_ns) / 1e9)
+    assert group.queues.waiting and let_in_per_s(cluster) == pytest.approx(let_in, rel=0.1)
 
 
 def test_a_queue_that_got_nothing_counts_as_if_its_head_were_let_in_now() -> None:
     cluster = queue_behind_full_memory(9_000, prompt=60)  # the first one takes what there is, and goes on for long
     (group,) = cluster.core.groups.values()
     cluster.run(until_ms=20)
-    for state in list(group.running.values())[1:]:
+    for state in list(group.queues.running.values())[1:]:
         cluster.core.groups[group.group_id].preempt(state)
     need = cluster.core.loads.monitor(group).head_need_blocks(group)
     assert need > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
@@ -302,28 +303,20 @@ def test_a_burst_that_one_drop_holds_does_not_ask() -> None:
     assert "drop" in kinds(cluster) and "scale_out" not in kinds(cluster)
 
 
-class Merged:
+def merged() -> SimpleNamespace:
     """As much of a merged group as the watch reads."""
-
-    group_id = 3
-    stages = (0, 1)
-    capacity_blocks = 100
-
-    def __init__(self) -> None:
-        self.used_blocks = 0
-
-    def queued_blocks(self) -> int:
-        return 0
+    blocks, queues = SimpleNamespace(capacity=100, num_used=0), SimpleNamespace(queued_blocks=lambda: 0)
+    return SimpleNamespace(group_id=3, stages=(0, 1), blocks=blocks, queues=queues)
 
 
 def watch(demands: Sequence[int], step_ms: int = 500) -> list[ports.Action]:
     """Records of a watch that sees these demands."""
     core = FakeCluster().core
-    group, watcher = Merged(), core.ladder.rung("scale")
+    group, watcher = merged(), core.ladder.rung("scale")
     assert isinstance(watcher, ScaleRung)
     records: list[ports.Action] = []
     for i, demand in enumerate(demands):
-        group.used_blocks = demand
+        group.blocks.num_used = demand
         core.state.pipelines = {group.group_id: group}  # type: ignore[dict-item]
         watcher.note_touched({group.group_id})
         now_ns = i * step_ms * MS

@@ -188,9 +188,9 @@ def test_requests_go_on_in_a_live_group_at_once_and_in_order() -> None:
     cluster.kill(0)
     cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
     (group,) = cluster.core.groups.values()
-    states = [*group.running.values(), *group.waiting]
+    states = [*group.queues.running.values(), *group.queues.waiting]
     assert len(states) == 12 and not cluster.core.state.homeless
-    assert [s.order for s in group.waiting] == sorted(s.order for s in group.waiting)
+    assert [s.order for s in group.queues.waiting] == sorted(s.order for s in group.queues.waiting)
     assert all(len(cluster.outputs[r]) >= num for r, num in before.items())
     cluster.run()
     expect_all_well(cluster)
@@ -545,9 +545,9 @@ def test_members_of_a_split_pipeline_serve_on_while_the_rest_recovers() -> None:
     cluster.run(until_ms=40)
     reach(cluster, RestorePhase.RETURN)
     homes = {g.worker_ids[0]: g for g in cluster.core.restores[0].homes}
-    cluster.run(stop=lambda: any(g.running for g in homes.values()))
-    (survivor,) = [w for w, g in homes.items() if g.running][:1]
-    computed = {s.request_id: s.num_preemptions for s in homes[survivor].running.values()}
+    cluster.run(stop=lambda: any(g.queues.running for g in homes.values()))
+    (survivor,) = [w for w, g in homes.items() if g.queues.running][:1]
+    computed = {s.request_id: s.num_preemptions for s in homes[survivor].queues.running.values()}
     cluster.kill(1 - survivor)
     cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
     assert homes[survivor].group_id in cluster.core.groups
@@ -603,7 +603,7 @@ def test_a_request_that_kills_workers_ends_and_its_neighbours_do_not(
         del cluster.requests[f"poison{i}"]
     assert all(ends == ["length"] or ends == ["stop"] for ends in cluster.ends.values())
     expect_all_well(cluster)
-    assert not any(g.suspects for g in cluster.core.groups.values())
+    assert not any(g.queues.suspects for g in cluster.core.groups.values())
 
 
 def test_three_deaths_in_a_long_life_are_no_pattern() -> None:

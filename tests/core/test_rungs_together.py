@@ -31,7 +31,7 @@ def expect_all_well(cluster: FakeCluster) -> None:
 
 
 def stored(cluster: FakeCluster) -> list[str]:
-    return [r for group in cluster.core.groups.values() for r in group.stored]
+    return [r for group in cluster.core.groups.values() for r in group.queues.stored]
 
 
 def recomputed(cluster: FakeCluster, request_id: str, before: int) -> bool:
@@ -53,8 +53,8 @@ def test_a_drop_begins_at_once_although_requests_are_stored() -> None:
     assert len(cluster.core.merges) == 1
     cluster.run(stop=lambda: any(len(g.stages) == 2 for g in cluster.core.groups.values()))
     (merged,) = cluster.core.groups.values()
-    assert before & set(merged.stored), "they have gone along"
-    assert cluster.core.state.counters.hosted_carried >= len(before & set(merged.stored))
+    assert before & set(merged.queues.stored), "they have gone along"
+    assert cluster.core.state.counters.hosted_carried >= len(before & set(merged.queues.stored))
     cluster.run()
     expect_all_well(cluster)
 
@@ -64,10 +64,10 @@ def test_a_stored_request_runs_on_in_the_pipeline_from_the_host_pools_of_others(
     cluster.order("drop")
     cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
     (merged,) = cluster.core.groups.values()
-    counts = {r: s.num_preemptions for r, s in merged.stored.items()}
+    counts = {r: s.num_preemptions for r, s in merged.queues.stored.items()}
     assert counts
     cluster.sent.clear()
-    cluster.run(stop=lambda: all(r not in merged.stored and r not in merged.moving for r in counts))
+    cluster.run(stop=lambda: all(r not in merged.queues.stored and r not in merged.queues.moving for r in counts))
     brought = [move for move in cluster.sent if move.from_host]
     assert brought and all(move.src != move.dst for move in brought), "a stage's part came from another's pool"
     back = [r for r in counts if r in cluster.core.state.requests]
@@ -81,13 +81,14 @@ def test_a_stored_request_runs_on_after_the_restore() -> None:
     cluster.order("drop")
     cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
     (merged,) = cluster.core.groups.values()
-    counts = {r: s.num_preemptions for r, s in merged.stored.items()}
+    counts = {r: s.num_preemptions for r, s in merged.queues.stored.items()}
     cluster.core.ladder.rung("swap").look = lambda moment, now_ns: ()  # type: ignore[method-assign]  # kept on the host
-    cluster.run(stop=lambda: merged.used_blocks <= 30 and not merged.waiting and not cluster.core.in_transition)
-    assert merged.stored.keys() >= counts.keys() and merged.running
+    queues = merged.queues
+    cluster.run(stop=lambda: merged.blocks.num_used <= 30 and not queues.waiting and not cluster.core.in_transition)
+    assert merged.queues.stored.keys() >= counts.keys() and merged.queues.running
     cluster.order("restore")
     cluster.run(stop=lambda: not cluster.core.state.pipelines)
-    assert {r for g in cluster.core.groups.values() for r in g.stored} >= counts.keys(), "they have gone along"
+    assert {r for g in cluster.core.groups.values() for r in g.queues.stored} >= counts.keys(), "they have gone along"
     del cluster.core.ladder.rung("swap").look
     for group in cluster.core.groups.values():
         group.touch()

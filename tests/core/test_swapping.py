@@ -125,7 +125,7 @@ def test_newcomers_wait_for_who_was_admitted_before_them() -> None:
     burst(cluster, 10)
     cluster.run(stop=lambda: cluster.core.state.counters.swapped_out_blocks > 0)
     group = cluster.core.groups[0]
-    needs = sum(-(-len(s.tokens) // BLOCK_SIZE) for s in [*group.moving.values(), *group.stored.values()])
-    assert group.landing.of(0) == needs > 0
+    needs = sum(-(-len(s.tokens) // BLOCK_SIZE) for s in [*group.queues.moving.values(), *group.queues.stored.values()])
+    assert group.blocks.landing[0] == needs > 0
     cluster.run()
     expect_all_well(cluster)

@@ -70,7 +70,8 @@ def books(watched: Watched) -> object:
     return (
         monitored,
         [
-            (g.group_id, g.stages, list(g.running), [s.request_id for s in g.waiting], repr(g.counters), g.version)
+            (g.group_id, g.stages, list(g.queues.running), [s.request_id for s in g.queues.waiting], repr(g.counters),
+             g.version)
             for g in cluster.core.groups.values()
         ],
         [(r, s.num_computed, s.num_pending, s.num_tokens, s.phase) for r, s in state.requests.items()],

@@ -1,4 +1,4 @@
-"""Which groups an event has changed, so that nobody has to look at all of them.
+"""Which groups an event has changed, so that the core need not look at all of them.
 
 A cluster core that asks every group after every event costs O(groups) an event. It may ask only those that are named
 here, because of one rule:
@@ -37,3 +37,8 @@ class Changes:
         """Workers whose ledger was changed; to be resolved into groups before ``touched`` is read."""
         self.queued: set[GroupId] = set()
         """Groups with waiting requests of some class. Always exact."""
+
+    def touch(self, group_id: GroupId) -> None:
+        """Something is different for a group: what it may do next has to be asked again."""
+        self.touched.add(group_id)
+        self.freer.add(group_id)

@@ -158,7 +158,7 @@ class ClusterCore:
     @property
     def num_waiting(self) -> int:
         """Online requests that wait for admission."""
-        return sum(len(self.groups[g].waiting) for g in self.state.changes.queued) + len(self.state.homeless)
+        return sum(len(self.groups[g].queues.waiting) for g in self.state.changes.queued) + len(self.state.homeless)
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
         """Whether another request of a tenant would be taken: see ``ShedRung.why_refuse``."""
@@ -273,8 +273,8 @@ class ClusterCore:
             if state.phase is not Phase.WAITING:
                 return False
             group = self.groups.get(state.group_id)
-            if group is not None and state in group.queue_of(state):
-                group.take_out(state)
+            if group is not None and state in group.queues.queue_of(state):
+                group.queues.take_out(state)
             self.state.homeless.pop(request_id, None)
             del self.state.requests[request_id]
         self.check()

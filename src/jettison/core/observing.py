@@ -52,6 +52,6 @@ def group_gauges(core: ClusterCore) -> Iterator[tuple[GroupId, GroupGauges]]:
     """Requests that wait and run, KV blocks held and there, of each group."""
     for group_id, group in core.groups.items():
         yield group_id, {
-            "waiting": len(group.waiting), "running": group.num_served,
-            "kv_blocks": group.used_blocks, "kv_capacity": group.capacity_blocks,
+            "waiting": len(group.queues.waiting), "running": group.queues.num_served,
+            "kv_blocks": group.blocks.num_used, "kv_capacity": group.blocks.capacity,
         }

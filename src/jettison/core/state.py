@@ -244,8 +244,8 @@ class ClusterState:
 
     def dissolve(self, group: GroupCore) -> None:
         """Remove an empty group and keep its totals."""
-        assert not group.running and not group.has_waiting and not group.in_flight, "group not empty"
-        assert not group.moving and not group.stored, "group not empty"
+        assert not group.queues.running and not group.queues.has_waiting and not group.in_flight, "group not empty"
+        assert not group.queues.moving and not group.queues.stored, "group not empty"
         del self.groups[group.group_id]
         self.pipelines.pop(group.group_id, None)
         for worker_id in group.worker_ids:
@@ -349,7 +349,7 @@ class ClusterState:
         group = self.groups[state.group_id]
         if state.num_pending or state.moves or any(self.workers[w].ledger_locked for w in group.worker_ids):
             return False
-        group.take_out(state)
+        group.queues.take_out(state)
         group.release_blocks(state)
         state.phase = Phase.FINISHED
         del self.requests[state.request_id]
@@ -375,7 +375,7 @@ class ClusterState:
                 self.checked_versions[worker_id] = worker.ledger.version
         for group in self.groups.values():
             group.check(with_ledgers=False)
-            for state in group.all_requests():
+            for state in group.queues.all_requests():
                 assert state.request_id not in queued, f"{state} is in two queues"
                 queued[state.request_id] = group.group_id
         for state in self.homeless.values():
@@ -391,7 +391,7 @@ class ClusterState:
         assert not any(lost & set(g.worker_ids) for g in self.groups.values()), "a group with a dead member"
         self.book.check()
         assert self.pipelines == {i: g for i, g in self.groups.items() if len(g.stages) > 1}
-        assert self.changes.queued == {i for i, g in self.groups.items() if g.has_waiting}
+        assert self.changes.queued == {i for i, g in self.groups.items() if g.queues.has_waiting}
         for worker_id in self.workers:
             assert (worker_id in self.shared_workers) == (len(self.groups_of[worker_id]) > 1)
             assert self.groups_of[worker_id] == [g for g in self.groups.values() if worker_id in g.worker_ids]

@@ -72,10 +72,10 @@ class Observer:
         self._cluster.settle()
         core = self._cluster.core
         groups = core.groups.values()
-        total = sum(g.capacity_blocks for g in groups)
-        used = sum(g.used_blocks for g in groups)
+        total = sum(g.blocks.capacity for g in groups)
+        used = sum(g.blocks.num_used for g in groups)
         self._note("queue", core.num_waiting)
-        self._note("running", sum(len(g.running) + len(g.moving) for g in groups))
+        self._note("running", sum(len(g.queues.running) + len(g.queues.moving) for g in groups))
         self._note("kv_usage", used / total if total else 0.0)
         self._note("groups", len(groups))
         self._note("kv_blocks_used", used)
@@ -84,11 +84,11 @@ class Observer:
             return
         for group in groups:
             name = group.group_id
-            self._note(f"kv_blocks_used/{name}", group.used_blocks)
-            self._note(f"kv_blocks_total/{name}", group.capacity_blocks)
-            self._note(f"group_requests_running/{name}", len(group.running))
-            self._note(f"group_requests_waiting/{name}", len(group.waiting))
-            self._note(f"group_requests_moving/{name}", len(group.moving))
+            self._note(f"kv_blocks_used/{name}", group.blocks.num_used)
+            self._note(f"kv_blocks_total/{name}", group.blocks.capacity)
+            self._note(f"group_requests_running/{name}", len(group.queues.running))
+            self._note(f"group_requests_waiting/{name}", len(group.queues.waiting))
+            self._note(f"group_requests_moving/{name}", len(group.queues.moving))
             self._note(f"group_size/{name}", len(group.stages))
         for worker_id, worker in self._cluster.workers.items():
             report = worker.memory.report()

@@ -18,6 +18,7 @@ import pytest
 from jettison.config import EngineConfig
 from jettison.core.serving.dispatching import Dispatcher
 from jettison.core.serving.group import GroupCore
+from jettison.core.serving.queues import Queues
 from jettison.device.model.create import create_model
 from jettison.errors import NotReadyError, OverCapacityError, RequestError, TooLongError
 from jettison.live.engine.assembly import assemble
@@ -231,7 +232,7 @@ async def test_a_prompt_that_fills_the_context_is_scored(model_dir: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(Dispatcher, "_freeness"), (GroupCore, "enqueue"), (PrefixHasher, "chain")]
+    ("owner", "name"), [(Dispatcher, "_freeness"), (Queues, "enqueue"), (PrefixHasher, "chain")]
 )
 async def test_one_bad_request_fails_alone(
     model_dir: Path, owner: type, name: str, monkeypatch: pytest.MonkeyPatch
@@ -392,7 +393,7 @@ async def test_the_baselines_serve_over_real_processes(model_dir: Path, policy: 
                 while not all(name in requests and requests[name].num_output > 3 for name in leaving):
                     await asyncio.sleep(0.001)
             for name in leaving:
-                if name in engine.core.groups[1].running:
+                if name in engine.core.groups[1].queues.running:
                     engine.cancel(name)
         async with asyncio.timeout(120):
             return [tokens for tokens, _ in await asyncio.gather(*tasks)]
@@ -447,7 +448,7 @@ async def test_a_time_line_is_written_at_the_end(model_dir: Path, tmp_path: Path
     async with running(model_dir, 160, timeline=str(path)) as engine:
         async with asyncio.timeout(120):
             clients = [asyncio.create_task(collect(engine, request(f"r{i}", [i, 2, 3], 60))) for i in range(6)]
-            while not all(len(g.running) for g in engine.core.groups.values()):
+            while not all(len(g.queues.running) for g in engine.core.groups.values()):
                 await asyncio.sleep(0.005)
             engine.request_drop()
             await asyncio.gather(*clients)

@@ -191,7 +191,7 @@ async def test_what_an_engine_with_worker_processes_was_told_replays(
         async with asyncio.timeout(60):
             asked = asyncio.gather(*(ask(index) for index in range(16)))
             if policy == "drop":
-                await until(lambda: any(group.running for group in engine.core.groups.values()))
+                await until(lambda: any(group.queues.running for group in engine.core.groups.values()))
                 engine.request_drop()
                 await until(lambda: any(r.kind == "exchange_done" for r in engine.event_log))
                 assert engine._launcher is not None

@@ -48,27 +48,27 @@ class HushRung(Rung):
         if moment is Moment.BEFORE_STEPS:
             return
         for group in self.means.state.groups.values():
-            is_short = group.used_blocks * 10 > group.capacity_blocks * 9
-            if is_short and group.admission_cap_blocks is None and not self.means.moves.is_moving(group):
-                cap = group.capacity_blocks * 9 // 10
+            is_short = group.blocks.num_used * 10 > group.blocks.capacity * 9
+            if is_short and group.blocks.admission_cap is None and not self.means.moves.is_moving(group):
+                cap = group.blocks.capacity * 9 // 10
                 yield HushOffer(groups=(group.group_id,), why="nearly full", cap_blocks=cap)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         assert isinstance(offer, HushOffer)
-        self.means.state.groups[offer.groups[0]].admission_cap_blocks = offer.cap_blocks
+        self.means.state.groups[offer.groups[0]].blocks.admission_cap = offer.cap_blocks
         return [Record("hushed", now_ns, {"group": offer.groups[0], "cap_blocks": offer.cap_blocks})]
 
     def leave(self, now_ns: int) -> list[Action]:
-        over = [g for g in self.means.state.groups.values() if g.admission_cap_blocks is not None]
-        over = [g for g in over if g.used_blocks * 2 < g.capacity_blocks]
+        over = [g for g in self.means.state.groups.values() if g.blocks.admission_cap is not None]
+        over = [g for g in over if g.blocks.num_used * 2 < g.blocks.capacity]
         for group in over:
-            group.admission_cap_blocks = None
+            group.blocks.admission_cap = None
         return [Record("hush_over", now_ns, {"group": g.group_id}) for g in over]
 
     def give_way(self, worker_ids: Collection[int], by: Rung, why: str, now_ns: int) -> list[Action]:
         for group in self.means.state.groups.values():
             if not set(worker_ids).isdisjoint(group.worker_ids):
-                group.admission_cap_blocks = None
+                group.blocks.admission_cap = None
         return [Record("hush_gave_way", now_ns, {"to": by.name})]
 
 
@@ -124,4 +124,4 @@ def test_it_works_beside_the_others_over_a_real_model(policy: str, tmp_path: Pat
 
 
 def _hushed(cluster: LocalCluster) -> bool:
-    return any(group.admission_cap_blocks is not None for group in cluster.core.groups.values())
+    return any(group.blocks.admission_cap is not None for group in cluster.core.groups.values())

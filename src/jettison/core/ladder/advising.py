@@ -29,7 +29,7 @@ class Adviser:
         """What to do with a stalled request, given all that goes before it."""
         state, moves = stalled.state, stalled.moves
         size = self._state.limits.block_size
-        num_full, num_blocks = state.num_computed // size, group.blocks_for(state.num_computed)
+        num_full, num_blocks = state.num_computed // size, group.limits.blocks_for(state.num_computed)
         layer_bytes = self._state.shape.block_bytes_per_layer(size)
         load: dict[LinkId, int] = {}
         remote: dict[WorkerId, int] = {}
@@ -45,9 +45,9 @@ class Adviser:
         return choose_exchange(request, self._queue(group, stalled, load), costs, mode)
 
     def _queue(self, group: GroupCore, stalled: Stalled, load: Mapping[LinkId, int]) -> ExchangeQueue:
-        ahead = group.waiting.ahead_of(stalled.state)
-        behind = len(group.waiting) - len(ahead)
-        num_others = len(group.running) + len(group.moving) + behind - 1
+        ahead = group.queues.waiting.ahead_of(stalled.state)
+        behind = len(group.queues.waiting) - len(ahead)
+        num_others = len(group.queues.running) + len(group.queues.moving) + behind - 1
         book = self._state.book
         queued = {link: book.bytes_between(*link, *KV_PURPOSES) for link in stalled.links | load.keys()}
         num_tokens = sum(s.num_tokens for s in ahead) + stalled.num_given_up_tokens

@@ -119,8 +119,8 @@ class DropRung(Rung):
     def _may_bind(self, group: GroupCore, after_step: bool) -> bool:
         """Whether an assessment could come to anything; most groups need none."""
         if self._foresees:
-            return bool(group.waiting) or not after_step
-        return bool(group.waiting) and group.head_blocked_by is BlockedBy.MEMORY
+            return bool(group.queues.waiting) or not after_step
+        return bool(group.queues.waiting) and group.head_blocked_by is BlockedBy.MEMORY
 
     def _may_be_overloaded(self, group: GroupCore, now_ns: int) -> bool:
         # From the first look at a group on, the step times of groups of its size are their own, and no others'

@@ -23,8 +23,8 @@ def merge_candidate(state: ClusterState, group: GroupCore) -> MergeCandidate:
         group.group_id,
         group.worker_ids,
         tuple(state.workers[w].resident(state.shape) for w in group.worker_ids),
-        (group.used_blocks + group.queued_blocks()) / max(1, group.capacity_blocks),
-        group.num_free_blocks * block_bytes(state),
+        (group.blocks.num_used + group.queues.queued_blocks()) / max(1, group.blocks.capacity),
+        group.blocks.num_free * block_bytes(state),
     )
 
 
@@ -33,7 +33,7 @@ def required_bytes(state: ClusterState, overloaded: Sequence[GroupCore], growth_
 
     At least one block for each group: it is overloaded, whatever the arithmetic says.
     """
-    missing = [int(growth_factor * g.queued_blocks()) - g.num_free_blocks for g in overloaded]
+    missing = [int(growth_factor * g.queues.queued_blocks()) - g.blocks.num_free for g in overloaded]
     return sum(max(1, blocks) for blocks in missing) * block_bytes(state)
 
 

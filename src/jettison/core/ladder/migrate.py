@@ -98,7 +98,7 @@ class MigrateRung(Rung):
         assert isinstance(offer, MigrationOffer), offer
         groups = self.means.state.groups
         source, destination = groups[offer.source], groups[offer.destination]
-        return self.means.migrations.start(source.running[offer.request_id], source, destination, now_ns)
+        return self.means.migrations.start(source.queues.running[offer.request_id], source, destination, now_ns)
 
     def give_way(self, worker_ids: Collection[WorkerId], by: Rung, why: str, now_ns: int) -> list[Action]:
         """Requests stay where they are."""
@@ -129,7 +129,7 @@ class MigrateRung(Rung):
         loads = self._loads
         for pair in plan_pairs([loads[i] for i in idle], params, self._avoided(now_ns)):
             source, destination = idle[pair.source], idle[pair.destination]
-            if len(destination.running) >= destination.max_running:
+            if len(destination.queues.running) >= destination.max_running:
                 continue
             chosen = choose_request(_rows(source), loads[pair.source], loads[pair.destination], params)
             if chosen is not None:
@@ -159,17 +159,17 @@ def _is_idle(group: GroupCore, taken: Set[WorkerId]) -> bool:
 
 
 def _load(group: GroupCore) -> InstanceLoad:
-    head = group.waiting.head
-    head_blocks = 0 if head is None else group.blocks_for(head.num_tokens)
-    batch = len(group.running) + (1 if group.waiting else 0)
-    return InstanceLoad(group.group_id, group.capacity_blocks, group.used_blocks, head_blocks, batch)
+    head = group.queues.waiting.head
+    head_blocks = 0 if head is None else group.limits.blocks_for(head.num_tokens)
+    batch = len(group.queues.running) + (1 if group.queues.waiting else 0)
+    return InstanceLoad(group.group_id, group.blocks.capacity, group.blocks.num_used, head_blocks, batch)
 
 
 def _rows(group: GroupCore) -> list[MigrationRow]:
     """Requests that decode: one in prefill would be copied while it is written."""
     return [
-        MigrationRow(s.request_id, s.request.priority, group.ledgers[0].num_blocks_of(s.request_id))
-        for s in group.running.values()
+        MigrationRow(s.request_id, s.request.priority, group.blocks.ledgers[0].num_blocks_of(s.request_id))
+        for s in group.queues.running.values()
         if s.num_output > 0 and s.num_tokens - s.num_computed <= 1
         and s.ending is None and not (s.moves or s.paused or s.remote or s.recompute)
     ]

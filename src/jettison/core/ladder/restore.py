@@ -76,7 +76,7 @@ class RestoreRung(Rung):
                 restore = self._moves.restore_of(group)
                 return [record] if restore is None else [record, *self._moves.take_queue_along(restore, now_ns)]
             case CapOffer():
-                group.admission_cap_blocks = None
+                group.blocks.admission_cap = None
                 return []
             case TurnOffer():
                 return self.give_way(group.worker_ids, self, offer.why, now_ns)
@@ -90,7 +90,7 @@ class RestoreRung(Rung):
     def go(self) -> None:
         """Groups admit again what they have room for."""
         for group in self._state.pipelines.values():
-            group.admission_cap_blocks = None
+            group.blocks.admission_cap = None
 
     @property
     def _usual_output(self) -> float:
@@ -109,10 +109,10 @@ class RestoreRung(Rung):
             return
         load, params = self._loads.merged_load(group, now_ns), self._state.params.restore
         patient = replace(params, min_settled_s=self._loads.monitor(group).patience(params.min_settled_s))
-        if group.admission_cap_blocks is not None:
+        if group.blocks.admission_cap is not None:
             if self._needs_merging(group):
                 yield CapOffer(groups=ids, why="a request needs all members' memory")
-            elif group.used_blocks <= group.admission_cap_blocks and not group.moving:
+            elif group.blocks.num_used <= group.blocks.admission_cap and not group.queues.moving:
                 yield RestoreOffer(groups=ids, why="compute binds, and its members have more of it apart")
             return
         if should_restore(load, patient) and self._can_split(group):
@@ -134,19 +134,19 @@ class RestoreRung(Rung):
         if not will_hold(self._state, group, restore.split_plan, self._usual_output):
             yield TurnOffer(groups=ids, why="a request needs all members' memory")
             return
-        if not group.waiting:
+        if not group.queues.waiting:
             return
         load = self._loads.merged_load(group, now_ns)
         if not restore.takes_queue_along and should_yield(load, self._state.params.restore):
             yield YieldOffer(groups=ids, why="compute binds", load=load)
 
     def _yield(self, group: GroupCore, load: MergedLoad, now_ns: int) -> Record:
-        group.admission_cap_blocks = self._fitting_blocks(group)
+        group.blocks.admission_cap = self._fitting_blocks(group)
         fields = {
             "group": group.group_id,
             "merged_compute_load": load.merged_compute_load,
             "separate_compute_load": load.separate_compute_load,
-            "cap_blocks": group.admission_cap_blocks,
+            "cap_blocks": group.blocks.admission_cap,
         }
         return Record("yield", now_ns, fields)
 
@@ -162,7 +162,8 @@ class RestoreRung(Rung):
     def _needs_merging(self, group: GroupCore) -> bool:
         """Some request is foreseen to become too large for a member on its own."""
         least = min(self._state.workers[w].full_blocks for w in group.worker_ids)
-        return any(group.blocks_for(s.num_tokens_foreseen(self._usual_output)) > least for s in group.all_requests())
+        foreseen = (s.num_tokens_foreseen(self._usual_output) for s in group.queues.all_requests())
+        return any(group.limits.blocks_for(num_tokens) > least for num_tokens in foreseen)
 
     def _fitting_blocks(self, group: GroupCore) -> int:
         """Blocks that may be held when the members take layers back, in the way of splitting that has most room."""

@@ -125,7 +125,7 @@ class ScaleRung(Rung):
 
     def _missing_blocks(self, group: GroupCore, now_ns: int) -> int:
         """What demand will lack at the horizon; 0 while it is not known to rise."""
-        demand = group.used_blocks + group.queued_blocks()
+        demand = group.blocks.num_used + group.queues.queued_blocks()
         rise = self._rises.get(group.group_id)
         if rise is None or demand < rise.last:
             self._rises[group.group_id] = _Rise(now_ns, demand, demand)
@@ -139,4 +139,4 @@ class ScaleRung(Rung):
         if seconds < self.params.rise_s:
             return 0
         ahead = demand + (demand - rise.at_first) / seconds * self.params.horizon_s
-        return max(0, int(ahead) - group.capacity_blocks)
+        return max(0, int(ahead) - group.blocks.capacity)

@@ -34,12 +34,12 @@ class ShedRung(Rung):
             return None
         state = self.means.state
         num_waiting = num_coming + len(state.homeless)
-        num_waiting += sum(len(state.groups[g].waiting) for g in state.changes.queued)
+        num_waiting += sum(len(state.groups[g].queues.waiting) for g in state.changes.queued)
         if num_waiting < limit:
             return None
         waiting: Counter[str] = Counter(request.tenant for request in state.homeless.values())
         for group_id in state.changes.queued:
-            waiting.update(state.groups[group_id].waiting.num_by_tenant())
+            waiting.update(state.groups[group_id].queues.waiting.num_by_tenant())
         num_tenants = len(waiting.keys() | {tenant})
         why = why_queue_full(num_waiting, limit, waiting[tenant], num_tenants)
         return None if why is None else Refusal(why, retry_after_ms(self.means.loads.predicted_wait_s(now_ns)))

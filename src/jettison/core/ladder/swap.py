@@ -123,20 +123,22 @@ class SwapRung(Rung):
     def _growth(self, state: RequestState, group: GroupCore) -> int:
         limits, ahead = self.means.state.limits, state.num_tokens + self.means.state.params.swap.ahead_steps
         most = min(ahead, state.num_prompt + state.request.params.max_tokens, limits.max_model_len)
-        return max(0, group.blocks_for(most) - group.ledgers[0].num_blocks_of(state.request_id))
+        return max(0, group.limits.blocks_for(most) - group.blocks.ledgers[0].num_blocks_of(state.request_id))
 
     def _growth_of_running(self, group: GroupCore) -> int:
-        return sum(self._growth(s, group) for s in group.running.values() if s.ending is None)
+        return sum(self._growth(s, group) for s in group.queues.running.values() if s.ending is None)
 
     def _leaving(self, group: GroupCore) -> tuple[RequestId, ...]:
-        growth, free = self._growth_of_running(group), group.num_allocatable_blocks
+        growth, free = self._growth_of_running(group), group.blocks.num_allocatable
         out = self.means.hosted.of(group, HostedPhase.OUT)
         leaving = sum(_reclaimable(entry.state, group) for entry in out)
         if growth <= free + leaving:
             return ()
         rows = [
-            SwapRow(s.request_id, _reclaimable(s, group), group.blocks_for(s.num_computed), self._growth(s, group))
-            for s in reversed(group.running.values())
+            SwapRow(
+                s.request_id, _reclaimable(s, group), group.limits.blocks_for(s.num_computed), self._growth(s, group)
+            )
+            for s in reversed(group.queues.running.values())
             if s.num_pending == 0 and not (s.paused or s.ending or s.moves or s.remote or s.recompute)
         ]
         slots = self.means.hosted.num_free_slots(group.worker_ids)
@@ -154,9 +156,9 @@ class SwapRung(Rung):
         return tuple(choose_swap_ins(
             rows,
             growth_blocks=self._growth_of_running(group),
-            num_free_blocks=group.num_allocatable_blocks,
-            watermark_blocks=group.watermark_blocks(),
-            num_running=len(group.running) + len(hosted.of(group, HostedPhase.IN)),
+            num_free_blocks=group.blocks.num_allocatable,
+            watermark_blocks=group.blocks.watermark,
+            num_running=len(group.queues.running) + len(hosted.of(group, HostedPhase.IN)),
             max_num_seqs=group.max_running,
         ))
 
@@ -165,8 +167,8 @@ class SwapRung(Rung):
         group.holds_preemption = bool(hosted.of(group, HostedPhase.OUT, HostedPhase.IN))
         owed = hosted.of(group, HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING)
         blocks = sum(hosted.blocks_to_return(entry) for entry in owed)
-        group.reserve_landing(dict.fromkeys(group.worker_ids, blocks) if blocks else {})
+        group.blocks.reserve_landing(dict.fromkeys(group.worker_ids, blocks) if blocks else {})
 
 
 def _reclaimable(state: RequestState, group: GroupCore) -> int:
-    return min(ledger.num_exclusive_blocks(state.request_id) for ledger in group.ledgers)
+    return min(ledger.num_exclusive_blocks(state.request_id) for ledger in group.blocks.ledgers)

@@ -24,7 +24,7 @@ class _Decision:
     def __init__(self, merge: Merging, now_ns: int) -> None:
         self.merge = merge
         self.decided_ns = now_ns
-        self.queued: dict[RequestId, RequestState] = {s.request_id: s for g in merge.sources for s in g.waiting}
+        self.queued: dict[RequestId, RequestState] = {s.request_id: s for g in merge.sources for s in g.queues.waiting}
         self.sources = {g.group_id for g in merge.sources}
         self.in_flight_since_ns = {
             step_id: flight.issued_ns for g in merge.sources for step_id, flight in g.in_flight.items()
@@ -60,7 +60,7 @@ class FirstServed:
     def begun(self, merge: Merging, now_ns: int) -> None:
         """A merge has been decided on; before anything of it is done."""
         self.abandoned(merge.worker_ids)
-        if any(group.waiting for group in merge.sources):
+        if any(group.queues.waiting for group in merge.sources):
             self._open.append(_Decision(merge, now_ns))
 
     def abandoned(self, worker_ids: Iterable[WorkerId]) -> None:

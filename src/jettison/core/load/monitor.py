@@ -203,7 +203,7 @@ class GroupMonitor:
         """Follow the group's totals (after every event that touched it): the next tick sees them."""
         counters = group.counters
         totals = (
-            counters.num_freed_blocks, counters.num_grown_blocks, self.num_arrived_blocks, group.used_blocks,
+            counters.num_freed_blocks, counters.num_grown_blocks, self.num_arrived_blocks, group.blocks.num_used,
             counters.num_queue_blocks,
         )  # fmt: skip
         if self._totals is None:
@@ -220,7 +220,7 @@ class GroupMonitor:
             missing = late - index
             self._totals.note_since(
                 self.ticks.number_at(time_ns), counters.num_freed_blocks, counters.num_grown_blocks - missing,
-                self.num_arrived_blocks, group.used_blocks - missing, counters.num_queue_blocks,
+                self.num_arrived_blocks, group.blocks.num_used - missing, counters.num_queue_blocks,
             )
 
     def rates(self) -> BlockRates | None:
@@ -270,7 +270,7 @@ class GroupMonitor:
 
     def note_blocked(self, group: GroupCore, now_ns: int) -> None:
         """Follow whether the head of the queue is blocked by memory without a break."""
-        if group.waiting and group.head_blocked_by is BlockedBy.MEMORY:
+        if group.queues.waiting and group.head_blocked_by is BlockedBy.MEMORY:
             if self.blocked_since_ns is None:
                 self.blocked_since_ns = now_ns
         else:
@@ -288,15 +288,15 @@ class GroupMonitor:
         if not mean_stay_s:
             return None if rates is None else rates.freed
         # A burst of longer answers than those that have ended shows in the age of what runs.
-        mean_age_s = group.mean_age_s(now_ns)
+        mean_age_s = group.queues.mean_age_s(now_ns)
         if mean_age_s is not None:
             mean_stay_s = max(mean_stay_s, mean_age_s)
-        expected = group.used_blocks / mean_stay_s
+        expected = group.blocks.num_used / mean_stay_s
         if mean_stay_s > TRAFFIC_WINDOW_NS / NANOSECONDS:
             # What has come since the window began has its stay before it. What came a stay ago leaves now, as fast as
             # its like did during the window: slower, where a burst has begun since or slows its answers down.
             # One request at least is foreseen to end in such a window.
-            least = group.used_blocks / max(1, len(group.running)) * NANOSECONDS / TRAFFIC_WINDOW_NS
+            least = group.blocks.num_used / max(1, len(group.queues.running)) * NANOSECONDS / TRAFFIC_WINDOW_NS
             return min(max(self._released_per_s(expected), least), expected)
         return expected if rates is None else max(rates.freed, expected)
 
@@ -312,8 +312,8 @@ class GroupMonitor:
 
     def head_need_blocks(self, group: GroupCore) -> int:
         """What the head of the queue needs to be admitted, watermark included; 0 when nothing waits."""
-        head = group.waiting.head
-        return 0 if head is None else group.blocks_for(head.num_tokens) + group.watermark_blocks()
+        head = group.queues.waiting.head
+        return 0 if head is None else group.limits.blocks_for(head.num_tokens) + group.blocks.watermark
 
     def blocked_s(self, now_ns: int) -> float | None:
         """How long memory has kept the head of the queue out without a break; None while it does not."""
@@ -323,23 +323,23 @@ class GroupMonitor:
         self, group: GroupCore, steptime: StepTimeModel, now_ns: int, mean_stay_s: float | None = None
     ) -> GroupLoad:
         """The group as the overload policy sees it."""
-        unfinished = group.unfinished_tokens()
+        unfinished = group.queues.unfinished_tokens()
         # Beside a step's prompts; where those come first it has room for nothing else.
-        num_decodes, kv_tokens = len(group.running), group.used_blocks * group.limits.block_size
+        num_decodes, kv_tokens = len(group.queues.running), group.blocks.num_used * group.limits.block_size
         if group.limits.prefill_first and len(group.stages) == 1:
             num_decodes = kv_tokens = 0
         rates, blocked_s = self.rates(), self.blocked_s(now_ns)
         return GroupLoad(
             group.group_id,
-            group.capacity_blocks,
-            group.used_blocks,
+            group.blocks.capacity,
+            group.blocks.num_used,
             self.head_need_blocks(group),
-            group.queued_blocks(),
-            len(group.waiting),
+            group.queues.queued_blocks(),
+            len(group.queues.waiting),
             blocked_s is not None,
             blocked_s or 0.0,
             self._freed_per_s(group, rates, mean_stay_s, now_ns),
-            group.queued_tokens() + unfinished,
+            group.queues.queued_tokens() + unfinished,
             steptime.prefill_tokens_per_s(
                 group.limits.max_num_batched_tokens, num_decodes, kv_tokens, len(group.stages)
             ),

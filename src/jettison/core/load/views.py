@@ -89,7 +89,7 @@ class Loads:
         known = [self._monitors[g] for g in state.groups if g in self._monitors]  # asking must change nothing
         let_in_per_s = sum(monitor.let_in_per_s(window_ns) for monitor in known)
         homeless = sum(-(-s.num_tokens // state.limits.block_size) for s in state.homeless.values())
-        queued = sum(state.groups[g].queued_blocks() for g in state.changes.queued)
+        queued = sum(state.groups[g].queues.queued_blocks() for g in state.changes.queued)
         return predicted_wait_s(queued + homeless, let_in_per_s, waited_ns / NANOSECONDS)
 
     def note_totals(self, group: GroupCore) -> None:
@@ -99,7 +99,7 @@ class Loads:
     def note_arrival(self, group: GroupCore, state: RequestState) -> None:
         """A new request was dispatched to a group. One that changes its queue later is no new demand."""
         self._compute_loads.clear()
-        fresh = group.blocks_for(state.num_prompt) * (1.0 - self.traffic.prefix_hit_share)
+        fresh = group.limits.blocks_for(state.num_prompt) * (1.0 - self.traffic.prefix_hit_share)
         self.monitor(group).num_arrived_blocks += round(fresh)
 
     def note_token(self, state: RequestState) -> None:
@@ -116,7 +116,7 @@ class Loads:
             self.traffic.note_prompt(state.num_prompt, state.num_cached)
         if state.first_scheduled_ns is not None:
             stay_s = (now_ns - state.first_scheduled_ns) / NANOSECONDS
-            first, last = group.blocks_for(state.num_prompt), group.blocks_for(state.num_tokens)
+            first, last = group.limits.blocks_for(state.num_prompt), group.limits.blocks_for(state.num_tokens)
             self.traffic.note_stay(first, last, stay_s)
 
     def note_cut_short(self, state: RequestState) -> None:
@@ -250,7 +250,7 @@ class Loads:
             return True  # memory that will be missing is foreseen from rates
         monitor = self.monitor(group)
         reason = why_queue_is_no_reason(
-            len(group.waiting), group.used_blocks, monitor.head_need_blocks(group), group.capacity_blocks,
+            len(group.queues.waiting), group.blocks.num_used, monitor.head_need_blocks(group), group.blocks.capacity,
             monitor.blocked_s(now_ns), params,
         )
         return reason is None
@@ -273,7 +273,7 @@ class Loads:
         load = load._replace(
             admitted_share=self.traffic.admitted_share,
             mean_stay_s=self._stay_s(group, now_ns),
-            is_yielding=group.admission_cap_blocks is not None and not is_restoring,
+            is_yielding=group.blocks.admission_cap is not None and not is_restoring,
             foreseen_s=self.monitor(group).note_foreseen(missing, now_ns),
             merged_compute_load=self.compute_load(merged), separate_compute_load=self.compute_load(separate)
         )
@@ -281,7 +281,7 @@ class Loads:
 
     def _stay_s(self, group: GroupCore, now_ns: int) -> float:
         """How long its requests stay: as those before them, or as they have already; 0 while nothing is known."""
-        return max(self.traffic.mean_stay_s or 0.0, group.mean_age_s(now_ns) or 0.0)
+        return max(self.traffic.mean_stay_s or 0.0, group.queues.mean_age_s(now_ns) or 0.0)
 
     def _least_partner(self, group: GroupCore) -> int:
         """Stages of the smallest other group; 1 without any."""
@@ -295,9 +295,9 @@ class Loads:
         monitor = self.monitor(group)
         since = monitor.settled_since_ns
         load = MergedLoad(
-            group.used_blocks,
+            group.blocks.num_used,
             sum(self._state.workers[w].full_blocks for w in group.worker_ids),
-            len(group.waiting) + len(group.moving) + len(group.stored),
+            len(group.queues.waiting) + len(group.queues.moving) + len(group.queues.stored),
             0.0 if (rates := monitor.rates()) is None else rates.used,
             0.0 if since is None else (now_ns - since) / NANOSECONDS,
             self.compute_load(len(group.stages)),
@@ -349,5 +349,5 @@ class Loads:
     def _microbatch(self, group: GroupCore) -> tuple[int, int]:
         """Rows of a decode step, and the cached tokens that they attend to: the requests' share of each stage."""
         num_stages = len(group.stages)
-        rows = max(1, (len(group.running) + len(group.moving)) // num_stages)
-        return rows, group.used_blocks * self._state.limits.block_size // num_stages
+        rows = max(1, (len(group.queues.running) + len(group.queues.moving)) // num_stages)
+        return rows, group.blocks.num_used * self._state.limits.block_size // num_stages

@@ -44,7 +44,7 @@ class Aside:
         if len(groups) != 1 or groups[0].worker_ids != (worker_id,):
             return f"worker {worker_id} does not serve by itself"
         group = groups[0]
-        if group.all_requests() or group.in_flight or group.paused or worker.num_relayouts_open or worker.ghosts:
+        if group.queues.all_requests() or group.in_flight or group.paused or worker.num_relayouts_open or worker.ghosts:
             return f"worker {worker_id} is in use"
         if any(worker_id in pending.ends for pending in self._cluster.book.transfers.values()):
             return f"something is on its way to or from worker {worker_id}"

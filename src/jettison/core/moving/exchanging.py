@@ -86,7 +86,8 @@ class Exchange:
         """Every request is in place and no member keeps KV of layers that it no longer runs."""
         assert self.group is not None
         return not (
-            self._landing or self._moves or self._arriving or self._relayouts or self.group.moving or self._kept()
+            self._landing or self._moves or self._arriving or self._relayouts
+            or self.group.queues.moving or self._kept()
         )
 
     @property
@@ -153,24 +154,24 @@ class Exchange:
         self._started_ns = now_ns
         self._landing = []
         self._num_foreign = None
-        for state in group.in_order(states):
+        for state in group.queues.in_order(states):
             if state.phase is Phase.WAITING:
-                group.enqueue(state)
+                group.queues.enqueue(state)
                 continue
             if state.phase is Phase.STORED:
-                group.keep_stored(state)
+                group.queues.keep_stored(state)
                 self._cluster.counters.hosted_carried += 1
                 continue
             state.paused = False
             old = in_arenas(state.residences)
             moves = plan_kv_moves(old.places, self._stage_order)
             if not moves and state.ending is None:
-                group.resume(state)
+                group.queues.resume(state)
                 continue
             state.phase = Phase.MOVING
             state.residences = changed(state.residences, old, old.at(state.num_computed))
             state.group_id = group.group_id
-            group.moving[state.request_id] = state
+            group.queues.moving[state.request_id] = state
             if state.ending is not None:
                 self._cluster.reap(state)
             elif state.num_computed == 0:
@@ -284,7 +285,7 @@ class Exchange:
             self._try_resume(entry, now_ns)
         # Layer by layer over all live requests; what stalls somebody goes before (part -1).
         actions = urgent + [action for _, action in sorted(bulk, key=lambda item: item[0])]
-        return actions + self._give_back_foreign(bool(self._landing or self.group.has_waiting), now_ns)
+        return actions + self._give_back_foreign(bool(self._landing or self.group.queues.has_waiting), now_ns)
 
     def _choose(
         self, group: GroupCore, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState],
@@ -386,15 +387,15 @@ class Exchange:
         if group is None or state.ending is not None or state.recompute or entry.first:
             return
         if state.phase is Phase.MOVING:
-            group.resume(state)
+            group.queues.resume(state)
             self._cluster.counters.note_stall(now_ns - self._started_ns)
         state.remote = entry.remote
         self._cluster.touch(state)
         if not entry.is_complete:
             return
         self._arriving.forget(state.request_id)
-        if group.seals:
-            for ledger in group.ledgers:
+        if group.blocks.seals:
+            for ledger in group.blocks.ledgers:
                 for index in range(state.num_sealed):
                     ledger.seal(state.request_id, index, state.hashes[index])
 
@@ -412,7 +413,7 @@ class Exchange:
             for dst in {m.dst for m in moves}:
                 if not self._cluster.workers[dst].ledger.has(state.request_id):
                     blocks[dst] = blocks.get(dst, 0) + length
-        group.reserve_landing(blocks)
+        group.blocks.reserve_landing(blocks)
 
     def _kept(self) -> bool:
         """Whether some member still has pages under KV of layers it no longer runs."""

@@ -108,7 +108,7 @@ class Hosted:
         """Requests of a group with KV in host pools, in these phases."""
         if not self._entries:
             return []
-        here = (self._entries.get(request_id) for request_id in (*group.stored, *group.moving))
+        here = (self._entries.get(request_id) for request_id in (*group.queues.stored, *group.queues.moving))
         return [entry for entry in here if entry is not None and entry.phase in phases]
 
     def groups(self) -> list[GroupCore]:
@@ -126,7 +126,7 @@ class Hosted:
 
     def blocks_to_return(self, entry: HostedKV) -> int:
         """Blocks that each stage of its group has to have for the request to run on."""
-        return self._group(entry).blocks_for(entry.state.num_tokens)
+        return self._group(entry).limits.blocks_for(entry.state.num_tokens)
 
     def owed_blocks(self, group: GroupCore) -> int:
         """What stored requests of a group will take again."""
@@ -140,15 +140,15 @@ class Hosted:
     def store(self, state: RequestState) -> None:
         """A running request leaves its group's arenas. The caller has seen free slots for all of its blocks."""
         group = self._cluster.groups[state.group_id]
-        entry = HostedKV(state, self._num_stored, group.blocks_for(state.num_computed), pools_of(group.stages))
+        entry = HostedKV(state, self._num_stored, group.limits.blocks_for(state.num_computed), pools_of(group.stages))
         self._num_stored += 1
         self._entries[state.request_id] = self._travelling[state.request_id] = entry
         for worker_id in entry.pools.worker_ids:
             self.pools[worker_id].hold(state.request_id, entry.num_blocks)
-        group.take_out(state)
+        group.queues.take_out(state)
         state.phase = Phase.MOVING
         state.residences = (group.residence.at(state.num_computed), entry.pools)
-        group.moving[state.request_id] = state
+        group.queues.moving[state.request_id] = state
         group.counters.num_preemptions += 1
         state.num_preemptions += 1
 
@@ -159,10 +159,10 @@ class Hosted:
         entry.phase, entry.num_sent = HostedPhase.IN, 0
         entry.parts = plan_kv_moves(entry.pools.places, group.stages)
         self._travelling[state.request_id] = entry
-        group.take_out(state)
+        group.queues.take_out(state)
         state.phase = Phase.MOVING
-        group.moving[state.request_id] = state
-        for ledger in group.ledgers:
+        group.queues.moving[state.request_id] = state
+        for ledger in group.blocks.ledgers:
             ledger.allocate(state.request_id, self.blocks_to_return(entry))
         state.residences = (entry.pools, group.residence.at(0))
 
@@ -263,10 +263,10 @@ class Hosted:
         if entry.phase is HostedPhase.IN:
             self._forget(entry)
             state.num_sealed = 0  # its blocks are new ones, not yet findable
-            group.resume(state)
+            group.queues.resume(state)
             self._cluster.counters.swapped_in_blocks += entry.num_blocks
             return
-        for ledger in group.ledgers:
+        for ledger in group.blocks.ledgers:
             ledger.release(state.request_id)
         self._keep(entry)
         self._cluster.counters.swapped_out_blocks += entry.num_blocks
@@ -277,7 +277,7 @@ class Hosted:
         self._travelling.pop(state.request_id, None)
         entry.phase, entry.num_sent = HostedPhase.STORED, 0
         state.residences = hosted_only(state.residences)
-        group.keep_stored(state)
+        group.queues.keep_stored(state)
 
     def _turned(self, entry: HostedKV) -> None:
         """The last piece of a return that was broken off has ended."""
@@ -322,13 +322,13 @@ class Hosted:
         if entry.phase is HostedPhase.OUT:
             # All of its blocks are still its own, and nothing has been written since.
             entry.phase = HostedPhase.LEAVING
-            group.resume(state)
+            group.queues.resume(state)
             if not state.moves:
                 self._forget(entry)
             return
         entry.phase = HostedPhase.TURNING
         state.residences = hosted_only(state.residences)
-        group.keep_stored(state)
+        group.queues.keep_stored(state)
         if not state.moves:
             self._turned(entry)
 

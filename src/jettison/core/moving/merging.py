@@ -192,7 +192,7 @@ class Merging:
         """The old groups serve again; requests that ended while ledgers were locked are reaped."""
         for group in self._sources:
             group.paused = False
-            for state in group.all_requests():
+            for state in group.queues.all_requests():
                 self._cluster.reap(state)
 
     # --- remap ------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Merging:
     def _remap(self, now_ns: int) -> list[Action]:
         self.phase = MergePhase.REMAP
         actions: list[Action] = []
-        self._exchange.plan(state for group in self._sources for state in group.running.values())
+        self._exchange.plan(state for group in self._sources for state in group.queues.running.values())
         for worker_id in self._stages:
             worker = self._cluster.workers[worker_id]
             self._before[worker_id] = self._pulling.before.get(worker_id, worker.layout)
@@ -259,9 +259,9 @@ class Merging:
         self.phase = MergePhase.FAILED
         for group in self._sources:
             group.paused = False
-            for ledger in group.ledgers:
+            for ledger in group.blocks.ledgers:
                 ledger.forget_cached()
-            for state in group.all_requests():
+            for state in group.queues.all_requests():
                 state.num_sealed = 0
                 # Those that ended while the ledgers were locked.
                 self._cluster.reap(state)
@@ -281,7 +281,7 @@ class Merging:
         self.group = group
         states: list[RequestState] = []
         for source in self._sources:
-            states += source.take_queues()
+            states += source.queues.take_all()
             self._cluster.dissolve(source)
         self._exchange.begin(group, states, now_ns)
         counters = self._cluster.counters
@@ -300,9 +300,9 @@ class Merging:
                     "remap_ms": max((r.duration_ns for r in results), default=0) / 1e6,
                     "map_calls": sum(r.num_map_calls for r in results),
                     "decision_to_serving_ms": (now_ns - self._started_ns) / 1e6,
-                    "capacity_blocks": group.capacity_blocks,
+                    "capacity_blocks": group.blocks.capacity,
                     "stalled": self._exchange.num_stalled,
-                    "waiting": len(group.waiting),
+                    "waiting": len(group.queues.waiting),
                 },
             )
         ]
@@ -317,7 +317,7 @@ class Merging:
                 "bytes": self._exchange.num_moved_bytes,
                 "requests": {str(k): n for k, n in sorted(self._exchange.num_by_choice.items())},
                 "ms": (now_ns - self._started_ns) / 1e6,
-                "capacity_blocks": self.group.capacity_blocks,
+                "capacity_blocks": self.group.blocks.capacity,
             }
             actions.append(Record("exchange_done", now_ns, done))
         return actions

@@ -48,8 +48,8 @@ class Migrations:
     def start(self, state: RequestState, source: GroupCore, destination: GroupCore, now_ns: int) -> list[Action]:
         """Begin to move a running request; nothing where the destination has no room for it."""
         assert not set(source.worker_ids) & set(destination.worker_ids), "groups that share a worker"
-        needed = source.blocks_for(state.num_tokens)
-        if needed + destination.watermark_blocks() > destination.num_free_blocks:
+        needed = source.limits.blocks_for(state.num_tokens)
+        if needed + destination.blocks.watermark > destination.blocks.num_free:
             return []
         migration = Relocation(
             self._cluster, state, source, destination, Purpose.MIGRATION, now_ns, self._over, max_rounds=MAX_ROUNDS

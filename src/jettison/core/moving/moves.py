@@ -106,7 +106,7 @@ class Moves:
 
         With ``homes`` it has been split already, and its requests go on returning to them.
         """
-        yields = group.admission_cap_blocks is not None
+        yields = group.blocks.admission_cap is not None
         actions = self._clear(group.worker_ids)
         restore = Restoring(
             self._state, group, split, now_ns, homes, with_queue=yields, max_overflow_blocks=max_overflow_blocks,

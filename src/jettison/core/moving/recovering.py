@@ -344,7 +344,7 @@ class Recoveries:
             for state in near.values():
                 state.suspicion.note_death(alone=len(near) == 1, max_deaths=most)
         group.in_flight.clear()
-        states = group.take_queues()
+        states = group.queues.take_all()
         self._cluster.dissolve(group)
         homeless: list[RequestState] = []
         for state in states:

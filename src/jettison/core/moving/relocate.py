@@ -106,7 +106,7 @@ class Relocation:
 
     def _new_ledgers(self) -> list[BlockLedger]:
         """Of the destination's workers that the source does not use."""
-        pairs = zip(self.destination.worker_ids, self.destination.ledgers, strict=True)
+        pairs = zip(self.destination.worker_ids, self.destination.blocks.ledgers, strict=True)
         return [ledger for worker_id, ledger in pairs if worker_id not in self.source.worker_ids]
 
     @property
@@ -172,14 +172,14 @@ class Relocation:
             if self.state.num_pending:
                 return []
             self._final_sent = True
-            actions = self._send(self.source.blocks_for(self.state.num_computed))
+            actions = self._send(self.source.limits.blocks_for(self.state.num_computed))
             if self._moves or self.phase is not RelocationPhase.FINAL:
                 return actions
         return self._hand_over(now_ns)
 
     def _next_round(self, now_ns: int) -> list[Action]:
         state = self.state
-        if self.source.blocks_for(state.num_computed) - self.num_sent_blocks > MAX_FINAL_BLOCKS:
+        if self.source.limits.blocks_for(state.num_computed) - self.num_sent_blocks > MAX_FINAL_BLOCKS:
             if self.num_rounds == self._max_rounds:
                 return self._fall_back("the request grows as fast as it is copied")
             return self._send(state.num_computed // self._cluster.limits.block_size)
@@ -218,13 +218,13 @@ class Relocation:
         """The last block has arrived: from here on the request is the destination's."""
         state = self.state
         self.phase, self.ended_ns = RelocationPhase.DONE, now_ns
-        self.source.take_out(state)
-        for worker_id, ledger in zip(self.source.worker_ids, self.source.ledgers, strict=True):
+        self.source.queues.take_out(state)
+        for worker_id, ledger in zip(self.source.worker_ids, self.source.blocks.ledgers, strict=True):
             if worker_id not in self.destination.worker_ids:
                 ledger.release(state.request_id)
         state.paused = False
         state.num_sealed = 0  # its blocks are new ones, not yet findable
-        self.destination.resume(state)
+        self.destination.queues.resume(state)
         return self._on_over(self)
 
     def _fall_back(self, reason: str) -> list[Action]:

@@ -258,7 +258,7 @@ class Restoring:
                     "workers": list(self.worker_ids),
                     "intact_shards": num_intact,
                     "pulled_shards": len(self._fetching.moves),
-                    "capacity_blocks": self.group.capacity_blocks,
+                    "capacity_blocks": self.group.blocks.capacity,
                 },
             )
         )
@@ -269,7 +269,7 @@ class Restoring:
     def _fits(self) -> bool:
         """Whether every request has a home in the next layouts, with room to grow."""
         group = self.group
-        if group.moving or (group.waiting and not self._with_queue):
+        if group.queues.moving or (group.queues.waiting and not self._with_queue):
             return False
         return fits(self._cluster, group, self.split_plan, self._max_overflow_blocks)
 
@@ -277,7 +277,7 @@ class Restoring:
         """Preempt what does not fit; it is computed again at home. Last steps may have made it a little more."""
         if not self._max_overflow_blocks:
             return
-        for state in overflow(self._cluster, self.group, self.split_plan, self.group.capacity_blocks) or ():
+        for state in overflow(self._cluster, self.group, self.split_plan, self.group.blocks.capacity) or ():
             self.group.preempt(state)
             self._num_recomputed += 1
             self._with_queue = True
@@ -287,9 +287,9 @@ class Restoring:
         for worker_id in self.worker_ids:
             # The new layers' arenas start empty, so no cached block is complete any more.
             self._cluster.workers[worker_id].ledger.forget_cached()
-        for state in self.group.running.values():
+        for state in self.group.queues.running.values():
             state.num_sealed = 0
-        self.group.seals = False
+        self.group.blocks.seals = False
         specs = {w: self._cluster.stage_layout(layers) for w, layers in self._next_layers.items()}
         return self._change_layouts(specs, shrinks=True)
 
@@ -307,14 +307,14 @@ class Restoring:
             "group": self.group.group_id,
             "homes": {g.group_id: list(g.worker_ids) for g in homes},
             "left_over": list(self.left_over),
-            "returning": len(self.group.running),
+            "returning": len(self.group.queues.running),
             "recomputed": self._num_recomputed,
             "ms": (now_ns - self._started_ns) / 1e6,
         }
         return [Record("split", now_ns, done), *self._return_home(now_ns)]
 
     def _reap_ended(self) -> None:
-        for state in self.group.all_requests():
+        for state in self.group.queues.all_requests():
             self._cluster.reap(state)
 
     # --- return -----------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class Restoring:
     def _turned(self, now_ns: int) -> list[Action]:
         self._reap_ended()
         self.group.touch()
-        for state in self.group.running.values():
+        for state in self.group.queues.running.values():
             state.paused = False
         if self.has_split:
             return self._over(now_ns)
@@ -355,7 +355,7 @@ class Restoring:
 
     def _redropped(self, now_ns: int) -> list[Action]:
         self.group.paused = False
-        self.group.seals = self._cluster.limits.enable_prefix_caching
+        self.group.blocks.seals = self._cluster.limits.enable_prefix_caching
         failed = [r for r in self._relayouts if r.phase is RelayoutPhase.FAILED]
         if not failed:
             return self._over(now_ns)
@@ -369,7 +369,7 @@ class Restoring:
 
     def _over(self, now_ns: int) -> list[Action]:
         self.phase = RestorePhase.TURNED
-        self.group.admission_cap_blocks = None
+        self.group.blocks.admission_cap = None
         self._cluster.counters.num_turned_restores += 1
         return []
 
@@ -396,12 +396,12 @@ def overflow(
     """
     room = {index: room_blocks(cluster, part) for index, part in enumerate(split.parts)}
     most = max(room.values())
-    if any(group.blocks_for(s.num_tokens) > most for s in group.waiting):
+    if any(group.limits.blocks_for(s.num_tokens) > most for s in group.queues.waiting):
         return None
-    num_blocks_of = group.ledgers[0].num_blocks_of
-    left = {r: num_blocks_of(r) for r in (*group.running, *group.moving)}
+    num_blocks_of = group.blocks.ledgers[0].num_blocks_of
+    left = {r: num_blocks_of(r) for r in (*group.queues.running, *group.queues.moving)}
     victims: list[RequestState] = []
-    candidates = [s for s in group.running.values() if s.ending is None and not s.moves]
+    candidates = [s for s in group.queues.running.values() if s.ending is None and not s.moves]
     while True:
         homes = cluster.advice.place(left, room, most // HEADROOM)
         if homes is not None and _has_room(cluster, split, room, victims):
@@ -438,4 +438,5 @@ def will_hold(cluster: ClusterState, group: GroupCore, split: SplitPlan, usual_o
     more than a member has room for, so the members stay merged until it ends: it is dropped for once.
     """
     room = min(room_blocks(cluster, part) for part in split.parts)
-    return all(group.blocks_for(s.num_tokens_foreseen(usual_output)) <= room for s in group.all_requests())
+    foreseen = (s.num_tokens_foreseen(usual_output) for s in group.queues.all_requests())
+    return all(group.limits.blocks_for(num_tokens) <= room for num_tokens in foreseen)

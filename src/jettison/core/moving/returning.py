@@ -39,7 +39,7 @@ class Returning:
     @property
     def is_over(self) -> bool:
         """The pipeline is empty."""
-        return not (self._pipeline.in_flight or self._pipeline.all_requests())
+        return not (self._pipeline.in_flight or self._pipeline.queues.all_requests())
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -60,18 +60,19 @@ class Returning:
         """Start the next rounds of the requests whose turn it is."""
         for lost in [r for r in self.on_their_way.values() if r.lost_transfer]:
             self._leaves(lost)
-        for state in [*self._pipeline.waiting, *self._pipeline.waiting_offline]:
+        for state in [*self._pipeline.queues.waiting, *self._pipeline.queues.waiting_offline]:
             # Preempted in the pipeline, or never begun there: it starts (again) in a new group.
-            self._pipeline.take_out(state)
+            self._pipeline.queues.take_out(state)
             self.on_their_way.pop(state.request_id, None)
-            min(self.homes, key=lambda g: (g.used_blocks + g.queued_blocks(), g.group_id)).enqueue(state)
-        for state in list(self._pipeline.stored.values()):
+            home = min(self.homes, key=lambda g: (g.blocks.num_used + g.queues.queued_blocks(), g.group_id))
+            home.queues.enqueue(state)
+        for state in list(self._pipeline.queues.stored.values()):
             # Its KV is in host pools: it goes along as it is.
-            self._pipeline.take_out(state)
-            self._home_of_stored(state).keep_stored(state)
+            self._pipeline.queues.take_out(state)
+            self._home_of_stored(state).queues.keep_stored(state)
             self._cluster.counters.hosted_carried += 1
         actions: list[Action] = []
-        for state in list(self._pipeline.running.values()):
+        for state in list(self._pipeline.queues.running.values()):
             if state.ending is not None or state.moves or state.recompute:
                 continue
             relocation = self.on_their_way.get(state.request_id)
@@ -107,17 +108,18 @@ class Returning:
 
     def _home(self, state: RequestState) -> GroupCore:
         """Where a request will live: the group with more room, counting those already on their way."""
-        assigned = {g.group_id: g.used_blocks_of_running() for g in self.homes}
+        assigned = {g.group_id: g.blocks.num_used_by(g.queues.running) for g in self.homes}
         for request_id, relocation in self.on_their_way.items():
             home = relocation.destination
-            assigned[home.group_id] += home.ledgers[0].num_blocks_of(request_id)
+            assigned[home.group_id] += home.blocks.ledgers[0].num_blocks_of(request_id)
         return min(self.homes, key=lambda g: (assigned[g.group_id], g.group_id))
 
     def _home_of_stored(self, state: RequestState) -> GroupCore:
         """Where a stored request will be brought back: a group that can hold it, of those the emptiest."""
 
         def rank(home: GroupCore) -> tuple[bool, int, GroupId]:
-            owed = sum(home.blocks_for(other.num_tokens) for other in home.stored.values())
-            return home.is_oversized(state), home.used_blocks + home.queued_blocks() + owed, home.group_id
+            owed = sum(home.limits.blocks_for(other.num_tokens) for other in home.queues.stored.values())
+            load = home.blocks.num_used + home.queues.queued_blocks() + owed
+            return home.blocks.is_oversized(state), load, home.group_id
 
         return min(self.homes, key=rank)

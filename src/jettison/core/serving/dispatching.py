@@ -1,7 +1,7 @@
 """Which group takes a request: on its arrival, and again when a full batch or full memory keeps it waiting elsewhere.
 
 Again means on every tick, and at the moment a merge has been executed: the merged group has the memory for its whole
-queue and would admit it in its next step, beyond what it can usefully run at once. What nobody else can run is admitted
+queue and would admit it in its next step, beyond what it can usefully run at once. What no other group can run is admitted
 there all the same, up to ``max_num_seqs``: a batch above the limit costs latency, an idle place costs throughput.
 
 The choices are ``policy.dispatch``'s and ``policy.rebalance``'s; here are their views of groups.
@@ -58,25 +58,26 @@ class Dispatcher:
             cluster.homeless[state.request_id] = state
             return False
         cluster.homeless.pop(state.request_id, None)
-        cluster.groups[chosen].enqueue(state)
+        cluster.groups[chosen].queues.enqueue(state)
         return True
 
     def _freeness(self, group_id: GroupId) -> GroupFreeness | None:
         group = self._state.groups.get(group_id)
         if group is None or self._moves.is_emptying(group):
             return None
-        capacity = group.capacity_blocks
+        blocks, queues = group.blocks, group.queues
+        capacity = blocks.capacity
         return GroupFreeness(
             group_id,
-            min(capacity, group.admission_cap_blocks or capacity),
-            group.used_blocks,
-            group.queued_blocks() + self._hosted.owed_blocks(group),
-            group.num_served + len(group.waiting),
+            min(capacity, blocks.admission_cap or capacity),
+            blocks.num_used,
+            queues.queued_blocks() + self._hosted.owed_blocks(group),
+            queues.num_served + len(queues.waiting),
             len(group.stages),
-            group.queued_tokens() + group.unfinished_tokens(),
+            queues.queued_tokens() + queues.unfinished_tokens(),
             group.limits.max_num_batched_tokens,
             self._apart_blocks(group),
-            group.num_served + len(group.waiting) + len(group.waiting_offline),
+            group.queues.num_served + len(group.queues.waiting) + len(group.queues.waiting_offline),
         )
 
     def _apart_blocks(self, group: GroupCore) -> int | None:
@@ -94,15 +95,15 @@ class Dispatcher:
         if len(groups) < 2 or not queued:
             return []
         for state in self._fitting_elsewhere([s for g in queued for s in groups[g].oversized()]):
-            groups[state.group_id].take_out(state)
+            groups[state.group_id].queues.take_out(state)
             self.place(state)
         if not self._state.params.rebalance:
             return []
         plan = plan_rebalance(self._group_queues())
         for entry in plan:
             state = self._state.requests[entry.request_id]
-            groups[entry.source].take_out(state)
-            groups[entry.destination].enqueue(state)
+            groups[entry.source].queues.take_out(state)
+            groups[entry.destination].queues.enqueue(state)
         if not plan:
             return []
         self._state.counters.num_rebalanced += len(plan)
@@ -121,7 +122,7 @@ class Dispatcher:
         if not oversized:
             return []
         is_open = (g for g in self._state.groups.values() if not self._moves.is_emptying(g))
-        largest = max((g.capacity_blocks for g in is_open), default=0)
+        largest = max((g.blocks.capacity for g in is_open), default=0)
         return [s for s in oversized if -(-s.num_tokens // self._state.limits.block_size) <= largest]
 
     def _group_queues(self) -> list[GroupQueue]:
@@ -130,16 +131,17 @@ class Dispatcher:
         limits = {n: self._batch_limit(n) for n in {len(g.stages) for g in groups.values()}}
 
         def num_free_places(group: GroupCore) -> int:
-            return limits[len(group.stages)] - group.num_served
+            return limits[len(group.stages)] - group.queues.num_served
 
         queued = [groups[g] for g in sorted(self._state.changes.queued)]
-        full = {g.group_id for g in queued if len(g.waiting) > max(0, num_free_places(g)) or self._is_blocked(g)}
+        full = {g.group_id for g in queued if len(g.queues.waiting) > max(0, num_free_places(g)) or self._is_blocked(g)}
         if not full:
             return []
         busy = self._ladder().worker_ids().union(self._moves.moving_workers())
         takers = {
             g.group_id for g in groups.values()
-            if num_free_places(g) > len(g.waiting) and g.admission_cap_blocks is None and busy.isdisjoint(g.worker_ids)
+            if num_free_places(g) > len(g.queues.waiting) and g.blocks.admission_cap is None
+            and busy.isdisjoint(g.worker_ids)
         }
         if not takers:
             return []
@@ -164,9 +166,9 @@ class Dispatcher:
         return GroupQueue(
             group.group_id,
             batch_limit,
-            group.num_served,
-            group.num_free_blocks - group.watermark_blocks(),
-            [QueuedRequest(s.request_id, group.blocks_for(s.num_tokens)) for s in group.waiting],
+            group.queues.num_served,
+            group.blocks.num_free - group.blocks.watermark,
+            [QueuedRequest(s.request_id, group.limits.blocks_for(s.num_tokens)) for s in group.queues.waiting],
             takes_new=takes_new,
             sends_blocked=self._is_blocked(group),
         )

@@ -116,14 +116,15 @@ class FastForward:
 
 
 def _is_steady(group: GroupCore) -> bool:
-    """The step in flight decodes one token of everybody, and the next plan could do nothing else."""
-    if len(group.in_flight) != 1 or group.has_waiting or group.moving or group.suspects or group.stranded:
+    """The step in flight decodes one token of every running request, and the next plan could do nothing else."""
+    queues = group.queues
+    if len(group.in_flight) != 1 or queues.has_waiting or queues.moving or queues.suspects or group.stranded:
         return False
-    if group.paused or group.holds_preemption or group.landing.blocks or group.limits.enable_prefix_caching:
+    if group.paused or group.holds_preemption or group.blocks.landing or group.limits.enable_prefix_caching:
         return False
     (flight,) = group.in_flight.values()
     rows = flight.step.rows
-    return len(rows) == len(group.running) and all(row.num_tokens == 1 and row.samples for row in rows)
+    return len(rows) == len(queues.running) and all(row.num_tokens == 1 and row.samples for row in rows)
 
 
 def _steps_left(state: RequestState, max_model_len: int) -> int:
@@ -141,8 +142,8 @@ def _steps_left(state: RequestState, max_model_len: int) -> int:
 
 def _growth_within(group: GroupCore, num_steps: int) -> int:
     """Blocks that the rows in flight will take while so many more steps of one token each are planned."""
-    ledger, (flight,) = group.ledgers[0], group.in_flight.values()
+    ledger, (flight,) = group.blocks.ledgers[0], group.in_flight.values()
     return sum(
-        max(0, group.blocks_for(row.context_len + 1 + num_steps) - ledger.num_blocks_of(row.state.request_id))
+        max(0, group.limits.blocks_for(row.context_len + 1 + num_steps) - ledger.num_blocks_of(row.state.request_id))
         for row in flight.step.rows
     )

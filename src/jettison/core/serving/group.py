@@ -1,8 +1,9 @@
 """The serving loop of one group, sans-I/O: plan, execute, commit.
 
 ``next_step`` asks the batching policy and applies its plan (blocks change hands here); the driver runs the step;
-``commit`` takes the sampled tokens back. A group knows its stages, its queues and the ledgers of its workers; it knows
-nothing of other groups, of moves, of time or of devices.
+``commit`` takes the sampled tokens back. A group has two parts, which know nothing of each other: ``queues`` (who
+waits, runs, moves and is stored) and ``blocks`` (what room there is, and what is cached). It knows nothing of other
+groups, of moves, of time or of devices.
 
 Reading order for newcomers: ``GroupCore.next_step``, ``core.serving.stepplan``, ``GroupCore.commit``, then
 ``policy.batching``.
@@ -10,13 +11,16 @@ Reading order for newcomers: ``GroupCore.next_step``, ``core.serving.stepplan``,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jettison.core.changes import Changes
 from jettison.core.ports import RunStep, StepCompleted, StepRow
 from jettison.core.requests import RequestState
-from jettison.core.serving.queues import GroupCounters, GroupQueues, SchedulerLimits
+from jettison.core.residence import arenas_of, hosted_only
+from jettison.core.serving.blocks import GroupBlocks
+from jettison.core.serving.limits import SchedulerLimits
+from jettison.core.serving.queues import Queues
 from jettison.core.serving.stepplan import StepPlanner
 from jettison.core.serving.waiting import Turns
 from jettison.cost.online import OnlineChunkCost
@@ -29,6 +33,7 @@ from jettison.types import (
     FAILED_TOKEN_ID,
     FinishReason,
     GroupId,
+    LayerRange,
     RequestId,
     SampledToken,
     TokenLogprobs,
@@ -36,6 +41,24 @@ from jettison.types import (
 )
 
 __all__ = ["GroupCore", "GroupCounters", "SchedulerLimits", "StepResult"]
+
+
+@dataclass(slots=True)
+class GroupCounters:
+    """Monotone totals of one group."""
+
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_recomputed_tokens: int = 0
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+    num_freed_blocks: int = 0
+    """Blocks given back by ended requests, each counted once (one stage)."""
+    num_grown_blocks: int = 0
+    """Blocks that running requests took beyond their admission."""
+    num_queue_blocks: int = 0
+    """Blocks of requests that were let in, cached ones included, less those of preempted ones that wait again."""
 
 
 @dataclass(slots=True)
@@ -58,8 +81,8 @@ class _InFlight:
     num_tokens: int = 0
 
 
-class GroupCore(GroupQueues):
-    """One group: the serving loop over its queues, stages in pipeline order over the ledgers of their workers."""
+class GroupCore:
+    """One group: the serving loop over its queues and blocks, with the flags that say what may be done with them."""
 
     def __init__(
         self,
@@ -76,8 +99,18 @@ class GroupCore(GroupQueues):
     ) -> None:
         """``chunk_cost`` predicts microbatches of this many stages and learns from them; ``changes`` and ``turns``: the
         cluster's."""
-        super().__init__(group_id, stages, ledgers, limits, changes, turns, offline_turns)
+        self.group_id = group_id
         self.epoch = epoch
+        self.stages = stages
+        self.worker_ids: tuple[WorkerId, ...] = tuple(s.worker_id for s in stages)
+        """Its workers, in pipeline order."""
+        self.limits = limits
+        self._changes = changes or Changes()
+        self.residence = arenas_of(stages)
+        """Where its requests run; all of them share it."""
+        self.queues = Queues(group_id, self.residence, limits, self._changes, turns, offline_turns)
+        self.blocks = GroupBlocks(group_id, self.worker_ids, ledgers, limits, hasher, self._changes)
+        self.counters = GroupCounters()
         self.in_flight: dict[int, _InFlight] = {}
         self.stranded: dict[RequestId, RequestState] = {}
         """Of steps that failed because a member is lost: under way when it died, though its death is not known yet."""
@@ -85,7 +118,53 @@ class GroupCore(GroupQueues):
         """What keeps the head of the online queue out; an offline head that has to wait is no news."""
         self.chunk_cost = chunk_cost or OnlineChunkCost()
         self.planner = StepPlanner(self)
-        self._hasher = hasher
+        self._paused = False
+        self._holds_preemption = False
+
+    def touch(self) -> None:
+        """Note that something is different for the group: what it may do next has to be asked again."""
+        self._changes.touch(self.group_id)
+
+    # --- what others may read and set -------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of its queues, or of a ledger it uses (others may use it too)."""
+        return self.queues.version + self.blocks.version
+
+    @property
+    def max_running(self) -> int:
+        """Requests that it may run at once: as many as its instances by themselves."""
+        return self.limits.max_num_seqs * len(self.stages)
+
+    @property
+    def paused(self) -> bool:
+        """No new steps: the group is about to be remapped."""
+        return self._paused
+
+    @paused.setter
+    def paused(self, paused: bool) -> None:
+        if paused != self._paused:
+            self._paused = paused
+            self.touch()
+
+    @property
+    def holds_preemption(self) -> bool:
+        """No request is recomputed: some are on their way to the host or back, and what is missing will be free."""
+        return self._holds_preemption
+
+    @holds_preemption.setter
+    def holds_preemption(self, holds: bool) -> None:
+        if holds != self._holds_preemption:
+            self._holds_preemption = holds
+            self.touch()
+
+    def oversized(self) -> list[RequestState]:
+        """Waiting requests that have to wait for a larger group. O(1) where there can be none."""
+        queues = self.queues
+        if self.limits.blocks_for(queues.largest_queued_tokens) <= self.blocks.capacity:
+            return []
+        return [s for s in (*queues.waiting, *queues.waiting_offline) if self.blocks.is_oversized(s)]
 
     # --- plan -------------------------------------------------------------------------------------------------
 
@@ -93,37 +172,13 @@ class GroupCore(GroupQueues):
         """Plan the next microbatch and apply the plan. None when there is nothing to run now."""
         if self._paused or len(self.in_flight) >= len(self.stages):
             return None
-        if not self.running and not self.has_waiting:
+        queues = self.queues
+        if not queues.running and not queues.has_waiting:
             return None
         step = self._apply(self.planner.next_plan(), step_id, now_ns)
-        if self._only_ledger is None:
+        if len(self.stages) > 1:
             self.planner.note_applied()
         return step
-
-    def cached_prefix(self, state: RequestState) -> tuple[int, int]:
-        """(tokens found in the cache of every stage, allocatable blocks that admission takes)."""
-        total = self.blocks_for(state.num_tokens)
-        if not self._seals or state.prompt_logprobs is not None:
-            return 0, total
-        hashes = self._hashes(state, (state.num_tokens - 1) // self.limits.block_size)
-        hits = [ledger.lookup(hashes) for ledger in self.ledgers]
-        num = min(len(found) for found in hits)
-        shared = min(
-            sum(ledger.is_held(block) for block in found[:num])
-            for ledger, found in zip(self.ledgers, hits, strict=True)
-        )
-        return num * self.limits.block_size, total - shared
-
-    def _hashes(self, state: RequestState, num_blocks: int) -> list[bytes]:
-        """Chain hashes of the request's first ``num_blocks`` full blocks; computed once."""
-        known = len(state.hashes)
-        if known < num_blocks:
-            size = self.limits.block_size
-            parent = state.hashes[-1] if state.hashes else None
-            state.hashes += self._hasher.chain(
-                state.tokens_between(known * size, num_blocks * size), state.request.cache_salt, parent
-            )
-        return state.hashes[:num_blocks]
 
     # --- apply ------------------------------------------------------------------------------------------------
 
@@ -131,24 +186,26 @@ class GroupCore(GroupQueues):
         if plan.version != self.version:
             raise StalePlanError(f"batch plan of version {plan.version}, group is at {self.version}")
         self.head_blocked_by = plan.head_blocked_by
+        queues = self.queues
         for request_id in plan.preemptions:
-            self.preempt(self.running[request_id])
+            self.preempt(queues.running[request_id])
         rows: list[StepRow] = []
         for request_id, num_tokens, num_new_blocks in plan.chunks:
-            state = self.running[request_id]
+            state = queues.running[request_id]
             if num_new_blocks:
-                self._grow(state, num_new_blocks)
+                self.blocks.grow(state, num_new_blocks)
+                self.counters.num_grown_blocks += num_new_blocks
             rows.append(self._schedule(state, num_tokens))
         if plan.admissions:
-            taken = self._take_waiting([admission.request_id for admission in plan.admissions])
+            taken = queues.take_waiting([admission.request_id for admission in plan.admissions], self._steps_aside)
             for admission, state in zip(plan.admissions, taken, strict=True):
                 self._admit(state, admission.num_cached_tokens, now_ns)
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
-        if not self.waiting:
+        if not queues.waiting:
             self.head_blocked_by = None
         if not rows:
             return None
-        self._change()
+        queues.note_change()
         self.counters.num_steps += 1
         step = RunStep(step_id, self.group_id, self.epoch, self.stages, tuple(rows))
         num_kv_tokens = num_tokens = 0
@@ -158,54 +215,23 @@ class GroupCore(GroupQueues):
         self.in_flight[step_id] = _InFlight(step, now_ns, num_kv_tokens, num_tokens)
         return step
 
-    def _take_waiting(self, request_ids: Sequence[RequestId]) -> list[RequestState]:
-        """Take these out of the queue, in order; those that have stepped aside stay in front."""
-        online = [r for r in request_ids if r not in self._offline_ids] if self._offline_ids else request_ids
-        offline = request_ids[len(online) :]
-        taken = self.waiting.take(online, self._steps_aside) if online else []
-        taken += self.waiting_offline.take(offline, self._steps_aside) if offline else []
-        self._offline_ids.difference_update(offline)
-        for state in taken:
-            self._count_queued(state, -1)
-        self._note_unqueued()
-        return taken
-
     def _steps_aside(self, state: RequestState) -> bool:
-        is_oversized = self.is_oversized(state)
-        assert is_oversized or self.suspects, f"{state} was passed over"
+        is_oversized = self.blocks.is_oversized(state)
+        assert is_oversized or self.queues.suspects, f"{state} was passed over"
         return is_oversized
 
-    def _grow(self, state: RequestState, num_blocks: int) -> None:
-        """Make the request's table longer in every stage."""
-        self.counters.num_grown_blocks += num_blocks
-        for ledger in self.ledgers:
-            ledger.allocate(state.request_id, num_blocks)
-
     def _admit(self, state: RequestState, num_cached_tokens: int, now_ns: int) -> None:
-        assert not self.ledgers[0].has(state.request_id), f"{state} has blocks already"
-        total = self.blocks_for(state.num_tokens)
-        self.counters.num_queue_blocks += total
-        num_cached_blocks = 0
-        if num_cached_tokens:
-            hashes = state.hashes[: num_cached_tokens // self.limits.block_size]
-            found = [ledger.lookup(hashes) for ledger in self.ledgers]
-            # An admission before this one in the same plan may have evicted cached blocks that the plan counted on;
-            # they were counted as allocatable as well, so there is room to compute them instead.
-            num_cached_blocks = min(len(ids) for ids in found)
-            num_cached_tokens = num_cached_blocks * self.limits.block_size
-            for ledger, ids in zip(self.ledgers, found, strict=True):
-                ledger.adopt_prefix(state.request_id, ids[:num_cached_blocks])
-        for ledger in self.ledgers:
-            ledger.allocate(state.request_id, total - num_cached_blocks)
-        if self._seals and state.prompt_logprobs is None:
+        self.counters.num_queue_blocks += self.limits.blocks_for(state.num_tokens)
+        num_cached_tokens = self.blocks.admit(state, num_cached_tokens)
+        if self.blocks.uses_cache(state):
             self.counters.prefix_queries += state.num_tokens
             self.counters.prefix_hits += num_cached_tokens
         if state.first_scheduled_ns is None:
             state.first_scheduled_ns = now_ns
             state.num_cached = num_cached_tokens
         state.num_computed = num_cached_tokens
-        state.num_sealed = num_cached_blocks
-        self.resume(state)
+        state.num_sealed = num_cached_tokens // self.limits.block_size
+        self.queues.resume(state)
 
     def _schedule(self, state: RequestState, num_tokens: int) -> StepRow:
         context = state.num_computed + state.num_pending
@@ -228,7 +254,8 @@ class GroupCore(GroupQueues):
 
     def commit(self, done: StepCompleted, now_ns: int) -> list[StepResult]:
         """Take the tokens of a finished step. Requests that end here are reported, not yet released."""
-        self._change()
+        queues = self.queues
+        queues.note_change()
         flight = self.in_flight.pop(done.step_id)
         results: list[StepResult] = []
         tokens = iter(done.tokens)
@@ -243,24 +270,24 @@ class GroupCore(GroupQueues):
             if state.prompt_logprobs is not None and index in done.prompt_logprobs:
                 self._add_prompt_logprobs(state, row, done.prompt_logprobs[index])
             if state.num_computed // block_size > state.num_sealed:
-                self._seal(state)
+                self.blocks.seal(state)
             if token is None:
                 if state.num_computed == state.num_tokens and state.ending is None and not state.wants_output:
                     results.append(StepResult(state, None, FinishReason.LENGTH))
                 continue
-            if self._prefilling:
-                self._prefilling.pop(state.request_id, None)
             if state.ending is not None:
                 continue
             if token.token_id == FAILED_TOKEN_ID:
                 results.append(StepResult(state, token, FinishReason.ERROR))
                 continue
-            if self.suspects and state.on_trial and state.suspicion.note_token_alone():
-                self.suspects.pop(state.request_id, None)
+            if queues.suspects and state.on_trial and state.suspicion.note_token_alone():
+                queues.note_trusted(state)
             state.add_token(token.token_id)
             if state.first_token_ns is None:
                 state.first_token_ns = now_ns
             results.append(StepResult(state, token, *self._finish_reason(state, token.token_id)))
+        if queues.prefilling:
+            queues.note_tokens(result.state for result in results)
         return results
 
     def repeat(self, num_steps: int, token_id: int, now_ns: int) -> tuple[RunStep, list[int]]:
@@ -274,17 +301,18 @@ class GroupCore(GroupQueues):
         rows, size = flight.step.rows, self.limits.block_size
         growth: list[tuple[int, int]] = []
         for index, row in enumerate(rows):
-            room = self.ledgers[0].num_blocks_of(row.state.request_id) * size - row.context_len - 1
+            room = self.blocks.ledgers[0].num_blocks_of(row.state.request_id) * size - row.context_len - 1
             growth += ((number, index) for number in range(room + 1, num_steps + 1, size))
         growth.sort()
         for _, index in growth:
-            self._grow(rows[index].state, 1)
+            self.blocks.grow(rows[index].state, 1)
+        self.counters.num_grown_blocks += len(growth)
         repeated: list[StepRow] = []
         for state, context_len, *_ in rows:
             state.num_computed += num_steps
             state.add_tokens(token_id, num_steps)
             repeated.append(StepRow(state, context_len + num_steps, 1, True))
-        self._version += 2 * num_steps
+        self.queues.version += 2 * num_steps
         self.counters.num_steps += num_steps
         step = flight.step._replace(rows=tuple(repeated))
         num_kv_tokens = flight.num_kv_tokens + num_steps * len(rows)
@@ -301,23 +329,11 @@ class GroupCore(GroupQueues):
 
     def fail(self, step_id: int) -> list[RequestState]:
         """A step raised: its rows' requests, with nothing of the step counted."""
-        self._change()
+        self.queues.note_change()
         flight = self.in_flight.pop(step_id)
         for row in flight.step.rows:
             row.state.num_pending -= row.num_tokens
         return [row.state for row in flight.step.rows]
-
-    def _seal(self, state: RequestState) -> None:
-        """Register the blocks that have become full."""
-        # Blocks that lie elsewhere are not in the prefix cache of the stage that lacks them.
-        if not self._seals or state.ending is not None or state.remote:
-            return
-        num_full = state.num_computed // self.limits.block_size
-        hashes = self._hashes(state, num_full)
-        for index in range(state.num_sealed, num_full):
-            for ledger in self.ledgers:
-                ledger.seal(state.request_id, index, hashes[index])
-        state.num_sealed = num_full
 
     def _finish_reason(self, state: RequestState, token_id: int) -> tuple[FinishReason | None, int | None]:
         params = state.request.params
@@ -328,3 +344,38 @@ class GroupCore(GroupQueues):
         if state.num_output >= params.max_tokens or state.num_tokens >= self.limits.max_model_len:
             return FinishReason.LENGTH, None
         return None, None
+
+    # --- ends -------------------------------------------------------------------------------------------------
+
+    def release_blocks(self, state: RequestState) -> None:
+        """Give back the blocks of a request that has ended, in every stage."""
+        self.queues.note_change()
+        self.counters.num_freed_blocks += self.blocks.num_exclusive(state)
+        self.blocks.release(state)
+        state.residences = hosted_only(state.residences)
+
+    def preempt(self, state: RequestState) -> None:
+        """Drop the request's KV and queue it again; it is recomputed from all its tokens."""
+        assert state.num_pending == 0, "a request in flight cannot be preempted"
+        self.queues.take_out(state)
+        self.blocks.release(state)
+        self.counters.num_preemptions += 1
+        self.counters.num_queue_blocks -= self.limits.blocks_for(state.num_tokens)
+        self.counters.num_recomputed_tokens += state.num_computed
+        state.num_preemptions += 1
+        state.num_computed = 0
+        state.num_sealed = 0
+        state.residences = hosted_only(state.residences)
+        state.remote = ()
+        state.paused = state.recompute = False
+        self.queues.enqueue(state)
+
+    def check(self, *, with_ledgers: bool = True) -> None:
+        """Invariants of the group, for tests and idle moments. Raises AssertionError."""
+        if with_ledgers:
+            self.blocks.check()
+        self.queues.check()
+        for state in self.queues.running.values():
+            self.blocks.check_holds(state)
+        layers = LayerRange(self.stages[0].layers.lo, self.stages[-1].layers.hi)
+        assert sum(len(s.layers) for s in self.stages) == len(layers), "stages must be contiguous"

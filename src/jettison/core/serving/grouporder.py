@@ -51,7 +51,7 @@ class GroupOrder:
 
     def choose(self, needed_blocks: int) -> GroupId | None:
         """As ``choose_group`` over all open groups; None without any. O(log groups), and as much for each group before
-        it that has got fuller or is too small; O(groups) where nobody could hold ``needed_blocks``."""
+        it that has got fuller or is too small; O(groups) where none could hold ``needed_blocks``."""
         too_small: list[GroupFreeness] = []
         try:
             chosen = self._first_of(needed_blocks, too_small)

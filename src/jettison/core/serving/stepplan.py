@@ -53,7 +53,7 @@ class StepPlanner:
     def next_plan(self) -> BatchPlan:
         """The next microbatch, for the group as it is now."""
         group = self._group
-        if group.suspects:
+        if group.queues.suspects:
             return self._trial_plan()
         if len(group.stages) > 1 and group.limits.lookahead.enabled:
             plan = self._balanced_plan()
@@ -85,14 +85,14 @@ class StepPlanner:
     def _trial_plan(self) -> BatchPlan:
         """While some request may be what kills workers: it runs alone, in turn with steps of all others.
 
-        One step is in flight at a time, so whoever was there when a worker dies is known. Suspects wait for each other;
-        nobody passes one that waits for memory or a place, or it would never be tried.
+        One step is in flight at a time, so what was there when a worker dies is known. Suspects wait for each other;
+        no request passes one that waits for memory or a place, or it would never be tried.
         """
         group = self._group
         if group.in_flight:
             return BatchPlan(group.version, (), (), (), group.head_blocked_by)
-        running = [s for s in group.suspects.values() if s.phase is Phase.RUNNING]
-        suspect = in_service_order(running or group.suspects.values(), group.limits.scheduling_policy)[0]
+        running = [s for s in group.queues.suspects.values() if s.phase is Phase.RUNNING]
+        suspect = in_service_order(running or group.queues.suspects.values(), group.limits.scheduling_policy)[0]
         limits = self.limits()._replace(num_microbatches=1)
         own_row = [self._waiting_row(suspect)] if suspect.phase is Phase.WAITING else []
         alone = plan_batch(
@@ -104,7 +104,7 @@ class StepPlanner:
         waits = bool(own_row) and alone.is_empty and not own_row[0].is_oversized
         others = self.view()
         others = others._replace(
-            running=[row for row in others.running if row.request_id not in group.suspects],
+            running=[row for row in others.running if row.request_id not in group.queues.suspects],
             waiting=() if waits else [self._waiting_row(s) for s in self._waiting() if not s.on_trial],
         )
         together = plan_batch(others, limits)
@@ -118,13 +118,13 @@ class StepPlanner:
     def limits(self) -> BatchLimits:
         """Bounds of one microbatch of this group."""
         group = self._group
-        capacity = group.capacity_blocks
+        capacity = group.blocks.capacity
         if self._limits is None or capacity != self._limits_capacity:
             self._limits_capacity = capacity
             self._limits = BatchLimits(
                 group.limits.max_num_batched_tokens,
                 group.max_running,
-                group.watermark_blocks(),
+                group.blocks.watermark,
                 group.limits.block_size,
                 len(group.stages),
             )
@@ -132,21 +132,21 @@ class StepPlanner:
 
     def view(self) -> BatchView:
         """The group as ``policy.batching`` sees it."""
-        group = self._group
+        group, blocks, running = self._group, self._group.blocks, self._group.queues.running
         block_size = group.limits.block_size
-        tables = group.ledgers[0].tables
+        tables = blocks.ledgers[0].tables
         rows = []
-        for request_id, state in group.running.items():
+        for request_id, state in running.items():
             scheduled = state.num_computed + state.num_pending
             ready = state.num_tokens - scheduled
             if ready <= 0 or state.paused or state.recompute or state.ending is not None:
                 continue
             room = len(tables[request_id].ids) * block_size - scheduled
             rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, not state.num_output))
-        num_allocatable = group.num_allocatable_blocks
+        num_allocatable = blocks.num_allocatable
         return BatchView(
-            group.version, rows, len(group.running), self._waiting_rows(), self._victims, num_allocatable,
-            num_allocatable - group.num_free_blocks,
+            group.version, rows, len(running), self._waiting_rows(), self._victims, num_allocatable,
+            num_allocatable - blocks.num_free,
         )
 
     def _waiting_rows(self) -> Iterator[WaitingRow]:
@@ -154,22 +154,23 @@ class StepPlanner:
 
     def _waiting(self) -> Iterator[RequestState]:
         """Online requests, then offline ones; each in the order of service."""
-        return chain(self._group.waiting, self._group.waiting_offline)
+        return chain(self._group.queues.waiting, self._group.queues.waiting_offline)
 
     def _waiting_row(self, state: RequestState) -> WaitingRow:
-        if self._group.is_oversized(state):
-            total = self._group.blocks_for(state.num_tokens)
+        blocks = self._group.blocks
+        if blocks.is_oversized(state):
+            total = self._group.limits.blocks_for(state.num_tokens)
             return WaitingRow(state.request_id, state.num_tokens, 0, total, True)
-        num_cached, num_needed = self._group.cached_prefix(state)
+        num_cached, num_needed = blocks.cached_prefix(state)
         return WaitingRow(state.request_id, state.num_tokens, num_cached, num_needed)
 
     def _victims(self) -> list[VictimRow]:
         if self._group.holds_preemption:
             return []
-        ledgers = self._group.ledgers
+        ledgers = self._group.blocks.ledgers
         return [
             VictimRow(s.request_id, min(ledger.num_exclusive_blocks(s.request_id) for ledger in ledgers))
-            for s in reversed(self._group.running.values())
+            for s in reversed(self._group.queues.running.values())
             if s.num_pending == 0 and not (s.paused or s.recompute or s.ending or s.moves or s.remote)
         ]
 
@@ -178,7 +179,7 @@ class StepPlanner:
         decodes: list[QueuedChunk] = []
         decodes_in_flight: list[QueuedChunk] = []
         prompts: list[QueuedChunk] = []
-        for request_id, state in group.running.items():
+        for request_id, state in group.queues.running.items():
             scheduled = state.num_computed + state.num_pending
             ready = state.num_tokens - scheduled
             if state.ending is not None or state.paused or state.recompute:
@@ -201,11 +202,11 @@ class StepPlanner:
         """Waiting requests that memory would admit now, up to ``horizon`` tokens."""
         group = self._group
         chunks: list[QueuedChunk] = []
-        num_free = group.num_free_blocks
+        num_free = group.blocks.num_free
         for row in self._waiting_rows():
             if row.is_oversized:
                 continue
-            num_running = len(group.running) + len(chunks)
+            num_running = len(group.queues.running) + len(chunks)
             watermark = limits.watermark_blocks if num_running else 0
             num_free -= row.num_blocks_needed
             if horizon <= 0 or num_running >= limits.max_num_seqs or num_free < watermark:

@@ -53,7 +53,7 @@ class Rehousing:
         self._room_tokens = None if is_whole else num_blocks * self._cluster.limits.block_size
 
     def cut_to_room(self, state: RequestState) -> str | None:
-        """Cut a length that nobody asked for where memory now ends; why the request can never be held, if it cannot."""
+        """Cut a length that no client asked for where memory now ends; why the request can never be held, if it cannot."""
         room = self._room_tokens
         if room is None:
             return None
@@ -67,9 +67,10 @@ class Rehousing:
         """A new group is there: deal out again what waits."""
         groups = self._cluster.groups
         queued = [groups[g] for g in sorted(self._cluster.changes.queued)]
-        waiting = [s for g in queued if not g.paused for s in (*g.waiting, *g.waiting_offline) if s.ending is None]
+        queues = [g.queues for g in queued if not g.paused]
+        waiting = [s for q in queues for s in (*q.waiting, *q.waiting_offline) if s.ending is None]
         for state in waiting:
-            groups[state.group_id].take_out(state)
+            groups[state.group_id].queues.take_out(state)
         for state in in_service_order(waiting, self._cluster.limits.scheduling_policy):
             self._place(state)
 

@@ -203,7 +203,7 @@ class LocalCluster:
         core = self.core
         groups = {g.group_id: f"{len(g.stages)} stages" + ", paused" * g.paused for g in core.groups.values()}
         moves = [str(m.phase) for m in core.merges] + [str(r.phase) for r in core.restores]
-        running = sum(len(g.running) for g in core.groups.values())
+        running = sum(len(g.queues.running) for g in core.groups.values())
         return f"groups {groups}, moves {moves}, {self._num_open} requests open, {running} of them running"
 
     # --- glue -------------------------------------------------------------------------------------------------

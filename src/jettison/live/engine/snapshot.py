@@ -22,12 +22,12 @@ def take_snapshot(
             group_id=g.group_id,
             worker_ids=g.worker_ids,
             layer_ranges=tuple((s.layers.lo, s.layers.hi) for s in g.stages),
-            num_running=len(g.running),
-            num_waiting=len(g.waiting),
-            num_moving=len(g.moving),
-            kv_blocks_total=g.capacity_blocks,
-            kv_blocks_used=g.used_blocks,
-            kv_blocks_cached=max(ledger.num_cached for ledger in g.ledgers),
+            num_running=len(g.queues.running),
+            num_waiting=len(g.queues.waiting),
+            num_moving=len(g.queues.moving),
+            kv_blocks_total=g.blocks.capacity,
+            kv_blocks_used=g.blocks.num_used,
+            kv_blocks_cached=max(ledger.num_cached for ledger in g.blocks.ledgers),
         )
         for g in core.groups.values()
     ]

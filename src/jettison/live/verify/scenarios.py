@@ -160,7 +160,7 @@ def overwrite_tail(cluster: LocalCluster) -> None:
     """Requests that fill what a drop has freed, and end: a restore now has to pull, mapping alone is not enough."""
     names: list[str] = []
     rng = random.Random(7)
-    free = min(ledger.num_free for group in cluster.core.groups.values() for ledger in group.ledgers)
+    free = min(ledger.num_free for group in cluster.core.groups.values() for ledger in group.blocks.ledgers)
     vocab = cluster.assembly.shape.vocab_size
     length = min(120, cluster.assembly.limits.max_model_len - 1)
     for i in range(max(1, (free - 8) * BLOCK_SIZE // (length + BLOCK_SIZE))):
@@ -256,7 +256,7 @@ def migrate_while_decoding(setting: Setting) -> Outcome:
         prompts = make_prompts(setting, cluster, 20, 40)
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(produced(cluster, 2 * setting.num_output_tokens))
-        for request_id in list(cluster.core.groups[1].running)[1:]:
+        for request_id in list(cluster.core.groups[1].queues.running)[1:]:
             cluster.cancel(request_id)
         cluster.run()
         cluster.core.check()
@@ -273,8 +273,8 @@ def static_pipeline(setting: Setting) -> Outcome:
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run()
         (group,) = cluster.core.groups.values()
-        happened = len(group.stages) == 2 and group.capacity_blocks > 2 * need
-        return Outcome(observed(cluster, prompts), happened, f"{group.capacity_blocks} blocks where {need} each were")
+        happened = len(group.stages) == 2 and group.blocks.capacity > 2 * need
+        return Outcome(observed(cluster, prompts), happened, f"{group.blocks.capacity} blocks where {need} each were")
 
 
 def drop_and_exchange(mode: ExchangeMode) -> Scenario:
@@ -413,7 +413,7 @@ def _is_exchanging(cluster: LocalCluster, mode: ExchangeMode) -> bool:
 def _on_a_link(cluster: LocalCluster, mode: ExchangeMode) -> list[RequestState]:
     """Requests that stand still for their KV, or run meanwhile, by the mode."""
     groups = cluster.core.groups.values()
-    states = [s for g in groups for s in (g.running if mode is ExchangeMode.LIVE else g.moving).values()]
+    states = [s for g in groups for s in (g.queues.running if mode is ExchangeMode.LIVE else g.queues.moving).values()]
     return [s for s in states if s.moves]
 
 

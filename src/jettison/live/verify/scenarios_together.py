@@ -30,7 +30,7 @@ TOGETHER = "swap+migrate+drop"
 def _stored(cluster: LocalCluster) -> dict[RequestId, int]:
     """Requests whose KV is in host pools only, each with how often it has been preempted."""
     groups = cluster.core.groups.values()
-    return {r: s.num_preemptions for g in groups for r, s in g.stored.items()}
+    return {r: s.num_preemptions for g in groups for r, s in g.queues.stored.items()}
 
 
 def _run_on(cluster: LocalCluster, stored: dict[RequestId, int], where: str) -> int:
@@ -98,7 +98,7 @@ def over_migrating_requests(setting: Setting) -> Outcome:
         prompts = make_prompts(setting, cluster, 20, 40, 2 * NUM_REQUESTS)
         submit(cluster, prompts, setting.num_output_tokens)
         cluster.run(produced(cluster, setting.num_output_tokens))
-        for name in list(cluster.core.groups[1].running):
+        for name in list(cluster.core.groups[1].queues.running):
             cluster.cancel(name)
         cluster.run(Until("a migration", lambda: not cluster.core.migrations.is_idle))
         cluster.request_drop()

@@ -1,0 +1,227 @@
+"""The blocks of one group's requests, alike in every stage: what room there is, who takes and gives it, what is cached.
+
+Over the ledgers of the group's workers, which it may share with other groups. Which requests there are is
+``core.serving.queues``', and which of them gets blocks is decided in ``core.serving.group``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from jettison.core.changes import Changes
+from jettison.core.requests import RequestState
+from jettison.core.serving.limits import SchedulerLimits
+from jettison.memory.blocks import BlockLedger
+from jettison.memory.prefix import PrefixHasher
+from jettison.types import GroupId, RequestId, WorkerId
+
+
+class GroupBlocks:
+    """Blocks in every stage of a group."""
+
+    def __init__(
+        self,
+        group_id: GroupId,
+        worker_ids: tuple[WorkerId, ...],
+        ledgers: Mapping[WorkerId, BlockLedger],
+        limits: SchedulerLimits,
+        hasher: PrefixHasher,
+        changes: Changes,
+    ) -> None:
+        self.ledgers = tuple(ledgers[w] for w in worker_ids)
+        """Of its workers, in pipeline order."""
+        self.landing: dict[WorkerId, int] = {}
+        """Blocks that incoming KV will need: admission leaves them free. Read it; ``reserve_landing`` sets it."""
+        self._group_id = group_id
+        self._worker_ids = worker_ids
+        self._limits = limits
+        self._hasher = hasher
+        self._changes = changes
+        # Most groups have one stage: what is asked for at every step then needs no loop.
+        self._only_ledger = self.ledgers[0] if len(worker_ids) == 1 else None
+        self._admission_cap: int | None = None
+        self._seals = limits.enable_prefix_caching
+
+    # --- what others may set ----------------------------------------------------------------------------------
+
+    @property
+    def admission_cap(self) -> int | None:
+        """Admission stops at so many blocks although more are free: the group is to fit into less memory soon."""
+        return self._admission_cap
+
+    @admission_cap.setter
+    def admission_cap(self, cap: int | None) -> None:
+        if cap != self._admission_cap:
+            self._admission_cap = cap
+            self._changes.touch(self._group_id)
+
+    @property
+    def seals(self) -> bool:
+        """False while its blocks hold fewer layers than others in the same ledgers."""
+        return self._seals
+
+    @seals.setter
+    def seals(self, seals: bool) -> None:
+        if seals != self._seals:
+            self._seals = seals
+            self._changes.touch(self._group_id)
+
+    def reserve_landing(self, blocks: dict[WorkerId, int]) -> None:
+        """Admission leaves so many blocks free at each worker, instead of those before."""
+        if blocks != self.landing:
+            self.landing = blocks
+            self._changes.touch(self._group_id)
+
+    # --- room -------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Grows with every change of a ledger, by whichever group."""
+        if self._only_ledger is not None:
+            return self._only_ledger.version
+        return sum(ledger.version for ledger in self.ledgers)
+
+    @property
+    def capacity(self) -> int:
+        """Blocks of the tightest stage."""
+        if self._only_ledger is not None:
+            return self._only_ledger.capacity
+        return min(ledger.capacity for ledger in self.ledgers)
+
+    @property
+    def num_allocatable(self) -> int:
+        """Free and cached blocks of the tightest stage, whatever they are kept for."""
+        if self._only_ledger is not None:
+            return self._only_ledger.num_free
+        return min(ledger.num_free for ledger in self.ledgers)
+
+    @property
+    def num_free(self) -> int:
+        """Allocatable blocks of the tightest stage, less what incoming KV will need; negative above the cap."""
+        if self.landing:
+            num_free = min(
+                ledger.num_free - self.landing.get(worker_id, 0)
+                for ledger, worker_id in zip(self.ledgers, self._worker_ids, strict=True)
+            )
+        else:
+            num_free = self.num_allocatable
+        if self._admission_cap is None:
+            return num_free
+        return min(num_free, self._admission_cap - self.num_used)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks held in the fullest stage."""
+        if self._only_ledger is not None:
+            return self._only_ledger.num_held
+        return max(ledger.num_held for ledger in self.ledgers)
+
+    def num_used_by(self, request_ids: Iterable[RequestId]) -> int:
+        """Blocks of these requests (the ledgers may hold those of other groups, too)."""
+        return sum(self.ledgers[0].num_blocks_of(request_id) for request_id in request_ids)
+
+    @property
+    def watermark(self) -> int:
+        """Blocks that admission leaves free."""
+        return int(self._limits.watermark * self.capacity)
+
+    def is_oversized(self, state: RequestState) -> bool:
+        """It could not be held even if it were alone: it has to wait for a larger group."""
+        return self._limits.blocks_for(state.num_tokens) > self.capacity
+
+    # --- taking and giving ------------------------------------------------------------------------------------
+
+    def admit(self, state: RequestState, num_cached_tokens: int) -> int:
+        """Take blocks for all tokens of a request; those of its cached prefix are shared.
+
+        Returns how many tokens are cached after all: an admission before this one in the same plan may have evicted
+        cached blocks that the plan counted on. They were counted as allocatable as well, so there is room to compute
+        them instead.
+        """
+        assert not self.ledgers[0].has(state.request_id), f"{state} has blocks already"
+        num_cached_blocks = 0
+        if num_cached_tokens:
+            hashes = state.hashes[: num_cached_tokens // self._limits.block_size]
+            found = [ledger.lookup(hashes) for ledger in self.ledgers]
+            num_cached_blocks = min(len(ids) for ids in found)
+            for ledger, ids in zip(self.ledgers, found, strict=True):
+                ledger.adopt_prefix(state.request_id, ids[:num_cached_blocks])
+        num_new = self._limits.blocks_for(state.num_tokens) - num_cached_blocks
+        for ledger in self.ledgers:
+            ledger.allocate(state.request_id, num_new)
+        return num_cached_blocks * self._limits.block_size
+
+    def grow(self, state: RequestState, num_blocks: int) -> None:
+        """Make the request's table longer in every stage."""
+        for ledger in self.ledgers:
+            ledger.allocate(state.request_id, num_blocks)
+
+    def release(self, state: RequestState) -> None:
+        """Give back the request's blocks in every stage that has some."""
+        for ledger in self.ledgers:
+            if ledger.has(state.request_id):
+                ledger.release(state.request_id)
+
+    def num_exclusive(self, state: RequestState) -> int:
+        """Blocks that the request shares with no other, in the stage that has the most of them."""
+        most = 0
+        for ledger in self.ledgers:
+            if ledger.has(state.request_id):
+                most = max(most, ledger.num_exclusive_blocks(state.request_id))
+        return most
+
+    # --- prefix cache -----------------------------------------------------------------------------------------
+
+    def uses_cache(self, state: RequestState) -> bool:
+        """Whether the request takes a prefix from the cache; logprobs of a prompt need all of it to be computed."""
+        return self._seals and state.prompt_logprobs is None
+
+    def cached_prefix(self, state: RequestState) -> tuple[int, int]:
+        """(tokens found in the cache of every stage, allocatable blocks that admission takes)."""
+        total = self._limits.blocks_for(state.num_tokens)
+        if not self.uses_cache(state):
+            return 0, total
+        hashes = self._hashes(state, (state.num_tokens - 1) // self._limits.block_size)
+        hits = [ledger.lookup(hashes) for ledger in self.ledgers]
+        num = min(len(found) for found in hits)
+        shared = min(
+            sum(ledger.is_held(block) for block in found[:num])
+            for ledger, found in zip(self.ledgers, hits, strict=True)
+        )
+        return num * self._limits.block_size, total - shared
+
+    def seal(self, state: RequestState) -> None:
+        """Register the blocks that have become full."""
+        # Blocks that lie elsewhere are not in the prefix cache of the stage that lacks them.
+        if not self._seals or state.ending is not None or state.remote:
+            return
+        num_full = state.num_computed // self._limits.block_size
+        hashes = self._hashes(state, num_full)
+        for index in range(state.num_sealed, num_full):
+            for ledger in self.ledgers:
+                ledger.seal(state.request_id, index, hashes[index])
+        state.num_sealed = num_full
+
+    def _hashes(self, state: RequestState, num_blocks: int) -> list[bytes]:
+        """Chain hashes of the request's first ``num_blocks`` full blocks; computed once."""
+        known = len(state.hashes)
+        if known < num_blocks:
+            size = self._limits.block_size
+            parent = state.hashes[-1] if state.hashes else None
+            state.hashes += self._hasher.chain(
+                state.tokens_between(known * size, num_blocks * size), state.request.cache_salt, parent
+            )
+        return state.hashes[:num_blocks]
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Invariants of the ledgers, for tests and idle moments. Raises AssertionError."""
+        for ledger in self.ledgers:
+            ledger.check()
+
+    def check_holds(self, state: RequestState) -> None:
+        """A running request has blocks for all that it computes. Raises AssertionError."""
+        for ledger in self.ledgers:
+            have = ledger.num_blocks_of(state.request_id) * self._limits.block_size
+            assert have >= state.num_computed + state.num_pending, state

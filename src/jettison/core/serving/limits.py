@@ -1,0 +1,32 @@
+"""Bounds that hold for every group. What a group makes of them is its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jettison.policy.lookahead import LookaheadParams
+from jettison.policy.order import SchedulingPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds that hold for every group."""
+
+    block_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    """Requests running, for each instance; no microbatch has more rows."""
+    max_model_len: int
+    watermark: float = 0.01
+    """Share of the blocks that admission leaves free."""
+    eos_token_ids: frozenset[int] = frozenset()
+    enable_prefix_caching: bool = True
+    lookahead: LookaheadParams = field(default_factory=LookaheadParams)
+    prefill_first: bool = False
+    """Prompts take a step's token budget before decodes do (in pipelines without lookahead, too)."""
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    """Whose requests go first: ``policy.order``."""
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that ``num_tokens`` tokens fill."""
+        return -(-num_tokens // self.block_size)
