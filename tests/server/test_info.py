@@ -59,7 +59,7 @@ async def test_health_with_workers_that_are_down(app_client, app_engine):
     answer = await app_client.get("/health")
     assert (answer.status_code, answer.json()["status"]) == (503, "recovering")
     assert answer.json()["workers"] == {"alive": 0, "total": 2}
-    assert (await app_client.get("/ping")).status_code == 200, "nobody should end a server whose workers come back"
+    assert (await app_client.get("/ping")).status_code == 200, "a server whose workers come back is not to be ended"
     app_engine.engine_state = "failed"
     assert (await app_client.get("/health")).json()["status"] == "failed"
 

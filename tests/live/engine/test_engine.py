@@ -380,7 +380,7 @@ async def test_the_baselines_serve_over_real_processes(model_dir: Path, policy: 
     """The flag reaches the workers, the event happens, and tokens are those of an engine with ample memory."""
     rng = random.Random(2)
     prompts = [[rng.randrange(256) for _ in range(rng.randint(5, 30))] for _ in range(10)]
-    # A move takes as long as the machine lets it: whoever may migrate has hundreds of steps ahead.
+    # A move takes as long as the machine lets it: a request that may migrate has hundreds of steps ahead.
     num_tokens = 400 if policy == "migrate" else 80
 
     async def serve(engine: Engine) -> list[list[int]]:
