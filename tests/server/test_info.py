@@ -76,7 +76,7 @@ async def test_health_with_workers_that_cannot_be_filled(app_client, app_engine)
 
 
 async def test_requests_without_a_group_are_waiting_ones(app_client, app_engine):
-    app_engine.num_homeless = 3
+    app_engine.num_unplaced = 3
     assert (await app_client.get("/load")).json()["num_requests_waiting"] == 3
     assert 'vllm:num_requests_waiting{model_name="fake"} 3.0' in (await app_client.get("/metrics")).text
 

@@ -340,10 +340,10 @@ async def test_requests_that_no_worker_can_take_are_waiting_ones(model_dir: Path
             streams = [asyncio.create_task(collect(engine, request(f"h{i}", [i, 2, 3], 4))) for i in range(3)]
             await asyncio.sleep(0)
             snapshot = engine.snapshot()
-            assert (snapshot.num_homeless, snapshot.num_waiting, snapshot.groups) == (3, 3, [])
+            assert (snapshot.num_unplaced, snapshot.num_waiting, snapshot.groups) == (3, 3, [])
             assert [reason for _, reason in await asyncio.gather(*streams)] == [FinishReason.LENGTH] * 3
         snapshot = engine.snapshot()
-        assert snapshot.num_homeless == 0 and snapshot.counters["worker_losses"] == 2
+        assert snapshot.num_unplaced == 0 and snapshot.counters["worker_losses"] == 2
 
 
 async def test_what_would_break_further_in_is_refused(model_dir: Path) -> None:
