@@ -70,7 +70,7 @@ class Server:
         return {child.pid for child in self._os_process.children(recursive=True)}
 
     def held(self) -> dict[str, float]:
-        """What should be nothing when nobody asks for anything."""
+        """What should be nothing when no request asks for anything."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
             text = response.read().decode()
         names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "jettison:kv_blocks_used")

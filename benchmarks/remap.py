@@ -3,7 +3,7 @@
     PYTHONPATH=src python benchmarks/remap.py --mib 64 --repeats 7 --json remap.json
 
 A device with ``--layers`` layers drops half of them (``--mib`` of layer shards). Columns: bytes moved; wall time in
-``DeviceMemory.apply``, median and worst, planning included; its CPU time, what it takes when nobody else wants
+``DeviceMemory.apply``, median and worst, planning included; its CPU time, what it takes when no other process wants
 the core; the planning in it; pages; map and unmap calls. Then one pass over all bytes that KV gained (the page faults
 that the next steps will meet), a second pass (the same work once the pages are there), and the mapping part of the
 restore. All shards and all KV are resident before each drop, so that unmapping pays its full price; half of that KV

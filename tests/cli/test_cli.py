@@ -89,7 +89,7 @@ def test_a_bench_with_failures_is_no_good_one(allowed, code, monkeypatch, capsys
 @pytest.mark.parametrize("columns", [80, 40])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_every_flag_and_choice_in_full(command, columns, capsys, monkeypatch):
-    """Whoever cannot read a flag cannot type it, however narrow the terminal."""
+    """A user who cannot read a flag cannot type it, however narrow the terminal."""
     monkeypatch.setenv("COLUMNS", str(columns))
     found = get_command(app)
     for name in command.split():

@@ -238,7 +238,7 @@ def test_values_out_of_range_are_refused():
 
 
 def test_constants_are_what_the_calibration_finds(tmp_path, data_dir):
-    """Whoever changes a constant must have data for it."""
+    """A changed constant must have data for it."""
     out, root = tmp_path / "calibration.json", Path(__file__).resolve().parents[2]
     script = root / "benchmarks" / "calibrate_presets.py"
     subprocess.run(

@@ -17,7 +17,7 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 3e-2}
 
 
 def in_parts(kernels, batch: Batch) -> torch.Tensor:
-    """Attention with the first half of each row's whole context blocks at somebody else's."""
+    """Attention with the first half of each row's whole context blocks at another worker."""
     remote_blocks = batch.context_lens // batch.block_size // 2
     tables = batch.block_tables.copy()
     for row, count in enumerate(remote_blocks):

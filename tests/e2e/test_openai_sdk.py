@@ -257,7 +257,7 @@ def test_leaving_without_an_answer_frees_the_memory(server):
 
 
 async def test_a_burst_beyond_the_memory_is_answered_in_full(server):
-    """64 requests need 576 blocks and there are 192: layers are dropped, nobody is turned away, layers come back."""
+    """64 requests need 576 blocks and there are 192: layers are dropped, none is turned away, layers come back."""
     server.wait_idle()
     drops = server.metric("jettison:drops_total")
     async with server.async_client() as client:

@@ -55,7 +55,7 @@ CORE_CLASSES = {"ClusterCore", "GroupCore", "Queues", "GroupBlocks", "Ladder", "
 """No class of the simulator builds on these."""
 
 DECIDES_NOTHING = {"_plan_cost"}
-"""Named so all the same: what strategies that nobody runs would cost, for one of v1's figures."""
+"""Named so all the same: what strategies that no run has would cost, for one of v1's figures."""
 
 CHANGING = {
     "append", "appendleft", "extend", "insert", "pop", "popleft", "popitem", "remove", "discard", "clear", "add",

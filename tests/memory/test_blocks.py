@@ -217,7 +217,7 @@ def test_check_notices_damage():
 
 
 class TruthfulLedger:
-    """A ledger beside what is really in each block: whoever gets a block writes it at once."""
+    """A ledger beside what is really in each block: a request that gets a block writes it at once."""
 
     def __init__(self, num_blocks: int) -> None:
         self.ledger = BlockLedger(num_blocks, 4)

@@ -120,7 +120,7 @@ def test_memory_greedy_grows_one_group_until_the_added_memory_exceeds_the_first(
 def test_an_uneven_group_that_asks_takes_in_a_small_one() -> None:
     groups = [group(0, 3), group(1, 1), group(2, 1), group(3, 2)]
     assert sizes_after(groups, plan_drop(groups, 1, shape(), asking=0)) == [1, 2, 4]
-    assert sizes_after(groups, plan_drop(groups, 1, shape())) == [2, 2, 3], "nobody asks: the paper's two smallest"
+    assert sizes_after(groups, plan_drop(groups, 1, shape())) == [2, 2, 3], "no group asks: the paper's two smallest"
 
 
 def test_repeated_drops_go_on_from_what_members_hold() -> None:
@@ -146,7 +146,7 @@ def test_among_about_equal_partners_the_nearest() -> None:
 
 
 def test_a_partner_in_the_same_machine_is_found_however_many_others_have_as_much_room() -> None:
-    """All alike, as before the first drop: by room and number nobody of the asker's machine would be looked at."""
+    """All alike, as before the first drop: by room and number no group of the asker's machine would be looked at."""
     num = 4 * LINK_CHOICES
     groups = [group(i, 1, num_layers=48) for i in range(num)]
     near = PlannerParams(links=Links({100 * i: i // (2 * LINK_CHOICES) for i in range(num)}))
@@ -157,7 +157,7 @@ def test_a_partner_in_the_same_machine_is_found_however_many_others_have_as_much
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.randoms(use_true_random=False))
 def test_equal_instances_pair_inside_their_machines(pairs_of_machines: list[int], rng: random.Random) -> None:
-    """With an even number in each machine no pair spans two, whoever asks and however workers are numbered."""
+    """With an even number in each machine no pair spans two, whichever asks and however workers are numbered."""
     homes = [machine for machine, pairs in enumerate(pairs_of_machines) for _ in range(2 * pairs)]
     rng.shuffle(homes)
     groups = [group(i, 1) for i in range(len(homes))]
@@ -284,7 +284,7 @@ def test_a_group_whose_roomiest_partner_does_not_fit_takes_another_of_that_size(
 
 
 def test_of_partners_that_do_not_fit_only_so_many_are_tried() -> None:
-    """Nobody fits anybody: the work is a bounded number of tries for each group."""
+    """No group fits another: the work is a bounded number of tries for each group."""
 
     def work(num: int) -> PlanningWork:
         groups = [parts(i, (0, 1), (1, 2)) for i in range(num)]

@@ -1,4 +1,4 @@
-"""Restore: when, and whether everybody finds a home."""
+"""Restore: when, and whether every request finds a home."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_a_drop_finds_its_outcome_by_its_beginning() -> None:
     (drop,) = of_kind(decisions_of(run(late={4})), "drop")
     assert drop.at_s == 5.0 and drop.workers == (0, 1) and drop.group == 0
     assert drop.predicted["freed_bytes"] == 1000 and drop.predicted["memory_wait_s"] == 3.0
-    assert "throughput_cost" not in drop.predicted, "what nobody knew is not shown"
+    assert "throughput_cost" not in drop.predicted, "what was not known is not shown"
     assert drop.outcome["bytes_to_kv"] == 1 << 20 and drop.outcome["exchange_ms"] == 500.0
     assert drop.outcome["decision_to_first_queued_step_ms"] == 20.0 and drop.outcome["step_in_flight_ms"] == 8.0
     assert drop.outcome["longest_wait_in_queue_s"] == pytest.approx(3.0), "request 4 waited until 8 s"

@@ -57,7 +57,7 @@ class FakeEngine:
         self.tokens_per_event = tokens_per_event
         self.engine_state: EngineState = "ready"
         self.dead_workers: set[int] = set()
-        self.num_homeless = 0
+        self.num_unplaced = 0
         self.troubles: tuple[str, ...] = ()
         self.has_groups = True
         self.max_running: int | None = None
@@ -126,7 +126,7 @@ class FakeEngine:
         counters |= {"worker_losses": 2.0, "recovery_seconds": 0.5}
         groups = [group] if self.has_groups else []
         return EngineSnapshot(
-            self.engine_state, 16, groups, workers, counters, num_homeless=self.num_homeless, troubles=self.troubles
+            self.engine_state, 16, groups, workers, counters, num_unplaced=self.num_unplaced, troubles=self.troubles
         )
 
     def _end(self, request_id: RequestId, reason: FinishReason) -> None:

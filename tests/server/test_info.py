@@ -59,7 +59,7 @@ async def test_health_with_workers_that_are_down(app_client, app_engine):
     answer = await app_client.get("/health")
     assert (answer.status_code, answer.json()["status"]) == (503, "recovering")
     assert answer.json()["workers"] == {"alive": 0, "total": 2}
-    assert (await app_client.get("/ping")).status_code == 200, "nobody should end a server whose workers come back"
+    assert (await app_client.get("/ping")).status_code == 200, "a server whose workers come back is not to be ended"
     app_engine.engine_state = "failed"
     assert (await app_client.get("/health")).json()["status"] == "failed"
 
@@ -76,7 +76,7 @@ async def test_health_with_workers_that_cannot_be_filled(app_client, app_engine)
 
 
 async def test_requests_without_a_group_are_waiting_ones(app_client, app_engine):
-    app_engine.num_homeless = 3
+    app_engine.num_unplaced = 3
     assert (await app_client.get("/load")).json()["num_requests_waiting"] == 3
     assert 'vllm:num_requests_waiting{model_name="fake"} 3.0' in (await app_client.get("/metrics")).text
 

@@ -57,7 +57,7 @@ async def test_who_reads_nothing_is_dropped(serve, lost, caplog, stream, behind)
         await eventually(lambda: lost, timeout_s=30)
         await eventually(lambda: served.state.admission.num_active == 0)
         assert not engine.running
-        assert bool(engine.cancelled) == stream  # what is answered in one piece is made when nobody reads it
+        assert bool(engine.cancelled) == stream  # what is answered in one piece is made when no client reads it
         assert served.state.admission.num_choices == 0
         writer.transport.abort()
     assert [record.getMessage() for record in caplog.records] == [

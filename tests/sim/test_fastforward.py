@@ -60,7 +60,7 @@ def run(setup: ClusterSetup, load: dict[str, int | float], seed: int, *, compres
 
 
 def books(watched: Watched) -> object:
-    """What the core knows, but for ids of steps, which nobody keeps."""
+    """What the core knows, but for ids of steps, which are kept nowhere."""
     cluster = watched.cluster
     state, loads, now_ns = cluster.core.state, cluster.core.loads, cluster.loop.now_ns
     monitored = [  # rates over the last ticks, too

@@ -62,7 +62,7 @@ def test_what_cannot_ever_fit_is_refused_and_the_rest_served() -> None:
 
 
 def test_tenants_of_a_trace_take_turns() -> None:
-    """Three requests behind four hundred of somebody else's: as if those were few."""
+    """Three requests behind four hundred of another tenant: as if those were few."""
     many = [TraceRow(0.001 * i, 60, 40, tenant=1) for i in range(400)]
     few = [TraceRow(0.4 + 0.001 * i, 60, 40, tenant=2) for i in range(3)]
     setup = make_setup("recompute", num_workers=1)

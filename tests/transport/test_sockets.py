@@ -73,7 +73,7 @@ def accept_one(acceptor, tries=20_000):
     for _ in range(tries):
         if proven_now := acceptor.poll():
             return proven_now[0]
-    raise AssertionError("nobody came")
+    raise AssertionError("no peer came")
 
 
 @pytest.mark.parametrize("seqpacket", [False, True])

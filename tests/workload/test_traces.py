@@ -66,7 +66,7 @@ def test_mooncake_is_jittered_inside_its_steps_by_default(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("stamps_ms", [
     [0, 0, 1234, 2999, 2999, 6001, 7500, 7500],  # exact, some at the same millisecond
-    [0, 3000, 6000, 9000, 12000],  # a request every 3 s: nobody shares a step
+    [0, 3000, 6000, 9000, 12000],  # a request every 3 s: no two share a step
     [0] * 9 + [60_000] * 9 + [120_000] * 9,  # a batch a minute is no clock
     [0, 0, 4217, 4217],  # any two are a whole number of steps apart
 ], ids=["exact", "regular", "batches", "few"])  # fmt: skip

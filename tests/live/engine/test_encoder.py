@@ -1,4 +1,4 @@
-"""Steps as they are sent: penalties in compact form, and a size that nobody can push over the limit."""
+"""Steps as they are sent: penalties in compact form, and a size that no request can push over the limit."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_tables_are_what_the_ledger_holds(steps: list[tuple[str, int, int]]) -> 
             ledger.release(name)
             matrix.forget(name)
             del states[name]
-            assert states or matrix._ids.shape == matrix._INITIAL_SHAPE, "small again when nobody is left"
+            assert states or matrix._ids.shape == matrix._INITIAL_SHAPE, "small again when no request is left"
         rows = [StepRow(state, 0, 1, True) for state in states.values()]
         longest = max((len(ledger.table(n).ids) for n in states), default=0)
         for width in (longest, longest // 2, longest + 3):

@@ -340,10 +340,10 @@ async def test_requests_that_no_worker_can_take_are_waiting_ones(model_dir: Path
             streams = [asyncio.create_task(collect(engine, request(f"h{i}", [i, 2, 3], 4))) for i in range(3)]
             await asyncio.sleep(0)
             snapshot = engine.snapshot()
-            assert (snapshot.num_homeless, snapshot.num_waiting, snapshot.groups) == (3, 3, [])
+            assert (snapshot.num_unplaced, snapshot.num_waiting, snapshot.groups) == (3, 3, [])
             assert [reason for _, reason in await asyncio.gather(*streams)] == [FinishReason.LENGTH] * 3
         snapshot = engine.snapshot()
-        assert snapshot.num_homeless == 0 and snapshot.counters["worker_losses"] == 2
+        assert snapshot.num_unplaced == 0 and snapshot.counters["worker_losses"] == 2
 
 
 async def test_what_would_break_further_in_is_refused(model_dir: Path) -> None:
@@ -380,7 +380,7 @@ async def test_the_baselines_serve_over_real_processes(model_dir: Path, policy: 
     """The flag reaches the workers, the event happens, and tokens are those of an engine with ample memory."""
     rng = random.Random(2)
     prompts = [[rng.randrange(256) for _ in range(rng.randint(5, 30))] for _ in range(10)]
-    # A move takes as long as the machine lets it: whoever may migrate has hundreds of steps ahead.
+    # A move takes as long as the machine lets it: a request that may migrate has hundreds of steps ahead.
     num_tokens = 400 if policy == "migrate" else 80
 
     async def serve(engine: Engine) -> list[list[int]]:

@@ -59,7 +59,7 @@ async def test_commands_and_events_in_order(controller):
     controller.server.send(3, m.ReportMemory(1))
     controller.server.send(3, big)
     controller.server.send(3, m.Stop())
-    controller.server.send(99, m.Stop())  # nobody
+    controller.server.send(99, m.Stop())  # no such worker
     assert await receive(channel, 3) == [m.ReportMemory(1), big, m.Stop()]
     events = [m.CallDone(3, i) for i in range(100)]
     for event in events:

@@ -161,7 +161,7 @@ async def test_a_killed_worker_is_reported_once_after_its_events():
         os.kill(cluster.launcher.pids[0], signal.SIGKILL)
         await cluster.until(lambda: bool(cluster.exits))
         assert cluster.exits == [(0, -signal.SIGKILL)] and list(cluster.launcher.pids) == [1]
-        cluster.launcher.send(0, m.ReportMemory(1))  # to nobody: no error
+        cluster.launcher.send(0, m.ReportMemory(1))  # to no worker: no error
         # The survivor ends what depended on the dead one, and lives on.
         cluster.launcher.send(*list(pipeline_step(2, [5]))[1])
         cluster.launcher.send(1, codec.step_command(make_step(3, [5])))
@@ -360,7 +360,7 @@ async def test_a_worker_given_up_while_it_starts_again_is_a_failed_start():
         cluster.launcher.declare_lost(0, "injected")
         with pytest.raises(WorkerLostError, match="given up while it was starting"):
             await asyncio.wait_for(restart, 20)
-        assert len(cluster.exits) == 1, "whoever waits for the start was told, and nobody else"
+        assert len(cluster.exits) == 1, "the caller that waits for the start was told, and no other"
         cluster.launcher.send(1, m.FenceWorker(10, 0, 1))
         await cluster.launcher.restart(0)
         assert cluster.launcher.life(0) == 2

@@ -14,7 +14,7 @@ from jettison.transport.link import FrameKind
 
 
 class AskingDevice(FakeDevice):
-    """Sums, for each query, the ids of the blocks it attends to, at whoever holds them."""
+    """Sums, for each query, the ids of the blocks it attends to, at the workers that hold them."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)

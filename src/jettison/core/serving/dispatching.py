@@ -1,8 +1,8 @@
 """Which group takes a request: on its arrival, and again when a full batch or full memory keeps it waiting elsewhere.
 
 Again means on every tick, and at the moment a merge has been executed: the merged group has the memory for its whole
-queue and would admit it in its next step, beyond what it can usefully run at once. What no other group can run is admitted
-there all the same, up to ``max_num_seqs``: a batch above the limit costs latency, an idle place costs throughput.
+queue and would admit it in its next step, beyond what it can usefully run at once. What no other group can run is
+admitted there all the same, up to ``max_num_seqs``: a batch above the limit costs latency, an idle place throughput.
 
 The choices are ``policy.dispatch``'s and ``policy.rebalance``'s; here are their views of groups.
 """

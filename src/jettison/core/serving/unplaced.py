@@ -53,7 +53,7 @@ class Rehousing:
         self._room_tokens = None if is_whole else num_blocks * self._cluster.limits.block_size
 
     def cut_to_room(self, state: RequestState) -> str | None:
-        """Cut a length that no client asked for where memory now ends; why the request can never be held, if it cannot."""
+        """Cut a length that is a default where memory now ends; why the request can never be held, if it cannot."""
         room = self._room_tokens
         if room is None:
             return None

@@ -90,7 +90,7 @@ class EngineSnapshot:
     """Monotone totals: num_preemptions, prefix_cache_queries, prefix_cache_hits (tokens), drops, restores,
     drop_seconds, restore_seconds, exchanged_bytes, pulled_bytes, recomputed_tokens, cancelled,
     worker_losses, worker_joins, recoveries, recovery_seconds, rebalanced, and what else the engine counts."""
-    num_homeless: int = 0
+    num_unplaced: int = 0
     """Accepted requests that wait outside all groups, because no living worker can take them now."""
     troubles: tuple[str, ...] = ()
     """Why workers that live cannot serve again yet, a line each: weights that no worker has, and what to do."""
@@ -100,7 +100,7 @@ class EngineSnapshot:
     @property
     def num_waiting(self) -> int:
         """Requests that wait, in the groups' queues and outside them."""
-        return sum(group.num_waiting for group in self.groups) + self.num_homeless
+        return sum(group.num_waiting for group in self.groups) + self.num_unplaced
 
 
 @dataclass(frozen=True, slots=True)
