@@ -109,8 +109,8 @@ def test_newcomers_go_to_instances_while_a_pipeline_that_will_be_restored_is_as_
     (merged,), spare = cluster.core.state.pipelines.values(), cluster.core.groups[2]
     for i in range(15):
         cluster.submit(f"r{i}", [i] * 20, 60, cluster.now / 1e6 + 3 * i, ignore_eos=True)
-    cluster.run(stop=lambda: merged.num_served + spare.num_served == 15)
-    assert (merged.num_served, spare.num_served) == ((10, 5) if restores else (13, 2))
+    cluster.run(stop=lambda: merged.queues.num_served + spare.queues.num_served == 15)
+    assert (merged.queues.num_served, spare.queues.num_served) == ((10, 5) if restores else (13, 2))
     cluster.core.reconfigure(params)
     cluster.run()
     cluster.expect_outputs()

@@ -36,7 +36,7 @@ def strangers(*, to_pipeline: bool, prompt: int = 90, seed: int = 0) -> tuple[Fa
     alone = next(g for g in cluster.core.groups.values() if len(g.stages) == 1)
     pipeline = next(g for g in cluster.core.groups.values() if len(g.stages) == 2)
     source, destination = (alone, pipeline) if to_pipeline else (pipeline, alone)
-    state = next(s for s in source.running.values() if s.num_output)
+    state = next(s for s in source.queues.running.values() if s.num_output)
     cluster.carry_out(cluster.core.migrations.start(state, source, destination, cluster.now))
     (relocation,) = cluster.core.migrations.under_way
     return cluster, relocation
@@ -82,7 +82,7 @@ def expect_one_owner(cluster: FakeCluster, relocation: Relocation) -> None:
     if state.is_finished:
         return
     owner: GroupCore = relocation.destination if relocation.phase is RelocationPhase.DONE else relocation.source
-    assert state.group_id == owner.group_id and state.request_id in owner.running
+    assert state.group_id == owner.group_id and state.request_id in owner.queues.running
     if relocation.is_over:
         assert holders(cluster, state.request_id) == set(owner.worker_ids)
     else:

@@ -107,9 +107,9 @@ def test_requests_of_a_group_share_where_they_run_and_waiting_ones_are_nowhere()
         cluster.submit(f"r{i}", [i + 1] * 8, 8, 0.1 * i)
     cluster.run(until_ms=6)
     (group,) = cluster.core.groups.values()
-    assert len(group.running) > 1 and group.waiting
-    assert len({id(s.residences) for s in group.running.values()}) == 1
-    assert all(s.residences is NOWHERE for s in group.waiting)
+    assert len(group.queues.running) > 1 and group.queues.waiting
+    assert len({id(s.residences) for s in group.queues.running.values()}) == 1
+    assert all(s.residences is NOWHERE for s in group.queues.waiting)
     cluster.run()
     cluster.expect_nothing_left()
 
