@@ -27,6 +27,9 @@ MAX_NOTED = 8 * MEMORY_STEPS
 EFFICIENCY_BOUNDS = (0.3, 1.0)
 """Outside of them the prediction for one instance is wrong, not the pipeline."""
 
+STAGE_LEARNING = 0.2
+"""Less than of steps: what disturbs a stage passes with it, and does not hold up the next one."""
+
 LEAST_TOKEN_S = 1e-12
 """Tokens must cost something, or nothing could be divided."""
 
@@ -97,10 +100,13 @@ class StepTimePredictor:
         """
         self._cost = cost or nominal_cost(num_layers)
         self._fit = StepFit(is_profiled=cost is not None)
+        self._stage_fit = StepFit(is_profiled=cost is not None, learning=STAGE_LEARNING)
+        """Of what a stage computes: there is no waiting in it, for other workers or for the controller."""
         self._efficiency = efficiency
         self._copied_byte_s = 1.0 / copy_bytes_per_s if copy_bytes_per_s else 0.0
         self._runs: list[Run] = []
         self._num_noted = 0
+        self._most_noted = MAX_NOTED
         self._prices: dict[Part, ChunkPrices] = {}
         """Good until something is folded in."""
 
@@ -119,7 +125,7 @@ class StepTimePredictor:
     def _note(self, run: Run) -> None:
         self._runs.append(run)
         self._num_noted += len(run[0]) - 1
-        if self._num_noted > MAX_NOTED:
+        if self._num_noted > self._most_noted:
             self._forget()
 
     def _forget(self) -> None:
@@ -129,6 +135,8 @@ class StepTimePredictor:
         later = [0, *accumulate(len(run[0]) - 1 for run in self._runs)]
         self._runs = [run for run in self._runs if later[bisect_left(starts, -run[0][-1])] < MEMORY_STEPS]
         self._num_noted = sum(len(run[0]) - 1 for run in self._runs)
+        # Runs of many groups at once all stay: then the next look comes when they are as many again.
+        self._most_noted = max(MAX_NOTED, 2 * self._num_noted)
 
     def _fold(self) -> None:
         """Fold in what was noted, in order of end and group; as noted where both are equal."""
@@ -142,19 +150,22 @@ class StepTimePredictor:
         if len(steps) > 1:
             steps.sort(key=lambda step: step[:2])
             del steps[:-MEMORY_STEPS]
-        observe, terms_of = self._fit.observe, self._terms
+        steps_fit, stage_fit, terms_of = self._fit, self._stage_fit, self._terms
         for end_ns, _, begin_ns, number, part, (rows, tokens, pairs, kv_tokens, copied) in steps:
             grown = number * tokens
             terms = terms_of((rows, tokens, pairs + grown, kv_tokens + grown, copied), part)
-            observe(part[:2], terms, (end_ns - begin_ns) / NANOSECONDS)
+            fit = stage_fit if part.measure is Measure.STAGE else steps_fit
+            fit.observe(part[:2], terms, (end_ns - begin_ns) / NANOSECONDS)
         self._runs.clear()
         self._num_noted = 0
         self._prices.clear()
 
     def _coefficients(self, part: Part) -> Terms | None:
-        """With all that was noted in them."""
+        """With all that was noted in them; of a stage by whole steps, until there are stages to go by."""
         if self._runs:
             self._fold()
+        if part.measure is Measure.STAGE and self._stage_fit.is_known:
+            return self._stage_fit.coefficients(part[:2])
         return self._fit.coefficients(part[:2])
 
     def _terms(self, work: Totals, part: Part) -> Terms:

@@ -23,7 +23,7 @@ FORGETTING = 0.995
 FADING = 0.998
 """Of deviations, a step."""
 LEARNING = 0.3
-"""Of a step's error, what the deviations take on."""
+"""Of a step's error, what the deviations take on where nothing else is said."""
 CLIP = 0.2
 """Of its prediction, the largest error of a step that counts in full."""
 DEVIATIONS = (-0.8, 4.0)
@@ -49,9 +49,10 @@ Terms = tuple[float, float, float, float, float, float]
 class StepFit:
     """Observations in, coefficients out; the order of observations counts."""
 
-    def __init__(self, *, is_profiled: bool) -> None:
+    def __init__(self, *, is_profiled: bool, learning: float = LEARNING) -> None:
         """``is_profiled``: the terms are seconds of this model on this machine; else only their proportions mean
-        anything, and little."""
+        anything, and little. ``learning``: of a step's error, what the deviations take on."""
+        self._learning = learning
         self._trust = NOISE / (DOUBT_PROFILED if is_profiled else DOUBT_NOMINAL) ** 2
         """The weight of the cost model's proportions, in steps."""
         self._shared: Sequence[float] | None = (1.0,) * NUM_FITTED if is_profiled else None
@@ -104,7 +105,7 @@ class StepFit:
                 predicted_s = base_s + deviation_s
                 most_s = CLIP * predicted_s
                 error_s = min(max(seconds - predicted_s, -most_s), most_s)
-                gain = LEARNING * error_s / (c0 * c0 + c1 * c1 + c2 * c2 + c3 * c3 + c4 * c4 + x5 * x5)
+                gain = self._learning * error_s / (c0 * c0 + c1 * c1 + c2 * c2 + c3 * c3 + c4 * c4 + x5 * x5)
                 dev = [
                     FADING * (d0 + gain * c0), FADING * (d1 + gain * c1), FADING * (d2 + gain * c2),
                     FADING * (d3 + gain * c3), FADING * (d4 + gain * c4), FADING * (d5 + gain * x5),
