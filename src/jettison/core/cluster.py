@@ -47,7 +47,7 @@ from jettison.core.serving.group import GroupCore, SchedulerLimits
 from jettison.core.serving.stepping import Stepping
 from jettison.core.serving.unplaced import Rehousing, max_request_blocks
 from jettison.core.state import ClusterState, WorkerState
-from jettison.cost.steptime import StepTimeModel
+from jettison.cost.predictor import StepTimePredictor
 from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.layout import LayoutSpec
@@ -94,7 +94,7 @@ class ClusterCore:
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, lambda: self.ladder)
         self.rehousing = Rehousing(self.state, self.dispatcher.place)
         self.strides = Strides(self.state, self.loads, self.moves, self.recoveries, lambda: self.ladder)
-        self.stepping = Stepping(self.state, self.loads, self.moves, self._note_step, self._stop_moves_of)
+        self.stepping = Stepping(self.state, self.loads, self.moves, self._stop_moves_of)
 
     def _make_ladder(self) -> Ladder:
         return Ladder(self.params.rungs, self.state, self.loads, self.moves, self.hosted, self.migrations)
@@ -117,10 +117,12 @@ class ClusterCore:
     @params.setter
     def params(self, params: ClusterParams) -> None:
         before, self.state.params = self.state.params, params
-        self.loads.forget_predictions()
         if (before.static_pipeline, before.swap.num_host_slots) != (params.static_pipeline, params.swap.num_host_slots):
             self.state.params = before
             raise ConfigError("the layout at the start and the size of host pools cannot be changed later")
+        if before.step_times != params.step_times:
+            self.state.predict_anew()
+        self.loads.forget_predictions()
         if before.rungs != params.rungs:
             self.ladder = self._make_ladder()
 
@@ -144,9 +146,10 @@ class ClusterCore:
         """What arrives, and how long answers are."""
         return self.loads.traffic
 
-    def steptime(self, num_stages: int) -> StepTimeModel:
-        """The step-time fit of groups of so many stages; until it has data, the profile answers."""
-        return self.loads.steptime(num_stages)
+    @property
+    def predictor(self) -> StepTimePredictor:
+        """Of the steps of all groups."""
+        return self.state.predictor
 
     @property
     def in_transition(self) -> bool:
@@ -227,9 +230,6 @@ class ClusterCore:
         """Break off what is on its way to or from arenas whose layers are about to change, whatever has begun it."""
         self.hosted.give_way(worker_ids)
         return self.migrations.give_way(worker_ids)
-
-    def _note_step(self, group: GroupCore, seconds: float) -> None:
-        self.ladder.note_step(group, seconds)
 
     def _stop_moves_of(self, state: RequestState) -> list[Action]:
         return self.moves.cancel(state) + self.migrations.cancel(state) + self.hosted.cancel(state)

@@ -16,7 +16,7 @@ stages make of it. Shared coefficients learn from times with the deviations take
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Sequence
 
 FORGETTING = 0.995
 """Of the shared sums, a step: they remember about 200."""
@@ -42,6 +42,9 @@ DOUBT_PROFILED, DOUBT_NOMINAL = 1.0, 10.0
 NUM_FITTED = 5
 """Terms with a shared coefficient; a sixth (copied bytes) has deviations alone."""
 
+Kind = tuple[str, int]
+"""What is measured, and of how many stages (``cost.stepwork.Part``)."""
+
 Terms = tuple[float, float, float, float, float, float]
 """Seconds by a cost model: fixed, tokens, pairs, KV, rows, copied bytes."""
 
@@ -62,18 +65,19 @@ class StepFit:
         self._weight = 0.0
         """Steps that the sums remember."""
         self._num_observations = 0
-        self._deviations: dict[Hashable, list[float]] = {}
+        self._deviations: dict[Kind, list[float]] = {}
 
     @property
     def is_known(self) -> bool:
         """Whether coefficients are those of this machine."""
         return self._shared is not None
 
-    def is_observed(self, kind: Hashable) -> bool:
-        """Whether any time of this kind has been seen."""
-        return kind in self._deviations
+    @property
+    def observed(self) -> Collection[Kind]:
+        """Kinds of which times have been seen."""
+        return self._deviations.keys()
 
-    def coefficients(self, kind: Hashable) -> Terms | None:
+    def coefficients(self, kind: Kind) -> Terms | None:
         """What each term is multiplied with; all >= 0. None while too little is known."""
         if self._shared is None:
             return None
@@ -86,7 +90,7 @@ class StepFit:
             fixed * (1.0 + d0), token * (1.0 + d1), pair * (1.0 + d2), kv * (1.0 + d3), row * (1.0 + d4), 1.0 + d5
         )
 
-    def observe(self, kind: Hashable, terms: Terms, seconds: float) -> None:
+    def observe(self, kind: Kind, terms: Terms, seconds: float) -> None:
         """One time of a kind. Times that are not above 0 are left out."""
         if seconds <= 0.0:
             return

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from jettison.core.load.samples import TickTimes, Totals, per_s
 from jettison.core.serving.group import GroupCore
-from jettison.cost.steptime import StepTimeModel
+from jettison.cost.predictor import StepTimePredictor
+from jettison.cost.stepwork import StepWork
 from jettison.policy.batching import BlockedBy
 from jettison.policy.computeload import Traffic
 from jettison.policy.overload import GroupLoad
@@ -320,7 +321,7 @@ class GroupMonitor:
         return None if self.blocked_since_ns is None else (now_ns - self.blocked_since_ns) / NANOSECONDS
 
     def load(
-        self, group: GroupCore, steptime: StepTimeModel, now_ns: int, mean_stay_s: float | None = None
+        self, group: GroupCore, predictor: StepTimePredictor, now_ns: int, mean_stay_s: float | None = None
     ) -> GroupLoad:
         """The group as the overload policy sees it."""
         unfinished = group.unfinished_tokens()
@@ -328,7 +329,7 @@ class GroupMonitor:
         num_decodes, kv_tokens = len(group.running), group.used_blocks * group.limits.block_size
         if group.limits.prefill_first and len(group.stages) == 1:
             num_decodes = kv_tokens = 0
-        rates, blocked_s = self.rates(), self.blocked_s(now_ns)
+        rates, blocked_s, num_stages = self.rates(), self.blocked_s(now_ns), len(group.stages)
         return GroupLoad(
             group.group_id,
             group.capacity_blocks,
@@ -340,8 +341,11 @@ class GroupMonitor:
             blocked_s or 0.0,
             self._freed_per_s(group, rates, mean_stay_s, now_ns),
             group.queued_tokens() + unfinished,
-            steptime.prefill_tokens_per_s(
-                group.limits.max_num_batched_tokens, num_decodes, kv_tokens, len(group.stages)
+            predictor.prefill_tokens_per_s(
+                group.limits.max_num_batched_tokens,
+                StepWork.decodes(num_decodes // num_stages, kv_tokens // num_stages),
+                num_stages,
+                prompt_tokens=group.queued_tokens() // len(group.waiting) if group.waiting else None,
             ),
             None if rates is None else rates.demanded,
             None if rates is None else rates.released,

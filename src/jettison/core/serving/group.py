@@ -10,7 +10,7 @@ Reading order for newcomers: ``GroupCore.next_step``, ``core.serving.stepplan``,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jettison.core.changes import Changes
@@ -19,11 +19,13 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.queues import GroupCounters, GroupQueues, SchedulerLimits
 from jettison.core.serving.stepplan import StepPlanner
 from jettison.core.serving.waiting import Turns
-from jettison.cost.online import OnlineChunkCost
+from jettison.cost.predictor import UNKNOWN_PRICES
+from jettison.cost.stepwork import StepWork
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
 from jettison.policy.batching import BatchPlan, BlockedBy
+from jettison.policy.lookahead import ChunkCost
 from jettison.policy.merge import StagePlan
 from jettison.types import (
     FAILED_TOKEN_ID,
@@ -54,8 +56,7 @@ class _InFlight:
 
     step: RunStep
     issued_ns: int
-    num_kv_tokens: int = 0
-    num_tokens: int = 0
+    work: StepWork
 
 
 class GroupCore(GroupQueues):
@@ -69,13 +70,12 @@ class GroupCore(GroupQueues):
         ledgers: Mapping[WorkerId, BlockLedger],
         limits: SchedulerLimits,
         hasher: PrefixHasher,
-        chunk_cost: OnlineChunkCost | None = None,
+        prices: Callable[[], ChunkCost] = lambda: UNKNOWN_PRICES,
         changes: Changes | None = None,
         turns: Turns | None = None,
         offline_turns: Turns | None = None,
     ) -> None:
-        """``chunk_cost`` predicts microbatches of this many stages and learns from them; ``changes`` and ``turns``: the
-        cluster's."""
+        """``prices``: what chunks cost its last stage, as far as is known; ``changes`` and ``turns``: the cluster's."""
         super().__init__(group_id, stages, ledgers, limits, changes, turns, offline_turns)
         self.epoch = epoch
         self.in_flight: dict[int, _InFlight] = {}
@@ -83,7 +83,7 @@ class GroupCore(GroupQueues):
         """Of steps that failed because a member is lost: under way when it died, though its death is not known yet."""
         self.head_blocked_by: BlockedBy | None = None
         """What keeps the head of the online queue out; an offline head that has to wait is no news."""
-        self.chunk_cost = chunk_cost or OnlineChunkCost()
+        self.prices = prices
         self.planner = StepPlanner(self)
         self._hasher = hasher
 
@@ -151,11 +151,7 @@ class GroupCore(GroupQueues):
         self._change()
         self.counters.num_steps += 1
         step = RunStep(step_id, self.group_id, self.epoch, self.stages, tuple(rows))
-        num_kv_tokens = num_tokens = 0
-        for row in rows:
-            num_kv_tokens += row.context_len
-            num_tokens += row.num_tokens
-        self.in_flight[step_id] = _InFlight(step, now_ns, num_kv_tokens, num_tokens)
+        self.in_flight[step_id] = _InFlight(step, now_ns, _work(rows))
         return step
 
     def _take_waiting(self, request_ids: Sequence[RequestId]) -> list[RequestState]:
@@ -287,8 +283,8 @@ class GroupCore(GroupQueues):
         self._version += 2 * num_steps
         self.counters.num_steps += num_steps
         step = flight.step._replace(rows=tuple(repeated))
-        num_kv_tokens = flight.num_kv_tokens + num_steps * len(rows)
-        self.in_flight[step_id] = _InFlight(step, now_ns, num_kv_tokens, flight.num_tokens)
+        work = StepWork.decodes(len(rows), flight.work.num_kv_tokens + num_steps * len(rows))
+        self.in_flight[step_id] = _InFlight(step, now_ns, work)
         return step, [number for number, _ in growth]
 
     def _add_prompt_logprobs(self, state: RequestState, row: StepRow, entries: list[TokenLogprobs]) -> None:
@@ -328,3 +324,14 @@ class GroupCore(GroupQueues):
         if state.num_output >= params.max_tokens or state.num_tokens >= self.limits.max_model_len:
             return FinishReason.LENGTH, None
         return None, None
+
+
+def _work(rows: Sequence[StepRow]) -> StepWork:
+    """``StepWork.of`` rows, of which most are decodes."""
+    num_tokens = num_kv_tokens = num_more_pairs = 0
+    for _, context_len, num, _, _ in rows:
+        num_kv_tokens += context_len
+        num_tokens += num
+        if num > 1:
+            num_more_pairs += (num - 1) * (2 * context_len + num) // 2
+    return StepWork(len(rows), num_tokens, num_kv_tokens + num_tokens + num_more_pairs, num_kv_tokens)
