@@ -10,9 +10,9 @@ from fakes import FakeCluster
 
 from jettison.core.load.monitor import NUM_PROMPTS, TrafficMonitor
 from jettison.cost.hardware import BatchPoint, HardwareProfile
-from jettison.cost.model import CostModel
+from jettison.cost.model import ChunkShape, CostModel
 from jettison.cost.stepwork import LONE_STEP, NOTHING, StepWork, period_of, step_of
-from jettison.policy.exchange import ExchangeCosts
+from jettison.policy.exchange import ExchangeCosts, ExchangeMode
 
 
 def test_the_share_is_by_tokens_and_exact_while_prompts_are_few() -> None:
@@ -145,3 +145,19 @@ def test_rates_of_groups_count_what_arrives_and_what_pipelines_have_shown() -> N
     seen = core.loads.group_rates()
     assert seen[2] == pytest.approx(2 * rates[1] * 0.625, rel=0.05), "as pipelines of two have served"
     assert seen[2] < 0.8 * rates[2] and (seen[1], seen[4]) == (rates[1], rates[4])
+
+
+def test_other_parameters_keep_what_steps_have_taught_and_another_profile_begins_anew() -> None:
+    cluster = merged_cluster()
+    core, (group,) = cluster.core, cluster.core.groups.values()
+    seen = core.predictor
+    core.params = replace(core.params, exchange=ExchangeMode.LIVE)
+    assert core.predictor is seen
+    learned = group.prices()
+    core.params = replace(core.params, profile=PROFILE)
+    assert core.predictor is not seen and group.prices() != learned, "groups ask the new one"
+    work = StepWork.decodes(3, 30)
+    assert core.loads.step_s(group) is not None
+    assert core.predictor.predict_s(work) == pytest.approx(PROFILE.cost.batch_cost_s([ChunkShape(10, 1)] * 3))
+    core.params = replace(core.params, overload=replace(core.params.overload, pipeline_efficiency=0.5))
+    assert core.predictor.pipeline_efficiency(work, 2) == 0.5

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.cost.model import ChunkShape, CostModel
-from jettison.cost.predictor import StepTimePredictor
+from jettison.cost.predictor import PRICES_EVERY, StepTimePredictor
 from jettison.cost.stepfit import MIN_OBSERVATIONS
-from jettison.cost.stepnotes import MAX_NOTED
+from jettison.cost.stepnotes import MAX_NOTED, StepNotes
 from jettison.cost.stepwork import (
     LONE_STEP,
     NOTHING,
@@ -331,3 +331,32 @@ def test_the_prefill_rate_leaves_the_decodes_their_share() -> None:
     merged_s = predictor.predict_s(decodes.with_prompt(400), step_of(2))
     assert merged_s is not None
     assert predictor.prefill_tokens_per_s(512, decodes, 2) == pytest.approx(2 * 400 / merged_s)
+
+
+def test_what_a_stage_computes_is_fitted_apart_and_by_steps_until_it_is_seen() -> None:
+    predictor, stage, work = StepTimePredictor(8), last_stage_of(2), StepWork.of(ASKED[1])
+    serve(predictor, 200)
+    by_steps = predictor.predict_s(work, stage)
+    assert by_steps is not None and predictor.chunk_prices(2).token > 0.0
+    end_ns = serve(predictor, 200, part=stage, share=0.5)
+    assert error(predictor, ASKED[1], 0.5 * whole_s(ASKED[1]), stage) < 0.1
+    waiting = serve(predictor, 400, 3.0, part=step_of(2), begin_ns=end_ns)  # waits are no stage's
+    assert waiting > end_ns and error(predictor, ASKED[1], 0.5 * whole_s(ASKED[1]), stage) < 0.1
+
+
+def test_prices_follow_what_stages_take() -> None:
+    predictor, stage = StepTimePredictor(8, COST), last_stage_of(2)
+    assumed = predictor.chunk_prices(2)
+    end_ns = serve(predictor, PRICES_EVERY - 1, 4.0, part=stage, share=0.5)
+    assert predictor.chunk_prices(2) == assumed, "a few steps old"
+    serve(predictor, 100, 4.0, part=stage, share=0.5, begin_ns=end_ns)
+    assert predictor.chunk_prices(2).token > 2.0 * assumed.token
+
+
+def test_runs_of_many_groups_at_once_are_looked_through_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them is old enough to be let go: looking at all of them each time would take quadratic time."""
+    predictor, looks, forget = StepTimePredictor(8, COST), [], StepNotes._forget
+    monkeypatch.setattr(StepNotes, "_forget", lambda notes: looks.append(len(notes)) or forget(notes))
+    for group in range(2000):
+        predictor.observe(StepWork.decodes(4, 40), [1000 * n + group for n in range(51)], group)
+    assert len(looks) <= 4
