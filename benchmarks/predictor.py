@@ -1,19 +1,21 @@
-"""How well the predictor of step times foretells recorded live steps, beside the classes that it replaces.
+"""How well the predictor of step times foretells recorded live steps.
 
     python benchmarks/predictor_record.py --out FOLDER            # live, some minutes
     python benchmarks/predictor.py FOLDER/*.json.gz [--json OUT]
 
-Each recording is replayed in order of its steps' ends: every class predicts a step, and then is told what it took. A
-figure is the median of |predicted / took - 1|, after the first ``WARM_UP`` predictions of a use. Both with the model's
-profile and without. Uses:
+Each recording is replayed in order of its steps' ends: a step is predicted, and then the predictor is told what it
+took. A figure is the median of |predicted / took - 1|, after the first ``WARM_UP`` predictions of a use. Both with the
+model's profile and without, beside the profile alone. Uses:
 
-    lone step       a step of a group of one stage, from issue to end      StepTimeModel, CostModel
-    merged step     the same of a pipeline, with its waits                 StepTimeModel, CostModel
-    stage           what the last stage of a pipeline computes             OnlineChunkCost, CostModel
-    throughput      8 microbatches of a busy pipeline, one behind another  PipelineEfficiency x StepTimeModel
-    prefill rate    prompt tokens a second of steps almost full of them    StepTimeModel, CostModel
+    lone step       a step of a group of one stage, from issue to end
+    merged step     the same of a pipeline, with its waits
+    stage           what the last stage of a pipeline computes
+    throughput      8 microbatches of a busy pipeline, one behind another
+    prefill rate    prompt tokens a second of steps almost full of them
+    ahead           lone steps when all is predicted from what was known a second before
 
-``ahead``: the same of lone steps when all is predicted from what was known a second before.
+``results/predictor.json`` holds, under ``replaced``, what the classes that fitted one use each came to on its
+recordings (StepTimeModel, OnlineChunkCost, PipelineEfficiency); they are shown beside the same recordings.
 """
 
 from __future__ import annotations
@@ -28,16 +30,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from evidence import write_result
+from evidence import REPOSITORY, write_result
 
 from jettison.cost.model import ChunkShape, CostModel
-from jettison.cost.online import OnlineChunkCost
-from jettison.cost.pipeline import PipelineEfficiency
 from jettison.cost.predictor import StepTimePredictor
-from jettison.cost.steptime import StepTimeModel, StepTimePrior
 from jettison.cost.stepwork import StepWork, last_stage_of, period_of, step_of
 
 FORMAT = "jettison-predictor-1"
+STORED = REPOSITORY / "benchmarks" / "results" / "predictor.json"
 WARM_UP = 20
 WINDOW = 8
 """Microbatches whose time together is one figure of throughput."""
@@ -130,54 +130,6 @@ class Contender(Protocol):
     def period_s(self, step: Step) -> float | None: ...
 
     def observe(self, step: Step) -> None: ...
-
-
-class Replaced:
-    """The classes that the predictor replaces, each for the use that it was made for."""
-
-    def __init__(self, recording: Recording, is_profiled: bool) -> None:
-        self._cost = recording.cost if is_profiled else None
-        self._num_layers = recording.num_layers
-        self._assumed = (recording.efficiency if is_profiled else None) or ASSUMED_EFFICIENCY
-        self._steps: dict[int, StepTimeModel] = {}
-        self._chunks: dict[int, OnlineChunkCost] = {}
-        self._efficiencies: dict[int, PipelineEfficiency] = {}
-
-    def _fit(self, num_stages: int) -> StepTimeModel:
-        prior = None if self._cost is None else StepTimePrior(self._cost, num_stages)
-        return self._steps.setdefault(num_stages, StepTimeModel(prior=prior))
-
-    def _chunk(self, num_stages: int) -> OnlineChunkCost:
-        made = OnlineChunkCost(self._cost, self._num_layers // num_stages)
-        return self._chunks.setdefault(num_stages, made)
-
-    def _efficiency(self, num_stages: int) -> PipelineEfficiency:
-        return self._efficiencies.setdefault(num_stages, PipelineEfficiency(self._assumed))
-
-    def step_s(self, step: Step) -> float | None:
-        return self._fit(step.num_stages).predict_s(step.work.num_tokens, step.work.num_kv_tokens)
-
-    def stage_s(self, step: Step) -> float | None:
-        cost = self._chunk(step.num_stages)
-        if self._cost is None and not cost.is_fitted:
-            return None
-        return cost.fixed_cost + sum(cost.chunk_cost(tokens, context) for tokens, context in step.chunks)
-
-    def period_s(self, step: Step) -> float | None:
-        alone_s = self._fit(1).predict_s(step.work.num_tokens, step.work.num_kv_tokens)
-        value = self._efficiency(step.num_stages).value
-        return None if alone_s is None else alone_s / (step.num_stages * value)
-
-    def observe(self, step: Step) -> None:
-        work, num_stages = step.work, step.num_stages
-        self._fit(num_stages).observe_run(
-            work.num_tokens, work.num_kv_tokens, (step.issued_ns, step.ended_ns), step.group
-        )
-        if num_stages > 1:
-            self._chunk(num_stages).observe(step.chunks, step.stage_s)
-        alone_s = self._fit(1).predict_s(work.num_tokens, work.num_kv_tokens)
-        if step.period_s is not None and alone_s is not None:
-            self._efficiency(num_stages).observe(alone_s / num_stages, step.period_s)
 
 
 class Profiled:
@@ -277,8 +229,6 @@ def replay(recording: Recording, contender: Contender, *, ahead_ns: int = 0) -> 
 
 CONTENDERS: dict[str, Callable[[Recording], Contender]] = {
     "profile alone": Profiled,
-    "replaced": lambda recording: Replaced(recording, False),
-    "replaced, profiled": lambda recording: Replaced(recording, True),
     "predictor": lambda recording: New(recording, False),
     "predictor, profiled": lambda recording: New(recording, True),
 }
@@ -320,10 +270,13 @@ def rows_of(found: Mapping[str, Mapping[str, Errors]]) -> list[dict[str, Any]]:
     return rows
 
 
-def show(rows: Sequence[Mapping[str, Any]]) -> None:
-    print(f"{'use':14}{'recording':26}{'steps':>7}" + "".join(f"{name:>21}" for name in CONTENDERS))
+def show(rows: Sequence[Mapping[str, Any]], replaced: Mapping[str, Mapping[str, float]]) -> None:
+    """``replaced``: by use and class, where these are the recordings that they were measured on."""
+    names = [*CONTENDERS, *next(iter(replaced.values()), {})]
+    print(f"{'use':14}{'recording':26}{'steps':>7}" + "".join(f"{name:>21}" for name in names))
     for row in rows:
-        cells = [row["median_error"].get(name) for name in CONTENDERS]
+        stored = replaced.get(row["use"], {}) if row["recording"] == "all" else {}
+        cells = [(row["median_error"] | stored).get(name) for name in names]
         shown = "".join(f"{'-' if cell is None else f'{cell:.1%}':>21}" for cell in cells)
         print(f"{row['use']:14}{row['recording']:26}{row['num']:>7}{shown}")
 
@@ -339,9 +292,13 @@ def main() -> None:
         name = recording.name if recording.name not in found else f"{recording.name} ({len(found)})"
         found[name] = compare(recording)
     rows = rows_of(found)
-    show(rows)
+    stored = json.loads(STORED.read_text())
+    are_stored = {(row["use"], row["recording"], row["num"]) for row in rows} == {
+        (row["use"], row["recording"], row["num"]) for row in stored["rows"]
+    }
+    show(rows, stored["replaced"] if are_stored else {})
     if args.json is not None:
-        write_result(args.json, {"benchmark": "predictor", "rows": rows}, "cost")
+        write_result(args.json, {"benchmark": "predictor", "rows": rows, "replaced": stored["replaced"]}, "cost")
 
 
 if __name__ == "__main__":

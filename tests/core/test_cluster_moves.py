@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
+from jettison.cost.stepwork import StepWork
+
 
 def burst(
     cluster: FakeCluster, num: int, *, at_ms: float = 0.0, prompt: int = 12, output: int = 40, tag: str = "r"
@@ -191,13 +193,14 @@ def test_the_efficiency_of_a_pipeline_is_what_it_shows_once_there_is_one() -> No
     cluster = FakeCluster(full_blocks=400, auto_restore=False)
     burst(cluster, 20, prompt=20, output=30)
     cluster.run()
-    assert cluster.core.loads.efficiency(2).value == pytest.approx(cluster.core.params.overload.pipeline_efficiency)
+    predictor, work = cluster.core.predictor, StepWork.decodes(8, 300)
+    assert predictor.pipeline_efficiency(work, 2) == cluster.core.params.overload.pipeline_efficiency
     cluster.carry_out(cluster.core.request_drop(cluster.now))
     for i in range(5):
         burst(cluster, 40, at_ms=cluster.now / MS + 200 * i, prompt=20, output=30, tag=f"merged{i}-")
     cluster.run()
     cluster.expect_outputs()
-    assert 0.4 < cluster.core.loads.efficiency(2).value < 0.8
+    assert 0.4 < predictor.pipeline_efficiency(work, 2) < 0.8
 
 
 def overload(cluster: FakeCluster, num: int, at_ms: float, every_ms: float = 15.0) -> None:

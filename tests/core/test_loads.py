@@ -10,8 +10,9 @@ from fakes import FakeCluster
 
 from jettison.core.load.monitor import NUM_PROMPTS, TrafficMonitor
 from jettison.cost.hardware import BatchPoint, HardwareProfile
-from jettison.cost.model import CostModel
-from jettison.policy.exchange import ExchangeCosts
+from jettison.cost.model import ChunkShape, CostModel
+from jettison.cost.stepwork import LONE_STEP, NOTHING, StepWork, period_of, step_of
+from jettison.policy.exchange import ExchangeCosts, ExchangeMode
 
 
 def test_the_share_is_by_tokens_and_exact_while_prompts_are_few() -> None:
@@ -66,23 +67,31 @@ def test_the_prefill_rate_of_a_pipeline_counts_all_steps_under_way() -> None:
     cluster = merged_cluster()
     (group,) = cluster.core.groups.values()
     loads, budget = cluster.core.loads, group.limits.max_num_batched_tokens
-    load = loads.monitor(group).load(group, loads.steptime(2), cluster.now)
+    predictor = cluster.core.predictor
+    load = loads.monitor(group).load(group, predictor, cluster.now)
     kv_tokens, running = group.blocks.num_used * group.limits.block_size, len(group.queues.running)
-    step_s = loads.steptime(2).predict_s(budget, kv_tokens // 2)
+    decodes, prompts = StepWork.decodes(running // 2, kv_tokens // 2), budget - running // 2
+    mean_prompt = group.queues.queued_tokens() // len(group.queues.waiting) if group.queues.waiting else None
+    step_s = predictor.predict_s(decodes.with_prompts(prompts, mean_prompt), step_of(2))
     assert step_s and running > 1
-    assert load.prefill_tokens_per_s == pytest.approx(2 * (budget - running // 2) / step_s)
+    assert load.prefill_tokens_per_s == pytest.approx(2 * prompts / step_s)
 
 
 def test_what_an_exchange_costs_is_a_microbatchs_affair() -> None:
     cluster = merged_cluster()
     (group,) = cluster.core.groups.values()
-    fit, costs = cluster.core.loads.steptime(2), cluster.core.loads.exchange_costs(group)
-    rows = (len(group.queues.running) + len(group.queues.moving)) // 2
-    assert costs.step_s == fit.predict_s(rows, group.blocks.num_used * group.limits.block_size // 2)
-    # All stages work on what is computed again, and later chunks attend to the earlier ones.
-    budget = group.limits.max_num_batched_tokens
-    step_s = fit.predict_s(budget, 500)
-    assert step_s and costs.recompute_s(1000) == pytest.approx(1000 / (2 * budget / step_s))
+    predictor, costs = cluster.core.predictor, cluster.core.loads.exchange_costs(group)
+    num_requests = len(group.queues.running) + len(group.queues.moving)
+    kv_tokens = group.blocks.num_used * group.limits.block_size
+    decodes = StepWork.decodes(num_requests // 2, kv_tokens // 2)
+    assert costs.step_s == predictor.predict_s(decodes, step_of(2))
+    # All stages work on what is computed again: requests as long as the group's, whose later chunks attend to the
+    # earlier ones; a shorter one in a single chunk.
+    budget, mean = group.limits.max_num_batched_tokens, kv_tokens // num_requests
+    assert mean > budget
+    for num_tokens, context in ((1000, (mean - budget) // 2), (budget, 0)):
+        step_s = predictor.predict_s(NOTHING.with_prompt(budget, context), step_of(2))
+        assert step_s and costs.recompute_s(num_tokens) == pytest.approx(num_tokens / (2 * budget / step_s))
 
 
 PROFILE = HardwareProfile(
@@ -123,12 +132,36 @@ def test_rates_of_groups_count_what_arrives_and_what_pipelines_have_shown() -> N
         assert bool(core.loads.group_rates()) == (profile is not None)
     traffic = core.traffic.traffic()
     assert traffic is not None and traffic.prompt_tokens > 0
-    assert not core.loads.efficiency(2).is_measured, "what was assumed is not what was seen"
+    assert not core.predictor.measured_pipelines, "what was assumed is not what was seen"
     rates = core.loads.group_rates()
     assert set(rates) == {1, 2, 4}
     assert rates[1] < 100.0 and rates[2] < 180.0 and rates[4] < 300.0, "prompts take their part"
-    for _ in range(100):
-        core.loads.efficiency(2).observe(0.06, 0.1)
+    work, end_ns = core.loads._steady_step(1), cluster.now
+    assert work is not None
+    step_ns = round((core.predictor.predict_s(work) or 0.0) * 1e9)
+    for part, took_ns in ((LONE_STEP, step_ns), (period_of(2), round(0.8 * step_ns))):  # 0.625 of two instances' rate
+        for _ in range(100):
+            core.predictor.observe(work, (end_ns, end_ns := end_ns + took_ns), 0, part)
     seen = core.loads.group_rates()
-    assert seen[2] == pytest.approx(2 * rates[1] * core.loads.efficiency(2).value), "as pipelines of two have served"
+    assert seen[2] == pytest.approx(2 * rates[1] * 0.625, rel=0.05), "as pipelines of two have served"
     assert seen[2] < 0.8 * rates[2] and (seen[1], seen[4]) == (rates[1], rates[4])
+
+
+def test_other_parameters_keep_what_steps_have_taught_and_another_assumption_begins_anew() -> None:
+    cluster = merged_cluster()
+    core, (group,) = cluster.core, cluster.core.groups.values()
+    seen = core.predictor
+    core.reconfigure(replace(core.params, exchange=ExchangeMode.LIVE))
+    assert core.predictor is seen
+    learned = group.prices()
+    core.reconfigure(replace(core.params, overload=replace(core.params.overload, pipeline_efficiency=0.5)))
+    assert core.predictor is not seen and group.prices() != learned, "groups ask the new one"
+    assert core.predictor.pipeline_efficiency(StepWork.decodes(3, 30), 2) == 0.5
+
+
+def test_a_profile_answers_before_the_first_step() -> None:
+    core = FakeCluster(full_blocks=400, profile=PROFILE).core
+    group = core.groups[0]
+    assert core.loads.step_s(group) is not None
+    expected = PROFILE.cost.batch_cost_s([ChunkShape(10, 1)] * 3)
+    assert core.predictor.predict_s(StepWork.decodes(3, 30)) == pytest.approx(expected)

@@ -7,7 +7,7 @@ from fakes import FakeCluster
 
 from jettison.core.load.monitor import BlockRates, GroupMonitor, TrafficMonitor
 from jettison.core.serving.group import GroupCore
-from jettison.cost.steptime import StepTimeModel
+from jettison.cost.predictor import StepTimePredictor
 
 
 def burst_after_calm(num_output: int) -> FakeCluster:
@@ -79,7 +79,7 @@ def arriving(monitor: GroupMonitor, group: GroupCore, blocks_per_tick: list[int]
         monitor.num_arrived_blocks += blocks
         monitor.note_totals(group)
         monitor.ticks.add(tick * 100_000_000)
-    return monitor.load(group, StepTimeModel(), len(blocks_per_tick) * 100_000_000).surge
+    return monitor.load(group, StepTimePredictor(4), len(blocks_per_tick) * 100_000_000).surge
 
 
 def test_a_surge_is_what_arrives_lately_over_what_usually_does() -> None:
@@ -99,7 +99,7 @@ def freeing(blocks_per_tick: list[int], used: int, mean_stay_s: float, num_runni
         group.counters.num_freed_blocks += blocks
         monitor.note_totals(group)
         monitor.ticks.add(tick * 100_000_000)
-    return monitor.load(group, StepTimeModel(), len(blocks_per_tick) * 100_000_000, mean_stay_s).freed_blocks_per_s
+    return monitor.load(group, StepTimePredictor(4), len(blocks_per_tick) * 100_000_000, mean_stay_s).freed_blocks_per_s
 
 
 def test_what_stays_for_long_comes_free_as_it_did_over_the_last_seconds() -> None:
@@ -125,7 +125,7 @@ def queue_behind_full_memory(num_output: int, prompt: int = 32) -> FakeCluster:
 
 def let_in_per_s(cluster: FakeCluster) -> float | None:
     (group,) = cluster.core.groups.values()
-    return cluster.core.loads.monitor(group).load(group, StepTimeModel(), cluster.now).admitted_blocks_per_s
+    return cluster.core.loads.monitor(group).load(group, StepTimePredictor(4), cluster.now).admitted_blocks_per_s
 
 
 def test_what_a_queue_got_is_known_once_memory_has_kept_it_out_for_a_while() -> None:

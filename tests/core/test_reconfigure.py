@@ -29,7 +29,7 @@ def crowded(policy: str) -> FakeCluster:
     for i in range(12):
         cluster.submit(f"r{i}", [1 + (7 * i + j) % 60 for j in range(14)], 60, 2.0 * i)
     cluster.run(until_ms=30)
-    for request_id in [*cluster.core.groups[1].running]:
+    for request_id in [*cluster.core.groups[1].queues.running]:
         cluster.cancel(request_id, 30)
     return cluster
 
@@ -63,7 +63,7 @@ def test_rungs_come_in_their_order_and_those_that_stay_keep_what_they_know() -> 
 
 def test_a_rung_does_not_go_while_requests_are_in_host_pools_because_of_it() -> None:
     cluster = crowded("swap")
-    cluster.run(stop=lambda: any(g.stored for g in cluster.core.groups.values()))
+    cluster.run(stop=lambda: any(g.queues.stored for g in cluster.core.groups.values()))
     before = cluster.core.params
     with pytest.raises(ConfigError, match="swap cannot go"):
         cluster.core.reconfigure(replace(before, rungs=("shed",)))
@@ -82,9 +82,9 @@ def test_a_group_that_yielded_admits_again_when_restores_are_no_more() -> None:
     cluster.order("drop")
     cluster.run(until_ms=60)
     (group,) = cluster.core.groups.values()
-    group.admission_cap_blocks = 3
+    group.blocks.admission_cap = 3
     cluster.core.reconfigure(replace(cluster.core.params, rungs=("drop",)))
-    assert group.admission_cap_blocks is None
+    assert group.blocks.admission_cap is None
 
 
 def test_every_group_is_asked_again() -> None:

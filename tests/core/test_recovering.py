@@ -540,7 +540,7 @@ def test_survivors_have_shards_for_each_other() -> None:
 
 
 def test_members_of_a_split_pipeline_serve_on_while_the_rest_recovers() -> None:
-    cluster = FakeCluster(num_workers=2, full_blocks=90, auto_restore=False, seed=0)
+    cluster = FakeCluster(num_workers=2, full_blocks=90, auto_restore=False, seed=5)
     fill(cluster, 8)
     cluster.run(until_ms=40)
     reach(cluster, RestorePhase.RETURN)

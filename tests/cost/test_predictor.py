@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.cost.model import ChunkShape, CostModel
-from jettison.cost.predictor import MAX_NOTED, StepTimePredictor
+from jettison.cost.predictor import PRICES_EVERY, StepTimePredictor
 from jettison.cost.stepfit import MIN_OBSERVATIONS
+from jettison.cost.stepnotes import MAX_NOTED, StepNotes
 from jettison.cost.stepwork import (
     LONE_STEP,
     NOTHING,
@@ -177,7 +178,7 @@ def test_a_pipeline_that_reaches_less_is_no_news_of_lone_steps() -> None:
         end_ns = serve(predictor, 1, 1.6, share=0.5, part=period_of(2), seed=index, begin_ns=end_ns)
         end_ns = serve(predictor, 1, seed=1000 + index, begin_ns=end_ns)
     assert error(predictor, chunks, whole_s(chunks)) < 0.1
-    assert predictor.is_pipeline_measured(2) and not predictor.is_pipeline_measured(3)
+    assert predictor.measured_pipelines == [2]
     assert predictor.pipeline_efficiency(StepWork.of(chunks), 2) == pytest.approx(1 / 1.6, rel=0.1)
 
 
@@ -220,7 +221,7 @@ def test_observing_is_deterministic_whatever_the_order_of_telling() -> None:
 def test_a_run_of_decodes_is_the_same_as_its_steps() -> None:
     at_once, singly = StepTimePredictor(8, COST), StepTimePredictor(8, COST)
     ends = list(itertools.accumulate([5_000_000 + 1000 * i for i in range(100)]))
-    at_once.observe_run(6, 600, ends, 3)
+    at_once.observe(StepWork.decodes(6, 600), ends, 3)
     for number, (begin_ns, end_ns) in enumerate(itertools.pairwise(ends)):
         singly.observe(StepWork.decodes(6, 600 + 6 * number), (begin_ns, end_ns), 3)
     asked = StepWork.decodes(9, 1234)
@@ -231,10 +232,10 @@ def test_of_steps_without_a_question_the_last_are_kept() -> None:
     predictor, last = StepTimePredictor(8), StepTimePredictor(8)
     for index in range(MAX_NOTED + 100):
         times_ns = (1000 * index, 1000 * index + 500 + index % 7)
-        predictor.observe_run(1 + index % 5, index % 997, times_ns, 0)
+        predictor.observe(StepWork.decodes(1 + index % 5, index % 997), times_ns, 0)
         if index > MAX_NOTED // 2:
-            last.observe_run(1 + index % 5, index % 997, times_ns, 0)
-    assert len(predictor._runs) < MAX_NOTED // 2
+            last.observe(StepWork.decodes(1 + index % 5, index % 997), times_ns, 0)
+    assert len(predictor._notes._runs) < MAX_NOTED // 2
     assert predictor.predict_s(StepWork.decodes(3, 30)) == last.predict_s(StepWork.decodes(3, 30))
 
 
@@ -330,3 +331,32 @@ def test_the_prefill_rate_leaves_the_decodes_their_share() -> None:
     merged_s = predictor.predict_s(decodes.with_prompt(400), step_of(2))
     assert merged_s is not None
     assert predictor.prefill_tokens_per_s(512, decodes, 2) == pytest.approx(2 * 400 / merged_s)
+
+
+def test_what_a_stage_computes_is_fitted_apart_and_by_steps_until_it_is_seen() -> None:
+    predictor, stage, work = StepTimePredictor(8), last_stage_of(2), StepWork.of(ASKED[1])
+    serve(predictor, 200)
+    by_steps = predictor.predict_s(work, stage)
+    assert by_steps is not None and predictor.chunk_prices(2).token > 0.0
+    end_ns = serve(predictor, 200, part=stage, share=0.5)
+    assert error(predictor, ASKED[1], 0.5 * whole_s(ASKED[1]), stage) < 0.1
+    waiting = serve(predictor, 400, 3.0, part=step_of(2), begin_ns=end_ns)  # waits are no stage's
+    assert waiting > end_ns and error(predictor, ASKED[1], 0.5 * whole_s(ASKED[1]), stage) < 0.1
+
+
+def test_prices_follow_what_stages_take() -> None:
+    predictor, stage = StepTimePredictor(8, COST), last_stage_of(2)
+    assumed = predictor.chunk_prices(2)
+    end_ns = serve(predictor, PRICES_EVERY - 1, 4.0, part=stage, share=0.5)
+    assert predictor.chunk_prices(2) == assumed, "a few steps old"
+    serve(predictor, 100, 4.0, part=stage, share=0.5, begin_ns=end_ns)
+    assert predictor.chunk_prices(2).token > 2.0 * assumed.token
+
+
+def test_runs_of_many_groups_at_once_are_looked_through_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them is old enough to be let go: looking at all of them each time would take quadratic time."""
+    predictor, looks, forget = StepTimePredictor(8, COST), [], StepNotes._forget
+    monkeypatch.setattr(StepNotes, "_forget", lambda notes: looks.append(len(notes)) or forget(notes))
+    for group in range(2000):
+        predictor.observe(StepWork.decodes(4, 40), [1000 * n + group for n in range(51)], group)
+    assert len(looks) <= 4

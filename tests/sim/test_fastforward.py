@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 from scenarios import COST, Watched, make_setup
 
+from jettison.cost.stepwork import StepWork, step_of
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 from jettison.sim.faults import draw_faults
@@ -64,7 +65,7 @@ def books(watched: Watched) -> object:
     cluster = watched.cluster
     state, loads, now_ns = cluster.core.state, cluster.core.loads, cluster.loop.now_ns
     monitored = [  # rates over the last ticks, too
-        loads.monitor(g).load(g, cluster.core.steptime(len(g.stages)), now_ns, loads.traffic.mean_stay_s)
+        loads.monitor(g).load(g, cluster.core.predictor, now_ns, loads.traffic.mean_stay_s)
         for g in cluster.core.groups.values()
     ]
     return (
@@ -81,7 +82,7 @@ def books(watched: Watched) -> object:
             for w in state.workers.values()
         ],
         repr(state.counters),
-        [(n, fit.predict_s(64, 1000)) for n, fit in sorted(cluster.core.loads.steptimes.items())],
+        [cluster.core.predictor.predict_s(StepWork.decodes(64, 1000), step_of(n)) for n in (1, 2, 3)],
         [(w.num_steps, w.busy_ns) for w in cluster.workers.values()],
         sorted((r, tuple(times)) for r, times in watched.times.items()),
         watched.cluster.log.hexdigest,

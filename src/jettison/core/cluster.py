@@ -48,7 +48,7 @@ from jettison.core.serving.group import GroupCore, SchedulerLimits
 from jettison.core.serving.stepping import Stepping
 from jettison.core.serving.unplaced import Rehousing, max_request_blocks
 from jettison.core.state import ClusterState, WorkerState
-from jettison.cost.steptime import StepTimeModel
+from jettison.cost.predictor import StepTimePredictor
 from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.hostpool import HostPool
@@ -97,7 +97,7 @@ class ClusterCore:
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, lambda: self.ladder)
         self.rehousing = Rehousing(self.state, self.dispatcher.place)
         self.fast_forward = FastForward(self.state, self.loads, self.moves, self.recoveries, lambda: self.ladder)
-        self.stepping = Stepping(self.state, self.loads, self.moves, self._note_step, self._stop_moves_of)
+        self.stepping = Stepping(self.state, self.loads, self.moves, self._stop_moves_of)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -121,7 +121,9 @@ class ClusterCore:
         if (why := _why_fixed(self.state.params, params)) is not None:
             raise ConfigError(f"{why} cannot be changed later")
         self.ladder.change(params.rungs)
-        self.state.params = params
+        before, self.state.params = self.state.params, params
+        if before.step_times != params.step_times:
+            self.state.predict_anew()
         self.loads.forget_predictions()
         for group in self.groups.values():
             group.touch()
@@ -146,9 +148,10 @@ class ClusterCore:
         """What arrives, and how long answers are."""
         return self.loads.traffic
 
-    def steptime(self, num_stages: int) -> StepTimeModel:
-        """The step-time fit of groups of so many stages; until it has data, the profile answers."""
-        return self.loads.steptime(num_stages)
+    @property
+    def predictor(self) -> StepTimePredictor:
+        """Of the steps of all groups."""
+        return self.state.predictor
 
     @property
     def in_transition(self) -> bool:
@@ -229,9 +232,6 @@ class ClusterCore:
         """Break off what is on its way to or from arenas whose layers are about to change, whatever has begun it."""
         self.hosted.give_way(worker_ids)
         return self.migrations.give_way(worker_ids)
-
-    def _note_step(self, group: GroupCore, seconds: float) -> None:
-        self.ladder.note_step(group, seconds)
 
     def _stop_moves_of(self, state: RequestState) -> list[Action]:
         return self.moves.cancel(state) + self.migrations.cancel(state) + self.hosted.cancel(state)

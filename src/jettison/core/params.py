@@ -72,6 +72,11 @@ class ClusterParams:
     faults: FaultParams = field(default_factory=FaultParams)
 
     @property
+    def step_times(self) -> tuple[HardwareProfile | None, float]:
+        """What is assumed of step times until steps have been seen: a profile, and what a pipeline reaches without."""
+        return self.profile, self.overload.pipeline_efficiency
+
+    @property
     def profiled_link(self) -> tuple[float, float] | None:
         """(bytes per second, seconds there and back) of a link, as profiled; None where nothing is known of these."""
         if self.profile is None or not self.has_profiled_links:

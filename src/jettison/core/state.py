@@ -18,7 +18,7 @@ from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import GroupCore, SchedulerLimits
 from jettison.core.serving.waiting import Turns
 from jettison.cost.linkrate import LinkRate
-from jettison.cost.online import OnlineChunkCost
+from jettison.cost.predictor import StepTimePredictor
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.hostpool import HostPool
 from jettison.memory.kvmoves import Place
@@ -142,8 +142,8 @@ class ClusterState:
     """Calls and transfers under way."""
     homeless: dict[RequestId, RequestState] = field(default_factory=dict)
     """Accepted requests without a group: no worker can take them now."""
-    chunk_costs: dict[int, OnlineChunkCost] = field(default_factory=dict)
-    """Fit of a microbatch's time by number of stages: the layers of one stage, and its last stage's sampling."""
+    predictor: StepTimePredictor = field(init=False)
+    """Of the steps of all groups."""
     advice: Advice = field(init=False)
     """Decisions that mechanisms ask for; whoever makes the state sets it."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
@@ -176,10 +176,23 @@ class ClusterState:
     """(losses, joins) that these hold for: (live workers, least of their full blocks)."""
 
     def __post_init__(self) -> None:
+        self.predict_anew()
         self.book = Book(self.shape.block_bytes_per_layer(self.limits.block_size), self.shape.shard_bytes)
         for worker_id, worker in self.workers.items():
             self.groups_of[worker_id] = []
             worker.ledger.report_to(self.changes.ledgers, worker_id)
+
+    def predict_anew(self) -> None:
+        """Begin with what the parameters say of step times."""
+        profile, assumed = self.params.step_times
+
+        def efficiency(num_stages: int) -> float:
+            return (profile and profile.pipeline_efficiency(num_stages)) or assumed
+
+        self.predictor = StepTimePredictor(
+            self.shape.num_layers, None if profile is None else profile.cost, efficiency=efficiency,
+            copy_bytes_per_s=None if profile is None else profile.host_copy_bytes_per_s,
+        )
 
     # --- changes ----------------------------------------------------------------------------------------------
 
@@ -219,7 +232,7 @@ class ClusterState:
             {w: s.ledger for w, s in self.workers.items()},
             self.limits,
             self.hasher,
-            self._chunk_cost(len(stages)),
+            lambda: self.predictor.chunk_prices(len(stages), len(stages[-1].layers)),
             self.changes,
             self.turns,
             self.offline_turns,
@@ -233,14 +246,6 @@ class ClusterState:
             self._use(worker_id, [*self.groups_of[worker_id], group])
         group.touch()
         return group
-
-    def _chunk_cost(self, num_stages: int) -> OnlineChunkCost:
-        """The fit that all groups of so many stages share."""
-        profile = self.params.profile
-        if num_stages not in self.chunk_costs:
-            num_layers = max(1, self.shape.num_layers // num_stages)
-            self.chunk_costs[num_stages] = OnlineChunkCost(profile.cost if profile is not None else None, num_layers)
-        return self.chunk_costs[num_stages]
 
     def dissolve(self, group: GroupCore) -> None:
         """Remove an empty group and keep its totals."""

@@ -9,38 +9,35 @@ their steps late, as long as they do before that question, and a run of decode s
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import NamedTuple
 
 from jettison.cost.model import CostModel
 from jettison.cost.stepfit import StepFit, Terms
+from jettison.cost.stepnotes import StepNotes, Totals
 from jettison.cost.stepwork import LONE_STEP, NOTHING, Measure, Part, StepWork, last_stage_of, period_of, step_of
 from jettison.types import NANOSECONDS, GroupId
 
-MEMORY_STEPS = 1024
-"""Older observations weigh less than a hundredth of a new one (``stepfit.FORGETTING`` to this power)."""
-MAX_NOTED = 8 * MEMORY_STEPS
-"""Observations that are kept before the oldest are let go."""
+MAX_KNOWN_TERMS = 4096
+"""Sizes of steps whose terms are kept."""
 
 EFFICIENCY_BOUNDS = (0.3, 1.0)
 """Outside of them the prediction for one instance is wrong, not the pipeline."""
 
+STAGE_LEARNING = 0.2
+"""Less than of steps: what disturbs a stage passes with it, and does not hold up the next one."""
+
+PRICES_EVERY = 16
+"""Steps of stages after which chunks get new prices."""
+
 LEAST_TOKEN_S = 1e-12
 """Tokens must cost something, or nothing could be divided."""
 
+ModelTerms = tuple[float, float, float, float, float]
+"""Seconds by the cost model: fixed, tokens, a pair, a token of KV, rows."""
+
 LONG_CHUNK = 4096
 """Tokens beyond every model's roofline knee: what one more costs there is what a token costs in any chunk."""
-
-
-Totals = tuple[int, int, int, int, int]
-"""``StepWork``, which is one: plain tuples are cheaper to note."""
-
-Run = tuple[Sequence[int], GroupId, Part, Totals]
-"""Steps with the same rows, one after the other, usually one: when the first began and when each ended (the next began
-then), their group, what the times are of, and the work of the first. Each attends to its tokens more than the one
-before."""
 
 
 class ChunkPrices(NamedTuple):
@@ -97,84 +94,82 @@ class StepTimePredictor:
         """
         self._cost = cost or nominal_cost(num_layers)
         self._fit = StepFit(is_profiled=cost is not None)
+        self._stage_fit = StepFit(is_profiled=cost is not None, learning=STAGE_LEARNING)
+        """Of what a stage computes: there is no waiting in it, for other workers or for the controller."""
         self._efficiency = efficiency
         self._copied_byte_s = 1.0 / copy_bytes_per_s if copy_bytes_per_s else 0.0
-        self._runs: list[Run] = []
-        self._num_noted = 0
-        self._prices: dict[Part, ChunkPrices] = {}
-        """Good until something is folded in."""
+        self._notes, self._stage_notes = StepNotes(), StepNotes()
+        self._known_terms: dict[tuple[int, int, Part], ModelTerms] = {}
+        """Most steps are decodes of as many rows as the one before."""
+        self._prices: dict[tuple[int, int | None], ChunkPrices] = {}
+        """By stages and layers; of what was known when they were asked for."""
 
     # --- learning ---------------------------------------------------------------------------------------------
 
     def observe(
         self, work: StepWork, times_ns: Sequence[int], group_id: GroupId = 0, part: Part = LONE_STEP
     ) -> None:
-        """Add steps of a group that followed each other (``Run``)."""
-        self._note((times_ns, group_id, part, work))
+        """Add steps of a group with the same rows that followed each other, usually one.
 
-    def observe_run(self, num_rows: int, num_kv_tokens: int, times_ns: Sequence[int], group_id: GroupId) -> None:
-        """Add decode steps of a group of one stage that followed each other, a token for each row in every one."""
-        self._note((times_ns, group_id, LONE_STEP, (num_rows, num_rows, num_kv_tokens + num_rows, num_kv_tokens, 0)))
+        ``times_ns``: when the first began and when each ended, and the next began; ``work``: of the first. Each attends
+        to its tokens more than the one before.
+        """
+        notes = self._stage_notes if part.measure is Measure.STAGE else self._notes
+        notes.add(times_ns, group_id, part, work)
 
-    def _note(self, run: Run) -> None:
-        self._runs.append(run)
-        self._num_noted += len(run[0]) - 1
-        if self._num_noted > MAX_NOTED:
-            self._forget()
+    def _steps(self) -> StepFit:
+        """Of whole steps, with all that was noted in it."""
+        if self._notes:
+            self._fold(self._notes, self._fit)
+        return self._fit
 
-    def _forget(self) -> None:
-        """Let runs go that are older than enough others."""
-        self._runs.sort(key=lambda run: -run[0][0])
-        starts = [-run[0][0] for run in self._runs]
-        later = [0, *accumulate(len(run[0]) - 1 for run in self._runs)]
-        self._runs = [run for run in self._runs if later[bisect_left(starts, -run[0][-1])] < MEMORY_STEPS]
-        self._num_noted = sum(len(run[0]) - 1 for run in self._runs)
+    def _stages(self) -> StepFit:
+        """Of stages; of whole steps, until there are stages to go by."""
+        if self._stage_notes:
+            self._fold(self._stage_notes, self._stage_fit)
+            self._prices.clear()
+        return self._stage_fit if self._stage_fit.is_known else self._steps()
 
-    def _fold(self) -> None:
-        """Fold in what was noted, in order of end and group; as noted where both are equal."""
-        steps: list[tuple[int, GroupId, int, int, Part, Totals]] = []
-        for times_ns, group_id, part, work in self._runs:
-            begin_ns = times_ns[0]
-            for number in range(1, len(times_ns)):
-                end_ns = times_ns[number]
-                steps.append((end_ns, group_id, begin_ns, number - 1, part, work))
-                begin_ns = end_ns
-        if len(steps) > 1:
-            steps.sort(key=lambda step: step[:2])
-            del steps[:-MEMORY_STEPS]
-        observe, terms_of = self._fit.observe, self._terms
-        for end_ns, _, begin_ns, number, part, (rows, tokens, pairs, kv_tokens, copied) in steps:
-            grown = number * tokens
-            terms = terms_of((rows, tokens, pairs + grown, kv_tokens + grown, copied), part)
-            observe(part[:2], terms, (end_ns - begin_ns) / NANOSECONDS)
-        self._runs.clear()
-        self._num_noted = 0
-        self._prices.clear()
+    def _fold(self, notes: StepNotes, fit: StepFit) -> None:
+        for part, work, took_ns in notes.take():
+            fit.observe(part[:2], self._terms(work, part), took_ns / NANOSECONDS)
 
     def _coefficients(self, part: Part) -> Terms | None:
-        """With all that was noted in them."""
-        if self._runs:
-            self._fold()
-        return self._fit.coefficients(part[:2])
+        fit = self._stages() if part.measure is Measure.STAGE else self._steps()
+        return fit.coefficients(part[:2])
 
     def _terms(self, work: Totals, part: Part) -> Terms:
         """Seconds by the cost model."""
         num_rows, num_tokens, num_pairs, num_kv_tokens, num_copied_bytes = work
-        cost, num_stages = self._cost, part.num_stages
-        layers = part.num_layers
+        fixed, tokens, pair_s, kv_token_s, rows = self._model_terms(num_rows, num_tokens, part)
+        return (
+            fixed, tokens, pair_s * num_pairs, kv_token_s * (num_kv_tokens + num_tokens), rows,
+            num_copied_bytes * self._copied_byte_s,
+        )
+
+    def _model_terms(self, num_rows: int, num_tokens: int, part: Part) -> ModelTerms:
+        """Seconds of a step with so many rows and tokens by the cost model; of pairs and KV, what one of them takes."""
+        key = num_rows, num_tokens, part
+        known = self._known_terms.get(key)
+        if known is None:
+            if len(self._known_terms) >= MAX_KNOWN_TERMS:
+                self._known_terms.clear()
+            known = self._known_terms[key] = self._compute_terms(num_rows, num_tokens, part)
+        return known
+
+    def _compute_terms(self, num_rows: int, num_tokens: int, part: Part) -> ModelTerms:
+        cost, num_stages, layers = self._cost, part.num_stages, part.num_layers
         if layers is None:
             layers = max(1, cost.num_layers // num_stages) if part.measure is Measure.STAGE else cost.num_layers
-        fixed, tokens, pairs, kv, rows = cost.terms_s(
-            num_tokens, num_pairs, num_kv_tokens + num_tokens, layers,
-            is_first=part.is_first, num_samples=num_rows if part.is_last else 0,
+        fixed, tokens, pair_s, kv_token_s, rows = cost.terms_s(
+            num_tokens, 1, 1, layers, is_first=part.is_first, num_samples=num_rows if part.is_last else 0
         )
-        copied = num_copied_bytes * self._copied_byte_s
         if part.measure is Measure.STEP and num_stages > 1:
             fixed += (num_stages - 1) * cost.step_s
         elif part.measure is Measure.PERIOD:
             share = 1.0 / (num_stages * self._efficiency(num_stages))
-            return fixed * share, tokens * share, pairs * share, kv * share, rows * share, copied
-        return fixed, tokens, pairs, kv, rows, copied
+            return fixed * share, tokens * share, pair_s * share, kv_token_s * share, rows * share
+        return fixed, tokens, pair_s, kv_token_s, rows
 
     # --- predicting -------------------------------------------------------------------------------------------
 
@@ -221,39 +216,41 @@ class StepTimePredictor:
         seconds = self.predict_s(decodes.with_prompts(num_tokens, prompt_tokens, num_context), step_of(num_stages))
         return None if not seconds else num_stages * num_tokens / seconds
 
-    def is_pipeline_measured(self, num_stages: int) -> bool:
-        """Whether a busy pipeline of so many stages has been seen."""
-        if self._runs:
-            self._fold()
-        return self._fit.is_observed(period_of(num_stages)[:2])
+    @property
+    def measured_pipelines(self) -> list[int]:
+        """Numbers of stages of the busy pipelines that have been seen."""
+        return sorted(num_stages for measure, num_stages in self._steps().observed if measure is Measure.PERIOD)
 
     def pipeline_efficiency(self, work: StepWork, num_stages: int) -> float:
         """Throughput of a pipeline over that of as many instances with microbatches like this; within bounds."""
         if num_stages == 1:
             return 1.0
         alone_s, period_s = self.predict_s(work), self.predict_s(work, period_of(num_stages))
-        if not alone_s or not period_s or not self.is_pipeline_measured(num_stages):
+        if not alone_s or not period_s or period_of(num_stages)[:2] not in self._fit.observed:
             return self._efficiency(num_stages)
         low, high = EFFICIENCY_BOUNDS
         return min(max(alone_s / (num_stages * period_s), low), high)
 
     def chunk_prices(self, num_stages: int, num_layers: int | None = None) -> ChunkPrices:
-        """Of the last stage of such a pipeline, with ``num_layers`` (None: an equal share)."""
-        part = last_stage_of(num_stages, num_layers)
-        coefficients = self._coefficients(part)
-        if coefficients is None:
-            return UNKNOWN_PRICES
-        found = self._prices.get(part)
-        if found is None:
-            fixed, token, pair, kv, row, _ = coefficients
-            terms = self._terms(StepWork(LONG_CHUNK, LONG_CHUNK, LONG_CHUNK, 0), part)
-            token_s, pair_s, kv_s, row_s = (
-                c * term / LONG_CHUNK for c, term in zip((token, pair, kv, row), terms[1:5], strict=True)
-            )
-            found = self._prices[part] = ChunkPrices(
-                fixed * terms[0], max(token_s + kv_s, LEAST_TOKEN_S), pair_s, kv_s, row_s
-            )
+        """Of the last stage of such a pipeline, with ``num_layers`` (None: an equal share); every step asks, so they
+        may be a few steps old."""
+        found = self._prices.get((num_stages, num_layers))
+        if found is None or len(self._stage_notes) >= PRICES_EVERY:
+            part = last_stage_of(num_stages, num_layers)
+            coefficients = self._coefficients(part)
+            if coefficients is None:
+                return UNKNOWN_PRICES
+            found = self._prices[num_stages, num_layers] = self._prices_by(coefficients, part)
         return found
+
+    def _prices_by(self, coefficients: Terms, part: Part) -> ChunkPrices:
+        fixed, token, pair, kv, row, _ = coefficients
+        fixed_s, tokens_s, pair_s, kv_token_s, rows_s = self._model_terms(LONG_CHUNK, LONG_CHUNK, part)
+        kv_s = kv * kv_token_s
+        return ChunkPrices(
+            fixed * fixed_s, max(token * (tokens_s / LONG_CHUNK) + kv_s, LEAST_TOKEN_S), pair * pair_s, kv_s,
+            row * (rows_s / LONG_CHUNK),
+        )
 
 
 def _product(coefficients: Terms, terms: Terms) -> float:

@@ -16,14 +16,14 @@ stages make of it. Shared coefficients learn from times with the deviations take
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Sequence
 
 FORGETTING = 0.995
 """Of the shared sums, a step: they remember about 200."""
 FADING = 0.998
 """Of deviations, a step."""
 LEARNING = 0.3
-"""Of a step's error, what the deviations take on."""
+"""Of a step's error, what the deviations take on where nothing else is said."""
 CLIP = 0.2
 """Of its prediction, the largest error of a step that counts in full."""
 DEVIATIONS = (-0.8, 4.0)
@@ -42,6 +42,9 @@ DOUBT_PROFILED, DOUBT_NOMINAL = 1.0, 10.0
 NUM_FITTED = 5
 """Terms with a shared coefficient; a sixth (copied bytes) has deviations alone."""
 
+Kind = tuple[str, int]
+"""What is measured, and of how many stages (``cost.stepwork.Part``)."""
+
 Terms = tuple[float, float, float, float, float, float]
 """Seconds by a cost model: fixed, tokens, pairs, KV, rows, copied bytes."""
 
@@ -49,9 +52,10 @@ Terms = tuple[float, float, float, float, float, float]
 class StepFit:
     """Observations in, coefficients out; the order of observations counts."""
 
-    def __init__(self, *, is_profiled: bool) -> None:
+    def __init__(self, *, is_profiled: bool, learning: float = LEARNING) -> None:
         """``is_profiled``: the terms are seconds of this model on this machine; else only their proportions mean
-        anything, and little."""
+        anything, and little. ``learning``: of a step's error, what the deviations take on."""
+        self._learning = learning
         self._trust = NOISE / (DOUBT_PROFILED if is_profiled else DOUBT_NOMINAL) ** 2
         """The weight of the cost model's proportions, in steps."""
         self._shared: Sequence[float] | None = (1.0,) * NUM_FITTED if is_profiled else None
@@ -61,18 +65,19 @@ class StepFit:
         self._weight = 0.0
         """Steps that the sums remember."""
         self._num_observations = 0
-        self._deviations: dict[Hashable, list[float]] = {}
+        self._deviations: dict[Kind, list[float]] = {}
 
     @property
     def is_known(self) -> bool:
         """Whether coefficients are those of this machine."""
         return self._shared is not None
 
-    def is_observed(self, kind: Hashable) -> bool:
-        """Whether any time of this kind has been seen."""
-        return kind in self._deviations
+    @property
+    def observed(self) -> Collection[Kind]:
+        """Kinds of which times have been seen."""
+        return self._deviations.keys()
 
-    def coefficients(self, kind: Hashable) -> Terms | None:
+    def coefficients(self, kind: Kind) -> Terms | None:
         """What each term is multiplied with; all >= 0. None while too little is known."""
         if self._shared is None:
             return None
@@ -85,7 +90,7 @@ class StepFit:
             fixed * (1.0 + d0), token * (1.0 + d1), pair * (1.0 + d2), kv * (1.0 + d3), row * (1.0 + d4), 1.0 + d5
         )
 
-    def observe(self, kind: Hashable, terms: Terms, seconds: float) -> None:
+    def observe(self, kind: Kind, terms: Terms, seconds: float) -> None:
         """One time of a kind. Times that are not above 0 are left out."""
         if seconds <= 0.0:
             return
@@ -104,7 +109,7 @@ class StepFit:
                 predicted_s = base_s + deviation_s
                 most_s = CLIP * predicted_s
                 error_s = min(max(seconds - predicted_s, -most_s), most_s)
-                gain = LEARNING * error_s / (c0 * c0 + c1 * c1 + c2 * c2 + c3 * c3 + c4 * c4 + x5 * x5)
+                gain = self._learning * error_s / (c0 * c0 + c1 * c1 + c2 * c2 + c3 * c3 + c4 * c4 + x5 * x5)
                 dev = [
                     FADING * (d0 + gain * c0), FADING * (d1 + gain * c1), FADING * (d2 + gain * c2),
                     FADING * (d3 + gain * c3), FADING * (d4 + gain * c4), FADING * (d5 + gain * x5),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from functools import cache
 from typing import NamedTuple
 
 
@@ -91,16 +92,19 @@ class Part(NamedTuple):
 LONE_STEP = Part()
 
 
+@cache
 def step_of(num_stages: int) -> Part:
     """A step of a group."""
     return Part(Measure.STEP, num_stages)
 
 
+@cache
 def period_of(num_stages: int) -> Part:
     """A busy pipeline's time from one microbatch to the next."""
     return Part(Measure.PERIOD, num_stages)
 
 
+@cache
 def last_stage_of(num_stages: int, num_layers: int | None = None) -> Part:
     """The stage that samples, of ``num_layers`` (None: an equal share)."""
     return Part(Measure.STAGE, num_stages, num_layers, is_first=num_stages == 1)

@@ -7,11 +7,21 @@ and restore ask here first. The answer is a load: 1.0 means that requests arrive
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-PredictStep = Callable[[int, int], float | None]
-"""(tokens, KV tokens read) of a step -> seconds at full depth on one instance; None = not known yet."""
+from jettison.cost.stepwork import StepWork
+
+
+class StepTimes(Protocol):
+    """As ``cost.predictor`` knows them."""
+
+    def predict_s(self, work: StepWork) -> float | None:
+        """Of a step at full depth on one instance; None = not known yet."""
+        ...
+
+    def pipeline_efficiency(self, work: StepWork, num_stages: int) -> float:
+        """Throughput of a pipeline with such microbatches over that of as many instances with as much memory."""
+        ...
 
 
 class Traffic(NamedTuple):
@@ -30,8 +40,8 @@ class Arrangement(NamedTuple):
     kv_tokens_per_instance: float
     """KV tokens (of all layers) that one instance's share of the memory holds."""
     max_rows_per_instance: float
-    efficiency: float
-    """Throughput against as many separate instances with as much memory: 1.0 for separate ones, less for a pipeline."""
+    num_stages: int
+    """Instances of a group; 1 for separate ones."""
 
 
 def pipeline_loss(merged: float, separate: float) -> float:
@@ -40,18 +50,33 @@ def pipeline_loss(merged: float, separate: float) -> float:
     return 1.0 - separate / merged
 
 
-def compute_load(traffic: Traffic, arrangement: Arrangement, predict_s: PredictStep) -> float | None:
-    """Arriving requests over the requests that could be served, both a second; None while step times are unknown.
+def _rows(traffic: Traffic, arrangement: Arrangement) -> float:
+    """Requests that decode in a step of an instance whose memory is full."""
+    by_memory = arrangement.kv_tokens_per_instance / max(1.0, _mean_tokens(traffic))
+    return max(1.0, min(by_memory, arrangement.max_rows_per_instance))
 
-    In a steady state where memory is full, each step of an instance holds ``rows`` requests that decode and, because a
-    request stays for ``output_tokens`` steps, the prompts of ``rows / output_tokens`` new ones.
-    """
-    output = max(1.0, traffic.output_tokens)
-    mean_tokens = traffic.prompt_tokens + output / 2
-    rows = max(1.0, min(arrangement.kv_tokens_per_instance / max(1.0, mean_tokens), arrangement.max_rows_per_instance))
-    entering = rows / output
-    step_s = predict_s(round(rows + entering * traffic.prompt_tokens), round(rows * mean_tokens))
+
+def _mean_tokens(traffic: Traffic) -> float:
+    """Of a request half-way through its answer."""
+    return traffic.prompt_tokens + max(1.0, traffic.output_tokens) / 2
+
+
+def steady_step(traffic: Traffic, arrangement: Arrangement) -> StepWork:
+    """A step of an instance in a steady state where memory is full: ``rows`` requests decode and, because a request
+    stays for ``output_tokens`` steps, the prompts of ``rows / output_tokens`` new ones are computed."""
+    rows = _rows(traffic, arrangement)
+    prompts = rows / max(1.0, traffic.output_tokens) * traffic.prompt_tokens
+    decodes = StepWork.decodes(round(rows), round(rows * _mean_tokens(traffic)))
+    return decodes.with_prompts(round(prompts), max(1, round(traffic.prompt_tokens)))
+
+
+def compute_load(traffic: Traffic, arrangement: Arrangement, times: StepTimes) -> float | None:
+    """Arriving requests over the requests that could be served, both a second; None while step times are unknown."""
+    work, num_stages = steady_step(traffic, arrangement), arrangement.num_stages
+    step_s = times.predict_s(work)
     if step_s is None or step_s <= 0.0:
         return None
-    served_per_s = arrangement.num_instances * arrangement.efficiency * entering / step_s
+    efficiency = 1.0 if num_stages == 1 else times.pipeline_efficiency(work, num_stages)
+    entering = _rows(traffic, arrangement) / max(1.0, traffic.output_tokens)
+    served_per_s = arrangement.num_instances * efficiency * entering / step_s
     return traffic.requests_per_s / served_per_s

@@ -113,7 +113,7 @@ class OverloadParams:
     max_loss: float = 0.25
     """Of the throughput of separate instances that a pipeline may cost which cannot keep up, whatever the wait."""
     pipeline_efficiency: float = 0.85
-    """Throughput of a pipeline against as many separate instances, until one is measured (``cost.pipeline``)."""
+    """Throughput of a pipeline against as many separate instances, until one is measured (``cost.predictor``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,8 +120,8 @@ class Recording:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[object, int, list[object]]] = []
-        self.warm_up: list[tuple[int, tuple[int, int, float]]] = []
-        """Stages, and what the first steps showed: the fit of steps begins with it."""
+        self.warm_up: list[tuple[Any, Any, Any]] = []
+        """What the first steps showed (work, times, part): the predictor begins with it."""
         self.fresh: ClusterCore | None = None
         """A core made of the same words as the engine's."""
         build, run = Assembly.build_core, WarmUp.run
@@ -134,9 +134,15 @@ class Recording:
             return core
 
         async def ran(warm_up: WarmUp, core: ClusterCore) -> None:
-            monkeypatch.setattr(core, "steptime", lambda n, own=core.steptime: Noted(own(n), n, self.warm_up))
+            observe = core.predictor.observe
+
+            def observed(work: object, times_ns: object, *, part: object) -> None:
+                self.warm_up.append((work, times_ns, part))
+                observe(work, times_ns, part=part)  # type: ignore[arg-type]
+
+            monkeypatch.setattr(core.predictor, "observe", observed)
             await run(warm_up, core)
-            monkeypatch.delattr(core, "steptime")
+            monkeypatch.delattr(core.predictor, "observe")
 
         monkeypatch.setattr(Assembly, "build_core", built)
         monkeypatch.setattr(WarmUp, "run", ran)
@@ -155,21 +161,10 @@ class Recording:
     def replay(self) -> ClusterCore:
         """Through the fresh core."""
         assert self.fresh is not None
-        for num_stages, seen in self.warm_up:
-            self.fresh.steptime(num_stages).observe(*seen)
+        for work, times_ns, part in self.warm_up:
+            self.fresh.predictor.observe(work, times_ns, part=part)
         replay(self.calls, self.fresh)
         return self.fresh
-
-
-class Noted:
-    """A fit of step times that writes down what it is shown."""
-
-    def __init__(self, model: Any, num_stages: int, seen: list[tuple[int, tuple[int, int, float]]]) -> None:
-        self._model, self._num_stages, self._seen = model, num_stages, seen
-
-    def observe(self, *shown: Any) -> None:
-        self._seen.append((self._num_stages, shown))
-        self._model.observe(*shown)
 
 
 @pytest.mark.live

@@ -6,7 +6,7 @@ about another, when does a rung look next, ...) is answered here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 import jettison.core.ladder.lists  # noqa: F401  # its rungs are known by name from then on
 from jettison.core.ladder.rung import Means, Moment, Rung, in_order, rung_named
@@ -109,16 +109,6 @@ class Ladder:
         return {worker_id for rung in self.rungs for worker_id in rung.worker_ids}
 
     # --- telling ----------------------------------------------------------------------------------------------
-
-    def note_step(self, group: GroupCore, seconds: float) -> None:
-        """A step of the group took so long, from its issue to its commit."""
-        for rung in self.rungs:
-            rung.note_step(group, seconds)
-
-    def note_steps(self, group: GroupCore, times_ns: Sequence[int]) -> None:
-        """``note_step`` for steps that followed each other."""
-        for rung in self.rungs:
-            rung.note_steps(group, times_ns)
 
     def note_grown(self, group: GroupCore) -> None:
         """Requests of the group have taken blocks in steps that are told of late."""

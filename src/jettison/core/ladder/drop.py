@@ -123,9 +123,6 @@ class DropRung(Rung):
         return bool(group.queues.waiting) and group.head_blocked_by is BlockedBy.MEMORY
 
     def _may_be_overloaded(self, group: GroupCore, now_ns: int) -> bool:
-        # From the first look at a group on, the step times of groups of its size are their own, and no others'
-        # (``Loads.exchange_costs``), though there may be none yet.
-        self._loads.steptime(len(group.stages))
         return self._loads.may_be_overloaded(group, now_ns)
 
     def _assess(self, group: GroupCore, now_ns: int) -> Assessment:

@@ -10,7 +10,7 @@ A rung for a policy of one's own is a subclass in any module: ``register`` makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
@@ -139,12 +139,6 @@ class Rung:
         return ()
 
     # --- what it is told --------------------------------------------------------------------------------------
-
-    def note_step(self, group: GroupCore, seconds: float) -> None:
-        """A step of the group took so long, from its issue to its commit."""
-
-    def note_steps(self, group: GroupCore, times_ns: Sequence[int]) -> None:
-        """``note_step`` for steps that followed each other: each ended, and the next was issued, at the next time."""
 
     def note_grown(self, group: GroupCore) -> None:
         """Requests of the group have taken blocks in steps that are told of late."""

@@ -7,21 +7,17 @@ one who may leave again. Newcomers leave room for what is stored: requests that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
-from jettison.core.moving.hosted import HostedPhase, smoothed
+from jettison.core.moving.hosted import HostedPhase
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.policy.order import in_service_order
 from jettison.policy.swapping import StoredRow, SwapRow, choose_swap_ins, choose_swap_outs, swap_budget
-from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
-
-_SMOOTHING = 0.2
-"""Weight of the newest step in the mean that the budget is made from."""
+from jettison.types import GroupId, RequestId, WorkerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +40,6 @@ class SwapRung(Rung):
         super().__init__(means)
         self._put_off: set[GroupId] = set()
         """Groups that were touched while their layouts were changing."""
-        self._step_s: dict[GroupId, float] = {}
 
     @property
     def is_quiet(self) -> bool:
@@ -65,15 +60,6 @@ class SwapRung(Rung):
     def worker_ids(self) -> Collection[WorkerId]:
         """Workers of groups with a swap."""
         return self.means.hosted.worker_ids()
-
-    def note_step(self, group: GroupCore, seconds: float) -> None:
-        """Part of the budget: what a step takes."""
-        self._step_s[group.group_id] = smoothed(self._step_s.get(group.group_id), seconds, _SMOOTHING)
-
-    def note_steps(self, group: GroupCore, times_ns: Sequence[int]) -> None:
-        """The same, one after the other."""
-        for begin_ns, end_ns in pairwise(times_ns):
-            self.note_step(group, (end_ns - begin_ns) / NANOSECONDS)
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
@@ -116,7 +102,7 @@ class SwapRung(Rung):
 
     def _budget_blocks(self, group: GroupCore) -> int:
         params = self.means.state.params.swap
-        return swap_budget(params, self._step_s.get(group.group_id), self.means.hosted.block_copy_s)
+        return swap_budget(params, self.means.loads.step_s(group), self.means.hosted.block_copy_s)
 
     # --- views ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from jettison.core.load.samples import TickTimes, Totals, per_s
 from jettison.core.serving.group import GroupCore
-from jettison.cost.steptime import StepTimeModel
+from jettison.cost.predictor import StepTimePredictor
+from jettison.cost.stepwork import StepWork
 from jettison.policy.batching import BlockedBy
 from jettison.policy.computeload import Traffic
 from jettison.policy.overload import GroupLoad
@@ -320,28 +321,32 @@ class GroupMonitor:
         return None if self.blocked_since_ns is None else (now_ns - self.blocked_since_ns) / NANOSECONDS
 
     def load(
-        self, group: GroupCore, steptime: StepTimeModel, now_ns: int, mean_stay_s: float | None = None
+        self, group: GroupCore, predictor: StepTimePredictor, now_ns: int, mean_stay_s: float | None = None
     ) -> GroupLoad:
         """The group as the overload policy sees it."""
-        unfinished = group.queues.unfinished_tokens()
+        queues = group.queues
+        unfinished = queues.unfinished_tokens()
         # Beside a step's prompts; where those come first it has room for nothing else.
-        num_decodes, kv_tokens = len(group.queues.running), group.blocks.num_used * group.limits.block_size
+        num_decodes, kv_tokens = len(queues.running), group.blocks.num_used * group.limits.block_size
         if group.limits.prefill_first and len(group.stages) == 1:
             num_decodes = kv_tokens = 0
-        rates, blocked_s = self.rates(), self.blocked_s(now_ns)
+        rates, blocked_s, num_stages = self.rates(), self.blocked_s(now_ns), len(group.stages)
         return GroupLoad(
             group.group_id,
             group.blocks.capacity,
             group.blocks.num_used,
             self.head_need_blocks(group),
-            group.queues.queued_blocks(),
-            len(group.queues.waiting),
+            queues.queued_blocks(),
+            len(queues.waiting),
             blocked_s is not None,
             blocked_s or 0.0,
             self._freed_per_s(group, rates, mean_stay_s, now_ns),
-            group.queues.queued_tokens() + unfinished,
-            steptime.prefill_tokens_per_s(
-                group.limits.max_num_batched_tokens, num_decodes, kv_tokens, len(group.stages)
+            queues.queued_tokens() + unfinished,
+            predictor.prefill_tokens_per_s(
+                group.limits.max_num_batched_tokens,
+                StepWork.decodes(num_decodes // num_stages, kv_tokens // num_stages),
+                num_stages,
+                prompt_tokens=queues.queued_tokens() // len(queues.waiting) if queues.waiting else None,
             ),
             None if rates is None else rates.demanded,
             None if rates is None else rates.released,

@@ -14,9 +14,8 @@ from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
 from jettison.cost.grouprate import TokenMix
-from jettison.cost.pipeline import PipelineEfficiency
-from jettison.cost.steptime import StepTimeModel, StepTimePrior
-from jettison.policy.computeload import Arrangement, compute_load
+from jettison.cost.stepwork import LONE_STEP, NOTHING, StepWork, last_stage_of, period_of, step_of
+from jettison.policy.computeload import Arrangement, compute_load, steady_step
 from jettison.policy.exchange import ExchangeCosts
 from jettison.policy.overload import Assessment, assess_overload, foreseen_missing_blocks, why_queue_is_no_reason
 from jettison.policy.refusal import predicted_wait_s
@@ -30,10 +29,6 @@ class Loads:
     def __init__(self, state: ClusterState) -> None:
         self.ticks = TickTimes()
         self.traffic = TrafficMonitor(self.ticks)
-        self.steptimes: dict[int, StepTimeModel] = {}
-        """Step-time fit by number of stages: a deeper pipeline steps faster and more often."""
-        self.efficiencies: dict[int, PipelineEfficiency] = {}
-        """Of pipelines, by number of stages."""
         self._state = state
         self._monitors: dict[GroupId, GroupMonitor] = {}
         self.kept_out: set[GroupId] = set()
@@ -125,32 +120,34 @@ class Loads:
             self._compute_loads.clear()
             self.traffic.note_end(state.num_output)
 
-    def note_step(
-        self, group: GroupCore, num_tokens: int, num_rows: int, num_kv_tokens: int, seconds: float, now_ns: int
-    ) -> None:
-        """A step of the group has ended, ``seconds`` after it was issued.
+    def note_step(self, group: GroupCore, work: StepWork, issued_ns: int, compute_ns: int, now_ns: int) -> None:
+        """A step of the group has ended, of which its last stage has computed for ``compute_ns``.
 
         What it took a pipeline is known if all its places were taken since the step before ended.
         """
         self._compute_loads.clear()
-        num_stages, monitor = len(group.stages), self.monitor(group)
-        begun_ns = now_ns - round(seconds * NANOSECONDS)
-        self.steptime(num_stages).observe_run(num_tokens, num_kv_tokens, (begun_ns, now_ns), group.group_id)
-        monitor.note_fill((num_tokens - num_rows) / group.limits.max_num_batched_tokens)
+        monitor = self.monitor(group)
+        monitor.note_fill((work.num_tokens - work.num_rows) / group.limits.max_num_batched_tokens)
         since_ns, monitor.step_ended_ns = monitor.step_ended_ns, now_ns
-        if num_stages == 1 or since_ns is None or len(group.in_flight) < num_stages:
+        num_stages, observe = len(group.stages), self._state.predictor.observe
+        if num_stages == 1:
+            observe(work, (issued_ns, now_ns), group.group_id)
             return
-        alone_s = self.steptime(1).predict_s(num_tokens, num_kv_tokens)
-        if alone_s is not None and all(f.issued_ns <= since_ns for f in group.in_flight.values()):
-            self.efficiency(num_stages).observe(alone_s / num_stages, (now_ns - since_ns) / NANOSECONDS)
+        observe(work, (issued_ns, now_ns), group.group_id, step_of(num_stages))
+        last_stage = last_stage_of(num_stages, len(group.stages[-1].layers))
+        observe(work, (now_ns - compute_ns, now_ns), group.group_id, last_stage)
+        if since_ns is not None and len(group.in_flight) >= num_stages and all(
+            flight.issued_ns <= since_ns for flight in group.in_flight.values()
+        ):
+            observe(work, (since_ns, now_ns), group.group_id, period_of(num_stages))
 
-    def note_steps(self, group: GroupCore, num_rows: int, num_kv_tokens: int, times_ns: Sequence[int]) -> None:
-        """Steps of a group of one stage, a token for each row in every one, have followed each other: the first was
-        issued at the first of the times, and each ended, and the next was issued, at the next.
+    def note_steps(self, group: GroupCore, work: StepWork, times_ns: Sequence[int]) -> None:
+        """Decode steps of a group of one stage have followed each other: the first, of this work, was issued at the
+        first of the times, and each ended, and the next was issued, at the next.
         """
         self._compute_loads.clear()
         monitor = self.monitor(group)
-        self.steptime(1).observe_run(num_rows, num_kv_tokens, times_ns, group.group_id)
+        self._state.predictor.observe(work, times_ns, group.group_id)
         monitor.note_decodes(len(times_ns) - 1)
         monitor.step_ended_ns = times_ns[-1]
 
@@ -180,22 +177,11 @@ class Loads:
             found = self._monitors[group.group_id] = GroupMonitor(self.ticks)
         return found
 
-    def steptime(self, num_stages: int) -> StepTimeModel:
-        """The step-time fit of groups of so many stages; until it has data, the profile answers."""
-        profile = self._state.params.profile
-        if num_stages not in self.steptimes:
-            prior = None if profile is None else StepTimePrior(profile.cost, num_stages)
-            self.steptimes[num_stages] = StepTimeModel(prior=prior)
-        return self.steptimes[num_stages]
-
-    def efficiency(self, num_stages: int) -> PipelineEfficiency:
-        """What pipelines of so many stages reach; until one has been seen, as profiled or as configured."""
-        if num_stages not in self.efficiencies:
-            profile = self._state.params.profile
-            profiled = None if profile is None else profile.pipeline_efficiency(num_stages)
-            configured = self._state.params.overload.pipeline_efficiency
-            self.efficiencies[num_stages] = PipelineEfficiency(profiled or configured)
-        return self.efficiencies[num_stages]
+    def step_s(self, group: GroupCore) -> float | None:
+        """Of the step that the group has issued last; where none is in flight, of its next decodes."""
+        last = next(reversed(group.in_flight.values()), None)
+        work = self._microbatch(group) if last is None else last.work
+        return self._state.predictor.predict_s(work, step_of(len(group.stages)))
 
     def group_rates(self) -> dict[int, float]:
         """Tokens of answers a second of groups by their number of stages, for what arrives; empty without a profile.
@@ -208,8 +194,8 @@ class Loads:
         prompts = 0.0 if traffic is None else traffic.prompt_tokens / max(1.0, traffic.output_tokens)
         rates = profile.serving_rates(TokenMix(prompts, self._state.limits.max_num_batched_tokens))
         if (alone := rates.get(1)) is not None:
-            seen = {n: each.value for n, each in self.efficiencies.items() if n > 1 and each.is_measured}
-            rates |= {n: n * alone * reached for n, reached in seen.items()}
+            predictor, work = self._state.predictor, self._steady_step(1) or NOTHING
+            rates |= {n: n * alone * predictor.pipeline_efficiency(work, n) for n in predictor.measured_pipelines}
         return rates
 
     def has_dwelled(self, group: GroupCore, now_ns: int) -> bool:
@@ -225,9 +211,18 @@ class Loads:
         return self._compute_loads[num_stages]
 
     def _compute_load(self, num_stages: int) -> float | None:
-        traffic = self.traffic.traffic()
-        if traffic is None:
+        traffic, arrangement = self.traffic.traffic(), self._arrangement(num_stages)
+        if traffic is None or arrangement is None:
             return None
+        return compute_load(traffic, arrangement, self._state.predictor)
+
+    def _steady_step(self, num_stages: int) -> StepWork | None:
+        """What an instance's share of the steps would come to; None while too little is known."""
+        traffic, arrangement = self.traffic.traffic(), self._arrangement(num_stages)
+        return None if traffic is None or arrangement is None else steady_step(traffic, arrangement)
+
+    def _arrangement(self, num_stages: int) -> Arrangement | None:
+        """All live workers as groups of so many stages; None without any."""
         shape, limits = self._state.shape, self._state.limits
         token_bytes = shape.num_layers * shape.block_bytes_per_layer(limits.block_size) / limits.block_size
         num_alive, least_full_blocks = self._state.alive_workers()
@@ -235,13 +230,9 @@ class Loads:
             return None
         full_tokens = least_full_blocks * limits.block_size
         spare_copies = (num_stages - 1) / num_stages
-        arrangement = Arrangement(
-            num_alive,
-            full_tokens + spare_copies * shape.parameter_bytes / token_bytes,
-            limits.max_num_seqs,
-            1.0 if num_stages == 1 else self.efficiency(num_stages).value,
+        return Arrangement(
+            num_alive, full_tokens + spare_copies * shape.parameter_bytes / token_bytes, limits.max_num_seqs, num_stages
         )
-        return compute_load(traffic, arrangement, self.steptime(1).predict_s)
 
     def may_be_overloaded(self, group: GroupCore, now_ns: int) -> bool:
         """Whether ``assess`` could find the group overloaded, or a drop not worth it: a look at its queue alone."""
@@ -262,8 +253,7 @@ class Loads:
 
         ``num_merged``: stages of the group that a plan would make of it; None = the least that any merge would make.
         """
-        steptime = self.steptime(len(group.stages))
-        load = self.monitor(group).load(group, steptime, now_ns, self.traffic.mean_stay_s)
+        load = self.monitor(group).load(group, self._state.predictor, now_ns, self.traffic.mean_stay_s)
         num_stages = len(group.stages)
         if is_restoring:
             merged, separate = num_stages, 1
@@ -314,40 +304,47 @@ class Loads:
 
         Either has its share of the requests in a step: a microbatch of the pipeline, or a member's own.
         """
-        num_stages = len(group.stages)
-        rows, kv_tokens = self._microbatch(group)
-        merged = self.steptime(num_stages).predict_s(rows, kv_tokens)
-        separate = self.steptime(1).predict_s(rows, kv_tokens)
+        predictor, work = self._state.predictor, self._microbatch(group)
+        merged, separate = predictor.predict_s(work, step_of(len(group.stages))), predictor.predict_s(work, LONE_STEP)
         return separate / merged if merged and separate else None
 
     def _recompute_block_s(self, group: GroupCore) -> float | None:
-        rate = self.steptime(1).prefill_tokens_per_s(self._state.limits.max_num_batched_tokens, 0, 0)
+        rate = self._recomputed_tokens_per_s(group, self._mean_tokens(group), 1)
         return None if not rate else self._state.limits.block_size / (rate * len(group.stages))
+
+    def _recomputed_tokens_per_s(self, group: GroupCore, num_tokens: int, num_stages: int) -> float | None:
+        """Of requests with so many tokens that are prefilled again on a group of so many stages."""
+        budget = self._state.limits.max_num_batched_tokens
+        # A request longer than the budget is computed in chunks: on average half of the others lie before one.
+        return self._state.predictor.prefill_tokens_per_s(
+            budget, num_stages=num_stages, prompt_tokens=num_tokens, num_context=max(0, num_tokens - budget) // 2
+        )
+
+    def _mean_tokens(self, group: GroupCore) -> int:
+        """Cached tokens of a request of the group."""
+        num_requests = len(group.queues.running) + len(group.queues.moving)
+        return max(1, group.blocks.num_used * self._state.limits.block_size // max(1, num_requests))
 
     def exchange_costs(self, group: GroupCore) -> ExchangeCosts:
         """Prices as they were met so far: links by the transfers that have ended (before: as profiled), compute by the
         steps."""
-        num_stages, budget = len(group.stages), self._state.limits.max_num_batched_tokens
-        fit = self.steptimes.get(num_stages)
-        if fit is None:
-            fit, num_stages = self.steptimes.get(1) or StepTimeModel(), 1
+        num_stages, mean_tokens = len(group.stages), self._mean_tokens(group)
         assumed, round_trip_s = self._state.params.profiled_link or (None, 0.0)
         usual = ExchangeCosts()
 
         def recompute_s(num_tokens: int) -> float | None:
-            # On average half of what is computed again lies before a chunk of it.
-            rate = fit.prefill_tokens_per_s(budget, 0, num_stages * (num_tokens // 2), num_stages)
+            rate = self._recomputed_tokens_per_s(group, min(num_tokens, mean_tokens), num_stages)
             return None if rate is None else num_tokens / rate
 
         return ExchangeCosts(
             lambda link: self._state.link_rate(link).bytes_per_s or assumed,
             recompute_s,
-            fit.predict_s(*self._microbatch(group)),
+            self._state.predictor.predict_s(self._microbatch(group), step_of(num_stages)),
             max(usual.round_trip_s, round_trip_s),
         )
 
-    def _microbatch(self, group: GroupCore) -> tuple[int, int]:
-        """Rows of a decode step, and the cached tokens that they attend to: the requests' share of each stage."""
+    def _microbatch(self, group: GroupCore) -> StepWork:
+        """A decode step: the requests' share of each stage."""
         num_stages = len(group.stages)
         rows = max(1, (len(group.queues.running) + len(group.queues.moving)) // num_stages)
-        return rows, group.blocks.num_used * self._state.limits.block_size // num_stages
+        return StepWork.decodes(rows, group.blocks.num_used * self._state.limits.block_size // num_stages)

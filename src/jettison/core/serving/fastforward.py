@@ -11,8 +11,7 @@ cluster (to dispatch, to rebalance, on a tick) it calls what was given to ``atta
 to now. Before any event but arrivals, ticks and steps of other groups the driver does so by itself, for all groups.
 ``due_ns`` says when a policy looks at all groups after whatever step comes first.
 
-What one step less told of does not change: ids of steps (nothing keeps them), and the fit of a lone stage's chunk costs
-(nothing reads it, ``core.serving.stepplan``).
+What one step less told of does not change: ids of steps, which nothing keeps.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ class FastForward:
         (flight,) = group.in_flight.values()
         (worker_id,) = group.worker_ids
         times_ns = [flight.issued_ns, *ends_ns]
-        self._loads.note_steps(group, flight.num_tokens, flight.num_kv_tokens, times_ns)
-        self._ladder().note_steps(group, times_ns)
+        self._loads.note_steps(group, flight.work, times_ns)
         self._state.next_step_id += len(ends_ns)
         # That it has grown is no reason to ask the group anything: it has a step in flight.
         ledgers = self._state.changes.ledgers

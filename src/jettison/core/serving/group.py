@@ -11,7 +11,7 @@ Reading order for newcomers: ``GroupCore.next_step``, ``core.serving.stepplan``,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jettison.core.changes import Changes
@@ -23,12 +23,14 @@ from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.stepplan import StepPlanner
 from jettison.core.serving.waiting import Turns
-from jettison.cost.online import OnlineChunkCost
+from jettison.cost.predictor import UNKNOWN_PRICES
+from jettison.cost.stepwork import StepWork
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BatchPlan, BlockedBy
+from jettison.policy.lookahead import ChunkCost
 from jettison.types import (
     FAILED_TOKEN_ID,
     FinishReason,
@@ -77,8 +79,7 @@ class _InFlight:
 
     step: RunStep
     issued_ns: int
-    num_kv_tokens: int = 0
-    num_tokens: int = 0
+    work: StepWork
 
 
 class GroupCore:
@@ -92,13 +93,12 @@ class GroupCore:
         ledgers: Mapping[WorkerId, BlockLedger],
         limits: SchedulerLimits,
         hasher: PrefixHasher,
-        chunk_cost: OnlineChunkCost | None = None,
+        prices: Callable[[], ChunkCost] = lambda: UNKNOWN_PRICES,
         changes: Changes | None = None,
         turns: Turns | None = None,
         offline_turns: Turns | None = None,
     ) -> None:
-        """``chunk_cost`` predicts microbatches of this many stages and learns from them; ``changes`` and ``turns``: the
-        cluster's."""
+        """``prices``: what chunks cost its last stage, as far as is known; ``changes`` and ``turns``: the cluster's."""
         self.group_id = group_id
         self.epoch = epoch
         self.stages = stages
@@ -116,7 +116,7 @@ class GroupCore:
         """Of steps that failed because a member is lost: under way when it died, though its death is not known yet."""
         self.head_blocked_by: BlockedBy | None = None
         """What keeps the head of the online queue out; an offline head that has to wait is no news."""
-        self.chunk_cost = chunk_cost or OnlineChunkCost()
+        self.prices = prices
         self.planner = StepPlanner(self)
         self._paused = False
         self._holds_preemption = False
@@ -208,11 +208,7 @@ class GroupCore:
         queues.note_change()
         self.counters.num_steps += 1
         step = RunStep(step_id, self.group_id, self.epoch, self.stages, tuple(rows))
-        num_kv_tokens = num_tokens = 0
-        for row in rows:
-            num_kv_tokens += row.context_len
-            num_tokens += row.num_tokens
-        self.in_flight[step_id] = _InFlight(step, now_ns, num_kv_tokens, num_tokens)
+        self.in_flight[step_id] = _InFlight(step, now_ns, _work(rows))
         return step
 
     def _steps_aside(self, state: RequestState) -> bool:
@@ -315,8 +311,8 @@ class GroupCore:
         self.queues.version += 2 * num_steps
         self.counters.num_steps += num_steps
         step = flight.step._replace(rows=tuple(repeated))
-        num_kv_tokens = flight.num_kv_tokens + num_steps * len(rows)
-        self.in_flight[step_id] = _InFlight(step, now_ns, num_kv_tokens, flight.num_tokens)
+        work = StepWork.decodes(len(rows), flight.work.num_kv_tokens + num_steps * len(rows))
+        self.in_flight[step_id] = _InFlight(step, now_ns, work)
         return step, [number for number, _ in growth]
 
     def _add_prompt_logprobs(self, state: RequestState, row: StepRow, entries: list[TokenLogprobs]) -> None:
@@ -379,3 +375,13 @@ class GroupCore:
             self.blocks.check_holds(state)
         layers = LayerRange(self.stages[0].layers.lo, self.stages[-1].layers.hi)
         assert sum(len(s.layers) for s in self.stages) == len(layers), "stages must be contiguous"
+
+def _work(rows: Sequence[StepRow]) -> StepWork:
+    """``StepWork.of`` rows, of which most are decodes."""
+    num_tokens = num_kv_tokens = num_more_pairs = 0
+    for _, context_len, num, _, _ in rows:
+        num_kv_tokens += context_len
+        num_tokens += num
+        if num > 1:
+            num_more_pairs += (num - 1) * (2 * context_len + num) // 2
+    return StepWork(len(rows), num_tokens, num_kv_tokens + num_tokens + num_more_pairs, num_kv_tokens)

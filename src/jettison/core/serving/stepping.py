@@ -15,21 +15,20 @@ from jettison.core.ports import Action, Emit, Record, StepCompleted, StepFailed
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import GroupCore
 from jettison.core.state import ClusterState
-from jettison.types import NANOSECONDS, FinishReason
+from jettison.types import FinishReason
 
 
 class Stepping:
     """Steps that are under way, of all groups."""
 
     def __init__(
-        self, state: ClusterState, loads: Loads, moves: Moves, note_step: Callable[[GroupCore, float], None],
+        self, state: ClusterState, loads: Loads, moves: Moves,
         stop_moves_of: Callable[[RequestState], list[Action]],
     ) -> None:
-        """``note_step`` is told how long each step took, in seconds; ``stop_moves_of`` a request that is ending."""
+        """``stop_moves_of`` is told of a request that is ending."""
         self._state = state
         self._loads = loads
         self._moves = moves
-        self._note_step = note_step
         self._stop_moves_of = stop_moves_of
         self._group_of_step: dict[int, GroupCore] = {}
         """Of steps that have not ended; those of groups that died meanwhile may be named, too."""
@@ -80,14 +79,7 @@ class Stepping:
             return []
         flight = group.in_flight[event.step_id]
         self._moves.first_served.step_ended(group, event.step_id, now_ns)
-        seconds = (now_ns - flight.issued_ns) / NANOSECONDS
-        self._loads.note_step(
-            group, flight.num_tokens, len(flight.step.rows), flight.num_kv_tokens, seconds, now_ns
-        )
-        self._note_step(group, seconds)
-        if len(group.stages) > 1:  # only pipelines plan by it
-            chunks = ((row.num_tokens, row.context_len) for row in flight.step.rows)
-            group.chunk_cost.observe(chunks, event.compute_ns / NANOSECONDS)
+        self._loads.note_step(group, flight.work, flight.issued_ns, event.compute_ns, now_ns)
         actions: list[Action] = []
         for state in group.overtaking(event.step_id):
             self._state.distrust(state)

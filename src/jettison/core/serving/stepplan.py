@@ -73,7 +73,7 @@ class StepPlanner:
         """
         if not self._ahead or self._ahead_version != self._group.version:
             least_tokens = self._group.limits.lookahead.min_tokens or LEAST_TOKENS
-            plan_ahead = plan_microbatches(self._lookahead_view(), self._group.chunk_cost, least_tokens)
+            plan_ahead = plan_microbatches(self._lookahead_view(), self._group.prices(), least_tokens)
             self._ahead = deque(plan_ahead.microbatches)
         if not self._ahead:
             return None

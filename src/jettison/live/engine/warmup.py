@@ -1,5 +1,5 @@
 """A few steps on every worker before it serves: touches pages, warms caches, and, where there is no profile, gives
-the step-time fit its first points."""
+the predictor of step times its first points."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from jettison.core.cluster import ClusterCore
+from jettison.cost.stepwork import StepWork, step_of
 from jettison.device.step import StepInput
 from jettison.errors import WorkerLostError
 from jettison.live.engine.assembly import Assembly
@@ -51,9 +52,9 @@ class WarmUp:
                     # These steps attend to nothing. Eight of them would make a fit that knows no price of KV and speaks
                     # in the profile's stead; until serving has shown as many, the profile knows better.
                     continue
+                work, times_ns = StepWork.of([(num_tokens, 0)] * num_rows), (started, time.monotonic_ns())
                 for num_stages in {len(stages) for stages in groups}:
-                    model = core.steptime(num_stages)
-                    model.observe(num_rows * num_tokens, 0, (time.monotonic_ns() - started) / 1e9)
+                    core.predictor.observe(work, times_ns, part=step_of(num_stages))
 
     async def _step(self, stages: Sequence[StagePlan], num_rows: int, num_tokens: int) -> None:
         limits = self._assembly.limits

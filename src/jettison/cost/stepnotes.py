@@ -1,0 +1,74 @@
+"""Observed steps that no question has needed yet: kept until one does, handed out in order.
+
+Pure. Groups may tell of their steps late, and of many at once; what is handed out is the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import accumulate
+
+from jettison.cost.stepwork import Part, StepWork
+from jettison.types import GroupId
+
+MEMORY_STEPS = 1024
+"""Older observations weigh less than a hundredth of a new one (``stepfit.FORGETTING`` to this power)."""
+MAX_NOTED = 8 * MEMORY_STEPS
+"""Observations that are kept before the oldest are let go."""
+
+Totals = tuple[int, int, int, int, int]
+"""``StepWork``, which is one."""
+
+
+_Run = tuple[Sequence[int], GroupId, Part, StepWork]
+"""Steps of a group with the same rows, one after the other, usually one: when the first began and when each ended (the
+next began then), their group, what the times are of, and the work of the first. Each attends to its tokens more than
+the one before. Plain tuples, which are cheaper to make."""
+
+
+class StepNotes:
+    """Those of one fit."""
+
+    def __init__(self) -> None:
+        self._runs: list[_Run] = []
+        self._num_steps = 0
+        self._most_steps = MAX_NOTED
+
+    def __len__(self) -> int:
+        """Steps."""
+        return self._num_steps
+
+    def add(self, times_ns: Sequence[int], group_id: GroupId, part: Part, work: StepWork) -> None:
+        """Steps have followed each other (``_Run``)."""
+        self._runs.append((times_ns, group_id, part, work))
+        self._num_steps += len(times_ns) - 1
+        if self._num_steps > self._most_steps:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Let runs go that are older than enough others."""
+        self._runs.sort(key=lambda run: -run[0][0])
+        starts = [-times_ns[0] for times_ns, *_ in self._runs]
+        later = [0, *accumulate(len(times_ns) - 1 for times_ns, *_ in self._runs)]
+        self._runs = [run for run in self._runs if later[bisect_left(starts, -run[0][-1])] < MEMORY_STEPS]
+        self._num_steps = sum(len(times_ns) - 1 for times_ns, *_ in self._runs)
+        # Runs of many groups at once may all stay: then the next look comes when they are as many again.
+        self._most_steps = max(MAX_NOTED, 2 * self._num_steps)
+
+    def take(self) -> list[tuple[Part, Totals, int]]:
+        """(part, work, nanoseconds) of the newest steps, in order of end and group; as noted where both are equal."""
+        steps: list[tuple[int, GroupId, Part, Totals, int]] = []
+        for times_ns, group_id, part, work in self._runs:
+            rows, tokens, pairs, kv_tokens, copied = work
+            begin_ns = times_ns[0]
+            for end_ns in times_ns[1:]:
+                steps.append((end_ns, group_id, part, (rows, tokens, pairs, kv_tokens, copied), end_ns - begin_ns))
+                begin_ns, pairs, kv_tokens = end_ns, pairs + tokens, kv_tokens + tokens
+        if len(steps) > 1:
+            steps.sort(key=lambda step: step[:2])
+            del steps[:-MEMORY_STEPS]
+        self._runs.clear()
+        self._num_steps = 0
+        self._most_steps = MAX_NOTED
+        return [step[2:] for step in steps]
