@@ -160,13 +160,6 @@ class CostModel:
             self.batch_cost_s([ChunkShape(start, min(budget, num_tokens - start))], num_samples=0) for start in starts
         )
 
-    def aggregate_cost_s(self, num_tokens: int, num_kv_tokens: int, num_stages: int = 1) -> float:
-        """A full pass of which only totals are known: ``num_tokens`` as one prompt, and ``num_kv_tokens`` of context
-        that decodes read. One microbatch alone in a pipeline of ``num_stages``."""
-        decodes = self.num_layers * (self.pair_layer_s + self.kv_token_layer_s) * num_kv_tokens
-        whole = self.batch_cost_s([ChunkShape(0, max(1, num_tokens))])
-        return whole + decodes + (num_stages - 1) * self.step_s
-
     # --- terms ------------------------------------------------------------------------------------------------
 
     def _chunk_s(self, chunk: ChunkShape, layers: int, is_first: bool) -> float:
