@@ -9,7 +9,7 @@ from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
 from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation, RelocationPhase
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
@@ -37,7 +37,7 @@ def begin(
     return cluster, start(cluster, state, source, destination)
 
 
-def start(cluster: FakeCluster, state: RequestState, source: GroupCore, destination: GroupCore) -> Relocation:
+def start(cluster: FakeCluster, state: RequestState, source: Group, destination: Group) -> Relocation:
     migrations = cluster.core.migrations
     cluster.carry_out(migrations.start(state, source, destination, cluster.now))
     return migrations.under_way[-1]

@@ -15,7 +15,7 @@ from jettison.core.moving.relocate import MAX_FINAL_BLOCKS, Relocation, Relocati
 from jettison.core.moving.restoring import Restoring
 from jettison.core.pending import Purpose
 from jettison.core.requests import Phase
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 
 
 def tokens(seed: int, num: int) -> list[int]:
@@ -81,7 +81,7 @@ def expect_one_owner(cluster: FakeCluster, relocation: Relocation) -> None:
     state = relocation.state
     if state.is_finished:
         return
-    owner: GroupCore = relocation.destination if relocation.phase is RelocationPhase.DONE else relocation.source
+    owner: Group = relocation.destination if relocation.phase is RelocationPhase.DONE else relocation.source
     assert state.group_id == owner.group_id and state.request_id in owner.queues.running
     if relocation.is_over:
         assert holders(cluster, state.request_id) == set(owner.worker_ids)

@@ -15,7 +15,7 @@ from jettison.types import RequestId, WorkerId
 if TYPE_CHECKING:
     from jettison.core.pending import Link
     from jettison.core.requests import RequestState
-    from jettison.core.serving.group import GroupCore
+    from jettison.core.serving.group import Group
 
 
 class Stalled(NamedTuple):
@@ -35,7 +35,7 @@ class Stalled(NamedTuple):
 class Advice(Protocol):
     """Answers change nothing, and depend on nothing but the state of the cluster."""
 
-    def run_again(self, group: GroupCore, stalled: Stalled) -> ExchangeMode | None:
+    def run_again(self, group: Group, stalled: Stalled) -> ExchangeMode | None:
         """How a stalled request gets to run again; None: not known yet."""
         ...
 

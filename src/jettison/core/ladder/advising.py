@@ -9,7 +9,7 @@ from jettison.core.load.distances import known_links
 from jettison.core.load.views import Loads
 from jettison.core.pending import KV_PURPOSES
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.kvmoves import ExchangeMode
 from jettison.policy.exchange import ExchangeQueue, LinkId, StalledRequest, choose_exchange
@@ -25,7 +25,7 @@ class Adviser:
         self._state = state
         self._loads = loads
 
-    def run_again(self, group: GroupCore, stalled: Stalled) -> ExchangeMode | None:
+    def run_again(self, group: Group, stalled: Stalled) -> ExchangeMode | None:
         """What to do with a stalled request, given all that goes before it."""
         state, moves = stalled.state, stalled.moves
         size = self._state.limits.block_size
@@ -44,7 +44,7 @@ class Adviser:
         costs, mode = self._loads.exchange_costs(group), self._state.params.exchange
         return choose_exchange(request, self._queue(group, stalled, load), costs, mode)
 
-    def _queue(self, group: GroupCore, stalled: Stalled, load: Mapping[LinkId, int]) -> ExchangeQueue:
+    def _queue(self, group: Group, stalled: Stalled, load: Mapping[LinkId, int]) -> ExchangeQueue:
         ahead = group.queues.waiting.ahead_of(stalled.state)
         behind = len(group.queues.waiting) - len(ahead)
         num_others = len(group.queues.running) + len(group.queues.moving) + behind - 1

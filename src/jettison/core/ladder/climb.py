@@ -15,7 +15,7 @@ from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Record
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
 from jettison.types import GroupId, WorkerId
@@ -110,7 +110,7 @@ class Ladder:
 
     # --- telling ----------------------------------------------------------------------------------------------
 
-    def note_grown(self, group: GroupCore) -> None:
+    def note_grown(self, group: Group) -> None:
         """Requests of the group have taken blocks in steps that are told of late."""
         for rung in self.rungs:
             rung.note_grown(group)

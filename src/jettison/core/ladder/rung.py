@@ -21,7 +21,7 @@ from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Record
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
 from jettison.types import GroupId, WorkerId
@@ -140,7 +140,7 @@ class Rung:
 
     # --- what it is told --------------------------------------------------------------------------------------
 
-    def note_grown(self, group: GroupCore) -> None:
+    def note_grown(self, group: Group) -> None:
         """Requests of the group have taken blocks in steps that are told of late."""
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:

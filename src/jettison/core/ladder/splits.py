@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from jettison.core.moving.restoring import fits, will_hold
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.stages import SplitPlan
 from jettison.policy.restore import plan_splits
 
 
 def choose_split(
-    state: ClusterState, group: GroupCore, usual_output: float, max_overflow_blocks: int = 0
+    state: ClusterState, group: Group, usual_output: float, max_overflow_blocks: int = 0
 ) -> SplitPlan:
     """The first way of splitting that fits, the furthest one if none does.
 

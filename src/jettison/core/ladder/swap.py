@@ -14,7 +14,7 @@ from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.hosted import HostedPhase
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.policy.order import in_service_order
 from jettison.policy.swapping import StoredRow, SwapRow, choose_swap_ins, choose_swap_outs, swap_budget
 from jettison.types import GroupId, RequestId, WorkerId
@@ -100,21 +100,21 @@ class SwapRung(Rung):
         """Pieces within each group's allowance."""
         return self.means.hosted.send(self._budget_blocks)
 
-    def _budget_blocks(self, group: GroupCore) -> int:
+    def _budget_blocks(self, group: Group) -> int:
         params = self.means.state.params.swap
         return swap_budget(params, self.means.loads.step_s(group), self.means.hosted.block_copy_s)
 
     # --- views ------------------------------------------------------------------------------------------------
 
-    def _growth(self, state: RequestState, group: GroupCore) -> int:
+    def _growth(self, state: RequestState, group: Group) -> int:
         limits, ahead = self.means.state.limits, state.num_tokens + self.means.state.params.swap.ahead_steps
         most = min(ahead, state.num_prompt + state.request.params.max_tokens, limits.max_model_len)
         return max(0, group.limits.blocks_for(most) - group.blocks.ledgers[0].num_blocks_of(state.request_id))
 
-    def _growth_of_running(self, group: GroupCore) -> int:
+    def _growth_of_running(self, group: Group) -> int:
         return sum(self._growth(s, group) for s in group.queues.running.values() if s.ending is None)
 
-    def _leaving(self, group: GroupCore) -> tuple[RequestId, ...]:
+    def _leaving(self, group: Group) -> tuple[RequestId, ...]:
         growth, free = self._growth_of_running(group), group.blocks.num_allocatable
         out = self.means.hosted.of(group, HostedPhase.OUT)
         leaving = sum(_reclaimable(entry.state, group) for entry in out)
@@ -132,7 +132,7 @@ class SwapRung(Rung):
             rows, growth_blocks=growth, num_free_blocks=free, num_leaving_blocks=leaving, num_free_slots=slots
         ))
 
-    def _returning(self, group: GroupCore) -> tuple[RequestId, ...]:
+    def _returning(self, group: Group) -> tuple[RequestId, ...]:
         hosted = self.means.hosted
         stored = {entry.state.request_id: entry for entry in hosted.of(group, HostedPhase.STORED)}
         if not stored:
@@ -148,7 +148,7 @@ class SwapRung(Rung):
             max_num_seqs=group.max_running,
         ))
 
-    def _keep_room(self, group: GroupCore) -> None:
+    def _keep_room(self, group: Group) -> None:
         hosted = self.means.hosted
         group.holds_preemption = bool(hosted.of(group, HostedPhase.OUT, HostedPhase.IN))
         owed = hosted.of(group, HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING)
@@ -156,5 +156,5 @@ class SwapRung(Rung):
         group.blocks.reserve_landing(dict.fromkeys(group.worker_ids, blocks) if blocks else {})
 
 
-def _reclaimable(state: RequestState, group: GroupCore) -> int:
+def _reclaimable(state: RequestState, group: Group) -> int:
     return min(ledger.num_exclusive_blocks(state.request_id) for ledger in group.blocks.ledgers)

@@ -32,7 +32,7 @@ from jettison.core.pending import Link, Owner, PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
 from jettison.core.requests import Phase, RemotePart, RequestState
 from jettison.core.residence import changed, in_arenas
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.kvmoves import ExchangeMode, KVMovePlan, by_layers, plan_kv_moves, split_layers
 from jettison.memory.layout import LayoutSpec, RetainedKV
@@ -55,7 +55,7 @@ class Exchange:
         self._owner = owner
         self._stages = {s.worker_id: s.layers for s in stages}
         self._stage_order = stages
-        self.group: GroupCore | None = None
+        self.group: Group | None = None
         self.num_moved_bytes = 0
         self._relayouts: list[Relayout] = []
         self._landing: list[tuple[RequestState, tuple[KVMovePlan, ...]]] = []
@@ -148,7 +148,7 @@ class Exchange:
 
     # --- the merged group -------------------------------------------------------------------------------------
 
-    def begin(self, group: GroupCore, states: Iterable[RequestState], now_ns: int) -> None:
+    def begin(self, group: Group, states: Iterable[RequestState], now_ns: int) -> None:
         """Put the requests of the old groups into the merged one; those that lack KV stall."""
         self.group = group
         self._started_ns = now_ns
@@ -288,7 +288,7 @@ class Exchange:
         return actions + self._give_back_foreign(bool(self._landing or self.group.queues.has_waiting), now_ns)
 
     def _choose(
-        self, group: GroupCore, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState],
+        self, group: Group, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState],
         now_ns: int,
     ) -> ExchangeMode | None:
         """What to do with a stalled request, given all that goes before it."""
@@ -405,7 +405,7 @@ class Exchange:
         self._num_foreign = None
         self.group.preempt(state)
 
-    def _reserve_landing(self, group: GroupCore) -> None:
+    def _reserve_landing(self, group: Group) -> None:
         """Tell admission how many blocks the transfers that have not started will take."""
         blocks: dict[WorkerId, int] = {}
         for state, moves in self._landing:

@@ -12,7 +12,7 @@ from jettison.core.moving.relocate import Relocation, RelocationPhase
 from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, Record, TransferEnded
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.types import RequestId, TransferId, WorkerId
 
@@ -45,7 +45,7 @@ class Migrations:
 
     # --- progress ---------------------------------------------------------------------------------------------
 
-    def start(self, state: RequestState, source: GroupCore, destination: GroupCore, now_ns: int) -> list[Action]:
+    def start(self, state: RequestState, source: Group, destination: Group, now_ns: int) -> list[Action]:
         """Begin to move a running request; nothing where the destination has no room for it."""
         assert not set(source.worker_ids) & set(destination.worker_ids), "groups that share a worker"
         needed = source.limits.blocks_for(state.num_tokens)
@@ -155,7 +155,7 @@ class Migrations:
         """Nothing waits for what was left behind."""
         return []
 
-    def abandon(self, broken: Collection[GroupCore]) -> tuple[set[TransferId], list[Action]]:
+    def abandon(self, broken: Collection[Group]) -> tuple[set[TransferId], list[Action]]:
         """These groups are about to be dissolved because a worker is dead. Requests whose source is among them start
         again; those whose destination is stay where they are. Returns the transfers that have lost their owner."""
         moves: set[TransferId] = set()

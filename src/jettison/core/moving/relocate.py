@@ -25,7 +25,7 @@ from jettison.core.pending import Owner, PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, TransferEnded
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import Residence, changed, in_arenas
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.kvmoves import plan_kv_moves
@@ -49,7 +49,7 @@ class Relocation:
     """One request on its way from ``source`` to ``destination``; each ``advance`` goes as far as the state allows."""
 
     def __init__(
-        self, cluster: ClusterState, state: RequestState, source: GroupCore, destination: GroupCore, purpose: Purpose,
+        self, cluster: ClusterState, state: RequestState, source: Group, destination: Group, purpose: Purpose,
         now_ns: int, on_over: Callable[[Relocation], list[Action]], *, owner: Owner | None = None,
         max_rounds: int | None = None,
     ) -> None:

@@ -10,7 +10,7 @@ from jettison.core.moving.relocate import Relocation
 from jettison.core.pending import Owner, Purpose
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.types import GroupId, RequestId
 
@@ -21,7 +21,7 @@ MAX_RETURNING = 4
 class Returning:
     """Requests of ``pipeline`` on their way to ``homes``."""
 
-    def __init__(self, cluster: ClusterState, owner: Owner, pipeline: GroupCore, homes: list[GroupCore]) -> None:
+    def __init__(self, cluster: ClusterState, owner: Owner, pipeline: Group, homes: list[Group]) -> None:
         self._cluster = cluster
         self._owner = owner
         self._pipeline = pipeline
@@ -106,7 +106,7 @@ class Returning:
         if relocation.lost_transfer and not self._is_called_off and state.ending is None:
             self._cluster.distrust(state)
 
-    def _home(self, state: RequestState) -> GroupCore:
+    def _home(self, state: RequestState) -> Group:
         """Where a request will live: the group with more room, counting those already on their way."""
         assigned = {g.group_id: g.blocks.num_used_by(g.queues.running) for g in self.homes}
         for request_id, relocation in self.on_their_way.items():
@@ -114,10 +114,10 @@ class Returning:
             assigned[home.group_id] += home.blocks.ledgers[0].num_blocks_of(request_id)
         return min(self.homes, key=lambda g: (assigned[g.group_id], g.group_id))
 
-    def _home_of_stored(self, state: RequestState) -> GroupCore:
+    def _home_of_stored(self, state: RequestState) -> Group:
         """Where a stored request will be brought back: a group that can hold it, of those the emptiest."""
 
-        def rank(home: GroupCore) -> tuple[bool, int, GroupId]:
+        def rank(home: Group) -> tuple[bool, int, GroupId]:
             owed = sum(home.limits.blocks_for(other.num_tokens) for other in home.queues.stored.values())
             load = home.blocks.num_used + home.queues.queued_blocks() + owed
             return home.blocks.is_oversized(state), load, home.group_id
