@@ -2,7 +2,7 @@
 
     python benchmarks/planning.py [--running 256] [--waiting 1000] [--json OUT]
 
-Timed: ``GroupCore.next_step`` (view, policy, application of the plan), ``GroupCore.commit``, and the encoding of the
+Timed: ``Group.next_step`` (view, policy, application of the plan), ``Group.commit``, and the encoding of the
 step into the arrays that a worker gets. Decode steps, full queue, memory that binds.
 """
 
@@ -18,7 +18,7 @@ from evidence import DECIDING, write_result
 
 from jettison.core.ports import StepCompleted
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore, SchedulerLimits
+from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.live.engine.encoder import StepEncoder
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
@@ -29,11 +29,11 @@ BLOCK_SIZE = 16
 PROMPT = 256
 
 
-def build(num_running: int, num_waiting: int) -> tuple[GroupCore, StepEncoder]:
+def build(num_running: int, num_waiting: int) -> tuple[Group, StepEncoder]:
     """A group whose batch is full and whose queue is long."""
     limits = SchedulerLimits(BLOCK_SIZE, num_running * PROMPT, num_running, 100_000)
     ledger = BlockLedger(num_running * (PROMPT // BLOCK_SIZE + 40), BLOCK_SIZE)
-    group = GroupCore(0, 0, (StagePlan(0, LayerRange(0, 12)),), {0: ledger}, limits, PrefixHasher(BLOCK_SIZE, b"k"))
+    group = Group(0, 0, (StagePlan(0, LayerRange(0, 12)),), {0: ledger}, limits, PrefixHasher(BLOCK_SIZE, b"k"))
     rng = random.Random(0)
     for i in range(num_running + num_waiting):
         prompt = tuple(rng.randrange(256) for _ in range(PROMPT))

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import COEFFICIENTS, CostModel
 from jettison.policy.batching import BlockedBy
@@ -173,7 +173,7 @@ class Witness:
                     is_full = len(there.queues.waiting) >= places[to]
                     assert is_full or need > blocks[to], "it was left where it cannot run"
 
-    def num_places(self, group: GroupCore) -> int:
+    def num_places(self, group: Group) -> int:
         core = self.cluster.core
         limit = min((core.params.batch_limit or 10**9) * len(group.stages), core.state.limits.max_num_seqs)
         return limit - len(group.queues.running) - len(group.queues.moving)

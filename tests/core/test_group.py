@@ -9,7 +9,7 @@ from fakes import fake_prompt_logprobs
 
 from jettison.core.ports import RunStep, StepCompleted
 from jettison.core.requests import Phase, RequestState
-from jettison.core.serving.group import GroupCore, SchedulerLimits, StepResult
+from jettison.core.serving.group import Group, SchedulerLimits, StepResult
 from jettison.errors import StalePlanError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.prefix import PrefixHasher
@@ -33,7 +33,7 @@ class Bench:
         edges = range(0, 2 * num_stages + 1, 2)
         stages = tuple(StagePlan(w, LayerRange(lo, lo + 2)) for w, lo in enumerate(edges[:-1]))
         self.ledgers = {w: BlockLedger(num_blocks, 4) for w in range(num_stages)}
-        self.group = GroupCore(0, 0, stages, self.ledgers, self.limits, PrefixHasher(4, b"k"))
+        self.group = Group(0, 0, stages, self.ledgers, self.limits, PrefixHasher(4, b"k"))
         self.steps = 0
         self.token = 9
 

@@ -9,7 +9,7 @@ from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
 from jettison.core.moving.migrating import MAX_FINAL_BLOCKS, Migration, MigrationPhase
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange
 
@@ -37,7 +37,7 @@ def begin(
     return cluster, start(cluster, state, source, destination)
 
 
-def start(cluster: FakeCluster, state: RequestState, source: GroupCore, destination: GroupCore) -> Migration:
+def start(cluster: FakeCluster, state: RequestState, source: Group, destination: Group) -> Migration:
     migrations = cluster.core.migrations
     migration = Migration(cluster.core.state, state, source, destination, migrations._note_over)
     migrations.under_way.append(migration)

@@ -6,7 +6,7 @@ import pytest
 from fakes import FakeCluster
 
 from jettison.core.load.monitor import BlockRates, GroupMonitor, TrafficMonitor
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.cost.steptime import StepTimeModel
 
 
@@ -74,7 +74,7 @@ def test_verdicts_of_different_bursts_do_not_add_up() -> None:
     assert monitor.note_verdict(True, False, 2_000_000_000) == 0.0
 
 
-def arriving(monitor: GroupMonitor, group: GroupCore, blocks_per_tick: list[int]) -> float | None:
+def arriving(monitor: GroupMonitor, group: Group, blocks_per_tick: list[int]) -> float | None:
     for tick, blocks in enumerate(blocks_per_tick):
         monitor.num_arrived_blocks += blocks
         monitor.note_totals(group)

@@ -18,7 +18,7 @@ from jettison.core import ports
 from jettison.core.moving.merging import MergePhase
 from jettison.core.moving.recovering import RecoveryPhase
 from jettison.core.moving.restoring import RestorePhase
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.policy.merge import StagePlan
 from jettison.types import LayerRange
 
@@ -38,7 +38,7 @@ def expect_all_well(cluster: FakeCluster) -> None:
     cluster.expect_nothing_left()
 
 
-def drop_all(cluster: FakeCluster) -> GroupCore:
+def drop_all(cluster: FakeCluster) -> Group:
     """Let a few steps go by, and order a drop that merges everybody: the group they are then."""
     cluster.run(until_ms=40)
     cluster.order("drop")

@@ -50,7 +50,7 @@ decide something), actions out, and questions that change nothing."""
 DECIDING_NAMES = ("plan_", "choose_", "should_", "decide_", "assess_", "dispatch_key")
 """Beginnings of names, after underscores."""
 
-CORE_CLASSES = {"ClusterCore", "GroupCore", "Queues", "GroupBlocks", "Ladder", "StepPlanner"}
+CORE_CLASSES = {"ClusterCore", "Group", "Queues", "GroupBlocks", "Ladder", "StepPlanner"}
 """No class of the simulator builds on these."""
 
 DECIDES_NOTHING = {"_plan_cost"}
@@ -238,7 +238,7 @@ def test_the_simulator_holds_no_decision(sources):  # type: ignore[no-untyped-de
     "from jettison.policy import merge",
     "import jettison.policy.batching",
     "from jettison.core.moving.merging import Merging",
-    "from jettison.core.serving.group import GroupCore",
+    "from jettison.core.serving.group import Group",
     "from jettison.core import state",
     "from jettison.core import ports\nports.RunStep(1, 2, 3, (), ())",
     "from jettison.core import ports as p\np.RunStep(1, 2, 3, (), ())",

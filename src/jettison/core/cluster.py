@@ -43,7 +43,7 @@ from jettison.core.ports import (
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.dispatching import Dispatcher
 from jettison.core.serving.fastforward import FastForward
-from jettison.core.serving.group import GroupCore, SchedulerLimits
+from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.core.serving.stepping import Stepping
 from jettison.core.serving.unplaced import Rehousing, max_request_blocks
 from jettison.core.state import ClusterState, WorkerState
@@ -102,7 +102,7 @@ class ClusterCore:
     # --- reading ----------------------------------------------------------------------------------------------
 
     @property
-    def groups(self) -> dict[GroupId, GroupCore]:
+    def groups(self) -> dict[GroupId, Group]:
         """Groups that exist now."""
         return self.state.groups
 
@@ -228,7 +228,7 @@ class ClusterCore:
         self.hosted.give_way(worker_ids)
         return self.migrations.give_way(worker_ids)
 
-    def _note_step(self, group: GroupCore, seconds: float) -> None:
+    def _note_step(self, group: Group, seconds: float) -> None:
         self.ladder.note_step(group, seconds)
 
     def _stop_moves_of(self, state: RequestState) -> list[Action]:

@@ -13,7 +13,7 @@ from jettison.core.params import ClusterParams
 from jettison.core.pending import Book, Owner, Purpose, TransferWaiter
 from jettison.core.ports import Action, Emit, SendKV
 from jettison.core.requests import Phase, RequestState
-from jettison.core.serving.group import GroupCore, SchedulerLimits
+from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.core.serving.waiting import Turns
 from jettison.cost.linkrate import LinkRate
 from jettison.cost.online import OnlineChunkCost
@@ -129,7 +129,7 @@ class ClusterState:
     workers: dict[WorkerId, WorkerState]
     params: ClusterParams = field(default_factory=ClusterParams)
     """Policies and their numbers; every part of the core reads them here."""
-    groups: dict[GroupId, GroupCore] = field(default_factory=dict)
+    groups: dict[GroupId, Group] = field(default_factory=dict)
     requests: dict[RequestId, RequestState] = field(default_factory=dict)
     counters: ClusterCounters = field(default_factory=ClusterCounters)
     book: Book = field(init=False)
@@ -138,7 +138,7 @@ class ClusterState:
     """Accepted requests without a group: no worker can take them now."""
     chunk_costs: dict[int, OnlineChunkCost] = field(default_factory=dict)
     """Fit of a microbatch's time by number of stages: the layers of one stage, and its last stage's sampling."""
-    exchange_costs: Callable[[GroupCore], ExchangeCosts] = lambda group: ExchangeCosts()
+    exchange_costs: Callable[[Group], ExchangeCosts] = lambda group: ExchangeCosts()
     """What is known of prices for a merged group."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
     """Called before a group's books are read whose steps may not all have been told of yet
@@ -154,11 +154,11 @@ class ClusterState:
     """Whose turn it is; shared with all groups."""
     offline_turns: Turns = field(default_factory=Turns)
     """The same of offline requests."""
-    groups_of: dict[WorkerId, list[GroupCore]] = field(default_factory=dict)
+    groups_of: dict[WorkerId, list[Group]] = field(default_factory=dict)
     """Groups that use a worker: one, but during a restore after its split; none of a dead one."""
     shared_workers: set[WorkerId] = field(default_factory=set)
     """Workers that several groups use."""
-    pipelines: dict[GroupId, GroupCore] = field(default_factory=dict)
+    pipelines: dict[GroupId, Group] = field(default_factory=dict)
     """Groups of several stages."""
     num_dissolved: int = 0
     """Groups that are no more."""
@@ -191,22 +191,22 @@ class ClusterState:
             self.changes.freer.update(ids)
             ledgers.clear()
 
-    def changed_groups(self) -> list[GroupCore]:
+    def changed_groups(self) -> list[Group]:
         """Groups that this event or the one before has touched, in order of formation."""
         self.resolve_ledgers()
         changes = self.changes
         ids = changes.touched | changes.recent | changes.unnoted
         return [self.groups[g] for g in sorted(ids) if g in self.groups]
 
-    def sharers(self, group: GroupCore) -> set[GroupId]:
+    def sharers(self, group: Group) -> set[GroupId]:
         """Other groups that use a worker of this one."""
         return {g.group_id for w in group.worker_ids for g in self.groups_of[w]} - {group.group_id}
 
     # --- groups -----------------------------------------------------------------------------------------------
 
-    def form_group(self, stages: tuple[StagePlan, ...]) -> GroupCore:
+    def form_group(self, stages: tuple[StagePlan, ...]) -> Group:
         """A new, empty group over existing workers."""
-        group = GroupCore(
+        group = Group(
             self.next_group_id,
             self.next_epoch,
             stages,
@@ -236,7 +236,7 @@ class ClusterState:
             self.chunk_costs[num_stages] = OnlineChunkCost(profile.cost if profile is not None else None, num_layers)
         return self.chunk_costs[num_stages]
 
-    def dissolve(self, group: GroupCore) -> None:
+    def dissolve(self, group: Group) -> None:
         """Remove an empty group and keep its totals."""
         assert not group.queues.running and not group.queues.has_waiting and not group.in_flight, "group not empty"
         assert not group.queues.moving and not group.queues.stored, "group not empty"
@@ -250,7 +250,7 @@ class ClusterState:
         self.counters.prefix_queries += group.counters.prefix_queries
         self.counters.prefix_hits += group.counters.prefix_hits
 
-    def _use(self, worker_id: WorkerId, groups: list[GroupCore]) -> None:
+    def _use(self, worker_id: WorkerId, groups: list[Group]) -> None:
         self.groups_of[worker_id] = groups
         if len(groups) > 1:
             self.shared_workers.add(worker_id)

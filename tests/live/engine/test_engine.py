@@ -17,7 +17,7 @@ import pytest
 
 from jettison.config import EngineConfig
 from jettison.core.serving.dispatching import Dispatcher
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.serving.queues import Queues
 from jettison.device.model.create import create_model
 from jettison.errors import NotReadyError, OverCapacityError, RequestError, TooLongError
@@ -270,7 +270,7 @@ async def test_a_bug_that_is_not_one_request_s_fails_the_engine(
             raise RuntimeError("a bug")
 
         stream = engine.submit(request("first", [1, 2, 3], 100))
-        monkeypatch.setattr(GroupCore, "commit", broken)
+        monkeypatch.setattr(Group, "commit", broken)
         assert [e async for e in stream][-1].finish_reason is FinishReason.ERROR
         assert engine.state == "failed"
 

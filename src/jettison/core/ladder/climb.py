@@ -15,7 +15,7 @@ from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Record
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.types import GroupId, WorkerId
 
@@ -93,17 +93,17 @@ class Ladder:
 
     # --- telling ----------------------------------------------------------------------------------------------
 
-    def note_step(self, group: GroupCore, seconds: float) -> None:
+    def note_step(self, group: Group, seconds: float) -> None:
         """A step of the group took so long, from its issue to its commit."""
         for rung in self.rungs:
             rung.note_step(group, seconds)
 
-    def note_steps(self, group: GroupCore, times_ns: Sequence[int]) -> None:
+    def note_steps(self, group: Group, times_ns: Sequence[int]) -> None:
         """``note_step`` for steps that followed each other."""
         for rung in self.rungs:
             rung.note_steps(group, times_ns)
 
-    def note_grown(self, group: GroupCore) -> None:
+    def note_grown(self, group: Group) -> None:
         """Requests of the group have taken blocks in steps that are told of late."""
         for rung in self.rungs:
             rung.note_grown(group)

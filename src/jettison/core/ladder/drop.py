@@ -14,7 +14,7 @@ from typing import NamedTuple
 from jettison.core.ladder.dropplans import DropPlanner, required_bytes
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.policy.batching import BlockedBy
 from jettison.policy.merge import DropPlan, GroupMerge
 from jettison.policy.overload import Assessment
@@ -116,31 +116,31 @@ class DropRung(Rung):
             return sorted(self._loads.kept_out)
         return sorted(self._state.changes.queued) if after_step else list(self._state.groups)
 
-    def _may_bind(self, group: GroupCore, after_step: bool) -> bool:
+    def _may_bind(self, group: Group, after_step: bool) -> bool:
         """Whether an assessment could come to anything; most groups need none."""
         if self._foresees:
             return bool(group.queues.waiting) or not after_step
         return bool(group.queues.waiting) and group.head_blocked_by is BlockedBy.MEMORY
 
-    def _may_be_overloaded(self, group: GroupCore, now_ns: int) -> bool:
+    def _may_be_overloaded(self, group: Group, now_ns: int) -> bool:
         # From the first look at a group on, the step times of groups of its size are their own, and no others'
         # (``Loads.exchange_costs``), though there may be none yet.
         self._loads.steptime(len(group.stages))
         return self._loads.may_be_overloaded(group, now_ns)
 
-    def _assess(self, group: GroupCore, now_ns: int) -> Assessment:
+    def _assess(self, group: Group, now_ns: int) -> Assessment:
         return self._loads.assess(group, now_ns, is_restoring=self._moves.restore_of(group) is not None)
 
-    def _is_overloaded(self, group: GroupCore, now_ns: int) -> bool:
+    def _is_overloaded(self, group: Group, now_ns: int) -> bool:
         return self._may_be_overloaded(group, now_ns) and self._assess(group, now_ns).overloaded
 
-    def _decline(self, group: GroupCore, assessment: Assessment, now_ns: int) -> Iterator[Record]:
+    def _decline(self, group: Group, assessment: Assessment, now_ns: int) -> Iterator[Record]:
         if self._loads.monitor(group).is_news(now_ns):
             yield Record("drop_declined", now_ns, {"group": group.group_id} | assessment.as_fields())
 
     # --- plans ------------------------------------------------------------------------------------------------
 
-    def _relieve(self, group: GroupCore, assessment: Assessment, now_ns: int) -> Iterator[Offer | Record]:
+    def _relieve(self, group: Group, assessment: Assessment, now_ns: int) -> Iterator[Offer | Record]:
         """A group is overloaded: turn a restore round, or drop."""
         if self._moves.restore_of(group) is not None:
             yield DropOffer(groups=(group.group_id,), why=assessment.reason)
@@ -170,7 +170,7 @@ class DropRung(Rung):
             yield DropOffer(groups=(group.group_id,), why=why, plan=plan, missing_bytes=missing, told=told)
 
     def _decision(
-        self, group: GroupCore, assessment: Assessment, overloaded: Sequence[GroupCore], required: int,
+        self, group: Group, assessment: Assessment, overloaded: Sequence[Group], required: int,
         plan: DropPlan, now_ns: int,
     ) -> Record:
         made = next((len(m.stages) for m in plan.merges if group.group_id in m.sources), None)
@@ -189,7 +189,7 @@ class DropRung(Rung):
         return Record("drop_decided", now_ns, decision)
 
     def _choose(
-        self, free: Sequence[GroupCore], required: int, asker: GroupCore, overloaded: Sequence[GroupCore],
+        self, free: Sequence[Group], required: int, asker: Group, overloaded: Sequence[Group],
         max_pull_s: float, now_ns: int,
     ) -> _Choice:
         """A plan that relieves who is overloaded, with pipelines as long as they keep up.
@@ -225,17 +225,17 @@ class DropRung(Rung):
         return _Choice(plan.only(kept, shape), required - freed, declined)
 
     def _judges(
-        self, merge: GroupMerge, asker: GroupCore, asking: Mapping[GroupId, GroupCore]
-    ) -> list[GroupCore]:
+        self, merge: GroupMerge, asker: Group, asking: Mapping[GroupId, Group]
+    ) -> list[Group]:
         """Who says whether a merge is worth it: the group that asks, in another merge any that is overloaded."""
         return [asker] if asker.group_id in merge.sources else [asking[g] for g in merge.sources if g in asking]
 
-    def _verdict(self, judges: Sequence[GroupCore], num_stages: int, now_ns: int) -> Assessment:
+    def _verdict(self, judges: Sequence[Group], num_stages: int, now_ns: int) -> Assessment:
         """On a merged group of so many stages, by the first of them that is in favour."""
         verdicts = [self._loads.assess(g, now_ns, is_restoring=False, num_merged=num_stages) for g in judges]
         return next((v for v in verdicts if v.overloaded), verdicts[0])
 
-    def _longest_accepted(self, judges: Sequence[GroupCore], num_stages: int, now_ns: int) -> int:
+    def _longest_accepted(self, judges: Sequence[Group], num_stages: int, now_ns: int) -> int:
         """Most stages, fewer than these, that are accepted, if fewer always keep up where more do: O(log) verdicts."""
         shorter = range(1, num_stages)
         return bisect_left(shorter, True, key=lambda num: not self._verdict(judges, num, now_ns).overloaded)

@@ -10,14 +10,14 @@ from dataclasses import replace
 from jettison.core.load.distances import known_links
 from jettison.core.load.pullrates import PullRates
 from jettison.core.load.views import Loads
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.grouprate import rate_between
 from jettison.policy.merge import DropPlan, MergeCandidate, PlannerParams, plan_drop, throughput_cost
 from jettison.types import GroupId
 
 
-def merge_candidate(state: ClusterState, group: GroupCore) -> MergeCandidate:
+def merge_candidate(state: ClusterState, group: Group) -> MergeCandidate:
     """A group as the planner sees it."""
     return MergeCandidate(
         group.group_id,
@@ -28,7 +28,7 @@ def merge_candidate(state: ClusterState, group: GroupCore) -> MergeCandidate:
     )
 
 
-def required_bytes(state: ClusterState, overloaded: Sequence[GroupCore], growth_factor: float) -> int:
+def required_bytes(state: ClusterState, overloaded: Sequence[Group], growth_factor: float) -> int:
     """R of KunServe v3 Fig. 6: what all queued prompts need, with room to grow, less what is free where they wait.
 
     At least one block for each group: it is overloaded, whatever the arithmetic says.
@@ -55,7 +55,7 @@ class DropPlanner:
         self._loads = loads
 
     def plan(
-        self, groups: Sequence[GroupCore], required: int, asking: GroupId | None, max_pull_s: float,
+        self, groups: Sequence[Group], required: int, asking: GroupId | None, max_pull_s: float,
         most_members: int | None = None,
     ) -> DropPlan:
         """Merges among these groups that free so many bytes. ``max_pull_s``: how long shards that are missing may take

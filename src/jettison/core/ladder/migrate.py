@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.migrating import Migration
 from jettison.core.ports import Action
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.policy.migration import (
     InstanceLoad,
     MigrationRow,
@@ -75,7 +75,7 @@ class MigrateRung(Rung):
         """Workers of groups that take part in a migration."""
         return self.means.migrations.worker_ids
 
-    def note_grown(self, group: GroupCore) -> None:
+    def note_grown(self, group: Group) -> None:
         """What is known of its load is not true any more."""
         self._stale.add(group.group_id)
 
@@ -154,18 +154,18 @@ class MigrateRung(Rung):
         self._stale.clear()
 
 
-def _is_idle(group: GroupCore, taken: Set[WorkerId]) -> bool:
+def _is_idle(group: Group, taken: Set[WorkerId]) -> bool:
     return not group.paused and taken.isdisjoint(group.worker_ids)
 
 
-def _load(group: GroupCore) -> InstanceLoad:
+def _load(group: Group) -> InstanceLoad:
     head = group.queues.waiting.head
     head_blocks = 0 if head is None else group.limits.blocks_for(head.num_tokens)
     batch = len(group.queues.running) + (1 if group.queues.waiting else 0)
     return InstanceLoad(group.group_id, group.blocks.capacity, group.blocks.num_used, head_blocks, batch)
 
 
-def _rows(group: GroupCore) -> list[MigrationRow]:
+def _rows(group: Group) -> list[MigrationRow]:
     """Requests that decode: one in prefill would be copied while it is written."""
     return [
         MigrationRow(s.request_id, s.request.priority, group.blocks.ledgers[0].num_blocks_of(s.request_id))

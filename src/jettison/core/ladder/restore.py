@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.restoring import Restoring, fits, room_blocks, will_hold
 from jettison.core.ports import Action, Record
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.policy.restore import MergedLoad, early_overflow_blocks, plan_splits, should_restore, should_yield
 from jettison.types import WorkerId
 
@@ -92,7 +92,7 @@ class RestoreRung(Rung):
 
     # --- tests ------------------------------------------------------------------------------------------------
 
-    def _consider(self, group: GroupCore, now_ns: int) -> Iterator[Offer]:
+    def _consider(self, group: Group, now_ns: int) -> Iterator[Offer]:
         ids = (group.group_id,)
         under_way = self._moves.restore_of(group)
         if under_way is not None and under_way.group is group:
@@ -133,7 +133,7 @@ class RestoreRung(Rung):
         if not restore.takes_queue_along and should_yield(load, self._state.params.restore):
             yield YieldOffer(groups=ids, why="compute binds", load=load)
 
-    def _yield(self, group: GroupCore, load: MergedLoad, now_ns: int) -> Record:
+    def _yield(self, group: Group, load: MergedLoad, now_ns: int) -> Record:
         group.blocks.admission_cap = self._fitting_blocks(group)
         fields = {
             "group": group.group_id,
@@ -143,7 +143,7 @@ class RestoreRung(Rung):
         }
         return Record("yield", now_ns, fields)
 
-    def _can_split(self, group: GroupCore, max_overflow_blocks: int = 0) -> bool:
+    def _can_split(self, group: Group, max_overflow_blocks: int = 0) -> bool:
         """All requests have room apart, now and as long as they are foreseen to become."""
         ways = plan_splits(group.stages, self._state.shape.num_layers)
         return any(
@@ -152,13 +152,13 @@ class RestoreRung(Rung):
             for way in ways
         )
 
-    def _needs_merging(self, group: GroupCore) -> bool:
+    def _needs_merging(self, group: Group) -> bool:
         """Some request is foreseen to become too large for a member on its own."""
         least = min(self._state.workers[w].full_blocks for w in group.worker_ids)
         foreseen = (s.num_tokens_foreseen(self._usual_output) for s in group.queues.all_requests())
         return any(group.limits.blocks_for(num_tokens) > least for num_tokens in foreseen)
 
-    def _fitting_blocks(self, group: GroupCore) -> int:
+    def _fitting_blocks(self, group: Group) -> int:
         """Blocks that may be held when the members take layers back, in the way of splitting that has most room."""
         ways = plan_splits(group.stages, self._state.shape.num_layers)
         most = max(min(room_blocks(self._state, part) for part in way.parts) for way in ways)

@@ -21,7 +21,7 @@ from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Record
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
 from jettison.types import GroupId, WorkerId
@@ -137,13 +137,13 @@ class Rung:
 
     # --- what it is told --------------------------------------------------------------------------------------
 
-    def note_step(self, group: GroupCore, seconds: float) -> None:
+    def note_step(self, group: Group, seconds: float) -> None:
         """A step of the group took so long, from its issue to its commit."""
 
-    def note_steps(self, group: GroupCore, times_ns: Sequence[int]) -> None:
+    def note_steps(self, group: Group, times_ns: Sequence[int]) -> None:
         """``note_step`` for steps that followed each other: each ended, and the next was issued, at the next time."""
 
-    def note_grown(self, group: GroupCore) -> None:
+    def note_grown(self, group: Group) -> None:
         """Requests of the group have taken blocks in steps that are told of late."""
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:

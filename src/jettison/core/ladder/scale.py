@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from jettison.core.ladder.dropplans import block_bytes
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.ports import Action, Record
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.types import NANOSECONDS, GroupId
 
 
@@ -123,7 +123,7 @@ class ScaleRung(Rung):
         self._needed_ns = None
         return [Record("scale_out_over", now_ns, {})]
 
-    def _missing_blocks(self, group: GroupCore, now_ns: int) -> int:
+    def _missing_blocks(self, group: Group, now_ns: int) -> int:
         """What demand will lack at the horizon; 0 while it is not known to rise."""
         demand = group.blocks.num_used + group.queues.queued_blocks()
         rise = self._rises.get(group.group_id)

@@ -15,7 +15,7 @@ from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.hosted import HostedPhase, smoothed
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.policy.order import in_service_order
 from jettison.policy.swapping import StoredRow, SwapRow, choose_swap_ins, choose_swap_outs, swap_budget
 from jettison.types import NANOSECONDS, GroupId, RequestId, WorkerId
@@ -66,11 +66,11 @@ class SwapRung(Rung):
         """Workers of groups with a swap."""
         return self.means.hosted.worker_ids()
 
-    def note_step(self, group: GroupCore, seconds: float) -> None:
+    def note_step(self, group: Group, seconds: float) -> None:
         """Part of the budget: what a step takes."""
         self._step_s[group.group_id] = smoothed(self._step_s.get(group.group_id), seconds, _SMOOTHING)
 
-    def note_steps(self, group: GroupCore, times_ns: Sequence[int]) -> None:
+    def note_steps(self, group: Group, times_ns: Sequence[int]) -> None:
         """The same, one after the other."""
         for begin_ns, end_ns in pairwise(times_ns):
             self.note_step(group, (end_ns - begin_ns) / NANOSECONDS)
@@ -114,21 +114,21 @@ class SwapRung(Rung):
         """Pieces within each group's allowance."""
         return self.means.hosted.send(self._budget_blocks)
 
-    def _budget_blocks(self, group: GroupCore) -> int:
+    def _budget_blocks(self, group: Group) -> int:
         params = self.means.state.params.swap
         return swap_budget(params, self._step_s.get(group.group_id), self.means.hosted.block_copy_s)
 
     # --- views ------------------------------------------------------------------------------------------------
 
-    def _growth(self, state: RequestState, group: GroupCore) -> int:
+    def _growth(self, state: RequestState, group: Group) -> int:
         limits, ahead = self.means.state.limits, state.num_tokens + self.means.state.params.swap.ahead_steps
         most = min(ahead, state.num_prompt + state.request.params.max_tokens, limits.max_model_len)
         return max(0, group.limits.blocks_for(most) - group.blocks.ledgers[0].num_blocks_of(state.request_id))
 
-    def _growth_of_running(self, group: GroupCore) -> int:
+    def _growth_of_running(self, group: Group) -> int:
         return sum(self._growth(s, group) for s in group.queues.running.values() if s.ending is None)
 
-    def _leaving(self, group: GroupCore) -> tuple[RequestId, ...]:
+    def _leaving(self, group: Group) -> tuple[RequestId, ...]:
         growth, free = self._growth_of_running(group), group.blocks.num_allocatable
         out = self.means.hosted.of(group, HostedPhase.OUT)
         leaving = sum(_reclaimable(entry.state, group) for entry in out)
@@ -146,7 +146,7 @@ class SwapRung(Rung):
             rows, growth_blocks=growth, num_free_blocks=free, num_leaving_blocks=leaving, num_free_slots=slots
         ))
 
-    def _returning(self, group: GroupCore) -> tuple[RequestId, ...]:
+    def _returning(self, group: Group) -> tuple[RequestId, ...]:
         hosted = self.means.hosted
         stored = {entry.state.request_id: entry for entry in hosted.of(group, HostedPhase.STORED)}
         if not stored:
@@ -162,7 +162,7 @@ class SwapRung(Rung):
             max_num_seqs=group.max_running,
         ))
 
-    def _keep_room(self, group: GroupCore) -> None:
+    def _keep_room(self, group: Group) -> None:
         hosted = self.means.hosted
         group.holds_preemption = bool(hosted.of(group, HostedPhase.OUT, HostedPhase.IN))
         owed = hosted.of(group, HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING)
@@ -170,5 +170,5 @@ class SwapRung(Rung):
         group.blocks.reserve_landing(dict.fromkeys(group.worker_ids, blocks) if blocks else {})
 
 
-def _reclaimable(state: RequestState, group: GroupCore) -> int:
+def _reclaimable(state: RequestState, group: Group) -> int:
     return min(ledger.num_exclusive_blocks(state.request_id) for ledger in group.blocks.ledgers)

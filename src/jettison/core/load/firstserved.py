@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from jettison.core.moving.merging import MergePhase, Merging
 from jettison.core.ports import Record, RunStep
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.types import GroupId, RequestId, WorkerId
 
 
@@ -69,7 +69,7 @@ class FirstServed:
             workers = set(worker_ids)
             self._open = [d for d in self._open if workers.isdisjoint(d.merge.worker_ids)]
 
-    def step_ended(self, group: GroupCore, step_id: int, now_ns: int) -> None:
+    def step_ended(self, group: Group, step_id: int, now_ns: int) -> None:
         """A step has been computed."""
         for decision in self._open:
             if decision.involves(group.group_id):

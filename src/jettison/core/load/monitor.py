@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from jettison.core.load.samples import TickTimes, Totals, per_s
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.cost.steptime import StepTimeModel
 from jettison.policy.batching import BlockedBy
 from jettison.policy.computeload import Traffic
@@ -199,7 +199,7 @@ class GroupMonitor:
             self._last_news_ns = now_ns
         return news
 
-    def note_totals(self, group: GroupCore) -> None:
+    def note_totals(self, group: Group) -> None:
         """Follow the group's totals (after every event that touched it): the next tick sees them."""
         counters = group.counters
         totals = (
@@ -211,7 +211,7 @@ class GroupMonitor:
         else:
             self._totals.note(*totals)
 
-    def note_growth(self, group: GroupCore, times_ns: Sequence[int]) -> None:
+    def note_growth(self, group: Group, times_ns: Sequence[int]) -> None:
         """Of what the group holds, the last blocks were taken one by one at these times, some of them before ticks."""
         counters, late = group.counters, len(times_ns)
         if self._totals is None:
@@ -268,7 +268,7 @@ class GroupMonitor:
             self.foreseen_since_ns = now_ns
         return 0.0 if self.foreseen_since_ns is None else (now_ns - self.foreseen_since_ns) / NANOSECONDS
 
-    def note_blocked(self, group: GroupCore, now_ns: int) -> None:
+    def note_blocked(self, group: Group, now_ns: int) -> None:
         """Follow whether the head of the queue is blocked by memory without a break."""
         if group.queues.waiting and group.head_blocked_by is BlockedBy.MEMORY:
             if self.blocked_since_ns is None:
@@ -277,7 +277,7 @@ class GroupMonitor:
             self.blocked_since_ns = None
 
     def _freed_per_s(
-        self, group: GroupCore, rates: BlockRates | None, mean_stay_s: float | None, now_ns: int
+        self, group: Group, rates: BlockRates | None, mean_stay_s: float | None, now_ns: int
     ) -> float | None:
         """Blocks that come free in the near future: as measured net of growth, or as the present load will give back.
 
@@ -310,7 +310,7 @@ class GroupMonitor:
         unseen_ns = max(0, TRAFFIC_WINDOW_NS - duration_ns)
         return (freed * NANOSECONDS + expected_per_s * unseen_ns) / (duration_ns + unseen_ns)
 
-    def head_need_blocks(self, group: GroupCore) -> int:
+    def head_need_blocks(self, group: Group) -> int:
         """What the head of the queue needs to be admitted, watermark included; 0 when nothing waits."""
         head = group.queues.waiting.head
         return 0 if head is None else group.limits.blocks_for(head.num_tokens) + group.blocks.watermark
@@ -320,7 +320,7 @@ class GroupMonitor:
         return None if self.blocked_since_ns is None else (now_ns - self.blocked_since_ns) / NANOSECONDS
 
     def load(
-        self, group: GroupCore, steptime: StepTimeModel, now_ns: int, mean_stay_s: float | None = None
+        self, group: Group, steptime: StepTimeModel, now_ns: int, mean_stay_s: float | None = None
     ) -> GroupLoad:
         """The group as the overload policy sees it."""
         unfinished = group.queues.unfinished_tokens()
@@ -352,7 +352,7 @@ class GroupMonitor:
             admitted_blocks_per_s=self._admitted_per_s(group, rates, blocked_s),
         )
 
-    def _admitted_per_s(self, group: GroupCore, rates: BlockRates | None, blocked_s: float | None) -> float | None:
+    def _admitted_per_s(self, group: Group, rates: BlockRates | None, blocked_s: float | None) -> float | None:
         """What a queue got that memory has kept out over the whole window; where nobody was let in, as if its head were
         now."""
         if rates is None or blocked_s is None or blocked_s < WINDOW_SPAN * WINDOW_S:

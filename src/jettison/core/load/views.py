@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from jettison.core.load.monitor import TRAFFIC_WINDOW_NS, GroupMonitor, TrafficMonitor
 from jettison.core.load.samples import TickTimes
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.cost.grouprate import TokenMix
 from jettison.cost.pipeline import PipelineEfficiency
@@ -61,7 +61,7 @@ class Loads:
         self._compute_loads.clear()
         self.ticks.add_all(times_ns)
 
-    def note_group(self, group: GroupCore, now_ns: int) -> None:
+    def note_group(self, group: Group, now_ns: int) -> None:
         """Follow a group that an event has touched, at the event's end: what it holds, and whether memory keeps its
         queue out."""
         monitor = self.monitor(group)
@@ -92,11 +92,11 @@ class Loads:
         queued = sum(state.groups[g].queues.queued_blocks() for g in state.changes.queued)
         return predicted_wait_s(queued + homeless, let_in_per_s, waited_ns / NANOSECONDS)
 
-    def note_totals(self, group: GroupCore) -> None:
+    def note_totals(self, group: Group) -> None:
         """The totals alone, where a tick comes before the event that touched the group has been followed up."""
         self.monitor(group).note_totals(group)
 
-    def note_arrival(self, group: GroupCore, state: RequestState) -> None:
+    def note_arrival(self, group: Group, state: RequestState) -> None:
         """A new request was dispatched to a group. One that changes its queue later is no new demand."""
         self._compute_loads.clear()
         fresh = group.limits.blocks_for(state.num_prompt) * (1.0 - self.traffic.prefix_hit_share)
@@ -108,7 +108,7 @@ class Loads:
             self._compute_loads.clear()
             self.traffic.note_prompt(state.num_prompt, state.num_cached)
 
-    def note_end(self, group: GroupCore, state: RequestState, now_ns: int) -> None:
+    def note_end(self, group: Group, state: RequestState, now_ns: int) -> None:
         """A request of the group has produced all that it will."""
         self._compute_loads.clear()
         self.traffic.note_end(state.num_output)
@@ -126,7 +126,7 @@ class Loads:
             self.traffic.note_end(state.num_output)
 
     def note_step(
-        self, group: GroupCore, num_tokens: int, num_rows: int, num_kv_tokens: int, seconds: float, now_ns: int
+        self, group: Group, num_tokens: int, num_rows: int, num_kv_tokens: int, seconds: float, now_ns: int
     ) -> None:
         """A step of the group has ended, ``seconds`` after it was issued.
 
@@ -144,7 +144,7 @@ class Loads:
         if alone_s is not None and all(f.issued_ns <= since_ns for f in group.in_flight.values()):
             self.efficiency(num_stages).observe(alone_s / num_stages, (now_ns - since_ns) / NANOSECONDS)
 
-    def note_steps(self, group: GroupCore, num_rows: int, num_kv_tokens: int, times_ns: Sequence[int]) -> None:
+    def note_steps(self, group: Group, num_rows: int, num_kv_tokens: int, times_ns: Sequence[int]) -> None:
         """Steps of a group of one stage, a token for each row in every one, have followed each other: the first was
         issued at the first of the times, and each ended, and the next was issued, at the next.
         """
@@ -173,7 +173,7 @@ class Loads:
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def monitor(self, group: GroupCore) -> GroupMonitor:
+    def monitor(self, group: Group) -> GroupMonitor:
         """What is remembered of a group."""
         found = self._monitors.get(group.group_id)
         if found is None:
@@ -212,7 +212,7 @@ class Loads:
             rates |= {n: n * alone * reached for n, reached in seen.items()}
         return rates
 
-    def has_dwelled(self, group: GroupCore, now_ns: int) -> bool:
+    def has_dwelled(self, group: Group, now_ns: int) -> bool:
         """Its last move ended long enough ago for the next drop."""
         monitor = self.monitor(group)
         since = monitor.settled_since_ns
@@ -243,7 +243,7 @@ class Loads:
         )
         return compute_load(traffic, arrangement, self.steptime(1).predict_s)
 
-    def may_be_overloaded(self, group: GroupCore, now_ns: int) -> bool:
+    def may_be_overloaded(self, group: Group, now_ns: int) -> bool:
         """Whether ``assess`` could find the group overloaded, or a drop not worth it: a look at its queue alone."""
         params = self._state.params.overload
         if params.horizon_s > 0.0:
@@ -256,7 +256,7 @@ class Loads:
         return reason is None
 
     def assess(
-        self, group: GroupCore, now_ns: int, *, is_restoring: bool, num_merged: int | None = None
+        self, group: Group, now_ns: int, *, is_restoring: bool, num_merged: int | None = None
     ) -> Assessment:
         """Whether the group is overloaded. ``is_restoring``: the question is whether to go on, not to merge more.
 
@@ -279,18 +279,18 @@ class Loads:
         )
         return assess_overload(load, self._state.params.overload)
 
-    def _stay_s(self, group: GroupCore, now_ns: int) -> float:
+    def _stay_s(self, group: Group, now_ns: int) -> float:
         """How long its requests stay: as those before them, or as they have already; 0 while nothing is known."""
         return max(self.traffic.mean_stay_s or 0.0, group.queues.mean_age_s(now_ns) or 0.0)
 
-    def _least_partner(self, group: GroupCore) -> int:
+    def _least_partner(self, group: Group) -> int:
         """Stages of the smallest other group; 1 without any."""
         num_single = len(self._state.groups) - len(self._state.pipelines) - (len(group.stages) == 1)
         if num_single > 0:
             return 1
         return min((len(g.stages) for g in self._state.pipelines.values() if g is not group), default=1)
 
-    def merged_load(self, group: GroupCore, now_ns: int) -> MergedLoad:
+    def merged_load(self, group: Group, now_ns: int) -> MergedLoad:
         """A merged group as the restore policy sees it."""
         monitor = self.monitor(group)
         since = monitor.settled_since_ns
@@ -309,7 +309,7 @@ class Loads:
         drowns = falls_behind(load, self._state.params.restore)
         return load._replace(behind_s=monitor.note_drowning(drowns, now_ns))
 
-    def _separate_pace(self, group: GroupCore) -> float | None:
+    def _separate_pace(self, group: Group) -> float | None:
         """Time of a decode step on one member as an instance, over its way through the pipeline: as both were seen.
 
         Either has its share of the requests in a step: a microbatch of the pipeline, or a member's own.
@@ -320,11 +320,11 @@ class Loads:
         separate = self.steptime(1).predict_s(rows, kv_tokens)
         return separate / merged if merged and separate else None
 
-    def _recompute_block_s(self, group: GroupCore) -> float | None:
+    def _recompute_block_s(self, group: Group) -> float | None:
         rate = self.steptime(1).prefill_tokens_per_s(self._state.limits.max_num_batched_tokens, 0, 0)
         return None if not rate else self._state.limits.block_size / (rate * len(group.stages))
 
-    def exchange_costs(self, group: GroupCore) -> ExchangeCosts:
+    def exchange_costs(self, group: Group) -> ExchangeCosts:
         """Prices as they were met so far: links by the transfers that have ended (before: as profiled), compute by the
         steps."""
         num_stages, budget = len(group.stages), self._state.limits.max_num_batched_tokens
@@ -346,7 +346,7 @@ class Loads:
             max(usual.round_trip_s, round_trip_s),
         )
 
-    def _microbatch(self, group: GroupCore) -> tuple[int, int]:
+    def _microbatch(self, group: Group) -> tuple[int, int]:
         """Rows of a decode step, and the cached tokens that they attend to: the requests' share of each stage."""
         num_stages = len(group.stages)
         rows = max(1, (len(group.queues.running) + len(group.queues.moving)) // num_stages)

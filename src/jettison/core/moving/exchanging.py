@@ -30,7 +30,7 @@ from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.pending import KV_PURPOSES, Owner, PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
 from jettison.core.requests import Phase, RemotePart, RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec, RetainedKV
 from jettison.policy.exchange import (
@@ -63,7 +63,7 @@ class Exchange:
         self._owner = owner
         self._stages = {s.worker_id: s.layers for s in stages}
         self._stage_order = stages
-        self.group: GroupCore | None = None
+        self.group: Group | None = None
         self.num_moved_bytes = 0
         self._relayouts: list[Relayout] = []
         self._landing: list[tuple[RequestState, tuple[KVMovePlan, ...]]] = []
@@ -156,7 +156,7 @@ class Exchange:
 
     # --- the merged group -------------------------------------------------------------------------------------
 
-    def begin(self, group: GroupCore, states: Iterable[RequestState], now_ns: int) -> None:
+    def begin(self, group: Group, states: Iterable[RequestState], now_ns: int) -> None:
         """Put the requests of the old groups into the merged one; those that lack KV stall."""
         self.group = group
         self._started_ns = now_ns
@@ -428,7 +428,7 @@ class Exchange:
         self._num_foreign = None
         self.group.preempt(state)
 
-    def _reserve_landing(self, group: GroupCore) -> None:
+    def _reserve_landing(self, group: Group) -> None:
         """Tell admission how many blocks the transfers that have not started will take."""
         blocks: dict[WorkerId, int] = {}
         for state, moves in self._landing:

@@ -29,7 +29,7 @@ from enum import StrEnum
 from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, SendKV, TransferEnded
 from jettison.core.requests import NOWHERE, Phase, RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.hostpool import HostPool
 from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
@@ -101,14 +101,14 @@ class Hosted:
         """No request has KV in a host pool."""
         return not self._entries
 
-    def of(self, group: GroupCore, *phases: HostedPhase) -> list[HostedKV]:
+    def of(self, group: Group, *phases: HostedPhase) -> list[HostedKV]:
         """Requests of a group with KV in host pools, in these phases."""
         if not self._entries:
             return []
         here = (self._entries.get(request_id) for request_id in (*group.queues.stored, *group.queues.moving))
         return [entry for entry in here if entry is not None and entry.phase in phases]
 
-    def groups(self) -> list[GroupCore]:
+    def groups(self) -> list[Group]:
         """Groups that requests with KV in host pools belong to, in order of formation."""
         ids = {e.state.group_id for e in self._entries.values() if e.phase is not HostedPhase.LEAVING}
         return [self._cluster.groups[g] for g in sorted(ids)]
@@ -125,11 +125,11 @@ class Hosted:
         """Blocks that each stage of its group has to have for the request to run on."""
         return self._group(entry).limits.blocks_for(entry.state.num_tokens)
 
-    def owed_blocks(self, group: GroupCore) -> int:
+    def owed_blocks(self, group: Group) -> int:
         """What stored requests of a group will take again."""
         return sum(self.blocks_to_return(e) for e in self.of(group, HostedPhase.STORED, HostedPhase.TURNING))
 
-    def _group(self, entry: HostedKV) -> GroupCore:
+    def _group(self, entry: HostedKV) -> Group:
         return self._cluster.groups[entry.state.group_id]
 
     # --- out and in -------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Hosted:
         for ledger in group.blocks.ledgers:
             ledger.allocate(state.request_id, self.blocks_to_return(entry))
 
-    def send(self, budget_blocks: Callable[[GroupCore], int]) -> list[Action]:
+    def send(self, budget_blocks: Callable[[Group], int]) -> list[Action]:
         """Issue pieces behind the steps just issued, within each group's allowance for a step (rule 1)."""
         by_group: dict[GroupId, list[HostedKV]] = {}
         for entry in self._travelling.values():
@@ -178,7 +178,7 @@ class Hosted:
         return actions
 
     def _allowance(
-        self, group: GroupCore, travelling: Sequence[HostedKV], budget_blocks: Callable[[GroupCore], int]
+        self, group: Group, travelling: Sequence[HostedKV], budget_blocks: Callable[[Group], int]
     ) -> _Allowance:
         allowance = self._allowances.setdefault(group.group_id, _Allowance())
         nothing_to_hide_behind = not group.in_flight and not any(e.state.moves for e in travelling)
@@ -296,7 +296,7 @@ class Hosted:
                 self._cluster.counters.hosted_brought_back += 1
                 self._break_off(entry, group)
 
-    def _break_off(self, entry: HostedKV, group: GroupCore) -> None:
+    def _break_off(self, entry: HostedKV, group: Group) -> None:
         state = entry.state
         del self._travelling[state.request_id]
         if entry.phase is HostedPhase.OUT:
@@ -312,7 +312,7 @@ class Hosted:
         if not state.moves:
             self._turned(entry)
 
-    def abandon(self, broken: Collection[GroupCore]) -> set[TransferId]:
+    def abandon(self, broken: Collection[Group]) -> set[TransferId]:
         """These groups are about to be dissolved because a worker is dead: their requests start again. Returns the
         pieces under way: later ones into their slots follow those."""
         pieces: set[TransferId] = set()

@@ -28,7 +28,7 @@ from jettison.core.moving.pulling import Pulling
 from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.ranges import Pull, StagePlan
@@ -55,7 +55,7 @@ class Merging:
     """One merge of ``sources`` into one group with ``stages``."""
 
     def __init__(
-        self, cluster: ClusterState, sources: list[GroupCore], stages: tuple[StagePlan, ...], now_ns: int,
+        self, cluster: ClusterState, sources: list[Group], stages: tuple[StagePlan, ...], now_ns: int,
         pulls: tuple[Pull, ...] = (),
     ) -> None:
         self._cluster = cluster
@@ -64,7 +64,7 @@ class Merging:
         self._stage_order = stages
         self.phase = MergePhase.DRAIN if pulls else MergePhase.QUIESCE
         self._pulling = Pulling(cluster, self, pulls)
-        self.group: GroupCore | None = None
+        self.group: Group | None = None
         self.failure: str | None = None
         self._started_ns = now_ns
         self._relayouts: list[Relayout] = []
@@ -89,12 +89,12 @@ class Merging:
         return self._stage_order
 
     @property
-    def sources(self) -> tuple[GroupCore, ...]:
+    def sources(self) -> tuple[Group, ...]:
         """The groups that are merged."""
         return tuple(self._sources)
 
     @property
-    def broken_groups(self) -> Sequence[GroupCore]:
+    def broken_groups(self) -> Sequence[Group]:
         """Groups that cannot serve on if the merge is abandoned now: their members' layouts are changing."""
         if self.group is not None:
             return (self.group,)

@@ -21,7 +21,7 @@ from enum import StrEnum
 from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, Record, SendKV, TransferEnded
 from jettison.core.requests import Phase, RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.policy.kvmoves import KVMovePlan, plan_kv_moves
 from jettison.types import TransferId, WorkerId
@@ -47,7 +47,7 @@ class Migration:
     """One request on its way from ``source`` to ``destination``; ``start`` reserves and sends."""
 
     def __init__(
-        self, cluster: ClusterState, state: RequestState, source: GroupCore, destination: GroupCore,
+        self, cluster: ClusterState, state: RequestState, source: Group, destination: Group,
         on_over: Callable[[Migration], None] = lambda migration: None,
     ) -> None:
         """``on_over`` is called once, at its end."""

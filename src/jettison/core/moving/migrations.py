@@ -11,7 +11,7 @@ from jettison.core.moving.migrating import Migration
 from jettison.core.pending import PendingTransfer
 from jettison.core.ports import Action, CancelTransfer, TransferEnded
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.types import RequestId, TransferId, WorkerId
 
@@ -41,7 +41,7 @@ class Migrations:
 
     # --- progress ---------------------------------------------------------------------------------------------
 
-    def start(self, state: RequestState, source: GroupCore, destination: GroupCore, now_ns: int) -> list[Action]:
+    def start(self, state: RequestState, source: Group, destination: Group, now_ns: int) -> list[Action]:
         """Begin to move a request."""
         migration = Migration(self._cluster, state, source, destination, self._note_over)
         self.under_way.append(migration)
@@ -129,7 +129,7 @@ class Migrations:
         """Nothing waits for what was left behind."""
         return []
 
-    def abandon(self, broken: Collection[GroupCore]) -> tuple[set[TransferId], list[Action]]:
+    def abandon(self, broken: Collection[Group]) -> tuple[set[TransferId], list[Action]]:
         """These groups are about to be dissolved because a worker is dead. Requests whose source is among them start
         again; those whose destination is stay where they are. Returns the transfers that have lost their owner."""
         moves: set[TransferId] = set()

@@ -19,7 +19,7 @@ from jettison.core.moving.recovering import Recoveries
 from jettison.core.moving.restoring import RestorePhase, Restoring, fits, will_hold
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.policy.merge import StagePlan
 from jettison.policy.ranges import Pull
@@ -70,18 +70,18 @@ class Moves:
             return self._of_worker.keys()
         return self._of_worker.keys() | self._recoveries.busy_workers()
 
-    def is_moving(self, group: GroupCore) -> bool:
+    def is_moving(self, group: Group) -> bool:
         """No move of the group may begin: some worker of it is in one, or on its way back."""
         if any(w in self._of_worker for w in group.worker_ids):
             return True
         return not self._recoveries.is_idle and not self._recoveries.busy_workers().isdisjoint(group.worker_ids)
 
-    def restore_of(self, group: GroupCore) -> Restoring | None:
+    def restore_of(self, group: Group) -> Restoring | None:
         """The restore that touches a member of the group."""
         moves = (self._of_worker.get(w) for w in group.worker_ids)
         return next((move for move in moves if isinstance(move, Restoring)), None)
 
-    def is_emptying(self, group: GroupCore) -> bool:
+    def is_emptying(self, group: Group) -> bool:
         """A pipeline whose members already serve on their own takes nothing new."""
         restore = self.restore_of(group) if self._of_worker else None
         return restore is not None and restore.group is group and restore.has_split
@@ -89,7 +89,7 @@ class Moves:
     # --- beginning --------------------------------------------------------------------------------------------
 
     def merge(
-        self, sources: list[GroupCore], stages: tuple[StagePlan, ...], now_ns: int,
+        self, sources: list[Group], stages: tuple[StagePlan, ...], now_ns: int,
         pulls: tuple[Pull, ...] = (),
     ) -> list[Action]:
         """Begin to make these groups one."""
@@ -101,7 +101,7 @@ class Moves:
         return actions + merge.advance(now_ns)
 
     def restore(
-        self, group: GroupCore, now_ns: int, reason: str, homes: list[GroupCore] | None = None, *,
+        self, group: Group, now_ns: int, reason: str, homes: list[Group] | None = None, *,
         max_overflow_blocks: int = 0,
     ) -> list[Action]:
         """Begin a restore with the first way of splitting that fits, the furthest one if none does.

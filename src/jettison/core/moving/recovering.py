@@ -49,7 +49,7 @@ from jettison.core.ports import (
     WorkerJoined,
 )
 from jettison.core.requests import NOWHERE, Phase, RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState, WorkerState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.merge import StagePlan
@@ -68,7 +68,7 @@ class AbandonableMove(Owner, Protocol):
         """Members."""
 
     @property
-    def broken_groups(self) -> Sequence[GroupCore]:
+    def broken_groups(self) -> Sequence[Group]:
         """Groups that cannot serve on if the move is abandoned now, whoever is dead."""
 
     def abandon(self) -> None:
@@ -330,7 +330,7 @@ class Recoveries:
         self._fences = {call: f for call, f in self._fences.items() if f.survivor != dead.worker_id}
         self._cluster.counters.num_worker_losses += 1
 
-    def _break_up(self, group: GroupCore, dead: WorkerId) -> list[RequestState]:
+    def _break_up(self, group: Group, dead: WorkerId) -> list[RequestState]:
         """Dissolve a group; its requests become homeless, except those that had ended already."""
         if dead in group.worker_ids:
             rows = [row for flight in group.in_flight.values() for row in flight.step.rows]

@@ -31,7 +31,7 @@ from jettison.core.moving.relayout import RETRY_NS, Relayout, RelayoutPhase
 from jettison.core.moving.returning import Returning
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
 from jettison.policy.merge import StagePlan, stage_bytes
@@ -62,8 +62,8 @@ class Restoring:
     """One merged group on its way back to instances."""
 
     def __init__(
-        self, cluster: ClusterState, group: GroupCore, split: SplitPlan, now_ns: int,
-        homes: list[GroupCore] | None = None, *, with_queue: bool = False, max_overflow_blocks: int = 0,
+        self, cluster: ClusterState, group: Group, split: SplitPlan, now_ns: int,
+        homes: list[Group] | None = None, *, with_queue: bool = False, max_overflow_blocks: int = 0,
         reason: str = "",
     ) -> None:
         """With ``homes`` the group has been split already, and its requests go on returning to them.
@@ -101,7 +101,7 @@ class Restoring:
         return self.group.worker_ids
 
     @property
-    def broken_groups(self) -> Sequence[GroupCore]:
+    def broken_groups(self) -> Sequence[Group]:
         """Groups that cannot serve on if the restore is abandoned now: the pipeline."""
         return (self.group,)
 
@@ -131,7 +131,7 @@ class Restoring:
         return self.returning is not None
 
     @property
-    def homes(self) -> list[GroupCore]:
+    def homes(self) -> list[Group]:
         """The new groups, once split."""
         return self.returning.homes if self.returning is not None else []
 
@@ -382,7 +382,7 @@ def room_blocks(cluster: ClusterState, part: tuple[StagePlan, ...]) -> int:
 
 
 def overflow(
-    cluster: ClusterState, group: GroupCore, split: SplitPlan, max_blocks: int
+    cluster: ClusterState, group: Group, split: SplitPlan, max_blocks: int
 ) -> list[RequestState] | None:
     """The newest running requests without which the others fit into the parts of ``split``.
 
@@ -421,12 +421,12 @@ def _has_room(cluster: ClusterState, split: SplitPlan, room: dict[int, int], giv
     return True
 
 
-def fits(cluster: ClusterState, group: GroupCore, split: SplitPlan, max_overflow_blocks: int = 0) -> bool:
+def fits(cluster: ClusterState, group: Group, split: SplitPlan, max_overflow_blocks: int = 0) -> bool:
     """Whether all requests of ``group`` fit into the parts of ``split``, but for so many blocks of the newest."""
     return overflow(cluster, group, split, max_overflow_blocks) is not None
 
 
-def will_hold(cluster: ClusterState, group: GroupCore, split: SplitPlan, usual_output: float) -> bool:
+def will_hold(cluster: ClusterState, group: Group, split: SplitPlan, usual_output: float) -> bool:
     """Whether each part of ``split`` will have room for any one request as long as it is foreseen to become.
 
     One that outgrows its home is preempted there, makes the members merge again and is computed twice. It then holds

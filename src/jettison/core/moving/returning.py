@@ -11,7 +11,7 @@ from jettison.core.moving.migrating import MAX_FINAL_BLOCKS
 from jettison.core.pending import Owner, PendingTransfer, Purpose
 from jettison.core.ports import Action, CancelTransfer, SendKV, TransferEnded
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.policy.kvmoves import plan_kv_moves
 from jettison.types import GroupId, RequestId, TransferId
@@ -23,14 +23,14 @@ MAX_RETURNING = 4
 class Returning:
     """Requests of ``pipeline`` on their way to ``homes``."""
 
-    def __init__(self, cluster: ClusterState, owner: Owner, pipeline: GroupCore, homes: list[GroupCore]) -> None:
+    def __init__(self, cluster: ClusterState, owner: Owner, pipeline: Group, homes: list[Group]) -> None:
         self._cluster = cluster
         self._owner = owner
         self._pipeline = pipeline
         self.homes = homes
         self.num_returned_bytes = 0
         self._moves: dict[TransferId, SendKV] = {}
-        self._home_of: dict[RequestId, GroupCore] = {}
+        self._home_of: dict[RequestId, Group] = {}
         self._sent_blocks: dict[RequestId, int] = {}
         """Leading blocks already at home, of requests on their way."""
         self._is_called_off = False
@@ -109,7 +109,7 @@ class Returning:
             actions += self._next_round(state)
         return actions
 
-    def _home(self, state: RequestState) -> GroupCore:
+    def _home(self, state: RequestState) -> Group:
         """Where a request will live: the group with more room, counting those already on their way."""
         home = self._home_of.get(state.request_id)
         if home is None:
@@ -121,10 +121,10 @@ class Returning:
             self._home_of[state.request_id] = home
         return home
 
-    def _home_of_stored(self, state: RequestState) -> GroupCore:
+    def _home_of_stored(self, state: RequestState) -> Group:
         """Where a stored request will be brought back: a group that can hold it, of those the emptiest."""
 
-        def rank(home: GroupCore) -> tuple[bool, int, GroupId]:
+        def rank(home: Group) -> tuple[bool, int, GroupId]:
             owed = sum(home.limits.blocks_for(other.num_tokens) for other in home.queues.stored.values())
             load = home.blocks.num_used + home.queues.queued_blocks() + owed
             return home.blocks.is_oversized(state), load, home.group_id

@@ -17,7 +17,7 @@ from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.freest import FreestGroups
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.policy.batching import BlockedBy
 from jettison.policy.dispatch import GroupFreeness
@@ -115,7 +115,7 @@ class Dispatcher:
         groups = self._state.groups
         limits = {n: self._batch_limit(n) for n in {len(g.stages) for g in groups.values()}}
 
-        def num_free_places(group: GroupCore) -> int:
+        def num_free_places(group: Group) -> int:
             return limits[len(group.stages)] - group.queues.num_served
 
         queued = [groups[g] for g in sorted(self._state.changes.queued)]
@@ -135,7 +135,7 @@ class Dispatcher:
             for i, g in groups.items() if i in full or i in takers
         ]
 
-    def _is_blocked(self, group: GroupCore) -> bool:
+    def _is_blocked(self, group: Group) -> bool:
         """Memory keeps its queue out."""
         return group.head_blocked_by is BlockedBy.MEMORY
 
@@ -146,7 +146,7 @@ class Dispatcher:
         # A pipeline has as many microbatches in flight as stages, each of them a batch.
         return num_stages * (most if limit is None else min(limit, most))
 
-    def _group_queue(self, group: GroupCore, batch_limit: int, *, takes_new: bool) -> GroupQueue:
+    def _group_queue(self, group: Group, batch_limit: int, *, takes_new: bool) -> GroupQueue:
         self._state.catch_up(group.group_id)
         return GroupQueue(
             group.group_id,

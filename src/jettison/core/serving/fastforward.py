@@ -25,7 +25,7 @@ from jettison.core.moving.moves import Moves
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.ports import RunStep
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.policy.batching import BlockedBy
 from jettison.types import GroupId
@@ -86,7 +86,7 @@ class FastForward:
             low, high = (middle, high) if _growth_within(group, middle + ahead) <= room else (low, middle)
         return low
 
-    def _shares_worker(self, group: GroupCore) -> bool:
+    def _shares_worker(self, group: Group) -> bool:
         """Another group's blocks come from the same ledger."""
         return any(len(self._state.groups_of[w]) > 1 for w in group.worker_ids)
 
@@ -115,7 +115,7 @@ class FastForward:
         return step
 
 
-def _is_steady(group: GroupCore) -> bool:
+def _is_steady(group: Group) -> bool:
     """The step in flight decodes one token of every running request, and the next plan could do nothing else."""
     queues = group.queues
     if len(group.in_flight) != 1 or queues.has_waiting or queues.moving or queues.suspects or group.stranded:
@@ -140,7 +140,7 @@ def _steps_left(state: RequestState, max_model_len: int) -> int:
     return min(params.max_tokens - state.num_output, max_model_len - state.num_tokens) - 1
 
 
-def _growth_within(group: GroupCore, num_steps: int) -> int:
+def _growth_within(group: Group, num_steps: int) -> int:
     """Blocks that the rows in flight will take while so many more steps of one token each are planned."""
     ledger, (flight,) = group.blocks.ledgers[0], group.in_flight.values()
     return sum(

@@ -5,7 +5,7 @@
 waits, runs, moves and is stored) and ``blocks`` (what room there is, and what is cached). It knows nothing of other
 groups, of moves, of time or of devices.
 
-Reading order for newcomers: ``GroupCore.next_step``, ``core.serving.stepplan``, ``GroupCore.commit``, then
+Reading order for newcomers: ``Group.next_step``, ``core.serving.stepplan``, ``Group.commit``, then
 ``policy.batching``.
 """
 
@@ -39,7 +39,7 @@ from jettison.types import (
     WorkerId,
 )
 
-__all__ = ["GroupCore", "GroupCounters", "SchedulerLimits", "StepResult"]
+__all__ = ["Group", "GroupCounters", "SchedulerLimits", "StepResult"]
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class _InFlight:
     num_tokens: int = 0
 
 
-class GroupCore:
+class Group:
     """One group: the serving loop over its queues and blocks, with the flags that say what may be done with them."""
 
     def __init__(

@@ -13,7 +13,7 @@ from jettison.core.load.views import Loads
 from jettison.core.moving.moves import Moves
 from jettison.core.ports import Action, Emit, Record, StepCompleted, StepFailed
 from jettison.core.requests import RequestState
-from jettison.core.serving.group import GroupCore
+from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.types import NANOSECONDS, FinishReason
 
@@ -22,7 +22,7 @@ class Stepping:
     """Steps that are under way, of all groups."""
 
     def __init__(
-        self, state: ClusterState, loads: Loads, moves: Moves, note_step: Callable[[GroupCore, float], None],
+        self, state: ClusterState, loads: Loads, moves: Moves, note_step: Callable[[Group, float], None],
         stop_moves_of: Callable[[RequestState], list[Action]],
     ) -> None:
         """``note_step`` is told how long each step took, in seconds; ``stop_moves_of`` a request that is ending."""
@@ -31,7 +31,7 @@ class Stepping:
         self._moves = moves
         self._note_step = note_step
         self._stop_moves_of = stop_moves_of
-        self._group_of_step: dict[int, GroupCore] = {}
+        self._group_of_step: dict[int, Group] = {}
         """Of steps that have not ended; those of groups that died meanwhile may be named, too."""
 
     def forget_ended(self) -> None:
@@ -137,7 +137,7 @@ class Stepping:
             self._state.reap(state)
         return actions
 
-    def _compute_again(self, group: GroupCore, step_id: int) -> list[Action]:
+    def _compute_again(self, group: Group, step_id: int) -> list[Action]:
         """A peer did not compute attention: rows that need none run again; others start again from their tokens."""
         remote = {r.state.request_id for r in group.in_flight[step_id].step.rows if r.remote}
         actions: list[Action] = []
@@ -149,7 +149,7 @@ class Stepping:
             self._state.reap(state)
         return actions
 
-    def _take_step(self, step_id: int) -> GroupCore | None:
+    def _take_step(self, step_id: int) -> Group | None:
         """The group that waits for a step; None for a step that nobody waits for any more."""
         group = self._group_of_step.pop(step_id, None)
         return group if group is not None and step_id in group.in_flight else None

@@ -1,6 +1,6 @@
 """What a group's next microbatch is: its queues as the policies see them, and the microbatches planned ahead.
 
-Reads a group, changes nothing in it; ``GroupCore`` applies the plans. Which tokens go where is decided in
+Reads a group, changes nothing in it; ``Group`` applies the plans. Which tokens go where is decided in
 ``policy.lookahead`` (pipelines) and ``policy.batching`` (everything else, and all that concerns memory).
 """
 
@@ -33,13 +33,13 @@ from jettison.policy.order import in_service_order
 from jettison.types import RequestId
 
 if TYPE_CHECKING:
-    from jettison.core.serving.group import GroupCore
+    from jettison.core.serving.group import Group
 
 
 class StepPlanner:
     """Plans the microbatches of one group, one after the other."""
 
-    def __init__(self, group: GroupCore) -> None:
+    def __init__(self, group: Group) -> None:
         self._group = group
         self._ahead: deque[dict[RequestId, int]] = deque()
         """Microbatches planned ahead, as tokens a request; good for ``_ahead_version`` of the group only."""
