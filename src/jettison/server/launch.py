@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from jettison.config import EngineConfig
@@ -81,9 +82,8 @@ def health_details(assembly: Assembly) -> dict[str, object]:
     }  # fmt: skip
 
 
-def batch_settings(assembly: Assembly) -> BatchSettings:
+def batch_settings(config: EngineConfig, assembly: Assembly) -> BatchSettings:
     """Where this server keeps files and batches, and how many of their lines it takes on at one time."""
-    config = assembly.config
     told = config.server.batch_dir
     own = own_folder(config.model.served_model_name, config.server.port)
     return BatchSettings(
@@ -93,7 +93,7 @@ def batch_settings(assembly: Assembly) -> BatchSettings:
         window=config.server.batch_window or 2 * config.scheduler.max_num_seqs * config.instances,
         max_file_bytes=config.server.batch_file_bytes,
         max_stored_bytes=config.server.batch_storage_bytes,
-        profiled=_profiled_rates(assembly),
+        profiled=cache(lambda: _profiled_rates(assembly)),  # read when it is first wanted
     )
 
 
@@ -147,7 +147,7 @@ async def _serve(config: EngineConfig) -> int:
         deployment=engine.deployment_document,
     )
     tokenizer = Tokenizer.from_dir(model_dir, max_template_chars=settings.max_template_chars)
-    app = create_app(engine, tokenizer, settings, batch_settings(assembly))
+    app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))
     batches = batch_service(app)
     # Unusable paths are told before the model is loaded.
     if recorder is not None:

@@ -65,7 +65,7 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
     endpoint, digest = await asyncio.to_thread(lambda: (_endpoint_of(path), _digest(path)))
     engine = Engine(config)
     settings = replace(
-        batch_settings(engine.prepare()), folder=work_folder(out), is_made_at_once=True, max_lines=NO_LIMIT)
+        batch_settings(config, engine.prepare()), folder=work_folder(out), is_made_at_once=True, max_lines=NO_LIMIT)
     server = ServerSettings(model_names=(config.model.served_model_name,), default_seed=config.model.seed)
     tokenizer = Tokenizer.from_dir(settings.model_dir, max_template_chars=server.max_template_chars)
     service = BatchService(ServerState(engine, tokenizer, server), settings)
@@ -77,7 +77,7 @@ async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) 
             if engine.state == "failed":
                 raise JettisonError(f"the engine failed: {engine.failure}; run the same command again to go on")
             await asyncio.sleep(POLL_S)
-            batch = await service.call(service.store.batch, "", batch.id) or batch
+            batch = await service.call(service.store.known_batch, batch.seq)
             progress(batch, service.seconds_left(batch))
         await asyncio.to_thread(_deliver, service, batch, out)
     finally:

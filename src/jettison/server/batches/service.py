@@ -157,7 +157,7 @@ class BatchService:
             batch = run.batch
             if batch.status not in OVER:
                 await asyncio.sleep(AGAIN_S)
-                batch = await self.call(self.store.change, batch.seq, lambda now: now)
+                batch = await self.call(self.store.known_batch, batch.seq)
         while await self.call(self.store.purge, batch.seq):
             pass
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +35,7 @@ class BatchSettings:
     """Of one key, that are not over."""
     max_uploads: int = 4
     """Being received at one time."""
-    profiled: Rates | None = None
+    profiled: Callable[[], Rates | None] = lambda: None
     """What a profile promises of the engine."""
 
 

@@ -187,6 +187,10 @@ class Store:
         rows = self.db.execute(f"{_BATCH} WHERE owner = ? {behind} ORDER BY seq DESC LIMIT {limit:d}", (owner,))
         return [_batch(row) for row in rows]
 
+    def known_batch(self, seq: int) -> Batch:
+        """As it is now; there is one of this number."""
+        return _batch(self.db.execute(f"{_BATCH} WHERE seq = ?", (seq,)).fetchone())
+
     def open_batches(self) -> list[Batch]:
         """Those that are not over, oldest first."""
         return [_batch(row) for row in self.db.execute(f"{_BATCH} WHERE is_over = 0 ORDER BY seq")]
@@ -194,7 +198,7 @@ class Store:
     def change(self, seq: int, change: Callable[[Batch], Batch]) -> Batch:
         """Read a batch, change it, keep it: one transaction. What ``change`` raises goes through."""
         with self._transaction():
-            batch = change(_batch(self.db.execute(f"{_BATCH} WHERE seq = ?", (seq,)).fetchone()))
+            batch = change(self.known_batch(seq))
             self._keep(batch)
         return batch
 

@@ -7,7 +7,7 @@ and no batch is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -57,7 +57,7 @@ class Rates(NamedTuple):
 class Forecast:
     """What offline work takes, from what it took; ``profiled`` is believed before anything was measured."""
 
-    def __init__(self, profiled: Rates | None = None) -> None:
+    def __init__(self, profiled: Callable[[], Rates | None] = lambda: None) -> None:
         self._profiled = profiled
         self._tokens = 0.0
         self._seconds = 0.0
@@ -91,7 +91,7 @@ class Forecast:
         """None while nothing is known. Measured, prompts and answers are one: their mixture of late."""
         if self._seconds >= LEAST_S and self._tokens > 0:
             return Rates(self._tokens / self._seconds, self._tokens / self._seconds)
-        return self._profiled
+        return self._profiled()
 
     def _seconds_left(self, batch: Batch) -> float | None:
         """Of a batch that was validated, alone; None while nothing is known."""
