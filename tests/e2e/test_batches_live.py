@@ -20,7 +20,6 @@ pytestmark = pytest.mark.live
 
 NUM_LINES = 240
 BAD_EVERY = 40
-NUM_KILLS = 4
 
 
 def line(number: int, **body) -> str:
@@ -63,8 +62,8 @@ def client_of(process):
     return openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
 
 
-def begin(client) -> str:
-    file = client.files.create(file=("in.jsonl", content()), purpose="batch")
+def begin(client, num_lines: int = NUM_LINES) -> str:
+    file = client.files.create(file=("in.jsonl", content(num_lines)), purpose="batch")
     return client.batches.create(
         input_file_id=file.id, endpoint="/v1/completions", completion_window="24h").id
 
@@ -87,29 +86,32 @@ def check_whole(outputs: list[dict], errors: list[dict], num_lines: int = NUM_LI
     assert all(d["response"]["body"]["usage"]["completion_tokens"] == 40 for d in outputs)
 
 
-def test_killed_again_and_again_every_line_ends_once(starting):
+@pytest.mark.parametrize(
+    ("num_lines", "num_kills"), [(NUM_LINES, 4), pytest.param(2000, 10, marks=pytest.mark.slow)])
+def test_killed_again_and_again_every_line_ends_once(starting, num_lines, num_kills):
+    """The first kill comes at once, mostly while lines are validated; later ones behind some more results."""
     chance = random.Random(5)
     process = starting()
-    batch_id = begin(client_of(process))
-    for _ in range(NUM_KILLS):
+    batch_id = begin(client_of(process), num_lines)
+    at_least = 0
+    for _ in range(num_kills):
         client = client_of(process)
-        before = num_done(client, batch_id)
-        at_least = before + chance.randrange(1, 30)
-        eventually(lambda client=client, least=at_least: num_done(client, batch_id) >= min(least, NUM_LINES),
-                   "some lines are done")  # fmt: skip
-        time.sleep(chance.random() * 0.2)
+        eventually(lambda client=client, least=at_least: num_done(client, batch_id) >= least, "some lines are done")
+        time.sleep(chance.random())
         kill(process)
         process = starting()
-        assert num_done(client_of(process), batch_id) >= min(at_least, NUM_LINES)
+        before = num_done(client_of(process), batch_id)
+        assert before >= at_least  # what was acknowledged is there
+        at_least = min(num_lines, before + chance.randrange(1, num_lines // num_kills))
     client = client_of(process)
-    eventually(lambda: client.batches.retrieve(batch_id).status == "completed", "the batch is completed")
+    eventually(lambda: client.batches.retrieve(batch_id).status == "completed", "the batch is completed", 10 * WAIT_S)
     batch = client.batches.retrieve(batch_id)
-    assert (batch.request_counts.total, batch.request_counts.failed) == (NUM_LINES, NUM_LINES // BAD_EVERY)
+    assert (batch.request_counts.total, batch.request_counts.failed) == (num_lines, num_lines // BAD_EVERY)
     output, errors = (
         [json.loads(text) for text in client.files.content(file_id).text.splitlines()]
         for file_id in (batch.output_file_id, batch.error_file_id)
     )
-    check_whole(output, errors)
+    check_whole(output, errors, num_lines)
 
 
 def test_a_drain_leaves_the_rest_for_the_next_start(starting):

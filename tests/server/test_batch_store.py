@@ -225,6 +225,7 @@ def test_what_is_no_database_is_told(tmp_path):
 
 def test_only_this_user_reads_it(store):
     assert store.folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o077 for path in store.folder.iterdir() if path.is_file()} == {0}
 
 
 def test_pages_are_in_order_and_end(store):

@@ -11,6 +11,7 @@ from batches_util import documents, jsonl, line
 from fake_engine import FakeEngine, bytes_of
 
 from jettison.server.app import batch_service
+from jettison.server.batches import compute
 from jettison.server.batches.settings import BatchSettings
 from jettison.types import ServiceClass
 
@@ -195,7 +196,8 @@ async def test_a_file_of_nothing_that_runs_fails(serve, batch_settings, content,
         assert (batch.output_file_id, batch.error_file_id) == (None, None)
 
 
-async def test_a_line_that_the_engine_fails_is_tried_again_and_then_told(serve, batch_settings):
+async def test_a_line_that_the_engine_fails_is_tried_again_and_then_told(serve, batch_settings, monkeypatch):
+    monkeypatch.setattr(compute, "AGAIN_S", 0.01)
     engine = FakeEngine()
     engine.fail_after = 2
     async with serve(engine, batches=batch_settings()) as served, served.openai() as client:
@@ -204,6 +206,19 @@ async def test_a_line_that_the_engine_fails_is_tried_again_and_then_told(serve, 
         (error,) = documents(await text_of(client, batch.error_file_id))
         assert (error["error"]["code"], error["response"]["status_code"]) == ("engine_error", 500)
         assert len(engine.accepted) == 3
+
+
+async def test_an_outage_fails_no_line(serve, batch_settings, monkeypatch):
+    monkeypatch.setattr(compute, "AGAIN_S", 0.01)
+    engine = FakeEngine()
+    engine.fail_after, engine.has_groups = 2, False
+    async with serve(engine, batches=batch_settings()) as served, served.openai() as client:
+        batch = await begin(client, jsonl(line("a")))
+        while len(engine.accepted) < 8:
+            await asyncio.sleep(0.01)
+        engine.fail_after, engine.has_groups = None, True
+        batch = await until(client, batch)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 1)
 
 
 async def test_a_drained_server_leaves_the_rest_and_the_next_one_ends_it(serve, batch_settings):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
@@ -22,6 +23,7 @@ from jettison.server.endpoint import check_content_type
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
 from jettison.server.fields import parse_fields, parse_json
 from jettison.server.info_routes import json_response
+from jettison.server.limits import CLOSE, body_too_large, discard_body
 from jettison.server.sampling import MAX_METADATA
 from jettison.server.state import ServerState, require
 
@@ -86,12 +88,14 @@ class BatchRoutes:
         await self._open()
         owner = self._owner(request)
         if self._num_uploads >= settings.max_uploads:
-            raise ApiError(429, "Too many files are being uploaded; retry later.", code="too_many_uploads",
-                           headers=LATER)  # fmt: skip
+            await discard_body(request.receive)
+            message = "Too many files are being uploaded; retry later."
+            raise ApiError(429, message, code="too_many_uploads", headers=LATER | CLOSE)
         num_files, num_bytes = await self._service.call(store.usage, owner)
         if num_files >= settings.max_files:
-            raise ApiError(429, f"This key has {num_files} files, and may have {settings.max_files}; delete some.",
-                           code="too_many_files")  # fmt: skip
+            await discard_body(request.receive)
+            message = f"This key has {num_files} files, and may have {settings.max_files}; delete some."
+            raise ApiError(429, message, code="too_many_files", headers=CLOSE)
         room = settings.max_stored_bytes - num_bytes
         file_id = new_id("file-")
         upload = Upload(
@@ -111,7 +115,7 @@ class BatchRoutes:
         finally:
             self._num_uploads -= 1
         try:
-            _check_purpose(upload.fields.get("purpose"))
+            _check_form(upload.fields)
         except ApiError:
             store.incoming(file_id).unlink(missing_ok=True)
             raise
@@ -236,11 +240,17 @@ class BatchRoutes:
 
     async def _body(self, request: Request) -> bytes:
         body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > MAX_BODY_BYTES:
-                raise ApiError(413, f"The request body is larger than {MAX_BODY_BYTES} bytes.",
-                               code="request_too_large", headers={"connection": "close"})  # fmt: skip
+        try:
+            async with asyncio.timeout(self._state.settings.body_timeout_s):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > MAX_BODY_BYTES:
+                        raise body_too_large(MAX_BODY_BYTES)
+        except TimeoutError:
+            raise ApiError(408, "The request body did not arrive in time.", code="request_timeout",
+                           headers=CLOSE) from None  # fmt: skip
+        except ClientDisconnect:
+            raise ApiError(499, "The client went away.", code="client_disconnected") from None
         return bytes(body)
 
     def _document(self, batch: Batch) -> dict[str, Any]:
@@ -250,9 +260,12 @@ class BatchRoutes:
         return json_response(self._document(batch))
 
 
-def _check_purpose(purpose: str | None) -> None:
-    require(purpose, "purpose")
-    if purpose != "batch":
+def _check_form(fields: Mapping[str, str]) -> None:
+    require(fields.get("purpose"), "purpose")
+    if any(name.startswith("expires_after") for name in fields):
+        message = "'expires_after' is not supported by this server: files stay until they are deleted."
+        raise bad_request(message, "expires_after", "unsupported_parameter")
+    if fields["purpose"] != "batch":
         raise bad_request("purpose must be 'batch': files serve for nothing else here.", "purpose")
 
 

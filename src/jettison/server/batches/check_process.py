@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 
 import msgspec
@@ -37,6 +38,7 @@ def _tell(verdict: Verdict) -> None:
 def main() -> None:
     """Until the file's end, or the reader's."""
     os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the server's whole group
     job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
     try:
         asyncio.run(_check(job))

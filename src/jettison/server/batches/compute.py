@@ -23,7 +23,9 @@ from jettison.server.sampling import GenerationPlan
 from jettison.server.state import ServerState
 
 MAX_ATTEMPTS = 3
-"""Of a line that the engine fails."""
+"""Of a line that the engine fails while it can serve."""
+AGAIN_S = 1.0
+"""Between two of them."""
 
 
 class Prepared:
@@ -60,7 +62,8 @@ class Computer:
         self, endpoint: GenerationEndpoint, number: int, line: Line, prepared: Prepared, tenant: str, expires_at: float
     ) -> Result | None:
         """Its result; None where the server ends first. Cancelling this task cancels the line's requests."""
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+        num_failed = 0
+        while True:
             try:
                 return await self._attempt(endpoint, number, line, prepared, tenant, expires_at)
             except NotReadyError:
@@ -71,13 +74,19 @@ class Computer:
                 if self._state.status != "ready":
                     return None
                 told = as_api_error(error)
-                if told.status < 500 or attempt == MAX_ATTEMPTS:
+                num_failed += self._can_serve  # an outage is not the line's fault
+                if told.status < 500 or num_failed == MAX_ATTEMPTS:
                     return _failed(number, line.custom_id, told)
+                await asyncio.sleep(AGAIN_S)
             again = await self.prepare(endpoint, number, line)  # an answer collects what it is given
             if isinstance(again, Result):
                 return again
             prepared = again
-        return None
+
+    @property
+    def _can_serve(self) -> bool:
+        """Whether there is a group of workers."""
+        return bool(self._state.engine.snapshot().groups)
 
     async def _attempt(
         self, endpoint: GenerationEndpoint, number: int, line: Line, prepared: Prepared, tenant: str, expires_at: float

@@ -9,7 +9,8 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -28,9 +29,12 @@ from jettison.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
+MAX_CHECKS = 2
+"""Processes that check lines at one time: a small batch need not wait for a large one."""
 MAX_ERRORS_SHOWN = 100
 READ_AHEAD = 16
-"""Lines that are read and parsed at one time, in a thread."""
+READ_AHEAD_BYTES = 256 << 10
+"""Lines that are read and parsed at one time, in a thread, and their bytes (or one larger line)."""
 _VERDICT_BYTES = 64 << 20
 TOO_LATE_TO_RUN = BatchError(
     code="batch_expired", message="The completion window ended while lines were still being validated.")
@@ -47,6 +51,8 @@ class Tools:
         self.results, self.computer, self.forecast = results, computer, forecast
         self.call = call
         """``await call(store.method, ...)``: in the store's thread."""
+        self.checking = asyncio.Semaphore(MAX_CHECKS)
+        self.finalizing = asyncio.Semaphore(1)
 
 
 class BatchRun:
@@ -91,18 +97,23 @@ class BatchRun:
     # --- validating
 
     async def _validate(self) -> None:
+        async with self._tools.checking:
+            await self._check_lines()
+
+    async def _check_lines(self) -> None:
         errors: list[BatchError] = []
-        async for verdict in self._verdicts():
-            errors += verdict.bad_lines[: MAX_ERRORS_SHOWN - len(errors)]
-            for result in verdict.results:
-                await self._tools.results.put(self.batch.seq, result)
-            if verdict.is_last:
-                await self._tools.results.flushed()
-                await self._judge(verdict, errors)
-                return
+        async with aclosing(self._verdicts()) as verdicts:
+            async for verdict in verdicts:
+                errors += verdict.bad_lines[: MAX_ERRORS_SHOWN - len(errors)]
+                for result in verdict.results:
+                    await self._tools.results.put(self.batch.seq, result)
+                if verdict.is_last:
+                    await self._tools.results.flushed()
+                    await self._judge(verdict, errors)
+                    return
         raise RuntimeError("the check of a batch's lines ended without a verdict")
 
-    async def _verdicts(self) -> AsyncIterator[Verdict]:
+    async def _verdicts(self) -> AsyncGenerator[Verdict, None]:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "jettison.server.batches.check_process",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=_VERDICT_BYTES)
@@ -166,10 +177,12 @@ class BatchRun:
 
         def read_some() -> list[tuple[int, Line | Result]]:
             some: list[tuple[int, Line | Result]] = []
+            num_bytes = 0
             for number, raw in lines:
                 if number not in done:
                     some.append((number, self._parsed(number, raw)))
-                    if len(some) == READ_AHEAD:
+                    num_bytes += len(raw or b"")
+                    if len(some) == READ_AHEAD or num_bytes >= READ_AHEAD_BYTES:
                         break
             return some
 
@@ -220,8 +233,9 @@ class BatchRun:
             return
         files: list[StoredFile] = []
         if Status.IN_PROGRESS in self.batch.reached_at:
-            files = await asyncio.to_thread(
-                write_outcome, store, self.batch, ends_as, now_s, settings.max_body_bytes)
+            async with self._tools.finalizing:
+                files = await asyncio.to_thread(
+                    write_outcome, store, self.batch, ends_as, now_s, settings.max_body_bytes)
         ids = {file.is_of_errors: file.id for file in files}
         errors = self.batch.errors if ends_as is not Status.FAILED else [TOO_LATE_TO_RUN]
         over = self.batch.to(

@@ -51,6 +51,9 @@ class BatchService:
         self._forecast = Forecast(settings.profiled)
         self._results = ResultWriter(self._write_results)
         self._window = Window(settings.window)
+        computer = Computer(state, self._note_tokens, self._forecast.note_answer)
+        self._tools = Tools(
+            state, settings, self.store, self.call, self._window, self._results, computer, self._forecast)
 
     # --- life
 
@@ -140,12 +143,9 @@ class BatchService:
         task.add_done_callback(self._tasks.discard)
 
     async def _work_on(self, batch: Batch) -> None:
-        tools = Tools(
-            self._state, self.settings, self.store, self.call, self._window, self._results,
-            Computer(self._state, self._note_tokens, self._forecast.note_answer), self._forecast)
         while batch.status not in OVER:
             await self._until_ready()
-            run = self._runs[batch.seq] = BatchRun(batch, tools)
+            run = self._runs[batch.seq] = BatchRun(batch, self._tools)
             try:
                 await run.run()
             except NotReadyError:

@@ -39,6 +39,7 @@ CREATE TABLE IF NOT EXISTS notes (name TEXT PRIMARY KEY, value REAL NOT NULL);
 
 _FILE = "SELECT data FROM files"
 _BATCH = "SELECT seq, num_completed, num_failed, data FROM batches"
+DATABASE = "batches.sqlite3"
 PURGE_ROWS = 500
 """Results of an ended batch removed at one time: short transactions, so that others need not wait."""
 
@@ -60,8 +61,10 @@ class Store:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_fd = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Prompts and answers stand in it, also where the folder was there before and others may enter it.
+            os.close(os.open(self.folder / DATABASE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             # Opened in one thread, used in another, never in two at once.
-            self._db = sqlite3.connect(self.folder / "batches.sqlite3", isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(self.folder / DATABASE, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.executescript(_SCHEMA)
@@ -243,7 +246,7 @@ class Store:
 
     def results(self, seq: int) -> Iterator[Result]:
         """All of a batch, by line. Reads through a connection of its own: safe beside this store's thread."""
-        with closing(sqlite3.connect(self.folder / "batches.sqlite3")) as db:
+        with closing(sqlite3.connect(self.folder / DATABASE)) as db:
             rows = db.execute("SELECT line, is_error, body FROM results WHERE batch = ? ORDER BY line", (seq,))
             for line, is_error, body in rows:
                 yield Result(line, bool(is_error), body)
