@@ -11,7 +11,7 @@ from hypothesis import given
 
 from jettison.server.batches import feeding
 from jettison.server.batches.feeding import ResultWriter, Window
-from jettison.server.batches.records import Batch, Result
+from jettison.server.batches.records import Batch, Result, Status
 from jettison.server.batches.window import MOST_S, Forecast, Rates, shown_s, window_s
 
 
@@ -34,11 +34,12 @@ def test_a_shown_time_is_read_back(seconds):
     assert window_s(shown_s(seconds)) == seconds
 
 
-def batch(seq=1, *, runnable=100, prompt=1000, most=10_000, done=0, expires_at=3600, bad=0) -> Batch:
+def batch(seq=1, *, runnable=100, prompt=1000, most=10_000, done=0, expires_at=3600, bad=0,
+          status=Status.IN_PROGRESS) -> Batch:  # fmt: skip
     return Batch(
         id=f"b{seq}", owner="", endpoint="/v1/completions", input_file_id="f", completion_window="1h", created_at=0,
         expires_at=expires_at, num_lines=runnable + bad, num_runnable=runnable, num_prompt_tokens=prompt,
-        max_output_tokens=most, seq=seq, num_completed=done, num_failed=bad)
+        max_output_tokens=most, seq=seq, num_completed=done, num_failed=bad, status=status)
 
 
 def seen(rate=10.0, answers=10) -> Forecast:
@@ -69,7 +70,8 @@ def test_what_is_done_and_what_was_bad_counts_no_more():
 def test_only_what_is_due_before_is_ahead():
     others = [batch(2, expires_at=60), batch(3, expires_at=9999)]
     assert seen().seconds_to_end(batch(), others) == pytest.approx(400)
-    others.append(batch(4, runnable=0, prompt=0, most=0, expires_at=60))  # not validated yet
+    others += [batch(n, expires_at=60, status=s) for n, s in enumerate(Status, 4) if s is not Status.IN_PROGRESS]
+    others.append(batch())  # itself
     assert seen().seconds_to_end(batch(), others) == pytest.approx(400)
 
 

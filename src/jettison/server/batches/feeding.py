@@ -46,6 +46,11 @@ class Window:
         """Places in use."""
         return self._held.total()
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether lines wait for a place: there is more work than fits."""
+        return bool(self._waiters)
+
     async def take(self, owner: str, deadline_s: float, seq: int, num_places: int) -> None:
         """Wait for so many places. A line that needs more than there are gets all of them, alone."""
         waiter = _Waiter(owner, deadline_s, seq, num_places, asyncio.get_running_loop().create_future())

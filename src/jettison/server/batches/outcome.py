@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO
 
+from jettison.errors import NotReadyError
 from jettison.server.batches.lines import custom_id_in, read_lines
 from jettison.server.batches.records import (
     ERROR_SUFFIX,
@@ -83,6 +84,8 @@ class _Writer:
         self._num_since_pause += len(line) + 1
         if self._num_since_pause >= PIECE_BYTES:
             self._num_since_pause = 0
+            if not self._store.is_open:
+                raise NotReadyError("The server has ended.")  # this thread must not keep its process
             time.sleep(PAUSE_S)
 
     def finish(self) -> StoredFile | None:

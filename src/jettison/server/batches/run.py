@@ -146,7 +146,7 @@ class BatchRun:
         failure, now_s = verdict.failure, time.time()
         if failure is None:
             judged = msgspec.structs.replace(self.batch, **sizes, num_failed=verdict.num_lines - verdict.num_runnable)
-            others = [b for b in await self._tools.call(self._tools.store.open_batches) if b.seq != judged.seq]
+            others = await self._tools.call(self._tools.store.open_batches)
             if why := self._tools.forecast.why_infeasible(judged, others, now_s):
                 failure = BatchError(code="completion_window_infeasible", message=why, param="completion_window")
         if failure is None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from jettison.errors import NotReadyError
@@ -20,6 +22,7 @@ from jettison.server.batches.run import BatchRun, Tools
 from jettison.server.batches.settings import BatchSettings
 from jettison.server.batches.store import Store
 from jettison.server.batches.window import Forecast
+from jettison.server.quiet_log import Seldom
 from jettison.server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -41,6 +44,7 @@ class BatchService:
         self.settings = settings
         self.store = Store(settings.folder)
         self._state = state
+        self._seldom = Seldom(logger)
         self._is_open = False
         self._is_stopping = False
         self._thread: ThreadPoolExecutor | None = None
@@ -48,6 +52,8 @@ class BatchService:
         self._runs: dict[int, BatchRun] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._num_new_tokens = 0
+        self._open_batches: list[Batch] = []
+        """As they were a moment ago."""
         self._forecast = Forecast(settings.profiled)
         self._results = ResultWriter(self._write_results)
         self._window = Window(settings.window)
@@ -85,7 +91,8 @@ class BatchService:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._results.close()
         if self._is_open:
-            await self.call(self.store.note, self._forecast.notes())
+            with suppress(sqlite3.Error):  # a full disk keeps no server from ending
+                await self.call(self.store.note, self._forecast.notes())
 
     async def close(self) -> None:
         """Release the folder."""
@@ -134,8 +141,7 @@ class BatchService:
         """As ``estimated_completion_at``, from now on."""
         if batch.status is not Status.IN_PROGRESS:
             return None
-        others = [run.batch for seq, run in self._runs.items() if seq != batch.seq]
-        return self._forecast.seconds_to_end(batch, others)
+        return self._forecast.seconds_to_end(batch, self._open_batches)
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -173,18 +179,23 @@ class BatchService:
     async def _tick(self) -> None:
         last_s, noted_s = time.monotonic(), time.monotonic()
         while True:
-            had_work = self._window.num_held > 0
+            was_full = self._window.is_wanted
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
-            if had_work and self._window.num_held > 0:
+            if was_full and self._window.is_wanted:
                 self._forecast.note_work(self._num_new_tokens, now_s - last_s)
             self._num_new_tokens, last_s = 0, now_s
             for run in tuple(self._runs.values()):
                 if time.time() >= run.batch.expires_at:
                     run.end(Status.EXPIRED)
-            if now_s - noted_s >= NOTE_EVERY_S:
-                noted_s = now_s
-                await self.call(self.store.note, self._forecast.notes())
+            try:
+                if self._runs:
+                    self._open_batches = await self.call(self.store.open_batches)
+                if now_s - noted_s >= NOTE_EVERY_S:
+                    noted_s = now_s
+                    await self.call(self.store.note, self._forecast.notes())
+            except sqlite3.Error as error:
+                self._seldom.warning("batches cannot be looked at: %s", error)
 
     async def _write_results(self, results: Sequence[tuple[int, Result]]) -> None:
         await self.call(self.store.add_results, results)

@@ -89,6 +89,11 @@ class Store:
             os.close(lock_fd)
 
     @property
+    def is_open(self) -> bool:
+        """Between ``open`` and ``close``."""
+        return self._db is not None
+
+    @property
     def db(self) -> sqlite3.Connection:
         """The connection, while open."""
         assert self._db is not None, "open() comes first"

@@ -48,7 +48,7 @@ class Upload:
 
     async def receive(self, receive: Receive) -> None:
         """Raises ApiError: 400, 408, 413; OSError. Leaves no file behind then."""
-        file = open_private(self._path)
+        file = await asyncio.to_thread(open_private, self._path)
         try:
             with file:
                 await self._receive(receive, file)

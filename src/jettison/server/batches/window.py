@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from jettison.server.batches.records import Batch
+from jettison.server.batches.records import Batch, Status
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _WINDOW = re.compile(r"(?:\d{1,9}[smhd])+")
@@ -75,7 +75,10 @@ class Forecast:
         self._num_answers, self._mean_output = int(count), mean if count else None
 
     def note_work(self, num_tokens: int, seconds: float) -> None:
-        """So many tokens, of prompts and answers, were computed while there was work all the time."""
+        """So many tokens, of prompts and answers, were computed while there was more work than could be taken on.
+
+        Of less work nothing follows: a few lines leave most of every step empty.
+        """
         fade = max(0.0, 1.0 - seconds / MEMORY_S)
         self._tokens = self._tokens * fade + num_tokens
         self._seconds = self._seconds * fade + seconds
@@ -107,7 +110,11 @@ class Forecast:
 
     def seconds_to_end(self, batch: Batch, others: Iterable[Batch]) -> float | None:
         """Until a batch is done: itself, and what of ``others`` is due before it. None while too little is known."""
-        ahead = [other for other in others if (other.expires_at, other.seq) < (batch.expires_at, batch.seq)]
+        ahead = [
+            other for other in others
+            if other.status is Status.IN_PROGRESS and other.seq != batch.seq
+            and (other.expires_at, other.seq) < (batch.expires_at, batch.seq)
+        ]
         left = [self._seconds_left(each) for each in (batch, *ahead)]
         known = [seconds for seconds in left if seconds is not None]
         return sum(known) if len(known) == len(left) else None
