@@ -6,15 +6,29 @@ import json
 import os
 import random
 import signal
+import sqlite3
+import subprocess
 import time
 from collections import Counter
+from contextlib import closing
 
 import pytest
-from e2e_server import COMMON_FLAGS, MODEL, START_TIMEOUT_S, WAIT_S, as_environment, child_environment, eventually
+from e2e_server import (
+    COMMON_FLAGS,
+    MODEL,
+    PYTHON,
+    START_TIMEOUT_S,
+    WAIT_S,
+    as_environment,
+    child_environment,
+    eventually,
+    session_pids,
+)
 
 from jettison.cli.main import main
 from jettison.live.server_process import ServerProcess
-from jettison.server.batches.alone import error_path
+from jettison.server.batches.alone import error_path, work_folder
+from jettison.server.batches.store import DATABASE
 
 pytestmark = pytest.mark.live
 
@@ -125,19 +139,42 @@ def test_a_drain_leaves_the_rest_for_the_next_start(starting):
     eventually(lambda: client.batches.retrieve(batch_id).status == "completed", "the batch is completed")
 
 
-def test_a_file_without_a_server(model_dir, tmp_path, memory_for, capsys):
+def test_a_file_without_a_server_and_killed_on_the_way(model_dir, tmp_path, memory_for, capsys):
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    path.write_bytes(content(60))
-    flags = {"memory": memory_for(96, instances=1), "dtype": "float32", "num-threads": 1, "page-size": "4KiB"}
+    path.write_bytes(content())
+    flags = {"memory": memory_for(96, instances=1), "dtype": "float32", "num-threads": 1, "page-size": "4KiB",
+             "batch-window": 12}  # fmt: skip
     arguments = ["batch", "run", str(path), str(model_dir), "-o", str(out)]
     for name, value in flags.items():
         arguments += [f"--{name}", str(value)]
+    killed = subprocess.Popen(
+        [PYTHON, "-m", "jettison", *arguments], env=child_environment(), start_new_session=True)
+    try:
+        eventually(lambda: num_results(work_folder(out)) > NUM_LINES // BAD_EVERY, "some lines are done")
+    finally:
+        killed.kill()
+        killed.wait()
+    eventually(lambda: not session_pids(killed.pid), "its workers and its check have ended")
+    assert not out.exists()
+    path.write_bytes(content(60))
+    assert main(arguments) == 2
+    assert "work on another input" in capsys.readouterr().err
+    path.write_bytes(content())
     assert main(arguments) == 0
     output, errors = (
         [json.loads(text) for text in file.read_text().splitlines()] for file in (out, error_path(out)))
-    check_whole(output, errors, 60)
-    assert "58 of 60 lines" in capsys.readouterr().err
+    check_whole(output, errors)
+    assert f"{NUM_LINES - NUM_LINES // BAD_EVERY} of {NUM_LINES} lines" in capsys.readouterr().err
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in.jsonl", "out.errors.jsonl", "out.jsonl"]
+
+
+def num_results(folder) -> int:
+    """On disk, read beside the process that writes them."""
+    try:
+        with closing(sqlite3.connect(f"file:{folder / DATABASE}?mode=ro", uri=True)) as db:
+            return db.execute("SELECT COUNT(*) FROM results").fetchone()[0]
+    except sqlite3.OperationalError:  # not there yet
+        return 0
 
 
 def test_a_second_server_on_the_same_folder_is_refused(starting, model_dir, flags, tmp_path, capfd):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -254,6 +255,35 @@ def test_a_full_disk_changes_nothing(store):
     store.db.execute("PRAGMA max_page_count = 1000000")
     store.add_results(results)
     assert store.done_lines(batch.seq) == set(range(1, 9))
+
+
+def test_files_that_do_not_fit_leave_nothing(store, monkeypatch):
+    store.add_file(a_file(store, "file-1", jsonl(line("a"))))
+    batch = store.add_batch(a_batch(1, "file-1"))
+    batch = store.change(batch.seq, lambda b: b.to(Status.IN_PROGRESS, 1, num_lines=1))
+    store.add_results([(batch.seq, Result(1, False, b"{}"))])
+    batch = store.change(batch.seq, lambda b: b.to(Status.FINALIZING, 2))
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "no space")
+
+    def left():
+        return [path.name for folder in ("files", "incoming") for path in (store.folder / folder).iterdir()]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(OSError, match="no space"):
+            write_outcome(store, batch, Status.COMPLETED, 3, 1 << 20)
+    assert left() == ["file-1"]
+    for broken in ("sync_folder", "_keep"):
+        files = write_outcome(store, batch, Status.COMPLETED, 3, 1 << 20)
+        with monkeypatch.context() as patch:
+            patch.setattr(store_module if broken == "sync_folder" else store, broken, fail)
+            with pytest.raises(OSError, match="no space"):
+                store.end(batch.to(Status.COMPLETED, 3), files)
+        assert left() == ["file-1"]
+    store.end(batch.to(Status.COMPLETED, 3), write_outcome(store, batch, Status.COMPLETED, 3, 1 << 20))
+    assert len(left()) == 2
 
 
 @pytest.mark.parametrize("status", Status)

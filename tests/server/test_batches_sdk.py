@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 
 import openai
@@ -11,7 +12,7 @@ from batches_util import documents, jsonl, line
 from fake_engine import FakeEngine, bytes_of
 
 from jettison.server.app import batch_service
-from jettison.server.batches import compute
+from jettison.server.batches import compute, uploads
 from jettison.server.batches.settings import BatchSettings
 from jettison.types import ServiceClass
 
@@ -349,6 +350,28 @@ async def test_limits_of_a_key(serve, batch_settings):
         assert caught.value.code == "too_many_files"
         assert list((batch_service(served.app).store.folder / "incoming").iterdir()) == []
         engine.release()
+
+
+async def test_a_full_disk_is_told(serve, batch_settings, monkeypatch):
+    async with serve(FakeEngine(), batches=batch_settings()) as served, served.openai() as client:
+        store = batch_service(served.app).store
+        file = await client.files.create(file=("in.jsonl", jsonl(line("a"))), purpose="batch")
+
+        def fail(*_):
+            raise OSError(errno.ENOSPC, "no space")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(uploads, "_sync", fail)
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.files.create(file=("in.jsonl", b"x"), purpose="batch")
+        assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "add_batch", fail)
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.batches.create(
+                    input_file_id=file.id, endpoint="/v1/completions", completion_window="1h")
+        assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+        assert list((store.folder / "incoming").iterdir()) == []
 
 
 async def test_a_folder_of_its_own_is_made_when_it_is_needed(serve, batch_settings):

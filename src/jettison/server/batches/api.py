@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -28,6 +29,8 @@ from jettison.server.sampling import MAX_METADATA
 from jettison.server.state import ServerState, require
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MAX_BODY_BYTES = 64 << 10
 MAX_PAGE = 100
@@ -70,6 +73,14 @@ class BatchRoutes:
     def _owner(self, request: Request) -> str:
         return self._state.keys.owner(request.headers.get("authorization", "").encode("latin-1"))
 
+    async def _call(self, work: Callable[..., T], *arguments: Any) -> T:
+        """In the store's thread. Raises ApiError 507 where the disk takes nothing more."""
+        try:
+            return await self._service.call(work, *arguments)
+        except (sqlite3.OperationalError, OSError) as error:
+            logger.error("files and batches cannot be kept: %s", error)
+            raise _full() from None
+
     async def _open(self) -> None:
         """Raises NotReadyError while draining, ApiError where there is no place to keep anything."""
         if self._state.status in ("draining", "failed"):
@@ -91,7 +102,7 @@ class BatchRoutes:
             await discard_body(request.receive)
             message = "Too many files are being uploaded; retry later."
             raise ApiError(429, message, code="too_many_uploads", headers=LATER | CLOSE)
-        num_files, num_bytes = await self._service.call(store.usage, owner)
+        num_files, num_bytes = await self._call(store.usage, owner)
         if num_files >= settings.max_files:
             await discard_body(request.receive)
             message = f"This key has {num_files} files, and may have {settings.max_files}; delete some."
@@ -106,7 +117,7 @@ class BatchRoutes:
             await upload.receive(request.receive)
         except OSError as error:
             logger.error("a file cannot be kept: %s", error)
-            raise ApiError(507, "There is no room for this file on the server.", code="storage_full") from None
+            raise _full() from None
         except ApiError as error:
             if error.status == 413 and room < settings.max_file_bytes:
                 error.message = f"This key has {num_bytes} of {settings.max_stored_bytes} bytes of files; delete some."
@@ -123,7 +134,7 @@ class BatchRoutes:
         file = StoredFile(
             id=file_id, owner=owner, filename=upload.filename, purpose="batch", num_bytes=upload.num_bytes,
             created_at=int(time.time()))
-        await self._service.call(store.add_file, file)
+        await self._call(store.add_file, file)
         return json_response(file.document())
 
     async def list_files(self, request: Request) -> Response:
@@ -135,7 +146,7 @@ class BatchRoutes:
         after, purpose = request.query_params.get("after"), request.query_params.get("purpose")
         files: list[StoredFile] | None = []
         if self._service.is_open:
-            files = await self._service.call(
+            files = await self._call(
                 lambda: self._service.store.files(
                     self._owner(request), limit + 1, after, purpose, newest_first=order == "desc"))
         if files is None:
@@ -160,7 +171,7 @@ class BatchRoutes:
             store = self._service.store
             return not store.is_needed(file.id) and (store.delete_file(file.owner, file.id) or True)
 
-        if not await self._service.call(delete):
+        if not await self._call(delete):
             raise bad_request("A batch that is not over reads this file; cancel it first.", "file_id", "file_in_use")
         return json_response({"id": file.id, "object": "file", "deleted": True})
 
@@ -170,7 +181,7 @@ class BatchRoutes:
     async def _find_file(self, owner: str, file_id: str, param: str) -> StoredFile:
         found = None
         if self._service.is_open:
-            found = await self._service.call(self._service.store.file, owner, file_id)
+            found = await self._call(self._service.store.file, owner, file_id)
         if found is None:
             raise _no_such("file", file_id, param)
         return found
@@ -194,7 +205,7 @@ class BatchRoutes:
         batch = Batch(
             id=new_id("batch_"), owner=owner, endpoint=fields.endpoint, input_file_id=file.id, created_at=now_s,
             completion_window=fields.completion_window, expires_at=now_s + seconds, metadata=fields.metadata)
-        added = await self._service.call(self._add, batch)
+        added = await self._call(self._add, batch)
         self._service.take_up(added)
         return self._batch_response(added)
 
@@ -213,7 +224,7 @@ class BatchRoutes:
         limit, after = _limit(request, 20, MAX_PAGE), request.query_params.get("after")
         batches: list[Batch] | None = []
         if self._service.is_open:
-            batches = await self._service.call(self._service.store.batches, self._owner(request), limit + 1, after)
+            batches = await self._call(self._service.store.batches, self._owner(request), limit + 1, after)
         if batches is None:
             raise _no_such("batch", after or "", "after")
         return _page([self._document(batch) for batch in batches], limit)
@@ -233,7 +244,7 @@ class BatchRoutes:
     async def _batch(self, request: Request) -> Batch:
         batch_id, found = request.path_params["batch_id"], None
         if self._service.is_open:
-            found = await self._service.call(self._service.store.batch, self._owner(request), batch_id)
+            found = await self._call(self._service.store.batch, self._owner(request), batch_id)
         if found is None:
             raise _no_such("batch", batch_id, "batch_id")
         return found
@@ -304,6 +315,10 @@ def _page(documents: Sequence[dict[str, Any]], limit: int) -> Response:
         "object": "list", "data": data, "first_id": data[0]["id"] if data else None,
         "last_id": data[-1]["id"] if data else None, "has_more": len(documents) > limit,
     })  # fmt: skip
+
+
+def _full() -> ApiError:
+    return ApiError(507, "There is no room on the server for this.", code="storage_full")
 
 
 def _no_such(kind: str, item_id: str, param: str) -> ApiError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO
 
@@ -72,9 +72,13 @@ class _Writer:
     def __enter__(self) -> _Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._file is None:
+            return
+        with suppress(OSError):  # what a full disk did not take, or a server's end: it is written again
             self._file.close()
+        if kind is not None:
+            self._path.unlink(missing_ok=True)
 
     def write(self, line: bytes) -> None:
         if self._file is None:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -40,19 +41,21 @@ TOO_LATE_TO_RUN = BatchError(
     code="batch_expired", message="The completion window ended while lines were still being validated.")
 
 
+@dataclass(frozen=True, slots=True)
 class Tools:
     """What all runs of a server share."""
 
-    def __init__(
-        self, state: ServerState, settings: BatchSettings, store: Store, call: Callable[..., Any], window: Window,
-        results: ResultWriter, computer: Computer, forecast: Forecast,
-    ) -> None:
-        self.state, self.settings, self.store, self.window = state, settings, store, window
-        self.results, self.computer, self.forecast = results, computer, forecast
-        self.call = call
-        """``await call(store.method, ...)``: in the store's thread."""
-        self.checking = asyncio.Semaphore(MAX_CHECKS)
-        self.finalizing = asyncio.Semaphore(1)
+    state: ServerState
+    settings: BatchSettings
+    store: Store
+    call: Callable[..., Any]
+    """``await call(store.method, ...)``: in the store's thread."""
+    window: Window
+    results: ResultWriter
+    computer: Computer
+    forecast: Forecast
+    checking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_CHECKS))
+    finalizing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
 
 class BatchRun:

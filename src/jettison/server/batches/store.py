@@ -13,7 +13,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -121,10 +121,23 @@ class Store:
 
     def add_file(self, file: StoredFile) -> None:
         """The file is there from here on: its bytes lie in ``incoming`` under its id, written and synced."""
-        os.rename(self.incoming(file.id), self.path_of(file.id))
-        sync_folder(self.folder / "files")
-        with self._transaction():
+        with self._appearing([file]):
             self._insert_file(file)
+
+    @contextmanager
+    def _appearing(self, files: Sequence[StoredFile]) -> Iterator[None]:
+        """A transaction that makes incoming files files, or nothing of them stays."""
+        try:
+            for file in files:
+                os.rename(self.incoming(file.id), self.path_of(file.id))
+            sync_folder(self.folder / "files")
+            with self._transaction():
+                yield
+        except (sqlite3.Error, OSError):
+            for file in files:
+                self.path_of(file.id).unlink(missing_ok=True)
+                self.incoming(file.id).unlink(missing_ok=True)
+            raise
 
     def _insert_file(self, file: StoredFile) -> None:
         self.db.execute(
@@ -216,10 +229,7 @@ class Store:
 
     def end(self, batch: Batch, files: Sequence[StoredFile]) -> None:
         """A batch is over, and its files are there: all or nothing. Their bytes lie in ``incoming``."""
-        for file in files:
-            os.rename(self.incoming(file.id), self.path_of(file.id))
-        sync_folder(self.folder / "files")
-        with self._transaction():
+        with self._appearing(files):
             for file in files:
                 self._insert_file(file)
             self._keep(batch)
