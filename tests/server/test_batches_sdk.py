@@ -236,6 +236,24 @@ async def test_a_drained_server_leaves_the_rest_and_the_next_one_ends_it(serve, 
         assert [d["custom_id"] for d in output] == [f"r{n}" for n in range(30)]
 
 
+async def test_cancelled_while_the_model_loads_nothing_more_runs(serve, batch_settings):
+    async with serve(FakeEngine(delay_s=None), batches=batch_settings()) as served, served.openai() as client:
+        running = await begin(client, jsonl(*(line(f"r{n}") for n in range(9))))
+        await until(client, running, {"in_progress"})
+    engine = FakeEngine()
+    engine.engine_state = "loading"
+    async with serve(engine, batches=batch_settings()) as served, served.openai() as client:
+        fresh = await begin(client, jsonl(line("a")))
+        for batch in (running, fresh):
+            assert (await client.batches.cancel(batch.id)).status == "cancelling"
+        engine.engine_state = "ready"
+        running, fresh = await until(client, running), await until(client, fresh)
+        assert (running.status, fresh.status) == ("cancelled", "cancelled")
+        assert running.request_counts.failed == 9
+        assert fresh.error_file_id is None
+        assert engine.accepted == []
+
+
 # --- whose it is
 
 

@@ -128,7 +128,7 @@ class BatchRun:
         finally:
             if process.returncode is None:
                 process.kill()
-            await process.wait()
+            await process.communicate()  # its pipes are closed, too
 
     def _check_job(self) -> Job:
         info, settings = self._tools.state.engine.info, self._tools.state.settings

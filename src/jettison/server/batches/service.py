@@ -151,6 +151,7 @@ class BatchService:
     async def _work_on(self, batch: Batch) -> None:
         while batch.status not in OVER:
             await self._until_ready()
+            batch = await self.call(self.store.known_batch, batch.seq)  # it may have been cancelled meanwhile
             run = self._runs[batch.seq] = BatchRun(batch, self._tools)
             try:
                 await run.run()
@@ -163,7 +164,6 @@ class BatchService:
             batch = run.batch
             if batch.status not in OVER:
                 await asyncio.sleep(AGAIN_S)
-                batch = await self.call(self.store.known_batch, batch.seq)
         while await self.call(self.store.purge, batch.seq):
             pass
 
