@@ -123,6 +123,7 @@ class BatchRun:
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(msgspec.json.encode(self._check_job()) + b"\n")
+            process.stdin.close()
             while told := await process.stdout.readline():
                 yield msgspec.json.decode(told, type=Verdict)
         finally:
