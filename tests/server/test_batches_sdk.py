@@ -263,6 +263,7 @@ async def test_another_key_finds_nothing(serve, batch_settings):
     async with (
         serve(engine, batches=batch_settings(), api_keys=keys) as served,
         served.openai(api_key="mine") as mine, served.openai(api_key="theirs") as theirs,
+        served.openai(api_key="none") as stranger,
     ):
         batch = await until(mine, await begin(mine, jsonl(line("a"))))
         assert {request.tenant for request in engine.accepted} != {""}
@@ -279,16 +280,18 @@ async def test_another_key_finds_nothing(serve, batch_settings):
         assert [f.id async for f in theirs.files.list()] == []
         assert [b.id async for b in mine.batches.list()] == [batch.id]
         with pytest.raises(openai.AuthenticationError):
-            await served.openai(api_key="none").files.list()
+            await stranger.files.list()
 
 
 async def test_a_key_stays_the_owner_when_others_come(serve, batch_settings):
-    async with serve(FakeEngine(), batches=batch_settings(), api_keys=("mine",)) as served:
-        file = await served.openai(api_key="mine").files.create(file=("in.jsonl", b"x"), purpose="batch")
-    async with serve(FakeEngine(), batches=batch_settings(), api_keys=("new", "mine")) as served:
-        assert (await served.openai(api_key="mine").files.retrieve(file.id)).id == file.id
+    serving = serve(FakeEngine(), batches=batch_settings(), api_keys=("mine",))
+    async with serving as served, served.openai(api_key="mine") as mine:
+        file = await mine.files.create(file=("in.jsonl", b"x"), purpose="batch")
+    serving = serve(FakeEngine(), batches=batch_settings(), api_keys=("new", "mine"))
+    async with serving as served, served.openai(api_key="mine") as mine, served.openai(api_key="new") as new:
+        assert (await mine.files.retrieve(file.id)).id == file.id
         with pytest.raises(openai.NotFoundError):
-            await served.openai(api_key="new").files.retrieve(file.id)
+            await new.files.retrieve(file.id)
 
 
 # --- bounds and refusals

@@ -24,9 +24,9 @@ MAX_FIELD_BYTES = 4096
 MAX_PARTS = 16
 OVERHEAD_BYTES = 64 << 10
 """Of a body beside its file."""
-PIECE_BYTES = 128 << 10
-PAUSE_S = 0.002
-"""After each piece: an upload takes a quarter of the loop's time at most."""
+PIECE_BYTES = 64 << 10
+PAUSE_S = 0.003
+"""After each piece, so that streams come in between: 200 MB take eight seconds or more."""
 LEAST_BYTES_PER_S = 16 << 10
 """A slower client is cut off: it holds a place that others want."""
 
