@@ -28,8 +28,8 @@ from jettison.report.results import RequestCounts, RunResult
 from jettison.workload.bench import BenchOptions
 from jettison.workload.synthetic import PRESETS
 
-COMMANDS = ["bench", "config show", "demo", "explain", "model create", "plan", "profile", "reproduce", "serve",
-            "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "validate",
+COMMANDS = ["batch run", "bench", "config show", "demo", "explain", "model create", "plan", "profile", "reproduce",
+            "serve", "simulate", "trace info", "trace slice", "trace upscale", "trace synth", "trace fetch", "validate",
             "verify", "version"]  # fmt: skip
 
 
@@ -246,7 +246,6 @@ def test_a_time_line_that_cannot_be_written_is_told_before_the_model_loads(tmp_p
     monkeypatch.setattr(launch.Engine, "prepare", lambda self: None)
     monkeypatch.setattr(launch, "health_details", lambda _: {})
     monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: None)
-    monkeypatch.setattr(launch, "create_app", lambda *_: None)
     monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("it loaded"))
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "line.json"
@@ -260,7 +259,6 @@ def test_a_port_in_use_is_one_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(launch.Engine, "prepare", lambda self: None)
     monkeypatch.setattr(launch, "health_details", lambda _: {})
     monkeypatch.setattr(launch.Tokenizer, "from_dir", lambda *_, **__: None)
-    monkeypatch.setattr(launch, "create_app", lambda *_: None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

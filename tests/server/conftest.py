@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from jettison.server.app import create_app
+from jettison.server.app import batch_service, create_app
 from jettison.server.serving import run_server
 from jettison.server.settings import ServerSettings
 from jettison.server.tokenizer import Tokenizer
@@ -36,9 +36,11 @@ def serve(tokenizer):
     """``async with serve(engine, ...) as served``: over a real uvicorn on a free port."""
 
     @asynccontextmanager
-    async def serving(engine, *, shutdown_timeout_s=5.0, on_drain=None, tokenizer=tokenizer, **settings):
+    async def serving(engine, *, shutdown_timeout_s=5.0, on_drain=None, tokenizer=tokenizer, batches=None, **settings):
         settings = ServerSettings(**({"model_names": ("fake", "alias"), "default_seed": 1} | settings))
-        app = create_app(engine, tokenizer, settings)
+        app = create_app(engine, tokenizer, settings, batches)
+        if batches is not None:
+            await batch_service(app).start()
         started = asyncio.get_running_loop().create_future()
         async with httpx.AsyncClient(timeout=10) as http:
             served = Served(app, 0, http)
@@ -54,6 +56,8 @@ def serve(tokenizer):
             finally:
                 served.stop.set()
                 assert await served.finished == 0
+                if batches is not None:
+                    await batch_service(app).close()
 
     return serving
 

@@ -23,7 +23,7 @@ from jettison.live.engine.api import (
     WorkerSnapshot,
 )
 from jettison.policy.refusal import why_queue_full
-from jettison.types import FinishReason, Request, RequestId, SampledToken, TokenLogprobs
+from jettison.types import FinishReason, Request, RequestId, SampledToken, ServiceClass, TokenLogprobs
 
 Script = Callable[[Request], Sequence[int]]
 """The tokens that a request would get if nothing stopped it."""
@@ -95,7 +95,7 @@ class FakeEngine:
             raise NotReadyError(f"the engine is {self.engine_state}")
         if self.max_running is not None and len(self.running) >= self.max_running:
             raise OverCapacityError("the queue is full", self.retry_after_ms)
-        if not is_further:
+        if not is_further and request.service_class is ServiceClass.ONLINE:
             self.check_queue(request.tenant)
         self.accepted.append(request)
         running = self.running[request.request_id] = _Running(request)

@@ -86,7 +86,7 @@ def test_a_long_queue_gets_what_it_needs(limits, caplog):
 async def test_the_launcher_limits_connections(tmp_path, monkeypatch, limits, caplog):
     seen = {}
 
-    def create_app(engine, tokenizer, settings):
+    def create_app(engine, tokenizer, settings, batches):
         seen["max_connections"] = settings.max_connections
         raise RuntimeError("seen enough")
 

@@ -16,6 +16,7 @@ import typer
 
 from jettison import __version__
 from jettison.cli import (
+    batch_cmd,
     bench,
     config_cmd,
     demo,
@@ -71,6 +72,7 @@ def _root(
 
 app.command("serve", cls=Command)(serve.serve)
 app.command("bench", cls=Command)(bench.bench)
+app.add_typer(batch_cmd.app, name="batch")
 app.add_typer(model.app, name="model")
 app.add_typer(config_cmd.app, name="config")
 app.add_typer(trace_cmd.app, name="trace")

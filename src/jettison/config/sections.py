@@ -242,6 +242,18 @@ class ServerConfig:
     record_trace_bytes: int = config_key(
         64 << 20, size_from(1 << 16), "Most bytes of the recording, the file before it (FILE.1) included.",
         name="record_trace_size", metavar="SIZE")
+    batch_dir: str | None = config_key(
+        None, nonempty, "Folder for files and batches: prompts and answers lie in it; a server that is started with it "
+        "again goes on where the last one was (auto: a folder of this model and port's own, docs/batches.md).",
+        metavar="DIR", unset="auto")
+    batch_window: int | None = config_key(
+        None, int_from(1), "Choices of batches that are in the engine at one time (auto: twice --max-num-seqs for each "
+        "instance).", metavar="N", unset="auto")
+    batch_file_bytes: int = config_key(
+        200_000_000, size_from(1024), "Largest file that may be uploaded.", name="batch_file_size", metavar="SIZE")
+    batch_storage_bytes: int = config_key(
+        4 << 30, size_from(1024), "Most bytes of files that one key may have, results included.",
+        name="batch_storage_size", metavar="SIZE")
     shutdown_timeout_s: float = config_key(
         30.0, float_from(0.0), "Seconds that running requests get to finish after SIGTERM.",
         name="shutdown_timeout", metavar="SECONDS")

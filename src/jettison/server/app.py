@@ -12,6 +12,9 @@ from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from jettison.live.engine.api import EngineClient
+from jettison.server.batches.api import BatchRoutes
+from jettison.server.batches.service import BatchService
+from jettison.server.batches.settings import BatchSettings
 from jettison.server.chat import ChatEndpoint
 from jettison.server.completions import CompletionEndpoint
 from jettison.server.errors import handle_error
@@ -21,16 +24,23 @@ from jettison.server.settings import ServerSettings
 from jettison.server.state import ServerState
 from jettison.server.tokenizer import Tokenizer
 
-__all__ = ["ServerSettings", "Tokenizer", "create_app", "server_state"]
+__all__ = ["BatchSettings", "ServerSettings", "Tokenizer", "batch_service", "create_app", "server_state"]
 
 
-def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServerSettings) -> Starlette:
-    """The HTTP application over a running engine. Starts nothing; ``serving.run_server`` runs it."""
+def create_app(
+    engine: EngineClient, tokenizer: Tokenizer, settings: ServerSettings, batches: BatchSettings | None = None
+) -> Starlette:
+    """The HTTP application over a running engine. Starts nothing; ``serving.run_server`` runs it.
+
+    With ``batches`` it keeps files and batches: ``batch_service`` is to be started, and closed.
+    """
     state = ServerState(engine, tokenizer, settings)
+    service = None if batches is None else BatchService(state, batches)
     routes = [
         Route("/v1/chat/completions", ChatEndpoint(state), methods=["POST"]),
         Route("/v1/completions", CompletionEndpoint(state), methods=["POST"]),
         *InfoRoutes(state).routes(),
+        *([] if service is None else BatchRoutes(state, service).routes()),
     ]
     app = Starlette(
         routes=routes,
@@ -39,6 +49,7 @@ def create_app(engine: EngineClient, tokenizer: Tokenizer, settings: ServerSetti
     )
     app.router.redirect_slashes = False
     app.state.jettison = state
+    app.state.batches = service
     return app
 
 
@@ -47,3 +58,10 @@ def server_state(app: Starlette) -> ServerState:
     state = app.state.jettison
     assert isinstance(state, ServerState)
     return state
+
+
+def batch_service(app: Starlette) -> BatchService:
+    """The files and batches of an application that was given a place for them."""
+    service = app.state.batches
+    assert isinstance(service, BatchService)
+    return service

@@ -37,10 +37,18 @@ class KeyRing:
 
         ``authorization`` has been admitted. The label goes into cache salts: it says nothing about the key.
         """
+        return self.tenant_of(self.owner(authorization))
+
+    def owner(self, authorization: bytes | None) -> str:
+        """A label of the key itself, for what is stored: whatever other keys there are today, it is the key's tomorrow.
+        Empty where no key is asked for. ``authorization`` has been admitted.
+        """
+        return hashlib.sha256(b"tenant" + (_digest(authorization) or b"")).hexdigest()[:32] if self._digests else ""
+
+    def tenant_of(self, owner: str) -> str:
+        """The tenant behind such a label, as ``tenant`` has it."""
         # A key that is alone today would otherwise share its cache with the one that takes its place.
-        if len(self._digests) < 2 and not self._may_change:
-            return ""
-        return hashlib.sha256(b"tenant" + (_digest(authorization) or b"")).hexdigest()[:32]
+        return owner if self._may_change or len(self._digests) > 1 else ""
 
 
 def _digest(authorization: bytes | None) -> bytes | None:

@@ -108,6 +108,6 @@ class ChatEndpoint(GenerationEndpoint):
             fields.messages,
             state.tokenizer,
             add_generation_prompt=fields.add_generation_prompt is not False,
-            thread_chars=state.settings.thread_tokenize_chars,
+            thread_chars=self.thread_chars,
         )
         return plan, [prompt], ChatAnswer(state, plan, model)

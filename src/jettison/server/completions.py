@@ -143,12 +143,12 @@ class CompletionEndpoint(GenerationEndpoint):
             add_special_tokens=fields.add_special_tokens is not False,
             vocab_size=info.vocab_size,
             max_prompts=settings.max_choices,
-            thread_chars=settings.thread_tokenize_chars,
+            thread_chars=self.thread_chars,
         )
         if len(prompts) * plan.num_samples > settings.max_choices:
             raise bad_request(f"prompts times n may be at most {settings.max_choices}.", "n")
         if plan.echo:
             prompts = await with_texts(
                 prompts, state.tokenizer, skip_special_tokens=plan.skip_special_tokens,
-                thread_chars=settings.thread_tokenize_chars)
+                thread_chars=self.thread_chars)
         return plan, prompts, CompletionAnswer(state, plan, model)

@@ -26,7 +26,7 @@ from jettison.server.prompts import Prompt
 from jettison.server.sampling import GenerationPlan, too_long
 from jettison.server.sse import EventStream, error_event
 from jettison.server.state import ServerState
-from jettison.types import Request
+from jettison.types import Request, ServiceClass
 
 FINISH_JSON: dict[Finish | None, bytes] = {
     None: b',"finish_reason":null',
@@ -93,8 +93,10 @@ class Answer(ABC):
 class GenerationEndpoint(ABC):
     """An ASGI application for one path."""
 
-    def __init__(self, state: ServerState) -> None:
+    def __init__(self, state: ServerState, thread_chars: int | None = None) -> None:
+        """``thread_chars``: another bound than the settings' for what is tokenized on the event loop."""
         self.state = state
+        self.thread_chars = state.settings.thread_tokenize_chars if thread_chars is None else thread_chars
 
     @abstractmethod
     async def prepare(self, document: dict[str, Any]) -> tuple[GenerationPlan, list[Prompt], Answer]:
@@ -123,10 +125,7 @@ class GenerationEndpoint(ABC):
         document = parse_json(await arrival.read_body(receive))
         plan, prompts, answer = await self.prepare(document)
         arrival.claim(len(prompts) * plan.num_samples)
-        # The tenant comes first and has a fixed length: no salt that a client sends reaches another tenant's cache.
-        cache_salt = tenant + plan.cache_salt
-        jobs = self._jobs(plan, prompts, arrival_ns, tenant, cache_salt)
-        generation = Generation(state.engine, state.metrics, jobs, state.settings.record_request)
+        generation = self.generation(plan, prompts, arrival_ns, tenant)
         state.generations.add(generation)
         try:
             generation.submit()
@@ -138,10 +137,20 @@ class GenerationEndpoint(ABC):
         finally:
             state.generations.discard(generation)
 
+    def generation(
+        self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int, tenant: str,
+        deadline_ns: int | None = None,
+    ) -> Generation:
+        """The engine requests for these prompts, not submitted yet. Raises ApiError 400 where one is too long."""
+        jobs = self._jobs(plan, prompts, arrival_ns, tenant, deadline_ns)
+        return Generation(self.state.engine, self.state.metrics, jobs, self.state.settings.record_request)
+
     def _jobs(
-        self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int, tenant: str, cache_salt: str
+        self, plan: GenerationPlan, prompts: Sequence[Prompt], arrival_ns: int, tenant: str, deadline_ns: int | None
     ) -> list[Job]:
         jobs: list[Job] = []
+        # The tenant comes first and has a fixed length: no salt that a client sends reaches another tenant's cache.
+        cache_salt = tenant + plan.cache_salt
         base_id = secrets.token_hex(16)  # never made from what a client sent
         for prompt in prompts:
             num_prompt_tokens = len(prompt.token_ids)
@@ -157,6 +166,8 @@ class GenerationEndpoint(ABC):
                     cache_salt=cache_salt,
                     has_default_length=plan.wants_default_length,
                     tenant=tenant,
+                    service_class=ServiceClass.OFFLINE if plan.wants_offline else ServiceClass.ONLINE,
+                    deadline_ns=deadline_ns,
                 )
                 text = ChoiceText(self.state.tokenizer, plan, prompt.token_ids, num_echoed_chars)
                 jobs.append(Job(len(jobs), prompt, sample == 0, request, text, is_offline=plan.wants_offline))

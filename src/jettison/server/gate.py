@@ -14,6 +14,8 @@ from jettison.server.errors import ApiError, as_api_error
 from jettison.server.limits import body_too_large, discard_body
 from jettison.server.state import ServerState
 
+UPLOAD_PATH = "/v1/files"
+
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -49,7 +51,10 @@ class Gate:
             await answer.response()(scope, receive, send_labelled)
 
     async def _admit(self, path: str, headers: dict[bytes, bytes], receive: Receive) -> None:
-        max_bytes = self._state.settings.max_body_bytes
+        settings = self._state.settings
+        max_bytes = settings.max_body_bytes
+        if path == UPLOAD_PATH and settings.max_upload_bytes is not None:
+            max_bytes = settings.max_upload_bytes
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18 or int(length) > max_bytes:
             if b"expect" not in headers:  # that client asks before it sends

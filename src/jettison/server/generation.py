@@ -151,7 +151,7 @@ class Generation:
             if job.text.finish_reason is None and not self.client_is_gone:  # else only the end is still of interest
                 delta = job.text.feed(event)
                 if delta.token_ids:
-                    last_ns = self._clock_tokens(len(delta.token_ids), last_ns)
+                    last_ns = self._clock_tokens(len(delta.token_ids), last_ns, is_timed=not job.is_offline)
             if event.finish_reason is not None:
                 self._finish_with(job, event)
                 if self.client_is_gone:
@@ -175,16 +175,17 @@ class Generation:
     def _start(self, job: Job, event: TokenEvent) -> None:
         job.is_started = True
         job.num_cached_tokens = event.num_cached_tokens
-        self._metrics.ttft.observe((time.monotonic_ns() - job.request.arrival_ns) / NANOSECONDS)
+        if not job.is_offline:  # the histograms are of requests that somebody waits for
+            self._metrics.ttft.observe((time.monotonic_ns() - job.request.arrival_ns) / NANOSECONDS)
 
-    def _clock_tokens(self, num_new: int, last_ns: int | None) -> int:
+    def _clock_tokens(self, num_new: int, last_ns: int | None, *, is_timed: bool) -> int:
         """Count tokens that the client gets; ``last_ns``: when the ones before came."""
         now_ns = time.monotonic_ns()
         self._metrics.num_generation_tokens += num_new
         if last_ns is None:
             num_new -= 1
             last_ns = now_ns
-        for _ in range(num_new):
+        for _ in range(num_new if is_timed else 0):
             self._metrics.itl.observe((now_ns - last_ns) / NANOSECONDS / num_new)
         return now_ns
 
@@ -196,7 +197,7 @@ class Generation:
         job.is_over = True
         if not job.is_started and event is not None:
             job.num_cached_tokens = event.num_cached_tokens
-        timings = event.timings if event is not None else None
+        timings = event.timings if event is not None and not job.is_offline else None
         num_prompt, num_output = len(job.prompt.token_ids), job.text.num_tokens
         self._metrics.count_finished(reason, num_prompt, num_output, timings)
         if self._record is not None:

@@ -7,15 +7,20 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from jettison.config import EngineConfig
+from jettison.cost.grouprate import prefill_token_s
 from jettison.live.engine.assembly import Assembly
 from jettison.live.engine.engine import Engine
 from jettison.live.experiments.server_process import ENDS_WITH_STDIN
 from jettison.live.machine.garbage import settle_garbage_collector
 from jettison.report.output import check_writable
-from jettison.server.app import create_app, server_state
+from jettison.server.app import batch_service, create_app, server_state
+from jettison.server.batches.settings import BatchSettings, own_folder
+from jettison.server.batches.uploads import OVERHEAD_BYTES
+from jettison.server.batches.window import Rates
 from jettison.server.descriptors import connection_limit
 from jettison.server.key_file import KeySource
 from jettison.server.quiet_log import PlainFormatter, TracebackLimit
@@ -77,6 +82,31 @@ def health_details(assembly: Assembly) -> dict[str, object]:
     }  # fmt: skip
 
 
+def batch_settings(config: EngineConfig, assembly: Assembly) -> BatchSettings:
+    """Where this server keeps files and batches, and how many of their lines it takes on at one time."""
+    told = config.server.batch_dir
+    own = own_folder(config.model.served_model_name, config.server.port)
+    return BatchSettings(
+        folder=own if told is None else Path(told),
+        model_dir=Path(config.model.model),
+        is_made_at_once=told is not None,
+        window=config.server.batch_window or 2 * config.scheduler.max_num_seqs * config.instances,
+        max_file_bytes=config.server.batch_file_bytes,
+        max_stored_bytes=config.server.batch_storage_bytes,
+        profiled=cache(lambda: _profiled_rates(assembly)),  # read when it is first wanted
+    )
+
+
+def _profiled_rates(assembly: Assembly) -> Rates | None:
+    """Of all instances together, in steps of the whole token budget and the best batches of decodes."""
+    profile, config = assembly.load_profile(), assembly.config
+    rate = None if profile is None else profile.group_tokens_per_s(1)
+    if profile is None or not rate:
+        return None
+    prompt_token_s = prefill_token_s(profile.cost, 1, config.scheduler.max_num_batched_tokens)
+    return Rates(config.instances / prompt_token_s, config.instances * rate)
+
+
 def _most_requests(config: EngineConfig) -> int | None:
     """That run and wait at one time; None where the queue has no bound."""
     num_queued = config.scheduler.max_num_queued_reqs
@@ -109,6 +139,7 @@ async def _serve(config: EngineConfig) -> int:
         default_seed=config.model.seed,
         max_active_reqs_per_key=config.server.max_active_reqs_per_key,
         write_timeout_s=config.server.write_timeout_s,
+        max_upload_bytes=config.server.batch_file_bytes + OVERHEAD_BYTES,
         max_connections=connection_limit(config.instances, _most_requests(config)),
         health_details=health_details(assembly),
         record_request=None if recorder is None else recorder.record,
@@ -116,12 +147,19 @@ async def _serve(config: EngineConfig) -> int:
         deployment=engine.deployment_document,
     )
     tokenizer = Tokenizer.from_dir(model_dir, max_template_chars=settings.max_template_chars)
-    app = create_app(engine, tokenizer, settings)
+    app = create_app(engine, tokenizer, settings, batch_settings(config, assembly))
+    batches = batch_service(app)
     # Unusable paths are told before the model is loaded.
     if recorder is not None:
         recorder.start()
     if config.server.timeline is not None:
         check_writable(Path(config.server.timeline))
+    await batches.start()
+
+    async def drain(timeout_s: float) -> None:
+        await batches.stop()
+        await engine.drain(timeout_s)
+
     stop = asyncio.Event()
     # A supervisor restarts what ends; a server that answers 503 for ever helps no client.
     engine.on_failure = stop.set
@@ -134,7 +172,7 @@ async def _serve(config: EngineConfig) -> int:
                 config.server.host,
                 config.server.port,
                 shutdown_timeout_s=config.server.shutdown_timeout_s,
-                on_drain=engine.drain,
+                on_drain=drain,
                 on_hangup=None if keys.path is None else lambda: keys.reload(server_state(app).keys),
                 stop=stop,
             )
@@ -147,6 +185,7 @@ async def _serve(config: EngineConfig) -> int:
             pass
         finally:
             failed = engine.state == "failed"
+            await batches.close()
             await engine.close()
             if recorder is not None:
                 await asyncio.to_thread(recorder.close)

@@ -27,8 +27,10 @@ MAX_METADATA = 16
 MAX_PRIORITY = 1 << 31
 MAX_CACHE_SALT_CHARS = 512
 SEED_MODULUS = 1 << 63
-SERVICE_TIERS = ("auto", "default", "priority", "flex")
+OFFLINE_TIER = "flex"
+SERVICE_TIERS = ("auto", "default", "priority", OFFLINE_TIER)
 SERVED_TIER = "default"
+"""Of every other one."""
 
 SeedSource = Callable[[], int]
 
@@ -116,6 +118,7 @@ def _plan(
     if options is not None and not fields.stream:
         raise bad_request("stream_options is only allowed when stream is true.", "stream_options")
     continuous = bool(options and options.continuous_usage_stats)
+    wants_offline = fields.service_tier == OFFLINE_TIER
     return GenerationPlan(
         params=params,
         wants_default_length=wants_default_length,
@@ -129,8 +132,8 @@ def _plan(
         return_token_ids=bool(fields.return_token_ids),
         priority=fields.priority or 0,
         cache_salt=fields.cache_salt or "",
-        service_tier=None if fields.service_tier is None else SERVED_TIER,
-        wants_offline=fields.service_tier == "flex",
+        service_tier=None if fields.service_tier is None else OFFLINE_TIER if wants_offline else SERVED_TIER,
+        wants_offline=wants_offline,
         length_field=length_field,
     )
 

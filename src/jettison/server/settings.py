@@ -27,6 +27,8 @@ class ServerSettings:
     A request has a place from its arrival on, one for each of its choices as soon as its body is read, and all of them
     until the last byte of its answer. None: no limit."""
     max_body_bytes: int = 4 << 20
+    max_upload_bytes: int | None = None
+    """Body of ``POST /v1/files``, which is written to disk as it comes. None: no exception for it."""
     max_header_bytes: int = 16 << 10
     max_buffered_bytes: int = 256 << 20
     """All request bodies that are being read or tokenized at one time, tokenizer requests included."""

@@ -129,7 +129,8 @@ class EngineClient(Protocol):
         """Accept a request, synchronously, and return its events.
 
         ``is_further``: it belongs to one accepted just before (another choice of the same answer), so the queue's
-        limit is not held against it: its own siblings, which no step could take yet, would fill the queue.
+        limit is not held against it: its own siblings, which no step could take yet, would fill the queue. Nor is it
+        against an offline request, which keeps no online one waiting.
         Raises NotReadyError (loading, draining, failed), OverCapacityError (queue full), TooLongError, RequestError
         (token ids outside the vocabulary, a salt that is no text).
         Once accepted the iterator yields exactly one event with a finish reason and then ends. Leaving the

@@ -42,7 +42,7 @@ from jettison.live.wire import messages as m
 from jettison.memory.stages import Pull, StagePlan
 from jettison.policy.refusal import why_too_long
 from jettison.report.timeline import Timeline
-from jettison.types import FinishReason, GroupId, Request, RequestId, WorkerId
+from jettison.types import FinishReason, GroupId, Request, RequestId, ServiceClass, WorkerId
 
 logger = logging.getLogger(__name__)
 
@@ -233,7 +233,7 @@ class Engine:
         """See ``EngineClient.submit``."""
         if self._state != "ready" or self._driver is None:
             raise NotReadyError(f"the engine is {self._state}")
-        if not is_further:
+        if not is_further and request.service_class is ServiceClass.ONLINE:
             self.check_queue(request.tenant)
         self._check(request)
         if request.request_id in self._streams:

@@ -1,0 +1,146 @@
+"""``jettison batch run``: one file through an engine of its own, without a server, on the path that a server takes.
+
+What is done lies in a folder beside the output until that is complete, so a run that was killed goes on when it is
+started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from jettison.config import EngineConfig
+from jettison.errors import JettisonError, UserError
+from jettison.live.engine.engine import Engine
+from jettison.report.output import check_writable
+from jettison.server.batches.lines import read_lines
+from jettison.server.batches.outcome import open_private
+from jettison.server.batches.records import Batch, Status, StoredFile, new_id
+from jettison.server.batches.service import BatchService
+from jettison.server.batches.settings import ENDPOINTS
+from jettison.server.batches.store import sync_folder
+from jettison.server.batches.window import MOST_S
+from jettison.server.launch import batch_settings
+from jettison.server.settings import ServerSettings
+from jettison.server.state import ServerState
+from jettison.server.tokenizer import Tokenizer
+
+POLL_S = 0.2
+NO_LIMIT = 1 << 62
+
+Progress = Callable[[Batch, float | None], None]
+"""Told how the batch is doing, and in how many seconds it will be done, as far as that is known."""
+
+
+def error_path(out: Path) -> Path:
+    """Where lines without an answer go."""
+    return out.with_name(f"{out.stem}.errors{out.suffix or '.jsonl'}")
+
+
+def work_folder(out: Path) -> Path:
+    """Where work in progress lies."""
+    return out.with_name(f"{out.name}.batch")
+
+
+def run_alone(config: EngineConfig, path: Path, out: Path, progress: Progress) -> Batch:
+    """Compute all lines of ``path``; their answers are in ``out`` then, and what failed in ``error_path(out)``.
+
+    Raises UserError where the caller can mend it, JettisonError where the engine fails. The batch says the rest.
+    """
+    check_writable(out)
+    with asyncio.Runner() as runner:
+        return runner.run(_run(config, path, out, progress))
+
+
+async def _run(config: EngineConfig, path: Path, out: Path, progress: Progress) -> Batch:
+    endpoint, digest = await asyncio.to_thread(lambda: (_endpoint_of(path), _digest(path)))
+    engine = Engine(config)
+    settings = replace(
+        batch_settings(config, engine.prepare()), folder=work_folder(out), is_made_at_once=True, max_lines=NO_LIMIT)
+    server = ServerSettings(model_names=(config.model.served_model_name,), default_seed=config.model.seed)
+    tokenizer = Tokenizer.from_dir(settings.model_dir, max_template_chars=server.max_template_chars)
+    service = BatchService(ServerState(engine, tokenizer, server), settings)
+    try:
+        await service.start()
+        batch = await _batch_for(service, path, endpoint, digest)
+        await engine.start()
+        while not batch.is_over:
+            if engine.state == "failed":
+                raise JettisonError(f"the engine failed: {engine.failure}; run the same command again to go on")
+            await asyncio.sleep(POLL_S)
+            batch = await service.call(service.store.known_batch, batch.seq)
+            progress(batch, service.seconds_left(batch))
+        await asyncio.to_thread(_deliver, service, batch, out)
+    finally:
+        await service.close()
+        await engine.close()
+    await asyncio.to_thread(shutil.rmtree, settings.folder)
+    return batch
+
+
+async def _batch_for(service: BatchService, path: Path, endpoint: str, digest: str) -> Batch:
+    """The one that lies there already, or a new one."""
+    found = await service.call(service.store.batches, "", 1, None)
+    if found:
+        if found[0].metadata != {"input": digest}:
+            raise UserError(f"{service.settings.folder} holds work on another input: remove it, or name another output")
+        return found[0]
+
+    def add() -> Batch:
+        store, now_s = service.store, int(time.time())
+        file_id = new_id("file-")
+        shutil.copyfile(path, store.incoming(file_id))
+        store.add_file(StoredFile(
+            id=file_id, owner="", filename=path.name, purpose="batch", num_bytes=path.stat().st_size,
+            created_at=now_s))
+        return store.add_batch(Batch(
+            id=new_id("batch_"), owner="", endpoint=endpoint, input_file_id=file_id, completion_window="30d",
+            created_at=now_s, expires_at=now_s + MOST_S, metadata={"input": digest}))
+
+    batch = await service.call(add)
+    service.take_up(batch)
+    return batch
+
+
+def _endpoint_of(path: Path) -> str:
+    """What the first line with a known ``url`` says; all lines must say the same."""
+    for _, raw in read_lines(path, 64 << 20):
+        with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            document = msgspec.json.decode(raw or b"null")
+            if isinstance(document, dict) and document.get("url") in ENDPOINTS:
+                return str(document["url"])
+    raise UserError(f"{path}: no line has a url that is {' or '.join(ENDPOINTS)}")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _deliver(service: BatchService, batch: Batch, out: Path) -> None:
+    """Both files appear complete; an error file of an earlier run goes where there is none now."""
+    if batch.status is not Status.COMPLETED:
+        return
+    for file_id, target in ((batch.output_file_id, out), (batch.error_file_id, error_path(out))):
+        written = target.with_name(f"{target.name}.part")
+        written.unlink(missing_ok=True)
+        if file_id is None and target != out:
+            target.unlink(missing_ok=True)
+            continue
+        with open_private(written) as file:
+            if file_id is not None:
+                with service.store.path_of(file_id).open("rb") as source:
+                    shutil.copyfileobj(source, file)
+            file.flush()
+            os.fsync(file.fileno())
+        written.replace(target)
+    sync_folder(out.absolute().parent)

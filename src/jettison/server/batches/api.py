@@ -1,0 +1,326 @@
+"""``/v1/files`` and ``/v1/batches``, as OpenAI has them. Whose a thing is, its key says; another key finds nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from jettison.errors import ConfigError, NotReadyError
+from jettison.server.batches.records import Batch, StoredFile, new_id
+from jettison.server.batches.service import BatchService
+from jettison.server.batches.settings import ENDPOINTS
+from jettison.server.batches.uploads import Upload
+from jettison.server.batches.window import window_s
+from jettison.server.endpoint import check_content_type
+from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
+from jettison.server.fields import parse_fields, parse_json
+from jettison.server.info_routes import json_response
+from jettison.server.limits import CLOSE, body_too_large, discard_body
+from jettison.server.sampling import MAX_METADATA
+from jettison.server.state import ServerState, require
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_BODY_BYTES = 64 << 10
+MAX_PAGE = 100
+MAX_FILES_PAGE = 10_000
+LATER = retry_headers(NOT_READY_RETRY_MS * 10)
+
+
+class BatchFields(msgspec.Struct, kw_only=True):
+    """``POST /v1/batches``."""
+
+    input_file_id: str | None = None
+    endpoint: str | None = None
+    completion_window: str | None = None
+    metadata: dict[str, str] | None = None
+    output_expires_after: Any = None
+
+
+class BatchRoutes:
+    """Handlers over one server's files and batches."""
+
+    def __init__(self, state: ServerState, service: BatchService) -> None:
+        self._state = state
+        self._service = service
+        self._num_uploads = 0
+
+    def routes(self) -> list[Route]:
+        """All of them, with their paths."""
+        return [
+            Route("/v1/files", self.upload, methods=["POST"]),
+            Route("/v1/files", self.list_files),
+            Route("/v1/files/{file_id}", self.file),
+            Route("/v1/files/{file_id}", self.delete_file, methods=["DELETE"]),
+            Route("/v1/files/{file_id}/content", self.content),
+            Route("/v1/batches", self.create_batch, methods=["POST"]),
+            Route("/v1/batches", self.list_batches),
+            Route("/v1/batches/{batch_id}", self.batch),
+            Route("/v1/batches/{batch_id}/cancel", self.cancel_batch, methods=["POST"]),
+        ]
+
+    def _owner(self, request: Request) -> str:
+        return self._state.keys.owner(request.headers.get("authorization", "").encode("latin-1"))
+
+    async def _call(self, work: Callable[..., T], *arguments: Any) -> T:
+        """In the store's thread. Raises ApiError 507 where the disk takes nothing more."""
+        try:
+            return await self._service.call(work, *arguments)
+        except (sqlite3.OperationalError, OSError) as error:
+            logger.error("files and batches cannot be kept: %s", error)
+            raise _full() from None
+
+    async def _open(self) -> None:
+        """Raises NotReadyError while draining, ApiError where there is no place to keep anything."""
+        if self._state.status in ("draining", "failed"):
+            raise NotReadyError("The server is shutting down; retry elsewhere or later.")
+        try:
+            await self._service.open()
+        except ConfigError as error:
+            logger.error("%s", error)
+            raise ApiError(503, "This server has no place to keep files.", code="storage_unavailable") from None
+
+    # --- files
+
+    async def upload(self, request: Request) -> Response:
+        """Keep a file."""
+        settings, store = self._service.settings, self._service.store
+        await self._open()
+        owner = self._owner(request)
+        if self._num_uploads >= settings.max_uploads:
+            await discard_body(request.receive)
+            message = "Too many files are being uploaded; retry later."
+            raise ApiError(429, message, code="too_many_uploads", headers=LATER | CLOSE)
+        num_files, num_bytes = await self._call(store.usage, owner)
+        if num_files >= settings.max_files:
+            await discard_body(request.receive)
+            message = f"This key has {num_files} files, and may have {settings.max_files}; delete some."
+            raise ApiError(429, message, code="too_many_files", headers=CLOSE)
+        room = settings.max_stored_bytes - num_bytes
+        file_id = new_id("file-")
+        upload = Upload(
+            request.headers.get("content-type", "").encode("latin-1"), store.incoming(file_id),
+            min(settings.max_file_bytes, max(0, room)), self._state.settings.body_timeout_s)
+        self._num_uploads += 1
+        try:
+            await upload.receive(request.receive)
+        except OSError as error:
+            logger.error("a file cannot be kept: %s", error)
+            raise _full() from None
+        except ApiError as error:
+            if error.status == 413 and room < settings.max_file_bytes:
+                error.message = f"This key has {num_bytes} of {settings.max_stored_bytes} bytes of files; delete some."
+                error.code = "storage_limit_reached"
+            raise
+        finally:
+            self._num_uploads -= 1
+        try:
+            _check_form(upload.fields)
+        except ApiError:
+            store.incoming(file_id).unlink(missing_ok=True)
+            raise
+        assert upload.filename is not None
+        file = StoredFile(
+            id=file_id, owner=owner, filename=upload.filename, purpose="batch", num_bytes=upload.num_bytes,
+            created_at=int(time.time()))
+        await self._call(store.add_file, file)
+        return json_response(file.document())
+
+    async def list_files(self, request: Request) -> Response:
+        """A page of them, newest first unless asked otherwise."""
+        limit = _limit(request, MAX_FILES_PAGE, MAX_FILES_PAGE)
+        order = request.query_params.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise bad_request("order must be asc or desc.", "order")
+        after, purpose = request.query_params.get("after"), request.query_params.get("purpose")
+        files: list[StoredFile] | None = []
+        if self._service.is_open:
+            files = await self._call(
+                lambda: self._service.store.files(
+                    self._owner(request), limit + 1, after, purpose, newest_first=order == "desc"))
+        if files is None:
+            raise _no_such("file", after or "", "after")
+        return _page([file.document() for file in files], limit)
+
+    async def file(self, request: Request) -> Response:
+        """What is known of one."""
+        return json_response((await self._file(request)).document())
+
+    async def content(self, request: Request) -> Response:
+        """Its bytes."""
+        file = await self._file(request)
+        path = self._service.store.path_of(file.id)
+        return FileResponse(path, media_type="application/octet-stream", filename=file.filename)
+
+    async def delete_file(self, request: Request) -> Response:
+        """Remove one that no batch reads."""
+        file = await self._file(request)
+
+        def delete() -> bool:
+            store = self._service.store
+            return not store.is_needed(file.id) and (store.delete_file(file.owner, file.id) or True)
+
+        if not await self._call(delete):
+            raise bad_request("A batch that is not over reads this file; cancel it first.", "file_id", "file_in_use")
+        return json_response({"id": file.id, "object": "file", "deleted": True})
+
+    async def _file(self, request: Request) -> StoredFile:
+        return await self._find_file(self._owner(request), request.path_params["file_id"], "file_id")
+
+    async def _find_file(self, owner: str, file_id: str, param: str) -> StoredFile:
+        found = None
+        if self._service.is_open:
+            found = await self._call(self._service.store.file, owner, file_id)
+        if found is None:
+            raise _no_such("file", file_id, param)
+        return found
+
+    # --- batches
+
+    async def create_batch(self, request: Request) -> Response:
+        """Begin one; what is wrong with its lines is found out later."""
+        check_content_type(request.scope)
+        await self._open()
+        fields = parse_fields(parse_json(await self._body(request)), BatchFields, self._state.warnings)
+        for name in ("input_file_id", "endpoint", "completion_window"):
+            require(getattr(fields, name), name)
+        assert fields.endpoint is not None and fields.completion_window is not None
+        _check_batch(fields)
+        owner, now_s = self._owner(request), int(time.time())
+        seconds = _window(fields.completion_window)
+        file = await self._find_file(owner, fields.input_file_id or "", "input_file_id")
+        if file.purpose != "batch":
+            raise bad_request("The file's purpose must be 'batch'.", "input_file_id")
+        batch = Batch(
+            id=new_id("batch_"), owner=owner, endpoint=fields.endpoint, input_file_id=file.id, created_at=now_s,
+            completion_window=fields.completion_window, expires_at=now_s + seconds, metadata=fields.metadata)
+        added = await self._call(self._add, batch)
+        self._service.take_up(added)
+        return self._batch_response(added)
+
+    def _add(self, batch: Batch) -> Batch:
+        """In the store's thread."""
+        store, limit = self._service.store, self._service.settings.max_open_batches
+        if sum(other.owner == batch.owner for other in store.open_batches()) >= limit:
+            message = f"This key has {limit} batches that are not over, and may have no more; retry later."
+            raise ApiError(429, message, code="too_many_batches", headers=LATER)
+        if store.file(batch.owner, batch.input_file_id) is None:
+            raise _no_such("file", batch.input_file_id, "input_file_id")
+        return store.add_batch(batch)
+
+    async def list_batches(self, request: Request) -> Response:
+        """A page of them, newest first."""
+        limit, after = _limit(request, 20, MAX_PAGE), request.query_params.get("after")
+        batches: list[Batch] | None = []
+        if self._service.is_open:
+            batches = await self._call(self._service.store.batches, self._owner(request), limit + 1, after)
+        if batches is None:
+            raise _no_such("batch", after or "", "after")
+        return _page([self._document(batch) for batch in batches], limit)
+
+    async def batch(self, request: Request) -> Response:
+        """How one is doing."""
+        return self._batch_response(await self._batch(request))
+
+    async def cancel_batch(self, request: Request) -> Response:
+        """Stop one; what is done stays."""
+        await self._open()
+        batch = await self._service.cancel(await self._batch(request))
+        if batch.is_over or "cancelling" not in batch.reached_at:
+            raise bad_request(f"A batch that is {batch.status} cannot be cancelled.", "batch_id", "invalid_state")
+        return self._batch_response(batch)
+
+    async def _batch(self, request: Request) -> Batch:
+        batch_id, found = request.path_params["batch_id"], None
+        if self._service.is_open:
+            found = await self._call(self._service.store.batch, self._owner(request), batch_id)
+        if found is None:
+            raise _no_such("batch", batch_id, "batch_id")
+        return found
+
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._state.settings.body_timeout_s):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > MAX_BODY_BYTES:
+                        raise body_too_large(MAX_BODY_BYTES)
+        except TimeoutError:
+            raise ApiError(408, "The request body did not arrive in time.", code="request_timeout",
+                           headers=CLOSE) from None  # fmt: skip
+        except ClientDisconnect:
+            raise ApiError(499, "The client went away.", code="client_disconnected") from None
+        return bytes(body)
+
+    def _document(self, batch: Batch) -> dict[str, Any]:
+        return batch.document(self._service.estimated_completion_at(batch))
+
+    def _batch_response(self, batch: Batch) -> Response:
+        return json_response(self._document(batch))
+
+
+def _check_form(fields: Mapping[str, str]) -> None:
+    require(fields.get("purpose"), "purpose")
+    if any(name.startswith("expires_after") for name in fields):
+        message = "'expires_after' is not supported by this server: files stay until they are deleted."
+        raise bad_request(message, "expires_after", "unsupported_parameter")
+    if fields["purpose"] != "batch":
+        raise bad_request("purpose must be 'batch': files serve for nothing else here.", "purpose")
+
+
+def _check_batch(fields: BatchFields) -> None:
+    if fields.endpoint not in ENDPOINTS:
+        raise bad_request(
+            f"The endpoint {str(fields.endpoint)[:100]!r} is not served in batches: {' and '.join(ENDPOINTS)} are.",
+            "endpoint", "unsupported_endpoint")  # fmt: skip
+    if fields.output_expires_after is not None:
+        message = "'output_expires_after' is not supported by this server: files stay until they are deleted."
+        raise bad_request(message, "output_expires_after", "unsupported_parameter")
+    metadata = fields.metadata or {}
+    if len(metadata) > MAX_METADATA or any(len(key) > 64 or len(value) > 512 for key, value in metadata.items()):
+        message = f"metadata may have at most {MAX_METADATA} entries, of 64 and 512 characters."
+        raise bad_request(message, "metadata")
+
+
+def _window(text: str) -> int:
+    try:
+        return window_s(text)
+    except ValueError as error:
+        raise bad_request(str(error), "completion_window") from None
+
+
+def _limit(request: Request, default: int, most: int) -> int:
+    text = request.query_params.get("limit", str(default))
+    if not text.isascii() or not text.isdigit() or len(text) > 6 or not 1 <= int(text) <= most:
+        raise bad_request(f"limit must be a whole number from 1 to {most}.", "limit")
+    return int(text)
+
+
+def _page(documents: Sequence[dict[str, Any]], limit: int) -> Response:
+    """``documents``: one more than the limit where there are more."""
+    data = documents[:limit]
+    return json_response({
+        "object": "list", "data": data, "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None, "has_more": len(documents) > limit,
+    })  # fmt: skip
+
+
+def _full() -> ApiError:
+    return ApiError(507, "There is no room on the server for this.", code="storage_full")
+
+
+def _no_such(kind: str, item_id: str, param: str) -> ApiError:
+    """404, the same for what is not there and for what is another's."""
+    return ApiError(404, f"There is no {kind} {item_id[:100]!r}.", param=param, code="not_found")

@@ -1,0 +1,148 @@
+"""Whether the lines of a file can run: each is parsed, put through its endpoint's own checks, and tokenized.
+
+Work for a process of its own, at low priority (``check_process``): a file has a hundred thousand times the work of a
+request, and neither a thread that holds the interpreter's lock nor one that the kernel lets wait while it holds it can
+be had beside streams.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import msgspec
+
+from jettison.live.engine.api import EngineClient, EngineInfo
+from jettison.server.batches.lines import Line, LineError, parse_line, read_lines
+from jettison.server.batches.records import BatchError, Result, error_line
+from jettison.server.chat import ChatEndpoint
+from jettison.server.completions import CompletionEndpoint
+from jettison.server.endpoint import GenerationEndpoint
+from jettison.server.errors import ApiError
+from jettison.server.settings import ServerSettings
+from jettison.server.state import ServerState
+from jettison.server.tokenizer import Tokenizer
+
+ENDPOINT_OF: dict[str, type[GenerationEndpoint]] = {
+    "/v1/chat/completions": ChatEndpoint, "/v1/completions": CompletionEndpoint,
+}  # fmt: skip
+TELL_EVERY = 100
+"""Lines."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check is told."""
+
+    path: str
+    endpoint: str
+    model_dir: str
+    model_names: tuple[str, ...]
+    max_model_len: int
+    max_request_tokens: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    max_line_bytes: int
+    max_lines: int
+    default_chat_max_tokens: int | None
+    default_completion_max_tokens: int
+    max_choices: int
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """What it found; told in between, too, so that a check without a reader ends."""
+
+    num_lines: int = 0
+    num_runnable: int = 0
+    num_prompt_tokens: int = 0
+    max_output_tokens: int = 0
+    is_last: bool = False
+    failure: BatchError | None = None
+    """Why no line can run."""
+    bad_lines: list[BatchError] = []
+    """Since the last time, as is ``results``, which says the same as lines of the error file."""
+    results: list[Result] = []
+
+
+def endpoint_for(job: Job) -> GenerationEndpoint:
+    """The endpoint that would answer, without an engine behind it. Raises ModelError."""
+    info = EngineInfo(job.model_dir, job.max_model_len, job.max_request_tokens, job.vocab_size, job.eos_token_ids)
+    settings = ServerSettings(
+        model_names=job.model_names, default_chat_max_tokens=job.default_chat_max_tokens,
+        default_completion_max_tokens=job.default_completion_max_tokens, max_choices=job.max_choices,
+    )
+    engine = cast(EngineClient, SimpleNamespace(info=info, state="ready"))
+    state = ServerState(engine, Tokenizer.from_dir(Path(job.model_dir)), settings)
+    return ENDPOINT_OF[job.endpoint](state, thread_chars=1 << 62)
+
+
+async def check_file(job: Job, endpoint: GenerationEndpoint) -> AsyncIterator[Verdict]:
+    """Verdicts so far, then the last one."""
+    verdict, seen = Verdict(), _Seen()
+    for number, raw in read_lines(Path(job.path), job.max_line_bytes):
+        if verdict.num_lines == job.max_lines:
+            verdict.failure = BatchError(code="too_many_lines", message=f"A batch has at most {job.max_lines} lines.")
+            break
+        verdict.num_lines += 1
+        await _check_line(job, endpoint, seen, verdict, number, raw)
+        if verdict.num_lines % TELL_EVERY == 0:
+            yield verdict
+            verdict.bad_lines, verdict.results = [], []
+    if verdict.num_lines == 0:
+        verdict.failure = BatchError(code="empty_file", message="The file has no lines.")
+    elif verdict.num_runnable == 0 and verdict.failure is None:
+        verdict.failure = BatchError(code="no_valid_lines", message="No line of the file can run.")
+    verdict.is_last = True
+    yield verdict
+
+
+class _Seen:
+    """Which ``custom_id`` stood where. Hashes: a file may have millions of bytes of them."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, int] = {}
+
+    def first_line(self, custom_id: str, number: int) -> int:
+        return self._lines.setdefault(int.from_bytes(_digest(custom_id), "big"), number)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+async def _check_line(
+    job: Job, endpoint: GenerationEndpoint, seen: _Seen, verdict: Verdict, number: int, raw: bytes | None
+) -> None:
+    custom_id, answered = None, None
+    try:
+        line = parse_line(raw, job.endpoint, job.max_line_bytes)
+        custom_id = line.custom_id
+        first = seen.first_line(custom_id, number)
+        if first != number:
+            raise LineError("duplicate_custom_id", f"custom_id stands in line {first} already.", "custom_id", custom_id)
+        num_prompt_tokens, max_output_tokens = await _sizes(endpoint, line)
+    except LineError as error:
+        custom_id = custom_id or error.custom_id
+        if error.custom_id is not None:
+            seen.first_line(error.custom_id, number)
+        told = error.at(number)
+    except ApiError as error:
+        told = BatchError(code=error.code or "invalid_value", message=error.message, line=number, param=error.param)
+        answered = error
+    else:
+        verdict.num_runnable += 1
+        verdict.num_prompt_tokens += num_prompt_tokens
+        verdict.max_output_tokens += max_output_tokens
+        return
+    verdict.bad_lines.append(told)
+    status, answer = (None, b"") if answered is None else (answered.status, answered.body)
+    verdict.results.append(Result(number, True, error_line(custom_id, told, status, answer)))
+
+
+async def _sizes(endpoint: GenerationEndpoint, line: Line) -> tuple[int, int]:
+    """Prompt tokens, and output tokens at most. Raises ApiError."""
+    plan, prompts, _ = await endpoint.prepare(line.body)
+    generation = endpoint.generation(plan, prompts, 0, "")
+    return generation.num_prompt_tokens, sum(job.request.params.max_tokens for job in generation.jobs)

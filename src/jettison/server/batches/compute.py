@@ -1,0 +1,120 @@
+"""One line through the engine: from its body to its result; one that the server's end cuts off has none."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import msgspec
+from starlette.types import Message
+
+from jettison.errors import NotReadyError, OverCapacityError
+from jettison.live.engine.api import TokenEvent
+from jettison.server.batches.lines import Line
+from jettison.server.batches.records import BatchError, Result, error_line, new_id, output_line
+from jettison.server.choice import Delta
+from jettison.server.endpoint import Answer, GenerationEndpoint
+from jettison.server.errors import ApiError, as_api_error
+from jettison.server.generation import Generation, Job
+from jettison.server.prompts import Prompt
+from jettison.server.sampling import GenerationPlan
+from jettison.server.state import ServerState
+
+MAX_ATTEMPTS = 3
+"""Of a line that the engine fails while it can serve."""
+AGAIN_S = 1.0
+"""Between two of them."""
+
+
+class Prepared:
+    """A line ready to be submitted, or its result where it cannot be."""
+
+    def __init__(self, plan: GenerationPlan, prompts: list[Prompt], answer: Answer) -> None:
+        self.plan, self.prompts, self.answer = plan, prompts, answer
+
+    @property
+    def num_choices(self) -> int:
+        """Places that it takes."""
+        return len(self.prompts) * self.plan.num_samples
+
+
+class Computer:
+    """Computes lines as offline requests; tells ``note_tokens`` of tokens as they come, ``note_answer`` of lengths."""
+
+    def __init__(
+        self, state: ServerState, note_tokens: Callable[[int], None], note_answer: Callable[[int], None]
+    ) -> None:
+        self._state = state
+        self._note_tokens = note_tokens
+        self._note_answer = note_answer
+
+    async def prepare(self, endpoint: GenerationEndpoint, number: int, line: Line) -> Prepared | Result:
+        """What was checked already is checked again: the server may have been restarted with another model."""
+        try:
+            plan, prompts, answer = await endpoint.prepare(line.body)
+            return Prepared(replace(plan, wants_offline=True), prompts, answer)
+        except ApiError as error:
+            return _failed(number, line.custom_id, error)
+
+    async def compute(
+        self, endpoint: GenerationEndpoint, number: int, line: Line, prepared: Prepared, tenant: str, expires_at: float
+    ) -> Result | None:
+        """Its result; None where the server ends first. Cancelling this task cancels the line's requests."""
+        num_failed = 0
+        while True:
+            try:
+                return await self._attempt(endpoint, number, line, prepared, tenant, expires_at)
+            except NotReadyError:
+                return None
+            except OverCapacityError as error:
+                await asyncio.sleep(error.retry_after_ms / 1e3)
+            except Exception as error:  # noqa: BLE001  # as_api_error logs what is not expected
+                if self._state.status != "ready":
+                    return None
+                told = as_api_error(error)
+                num_failed += self._can_serve  # an outage is not the line's fault
+                if told.status < 500 or num_failed == MAX_ATTEMPTS:
+                    return _failed(number, line.custom_id, told)
+                await asyncio.sleep(AGAIN_S)
+            again = await self.prepare(endpoint, number, line)  # an answer collects what it is given
+            if isinstance(again, Result):
+                return again
+            prepared = again
+
+    @property
+    def _can_serve(self) -> bool:
+        """Whether there is a group of workers."""
+        return bool(self._state.engine.snapshot().groups)
+
+    async def _attempt(
+        self, endpoint: GenerationEndpoint, number: int, line: Line, prepared: Prepared, tenant: str, expires_at: float
+    ) -> Result:
+        now_ns = time.monotonic_ns()
+        deadline_ns = now_ns + int((expires_at - time.time()) * 1e9)
+        generation = endpoint.generation(prepared.plan, prepared.prompts, now_ns, tenant, deadline_ns)
+        generation.submit()
+
+        async def keep(job: Job, event: TokenEvent, delta: Delta) -> None:
+            is_first = job.num_events == 0 and job.is_first_sample
+            self._note_tokens(len(delta.token_ids) + (len(job.prompt.token_ids) if is_first else 0))
+            prepared.answer.collect(job, event, delta)
+
+        await generation.run(_silence, keep)
+        self._note_answer(generation.num_output_tokens)
+        return Result(number, False, self._output(line, prepared.answer, generation))
+
+    def _output(self, line: Line, answer: Answer, generation: Generation) -> bytes:
+        return output_line(line.custom_id, new_id("req_"), msgspec.json.encode(answer.document(generation)))
+
+
+def _failed(number: int, custom_id: str, error: ApiError) -> Result:
+    told = BatchError(code=error.code or "server_error", message=error.message, line=number, param=error.param)
+    return Result(number, True, error_line(custom_id, told, error.status, error.body))
+
+
+async def _silence() -> Message:
+    """A client that never leaves."""
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")

@@ -1,0 +1,101 @@
+"""The lines of an input file: read one by one, and what may be wrong with one before its body is looked at. Pure but
+for reading."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from jettison.server.batches.records import BatchError
+
+MAX_CUSTOM_ID_CHARS = 512
+_BOM = b"\xef\xbb\xbf"
+
+
+class LineError(Exception):
+    """A line that cannot run; the others do."""
+
+    def __init__(self, code: str, message: str, param: str | None = None, custom_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+        self.custom_id = custom_id
+
+    def at(self, line: int) -> BatchError:
+        """As it is told."""
+        return BatchError(code=self.code, message=str(self), line=line, param=self.param)
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One request of a batch."""
+
+    custom_id: str
+    body: dict[str, Any]
+
+
+def read_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Number (from 1, as editors count) and bytes of each line that is not blank; None for one above ``max_bytes``."""
+    with path.open("rb") as file:
+        number = 0
+        while raw := file.readline(max_bytes + 1):
+            number += 1
+            is_whole = raw.endswith(b"\n") or len(raw) <= max_bytes
+            if not is_whole:
+                while raw and not raw.endswith(b"\n"):
+                    raw = file.readline(1 << 16)
+                yield number, None
+                continue
+            raw = raw.removeprefix(_BOM).strip() if number == 1 else raw.strip()
+            if raw:
+                yield number, raw
+
+
+def parse_line(raw: bytes | None, endpoint: str, max_bytes: int) -> Line:
+    """Raises LineError. Whether its body can be answered is the endpoint's to say."""
+    if raw is None:
+        raise LineError("line_too_large", f"The line is larger than {max_bytes} bytes.")
+    try:
+        document = msgspec.json.decode(raw)
+    except RecursionError:
+        raise LineError("invalid_json_line", "The line is nested too deeply.") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise LineError("invalid_json_line", f"The line is not valid JSON: {error}.") from None
+    if not isinstance(document, dict):
+        raise LineError("invalid_json_line", "The line must be a JSON object.")
+    custom_id = custom_id_of(document)
+    if custom_id is None:
+        code = "missing_required_parameter" if document.get("custom_id") is None else "invalid_custom_id"
+        raise LineError(code, f"custom_id must be a text of 1 to {MAX_CUSTOM_ID_CHARS} characters.", "custom_id")
+    return Line(custom_id, _body(document, endpoint, custom_id))
+
+
+def custom_id_of(document: object) -> str | None:
+    """None where it is none that could be told again."""
+    custom_id = document.get("custom_id") if isinstance(document, dict) else None
+    return custom_id if isinstance(custom_id, str) and 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS else None
+
+
+def custom_id_in(raw: bytes | None) -> str | None:
+    """Of a line of which nothing is known."""
+    try:
+        return custom_id_of(msgspec.json.decode(raw or b"null"))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _body(document: dict[str, Any], endpoint: str, custom_id: str) -> dict[str, Any]:
+    if document.get("method") != "POST":
+        raise LineError("invalid_method", "method must be 'POST'.", "method", custom_id)
+    if document.get("url") != endpoint:
+        raise LineError("invalid_url", f"url must be the batch's endpoint, {endpoint!r}.", "url", custom_id)
+    body = document.get("body")
+    if not isinstance(body, dict):
+        raise LineError("invalid_body", "body must be a JSON object.", "body", custom_id)
+    if body.get("model") is None:
+        raise LineError("missing_required_parameter", "body.model is missing.", "body.model", custom_id)
+    if body.get("stream"):
+        raise LineError("unsupported_parameter", "stream is not possible in a batch.", "body.stream", custom_id)
+    return body

@@ -1,0 +1,202 @@
+"""All files and batches of one server: opened with it, worked on while it is ready, left as they are when it drains.
+
+On the event loop; whatever touches the database happens in one thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from jettison.errors import NotReadyError
+from jettison.server.batches.compute import Computer
+from jettison.server.batches.feeding import ResultWriter, Window
+from jettison.server.batches.records import OVER, Batch, Result, Status
+from jettison.server.batches.run import BatchRun, Tools
+from jettison.server.batches.settings import BatchSettings
+from jettison.server.batches.store import Store
+from jettison.server.batches.window import Forecast
+from jettison.server.quiet_log import Seldom
+from jettison.server.state import ServerState
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+NOTE_EVERY_S = 30.0
+AGAIN_S = 5.0
+"""After a batch met something that was not foreseen (a full disk, a check that was killed)."""
+
+CANCELLABLE = (Status.VALIDATING, Status.IN_PROGRESS)
+
+T = TypeVar("T")
+
+
+class BatchService:
+    """``start`` opens and goes on with what is there; ``stop`` ends the work, ``close`` the rest. All idempotent."""
+
+    def __init__(self, state: ServerState, settings: BatchSettings) -> None:
+        self.settings = settings
+        self.store = Store(settings.folder)
+        self._state = state
+        self._seldom = Seldom(logger)
+        self._is_open = False
+        self._is_stopping = False
+        self._thread: ThreadPoolExecutor | None = None
+        self._opening = asyncio.Lock()
+        self._runs: dict[int, BatchRun] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._num_new_tokens = 0
+        self._open_batches: list[Batch] = []
+        """As they were a moment ago."""
+        self._forecast = Forecast(settings.profiled)
+        self._results = ResultWriter(self._write_results)
+        self._window = Window(settings.window)
+        computer = Computer(state, self._note_tokens, self._forecast.note_answer)
+        self._tools = Tools(
+            state, settings, self.store, self.call, self._window, self._results, computer, self._forecast)
+
+    # --- life
+
+    async def start(self) -> None:
+        """Raises ConfigError where the folder cannot be used."""
+        if self.settings.is_made_at_once or self.settings.folder.exists():
+            await self.open()
+
+    async def open(self) -> None:
+        """Make the folder, if it is not there, and go on with its batches. Raises ConfigError."""
+        async with self._opening:
+            if self._is_open or self._is_stopping:
+                return
+            self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="jettison-batches")
+            await self.call(self.store.open)
+            self._is_open = True
+            self._forecast.remember(await self.call(self.store.notes))
+            self._results.start()
+            self._spawn(self._tick())
+            for batch in await self.call(self.store.open_batches):
+                self.take_up(batch)
+
+    async def stop(self) -> None:
+        """No more lines are fed, and what runs is cancelled: it is computed again after the next start."""
+        self._is_stopping = True
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._results.close()
+        if self._is_open:
+            with suppress(sqlite3.Error):  # a full disk keeps no server from ending
+                await self.call(self.store.note, self._forecast.notes())
+
+    async def close(self) -> None:
+        """Release the folder."""
+        await self.stop()
+        if self._is_open:
+            self._is_open = False
+            await self.call(self.store.close)
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a folder."""
+        return self._is_open
+
+    async def call(self, work: Callable[..., T], *arguments: Any) -> T:
+        """In the store's thread. Raises NotReadyError when that is over."""
+        if self._thread is None:
+            raise NotReadyError("The server is shutting down; retry elsewhere or later.")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: work(*arguments))
+
+    # --- batches
+
+    def take_up(self, batch: Batch) -> None:
+        """Work on a batch until it is over."""
+        if not self._is_stopping:
+            self._spawn(self._work_on(batch))
+
+    async def cancel(self, batch: Batch) -> Batch:
+        """Begin to cancel: one that is validated or in progress. Others come back as they are."""
+        def cancelling(now: Batch) -> Batch:
+            return now.to(Status.CANCELLING, int(time.time())) if now.status in CANCELLABLE else now
+
+        batch = await self.call(self.store.change, batch.seq, cancelling)
+        if batch.status is Status.CANCELLING and batch.seq in self._runs:
+            self._runs[batch.seq].end(Status.CANCELLED)
+        return batch
+
+    def estimated_completion_at(self, batch: Batch) -> int | None:
+        """Seconds of the wall clock; None while it is over, not validated yet, or nothing is known."""
+        seconds = self.seconds_left(batch)
+        return None if seconds is None else int(time.time() + seconds) + 1
+
+    def seconds_left(self, batch: Batch) -> float | None:
+        """As ``estimated_completion_at``, from now on."""
+        if batch.status is not Status.IN_PROGRESS:
+            return None
+        return self._forecast.seconds_to_end(batch, self._open_batches)
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work_on(self, batch: Batch) -> None:
+        while batch.status not in OVER:
+            await self._until_ready()
+            batch = await self.call(self.store.known_batch, batch.seq)  # it may have been cancelled meanwhile
+            run = self._runs[batch.seq] = BatchRun(batch, self._tools)
+            try:
+                await run.run()
+            except NotReadyError:
+                pass
+            except Exception:
+                logger.exception("%s could not go on, and is tried again", batch.id)
+            finally:
+                del self._runs[batch.seq]
+            batch = run.batch
+            if batch.status not in OVER:
+                await asyncio.sleep(AGAIN_S)
+        while await self.call(self.store.purge, batch.seq):
+            pass
+
+    async def _until_ready(self) -> None:
+        while self._state.status != "ready":
+            await asyncio.sleep(TICK_S)
+
+    # --- what is measured
+
+    def _note_tokens(self, num_tokens: int) -> None:
+        self._num_new_tokens += num_tokens
+
+    async def _tick(self) -> None:
+        last_s, noted_s = time.monotonic(), time.monotonic()
+        while True:
+            was_full = self._window.is_wanted
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            if was_full and self._window.is_wanted:
+                self._forecast.note_work(self._num_new_tokens, now_s - last_s)
+            self._num_new_tokens, last_s = 0, now_s
+            for run in tuple(self._runs.values()):
+                if time.time() >= run.batch.expires_at:
+                    run.end(Status.EXPIRED)
+            try:
+                if self._runs:
+                    self._open_batches = await self.call(self.store.open_batches)
+                if now_s - noted_s >= NOTE_EVERY_S:
+                    noted_s = now_s
+                    await self.call(self.store.note, self._forecast.notes())
+            except sqlite3.Error as error:
+                self._seldom.warning("batches cannot be looked at: %s", error)
+
+    async def _write_results(self, results: Sequence[tuple[int, Result]]) -> None:
+        await self.call(self.store.add_results, results)
+

@@ -1,0 +1,132 @@
+"""Completion windows: what a text such as ``24h`` means, and when a batch will be done at the rate seen so far. Pure.
+
+Lengths are those of answers, not ``max_tokens``, which only bounds them. While nothing is known nothing is predicted,
+and no batch is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from jettison.server.batches.records import Batch, Status
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_WINDOW = re.compile(r"(?:\d{1,9}[smhd])+")
+MOST_S = 30 * 86400
+"""The longest window: what is kept for a month is archived, not served."""
+
+MEMORY_S = 120.0
+"""How long a measurement counts: work measured so long ago weighs 1/e."""
+LEAST_S = 3.0
+"""Of work, before its rate is believed."""
+MEAN_OF_LAST = 500
+"""Answers."""
+
+_NOTES = ("rate_tokens", "rate_seconds", "mean_output_tokens", "num_answers")
+
+
+def window_s(text: str) -> int:
+    """Seconds of ``30m``, ``24h``, ``1h30m``, ``7d``. Raises ValueError."""
+    if _WINDOW.fullmatch(text):
+        seconds = sum(int(number) * _UNITS[unit] for number, unit in re.findall(r"(\d+)([smhd])", text))
+        if 1 <= seconds <= MOST_S:
+            return seconds
+    raise ValueError(f"completion_window must be a time such as '24h', '30m' or '1h30m', of 1s to {MOST_S // 86400}d.")
+
+
+def shown_s(seconds: float) -> str:
+    """``90`` -> ``1m30s``: a window that is at least as long."""
+    left, parts = max(1, int(-(-seconds // 1))), []
+    for unit in ("d", "h", "m", "s"):
+        number, left = divmod(left, _UNITS[unit])
+        if number:
+            parts.append(f"{number}{unit}")
+    return "".join(parts)
+
+
+class Rates(NamedTuple):
+    """Tokens per second of the whole engine."""
+
+    prompt: float
+    output: float
+
+
+class Forecast:
+    """What offline work takes, from what it took; ``profiled`` is believed before anything was measured."""
+
+    def __init__(self, profiled: Callable[[], Rates | None] = lambda: None) -> None:
+        self._profiled = profiled
+        self._tokens = 0.0
+        self._seconds = 0.0
+        self._mean_output: float | None = None
+        self._num_answers = 0
+
+    def notes(self) -> dict[str, float]:
+        """What to keep over a restart."""
+        values = (self._tokens, self._seconds, self._mean_output or 0.0, float(self._num_answers))
+        return dict(zip(_NOTES, values, strict=True))
+
+    def remember(self, notes: Mapping[str, float]) -> None:
+        """What an earlier process knew."""
+        self._tokens, self._seconds, mean, count = (notes.get(name, 0.0) for name in _NOTES)
+        self._num_answers, self._mean_output = int(count), mean if count else None
+
+    def note_work(self, num_tokens: int, seconds: float) -> None:
+        """So many tokens, of prompts and answers, were computed while there was more work than could be taken on.
+
+        Of less work nothing follows: a few lines leave most of every step empty.
+        """
+        fade = max(0.0, 1.0 - seconds / MEMORY_S)
+        self._tokens = self._tokens * fade + num_tokens
+        self._seconds = self._seconds * fade + seconds
+
+    def note_answer(self, num_tokens: int) -> None:
+        """An answer's length."""
+        self._num_answers = min(self._num_answers + 1, MEAN_OF_LAST)
+        mean = self._mean_output or 0.0
+        self._mean_output = mean + (num_tokens - mean) / self._num_answers
+
+    @property
+    def rates(self) -> Rates | None:
+        """None while nothing is known. Measured, prompts and answers are one: their mixture of late."""
+        if self._seconds >= LEAST_S and self._tokens > 0:
+            return Rates(self._tokens / self._seconds, self._tokens / self._seconds)
+        return self._profiled()
+
+    def _seconds_left(self, batch: Batch) -> float | None:
+        """Of a batch that was validated, alone; None while nothing is known."""
+        rates = self.rates
+        if batch.num_runnable == 0:
+            return 0.0
+        if self._mean_output is None or rates is None:
+            return None
+        output = min(float(batch.max_output_tokens), self._mean_output * batch.num_runnable)
+        num_bad = batch.num_lines - batch.num_runnable
+        left = max(0, batch.num_runnable - (batch.num_done - num_bad)) / batch.num_runnable
+        return (batch.num_prompt_tokens / rates.prompt + output / rates.output) * left
+
+    def seconds_to_end(self, batch: Batch, others: Iterable[Batch]) -> float | None:
+        """Until a batch is done: itself, and what of ``others`` is due before it. None while too little is known."""
+        ahead = [
+            other for other in others
+            if other.status is Status.IN_PROGRESS and other.seq != batch.seq
+            and (other.expires_at, other.seq) < (batch.expires_at, batch.seq)
+        ]
+        left = [self._seconds_left(each) for each in (batch, *ahead)]
+        known = [seconds for seconds in left if seconds is not None]
+        return sum(known) if len(known) == len(left) else None
+
+    def why_infeasible(self, batch: Batch, others: Iterable[Batch], now_s: float) -> str | None:
+        """Why a validated batch cannot be done in its window, and when it could be; None where it can, or may."""
+        seconds = self.seconds_to_end(batch, others)
+        if seconds is None or now_s + seconds <= batch.expires_at:
+            return None
+        earliest = datetime.fromtimestamp(now_s + seconds, UTC).isoformat(timespec="seconds")
+        needed = shown_s(now_s + seconds - batch.created_at)
+        return (
+            f"The batch cannot be completed within {batch.completion_window}: the earliest feasible time is "
+            f"{earliest}; a completion_window of {needed} is enough."
+        )

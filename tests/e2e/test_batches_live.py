@@ -1,0 +1,187 @@
+"""A real server with a batch is killed again and again: every line ends once, and a drain leaves the rest for later."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import time
+from collections import Counter
+from contextlib import closing
+
+import pytest
+from e2e_server import (
+    COMMON_FLAGS,
+    MODEL,
+    PYTHON,
+    START_TIMEOUT_S,
+    WAIT_S,
+    as_environment,
+    child_environment,
+    eventually,
+    session_pids,
+)
+
+from jettison.cli.main import main
+from jettison.live.experiments.server_process import ServerProcess
+from jettison.server.batches.alone import error_path, work_folder
+from jettison.server.batches.store import DATABASE
+
+pytestmark = pytest.mark.live
+
+NUM_LINES = 240
+BAD_EVERY = 40
+
+
+def line(number: int, **body) -> str:
+    fields = {"model": MODEL, "prompt": f"line {number}", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    return json.dumps(
+        {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": fields | body})
+
+
+def content(num_lines: int = NUM_LINES) -> bytes:
+    lines = [line(n, **({"temperature": 9} if n % BAD_EVERY == 3 else {})) for n in range(num_lines)]
+    return "".join(text + "\n" for text in lines).encode()
+
+
+@pytest.fixture
+def flags(tmp_path, memory_for):
+    return COMMON_FLAGS | {"instances": 1, "batch_dir": tmp_path / "batches", "batch_window": 24,
+                           "memory": memory_for(96, instances=1)}  # fmt: skip
+
+
+@pytest.fixture
+def starting(model_dir, tmp_path, flags):
+    """A server on the folder, on a port of its own each time."""
+    started = []
+
+    def start(**more) -> ServerProcess:
+        process = ServerProcess(model_dir, flags | more, tmp_path / "log")
+        with as_environment(child_environment()):
+            process.start(START_TIMEOUT_S)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.close()
+
+
+def client_of(process):
+    import openai
+
+    return openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
+
+
+def begin(client, num_lines: int = NUM_LINES) -> str:
+    file = client.files.create(file=("in.jsonl", content(num_lines)), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h").id
+
+
+def num_done(client, batch_id) -> int:
+    counts = client.batches.retrieve(batch_id).request_counts
+    return counts.completed + counts.failed
+
+
+def kill(process: ServerProcess) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.close()
+
+
+def check_whole(outputs: list[dict], errors: list[dict], num_lines: int = NUM_LINES) -> None:
+    """Every line once, answered or refused as it should be."""
+    ids = Counter(document["custom_id"] for document in (*outputs, *errors))
+    assert ids == Counter(f"r{n}" for n in range(num_lines))
+    assert {document["custom_id"] for document in errors} == {f"r{n}" for n in range(3, num_lines, BAD_EVERY)}
+    assert all(d["response"]["body"]["usage"]["completion_tokens"] == 40 for d in outputs)
+
+
+@pytest.mark.parametrize(
+    ("num_lines", "num_kills"), [(NUM_LINES, 4), pytest.param(2000, 10, marks=pytest.mark.slow)])
+def test_killed_again_and_again_every_line_ends_once(starting, num_lines, num_kills):
+    """The first kill comes at once, mostly while lines are validated; later ones behind some more results."""
+    chance = random.Random(5)
+    process = starting()
+    batch_id = begin(client_of(process), num_lines)
+    at_least = 0
+    for _ in range(num_kills):
+        client = client_of(process)
+        eventually(lambda client=client, least=at_least: num_done(client, batch_id) >= least, "some lines are done")
+        time.sleep(chance.random())
+        kill(process)
+        process = starting()
+        before = num_done(client_of(process), batch_id)
+        assert before >= at_least  # what was acknowledged is there
+        at_least = min(num_lines, before + chance.randrange(1, num_lines // num_kills))
+    client = client_of(process)
+    eventually(lambda: client.batches.retrieve(batch_id).status == "completed", "the batch is completed", 10 * WAIT_S)
+    batch = client.batches.retrieve(batch_id)
+    assert (batch.request_counts.total, batch.request_counts.failed) == (num_lines, num_lines // BAD_EVERY)
+    output, errors = (
+        [json.loads(text) for text in client.files.content(file_id).text.splitlines()]
+        for file_id in (batch.output_file_id, batch.error_file_id)
+    )
+    check_whole(output, errors, num_lines)
+
+
+def test_a_drain_leaves_the_rest_for_the_next_start(starting):
+    process = starting()
+    client = client_of(process)
+    batch_id = begin(client)
+    eventually(lambda: num_done(client, batch_id) > NUM_LINES // BAD_EVERY, "some lines are done")
+    assert process.close(timeout_s=WAIT_S) == 0
+    client = client_of(starting())
+    assert num_done(client, batch_id) > NUM_LINES // BAD_EVERY
+    eventually(lambda: client.batches.retrieve(batch_id).status == "completed", "the batch is completed")
+
+
+def test_a_file_without_a_server_and_killed_on_the_way(model_dir, tmp_path, memory_for, capsys):
+    path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    path.write_bytes(content())
+    flags = {"memory": memory_for(96, instances=1), "dtype": "float32", "num-threads": 1, "page-size": "4KiB",
+             "batch-window": 12}  # fmt: skip
+    arguments = ["batch", "run", str(path), str(model_dir), "-o", str(out)]
+    for name, value in flags.items():
+        arguments += [f"--{name}", str(value)]
+    killed = subprocess.Popen(
+        [PYTHON, "-m", "jettison", *arguments], env=child_environment(), start_new_session=True)
+    try:
+        eventually(lambda: num_results(work_folder(out)) > NUM_LINES // BAD_EVERY, "some lines are done")
+    finally:
+        killed.kill()
+        killed.wait()
+    eventually(lambda: not session_pids(killed.pid), "its workers and its check have ended")
+    assert not out.exists()
+    path.write_bytes(content(60))
+    assert main(arguments) == 2
+    assert "work on another input" in capsys.readouterr().err
+    path.write_bytes(content())
+    assert main(arguments) == 0
+    output, errors = (
+        [json.loads(text) for text in file.read_text().splitlines()] for file in (out, error_path(out)))
+    check_whole(output, errors)
+    assert f"{NUM_LINES - NUM_LINES // BAD_EVERY} of {NUM_LINES} lines" in capsys.readouterr().err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in.jsonl", "out.errors.jsonl", "out.jsonl"]
+
+
+def num_results(folder) -> int:
+    """On disk, read beside the process that writes them."""
+    try:
+        with closing(sqlite3.connect(f"file:{folder / DATABASE}?mode=ro", uri=True)) as db:
+            return db.execute("SELECT COUNT(*) FROM results").fetchone()[0]
+    except sqlite3.OperationalError:  # not there yet
+        return 0
+
+
+def test_a_second_server_on_the_same_folder_is_refused(starting, model_dir, flags, tmp_path, capfd):
+    process = starting()
+    assert process.is_ready()
+    arguments = ["serve", str(model_dir), "--port", "0"]
+    for name, value in flags.items():
+        arguments += [f"--{name.replace('_', '-')}", str(value)]
+    assert main(arguments) == 2
+    assert "another server works on it" in capfd.readouterr().err

@@ -1,0 +1,203 @@
+"""Completion windows, forecasts from what was seen, and fair places in the core."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from jettison.server.batches import feeding
+from jettison.server.batches.feeding import ResultWriter, Window
+from jettison.server.batches.records import Batch, Result, Status
+from jettison.server.batches.window import MOST_S, Forecast, Rates, shown_s, window_s
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("24h", 86400), ("1h", 3600), ("30m", 1800), ("90s", 90), ("7d", 604800), ("1h30m", 5400), ("30d", MOST_S)],
+)
+def test_a_window(text, seconds):
+    assert window_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "24", "-1h", "1.5h", "24 h", "0s", "31d", "1w", "9" * 30 + "h", "24H"])
+def test_no_window(text):
+    with pytest.raises(ValueError, match="completion_window must be a time such as"):
+        window_s(text)
+
+
+@given(st.integers(1, MOST_S))
+def test_a_shown_time_is_read_back(seconds):
+    assert window_s(shown_s(seconds)) == seconds
+
+
+def batch(seq=1, *, runnable=100, prompt=1000, most=10_000, done=0, expires_at=3600, bad=0,
+          status=Status.IN_PROGRESS) -> Batch:  # fmt: skip
+    return Batch(
+        id=f"b{seq}", owner="", endpoint="/v1/completions", input_file_id="f", completion_window="1h", created_at=0,
+        expires_at=expires_at, num_lines=runnable + bad, num_runnable=runnable, num_prompt_tokens=prompt,
+        max_output_tokens=most, seq=seq, num_completed=done, num_failed=bad, status=status)
+
+
+def seen(rate=10.0, answers=10) -> Forecast:
+    forecast = Forecast()
+    forecast.note_work(int(rate * 10), 10.0)
+    for _ in range(20):
+        forecast.note_answer(answers)
+    return forecast
+
+
+def test_nothing_known_refuses_nothing():
+    forecast = Forecast()
+    assert forecast.why_infeasible(batch(most=1 << 60, expires_at=1), [], 0.0) is None
+    forecast.note_answer(5)
+    assert forecast.seconds_to_end(batch(), []) is None  # no rate yet
+
+
+def test_lengths_are_those_of_answers_and_not_what_was_allowed():
+    assert seen().seconds_to_end(batch(), []) == pytest.approx((1000 + 100 * 10) / 10)
+    assert seen().seconds_to_end(batch(most=300), []) == pytest.approx((1000 + 300) / 10)
+
+
+def test_what_is_done_and_what_was_bad_counts_no_more():
+    assert seen().seconds_to_end(batch(done=75, bad=5), []) == pytest.approx(50)
+    assert seen().seconds_to_end(batch(done=100), []) == 0.0
+
+
+def test_only_what_is_due_before_is_ahead():
+    others = [batch(2, expires_at=60), batch(3, expires_at=9999)]
+    assert seen().seconds_to_end(batch(), others) == pytest.approx(400)
+    others += [batch(n, expires_at=60, status=s) for n, s in enumerate(Status, 4) if s is not Status.IN_PROGRESS]
+    others.append(batch())  # itself
+    assert seen().seconds_to_end(batch(), others) == pytest.approx(400)
+
+
+def test_infeasible_says_when_it_would_be():
+    why = seen().why_infeasible(batch(expires_at=120), [], 60.0)
+    assert "1970-01-01T00:04:20+00:00" in why
+    assert "completion_window of 4m20s" in why
+    assert seen().why_infeasible(batch(expires_at=261), [], 60.0) is None
+
+
+def test_a_profile_counts_until_something_is_measured():
+    forecast = Forecast(lambda: Rates(100.0, 10.0))
+    forecast.note_answer(10)
+    assert forecast.seconds_to_end(batch(), []) == pytest.approx(10 + 100)
+    forecast.note_work(1000, 10.0)
+    assert forecast.seconds_to_end(batch(), []) == pytest.approx(20)
+
+
+def test_what_was_known_is_remembered():
+    forecast = Forecast()
+    forecast.remember(seen().notes())
+    assert forecast.seconds_to_end(batch(), []) == seen().seconds_to_end(batch(), [])
+    forecast = Forecast()
+    forecast.remember(Forecast().notes())
+    assert forecast.seconds_to_end(batch(), []) is None
+
+
+def test_old_measurements_fade():
+    forecast = seen(rate=10.0)
+    for _ in range(600):
+        forecast.note_work(100, 1.0)
+    assert forecast.rates.output == pytest.approx(100, rel=0.01)
+
+
+# --- places
+
+
+async def test_who_holds_least_is_next_and_of_hers_what_is_due_first():
+    window, order = Window(2), []
+
+    async def take(owner, deadline, seq):
+        await window.take(owner, deadline, seq, 1)
+        order.append((owner, seq))
+
+    await window.take("a", 9, 0, 1)
+    await window.take("a", 9, 0, 1)
+    waiting = [asyncio.create_task(take(*asked)) for asked in (("a", 9, 1), ("a", 5, 2), ("b", 99, 3), ("b", 99, 4))]
+    await asyncio.sleep(0)
+    assert order == []
+    for _ in range(4):
+        window.give_back(*next(((owner, 1) for owner in ("a", "b") if window._held[owner]), ("a", 1)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    await asyncio.gather(*waiting)
+    assert order[0] == ("b", 3)
+    assert [seq for owner, seq in order if owner == "a"] == [2, 1]
+
+
+async def test_a_line_larger_than_the_window_runs_alone():
+    window = Window(2)
+    await window.take("a", 1, 1, 1)
+    large = asyncio.create_task(window.take("a", 1, 2, 9))
+    await asyncio.sleep(0)
+    assert not large.done()
+    window.give_back("a", 1)
+    await large
+    assert window.num_held == 9
+
+
+async def test_a_place_of_somebody_who_left_is_free():
+    window = Window(1)
+    await window.take("a", 1, 1, 1)
+    waits = asyncio.create_task(window.take("a", 1, 2, 1))
+    granted = asyncio.create_task(window.take("a", 1, 1, 1))
+    await asyncio.sleep(0)
+    waits.cancel()
+    window.give_back("a", 1)
+    granted.cancel()  # in the moment in which it was its turn
+    await asyncio.gather(waits, granted, return_exceptions=True)
+    assert window.num_held == 0
+
+
+# --- results on their way to disk
+
+
+async def test_results_are_written_in_order_and_in_batches(monkeypatch):
+    monkeypatch.setattr(feeding, "FLUSH_EVERY_S", 0.01)
+    written = []
+
+    async def write(results):
+        written.append([result.line for _, result in results])
+
+    writer = ResultWriter(write)
+    writer.start()
+    for number in range(50):
+        await writer.put(1, Result(number, False, b""))
+    await writer.flushed()
+    assert [n for some in written for n in some] == list(range(50))
+    assert len(written) < 10
+    await writer.put(1, Result(50, False, b""))
+    await writer.close()
+    assert written[-1] == [50]
+
+
+async def test_a_full_disk_holds_results_and_feeding_until_there_is_room(monkeypatch):
+    monkeypatch.setattr(feeding, "FLUSH_EVERY_S", 0.001)
+    monkeypatch.setattr(feeding, "RETRY_S", 0.001)
+    monkeypatch.setattr(feeding, "MAX_UNWRITTEN", 3)
+    written, is_full = [], True
+
+    async def write(results):
+        if is_full:
+            raise sqlite3.OperationalError("database or disk is full")
+        written.extend(result.line for _, result in results)
+
+    writer = ResultWriter(write)
+    writer.start()
+    for number in range(3):
+        await writer.put(1, Result(number, False, b""))
+    further = asyncio.create_task(writer.put(1, Result(3, False, b"")))
+    await asyncio.sleep(0.05)
+    assert not further.done()
+    is_full = False
+    await further
+    await writer.flushed()
+    assert written == [0, 1, 2, 3]
+    is_full = True
+    await writer.put(1, Result(4, False, b""))
+    await writer.close()  # ends all the same
