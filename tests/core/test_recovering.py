@@ -189,7 +189,7 @@ def test_requests_go_on_in_a_live_group_at_once_and_in_order() -> None:
     cluster.run(stop=lambda: "worker_lost" in kinds(cluster))
     (group,) = cluster.core.groups.values()
     states = [*group.queues.running.values(), *group.queues.waiting]
-    assert len(states) == 12 and not cluster.core.state.homeless
+    assert len(states) == 12 and not cluster.core.state.unplaced
     assert [s.order for s in group.queues.waiting] == sorted(s.order for s in group.queues.waiting)
     assert all(len(cluster.outputs[r]) >= num for r, num in before.items())
     cluster.run()
@@ -206,7 +206,7 @@ def test_without_any_worker_requests_wait_and_new_ones_are_taken() -> None:
     fill(cluster, 2, tag="new")
     cluster.cancel("r5", cluster.now / MS + 1)
     cluster.run(until_ms=cluster.now / MS + 5)
-    assert len(cluster.core.state.homeless) == 7 and cluster.core.num_waiting == 7
+    assert len(cluster.core.state.unplaced) == 7 and cluster.core.num_waiting == 7
     cluster.restart_at(1, cluster.now / MS + 300)
     cluster.run()
     expect_all_well(cluster)

@@ -304,7 +304,7 @@ def fingerprint(core: ClusterCore) -> object:
         ],
         [(w.worker_id, w.ledger.version, w.ledger.capacity, sorted(w.unfilled), w.layout) for w in
          state.workers.values()],
-        repr(state.counters), sorted(state.book.transfers), sorted(state.homeless), core.num_issued,
+        repr(state.counters), sorted(state.book.transfers), sorted(state.unplaced), core.num_issued,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """What mechanisms ask of those who decide: ``core.ladder.advising`` answers, ``core.cluster`` puts the two together.
 
-Whoever begins a move hands in what is known then (groups, stages, pulls, a split). Here is what can only be asked while
-the move is under way.
+The rung that begins a move hands in what is known then (groups, stages, pulls, a split). Here is what can only be
+asked while the move is under way.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from jettison.core.serving.dispatching import Dispatcher
 from jettison.core.serving.fastforward import FastForward
 from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.core.serving.stepping import Stepping
-from jettison.core.serving.unplaced import Rehousing, max_request_blocks
+from jettison.core.serving.unplaced import Unplaced, max_request_blocks
 from jettison.core.state import ClusterState, WorkerState
 from jettison.cost.predictor import StepTimePredictor
 from jettison.errors import ConfigError
@@ -95,7 +95,7 @@ class ClusterCore:
         self.ladder = Ladder(params.rungs, self.state, self.loads, self.moves, self.hosted, self.migrations)
         self._orders = Orders(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, lambda: self.ladder)
-        self.rehousing = Rehousing(self.state, self.dispatcher.place)
+        self.unplaced = Unplaced(self.state, self.dispatcher.place)
         self.fast_forward = FastForward(self.state, self.loads, self.moves, self.recoveries, lambda: self.ladder)
         self.stepping = Stepping(self.state, self.loads, self.moves, self._stop_moves_of)
 
@@ -161,7 +161,7 @@ class ClusterCore:
     @property
     def num_waiting(self) -> int:
         """Online requests that wait for admission."""
-        return sum(len(self.groups[g].queues.waiting) for g in self.state.changes.queued) + len(self.state.homeless)
+        return sum(len(self.groups[g].queues.waiting) for g in self.state.changes.queued) + len(self.state.unplaced)
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
         """Whether another request of a tenant would be taken: see ``ShedRung.why_refuse``."""
@@ -187,7 +187,7 @@ class ClusterCore:
         if self.state.distrusted:
             self.state.recompute_distrusted()
         actions += self._advance_moves(now_ns)
-        actions += self.rehousing.advance(now_ns)
+        actions += self.unplaced.advance(now_ns)
         actions += self.dispatcher.rebalance_merged(now_ns)
         actions += self.migrations.advance(now_ns)
         actions += self.ladder.climb(Moment.BEFORE_STEPS, now_ns)
@@ -244,7 +244,7 @@ class ClusterCore:
         state, changes = self.state, self.state.changes
         return bool(
             changes.touched or changes.ledgers or changes.unnoted or changes.queued or state.pipelines
-            or state.homeless or state.distrusted or self.in_transition or self.ladder.awaits_tick
+            or state.unplaced or state.distrusted or self.in_transition or self.ladder.awaits_tick
         )
 
     def skip_ticks(self, times_ns: Sequence[int]) -> None:
@@ -275,7 +275,7 @@ class ClusterCore:
             group = self.groups.get(state.group_id)
             if group is not None and state in group.queues.queue_of(state):
                 group.queues.take_out(state)
-            self.state.homeless.pop(request_id, None)
+            self.state.unplaced.pop(request_id, None)
             del self.state.requests[request_id]
         self.check()
         return True
@@ -283,7 +283,7 @@ class ClusterCore:
     def _dispatch(self, request: Request, now_ns: int) -> list[Action]:
         state = RequestState(request, self.state.next_order)
         self.state.next_order += 1
-        why_not = self.rehousing.cut_to_room(state)
+        why_not = self.unplaced.cut_to_room(state)
         if why_not is not None:
             return [self.state.refuse(state, why_not, now_ns)]
         self.traffic.note_arrival(len(request.prompt_token_ids))
@@ -318,19 +318,19 @@ class ClusterCore:
         actions = self.recoveries.join(event, now_ns)
         if self.state.workers[event.worker_id].is_aside:
             actions += self.aside.rejoined(event.worker_id)
-        self.rehousing.note_room(self.max_request_blocks())
-        self.rehousing.share_queues()
+        self.unplaced.note_room(self.max_request_blocks())
+        self.unplaced.share_queues()
         self.loads.note_settled((event.worker_id,), now_ns)
         return actions
 
     def _on_worker_gone(self, event: WorkerGone, now_ns: int) -> list[Action]:
-        """Requests that only fit with this worker's memory have nothing left to wait for; those that nobody wanted
-        that long are cut where memory now ends."""
+        """Requests that only fit with this worker's memory have nothing left to wait for; those of a default
+        length are cut where memory now ends."""
         self.state.workers[event.worker_id].is_gone = True
         actions: list[Action] = [Record("worker_gone", now_ns, {"worker": event.worker_id})]
-        self.rehousing.note_room(self.max_request_blocks())
+        self.unplaced.note_room(self.max_request_blocks())
         for state in list(self.state.requests.values()):
-            if (why_not := self.rehousing.cut_to_room(state)) is not None:
+            if (why_not := self.unplaced.cut_to_room(state)) is not None:
                 actions += self._end_early(state.request_id, FinishReason.ERROR, now_ns, why_not)
         return actions
 
@@ -344,7 +344,7 @@ class ClusterCore:
         for group_id in noted:
             if (group := self.groups.get(group_id)) is not None:
                 self.loads.note_group(group, now_ns)
-        self.loads.note_waiting(bool(changes.queued or self.state.homeless), now_ns)
+        self.loads.note_waiting(bool(changes.queued or self.state.unplaced), now_ns)
         self.ladder.note_touched(noted)
         changes.recent, changes.unnoted = noted, set()
 
@@ -356,7 +356,7 @@ class ClusterCore:
             recovering = tuple(self.recoveries.by_worker)
             actions += self.recoveries.advance(now_ns)
             if done := tuple(w for w in recovering if w not in self.recoveries.by_worker):
-                self.rehousing.share_queues()
+                self.unplaced.share_queues()
                 self.loads.note_settled(done, now_ns)
         return actions
 

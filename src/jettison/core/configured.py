@@ -1,6 +1,6 @@
 """A core's limits and parameters from the configuration: the same words configure a live engine and a simulated one.
 
-Whoever calls knows the model (its context, its stop tokens) and the machine (its profile, its host memory).
+The caller knows the model (its context, its stop tokens) and the machine (its profile, its host memory).
 """
 
 from __future__ import annotations

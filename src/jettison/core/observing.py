@@ -13,7 +13,7 @@ GroupGauges = Mapping[str, float]
 
 
 class RunObserver(Protocol):
-    """Called by whoever carries out actions, in the order in which things happen."""
+    """Called by the driver that carries out actions, in the order in which things happen."""
 
     def step_issued(self, step: RunStep) -> None:
         """A microbatch goes to its stages."""

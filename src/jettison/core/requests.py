@@ -201,7 +201,7 @@ class RequestState:
 
     @property
     def num_tokens_to_hold(self) -> int:
-        """Tokens that memory must have room for: all that were asked for. Where nobody asked for a length, what it
+        """Tokens that memory must have room for: all that were asked for. Where the client asked for no length, what it
         holds and an eighth more (the next token at least): most answers end long before where they would be cut."""
         params = self.request.params
         most = self.num_prompt + params.max_tokens
@@ -221,7 +221,7 @@ class RequestState:
         return min(self.num_prompt + params.max_tokens, max(least, grown))
 
     def cut_default_length(self, num_tokens: int) -> None:
-        """Let it never hold more tokens than this, unless somebody asked for more or it holds as many already."""
+        """Let it never hold more tokens than this, unless its client asked for more or it holds as many already."""
         max_tokens, params = num_tokens - self.num_prompt, self.request.params
         if self.request.has_default_length and self.num_tokens_to_hold <= num_tokens and max_tokens < params.max_tokens:
             self.request = replace(self.request, params=replace(params, max_tokens=max_tokens))

@@ -12,8 +12,8 @@ share and which grows with what it computes; it has others while it is on its wa
     comes back            (host pools: all) (arenas: what has arrived)
     checkpointed          (arenas: runs) (host pools: a prefix)
 
-Whoever moves KV changes a request's residences, and nothing else about it. At most one of them runs. They are values:
-nothing here allocates or sends.
+A mechanism that moves KV changes a request's residences, and nothing else about it. At most one of them runs. They are
+values: nothing here allocates or sends.
 """
 
 from __future__ import annotations

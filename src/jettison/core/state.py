@@ -140,12 +140,12 @@ class ClusterState:
     counters: ClusterCounters = field(default_factory=ClusterCounters)
     book: Book = field(init=False)
     """Calls and transfers under way."""
-    homeless: dict[RequestId, RequestState] = field(default_factory=dict)
+    unplaced: dict[RequestId, RequestState] = field(default_factory=dict)
     """Accepted requests without a group: no worker can take them now."""
     predictor: StepTimePredictor = field(init=False)
     """Of the steps of all groups."""
     advice: Advice = field(init=False)
-    """Decisions that mechanisms ask for; whoever makes the state sets it."""
+    """Decisions that mechanisms ask for; the cluster core sets it."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
     """Called before a group's books are read whose steps may not all have been told of yet
     (``core.serving.fastforward``)."""
@@ -347,8 +347,8 @@ class ClusterState:
         """Free an ended request if no step, move or layout change touches its blocks any more."""
         if state.ending is None or state.phase is Phase.FINISHED:
             return False
-        if state.request_id in self.homeless:
-            del self.homeless[state.request_id], self.requests[state.request_id]
+        if state.request_id in self.unplaced:
+            del self.unplaced[state.request_id], self.requests[state.request_id]
             state.phase = Phase.FINISHED
             return True
         group = self.groups[state.group_id]
@@ -383,7 +383,7 @@ class ClusterState:
             for state in group.queues.all_requests():
                 assert state.request_id not in queued, f"{state} is in two queues"
                 queued[state.request_id] = group.group_id
-        for state in self.homeless.values():
+        for state in self.unplaced.values():
             assert state.request_id not in queued and state.num_computed + state.num_pending == 0, state
             queued[state.request_id] = -1
         assert queued.keys() == self.requests.keys(), "every live request is in exactly one queue"

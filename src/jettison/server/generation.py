@@ -175,7 +175,7 @@ class Generation:
     def _start(self, job: Job, event: TokenEvent) -> None:
         job.is_started = True
         job.num_cached_tokens = event.num_cached_tokens
-        if not job.is_offline:  # the histograms are of requests that somebody waits for
+        if not job.is_offline:  # the histograms are of requests that a client waits for
             self._metrics.ttft.observe((time.monotonic_ns() - job.request.arrival_ns) / NANOSECONDS)
 
     def _clock_tokens(self, num_new: int, last_ns: int | None, *, is_timed: bool) -> int:

@@ -33,11 +33,11 @@ class ShedRung(Rung):
         if limit is None:
             return None
         state = self.means.state
-        num_waiting = num_coming + len(state.homeless)
+        num_waiting = num_coming + len(state.unplaced)
         num_waiting += sum(len(state.groups[g].queues.waiting) for g in state.changes.queued)
         if num_waiting < limit:
             return None
-        waiting: Counter[str] = Counter(request.tenant for request in state.homeless.values())
+        waiting: Counter[str] = Counter(request.tenant for request in state.unplaced.values())
         for group_id in state.changes.queued:
             waiting.update(state.groups[group_id].queues.waiting.num_by_tenant())
         num_tenants = len(waiting.keys() | {tenant})

@@ -69,7 +69,7 @@ class BubbleMeter:
             total.bubble_ns += sum(step.busy_ns.get(w, 0) for w in before)
 
     def keep_groups(self, groups: Container[GroupId]) -> None:
-        """Somebody has died: steps of groups other than these will not end, or nobody cares when."""
+        """A worker has died: steps of groups other than these will not end, or no meter asks when."""
         self._open = {i: step for i, step in self._open.items() if step.group_id in groups}
         self._num_open = {g: num for g, num in self._num_open.items() if g in groups}
         self._last_end_ns = {key: end_ns for key, end_ns in self._last_end_ns.items() if key[0] in groups}

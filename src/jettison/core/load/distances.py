@@ -20,7 +20,7 @@ measure less than their link could carry; only a multiple of that says that the 
 def known_links(cluster: ClusterState) -> Links | None:
     """What is known of distances between the workers; None where all are alike.
 
-    They are where nobody has said which machines there are, where one has all workers, and where each worker has a
+    They are where no machine was named, where one has all workers, and where each worker has a
     machine of its own and no network has been seen to be slower than the others.
     """
     if not cluster.params.machine_of:

@@ -38,7 +38,7 @@ class _Decision:
 
     @property
     def is_moot(self) -> bool:
-        """Nobody is left to be served by this drop."""
+        """No request is left to be served by this drop."""
         return self.merge.phase is MergePhase.FAILED or all(state.is_finished for state in self.queued.values())
 
     def record(self, now_ns: int) -> Record:

@@ -151,7 +151,7 @@ class GroupMonitor:
     num_arrived_blocks: int = 0
     """Of the prompts that were dispatched to this group."""
     foreseen_since_ns: int | None = None
-    drowning_since_ns: int | None = None
+    behind_since_ns: int | None = None
     overloaded_since_ns: int | None = None
     overloaded_seen_ns: int | None = None
     blocked_since_ns: int | None = None
@@ -169,13 +169,13 @@ class GroupMonitor:
     _totals: Totals | None = None
     """Blocks freed, grown, arrived, held and let in, since they were first noted."""
 
-    def note_drowning(self, drowns: bool, now_ns: int) -> float:
+    def note_behind(self, is_behind: bool, now_ns: int) -> float:
         """Follow for how long compute has bound a pipeline; in seconds."""
-        if not drowns:
-            self.drowning_since_ns = None
-        elif self.drowning_since_ns is None:
-            self.drowning_since_ns = now_ns
-        return 0.0 if self.drowning_since_ns is None else (now_ns - self.drowning_since_ns) / NANOSECONDS
+        if not is_behind:
+            self.behind_since_ns = None
+        elif self.behind_since_ns is None:
+            self.behind_since_ns = now_ns
+        return 0.0 if self.behind_since_ns is None else (now_ns - self.behind_since_ns) / NANOSECONDS
 
     def note_fill(self, share: float) -> None:
         """A step has ended in which prompts took this share of the token budget."""
@@ -183,7 +183,7 @@ class GroupMonitor:
         self.prefill_fill = fill if fill >= LEAST_FILL else 0.0
 
     def note_decodes(self, num_steps: int) -> None:
-        """So many steps have ended in which nobody had a prompt to compute."""
+        """So many steps have ended in which no request had a prompt to compute."""
         for _ in range(num_steps):
             if self.prefill_fill == 0.0:
                 break
@@ -358,7 +358,7 @@ class GroupMonitor:
         )
 
     def _admitted_per_s(self, group: Group, rates: BlockRates | None, blocked_s: float | None) -> float | None:
-        """What a queue got that memory has kept out over the whole window; where nobody was let in, as if its head were
+        """What a queue got that memory has kept out over the whole window; where none was let in, as if its head were
         now."""
         if rates is None or blocked_s is None or blocked_s < WINDOW_SPAN * WINDOW_S:
             return None

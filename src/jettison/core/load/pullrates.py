@@ -1,6 +1,6 @@
 """At which rate shards would travel before a drop: as profiled, as KV transfers measured, or as shared memory has it.
 
-A pull is worth its time only where somebody knows its time: a link of which nothing is known gets no pull that is to
+A pull is worth its time only where its time is known: a link of which nothing is known gets no pull that is to
 pay for itself. The exchange of the first drop between two machines, which needs none, measures it.
 """
 
@@ -23,11 +23,11 @@ class PullRates:
         profile = params.profile
         self._cluster = cluster
         self._profiled = None if params.profiled_link is None else params.profiled_link[0]
-        # What nobody has told or measured is taken for shared memory, but only where it is: between workers of one
+        # What was neither told nor measured is taken for shared memory, but only where it is: between workers of one
         # machine, whose links are what ``jettison profile`` measures, or, without a profile, carry 1 GB/s.
         self._shared_memory = params.link_bytes_per_s if profile is None else profile.link_bytes_per_s
         self._is_shared_memory = params.has_profiled_links
-        """All links are: nobody has placed workers elsewhere."""
+        """All links are: no worker was placed elsewhere."""
         self._machine = Links(params.machine_of).machine
         self._networks = {} if self._is_shared_memory else network_rates(cluster)
 

@@ -1,7 +1,7 @@
 """Rates of totals as if each had been sampled on every tick, at the cost of what has changed.
 
 A rate is the change of a monotone total over a window that ends at the last tick and begins at a tick. A thousand
-groups sampled ten times a second are work that hardly anybody ever reads. But a total that nobody has changed since the
+groups sampled ten times a second are work that hardly any policy ever reads. But a total that has not changed since the
 tick before would give the same sample again, so it is enough to note totals when they change, with the number of the
 tick that sees them first, and to remember when the last ticks were. Both sums are then the same, to the last bit.
 """

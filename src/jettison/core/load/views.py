@@ -83,9 +83,9 @@ class Loads:
         window_ns = min(TRAFFIC_WINDOW_NS, waited_ns)
         known = [self._monitors[g] for g in state.groups if g in self._monitors]  # asking must change nothing
         let_in_per_s = sum(monitor.let_in_per_s(window_ns) for monitor in known)
-        homeless = sum(-(-s.num_tokens // state.limits.block_size) for s in state.homeless.values())
+        unplaced = sum(-(-s.num_tokens // state.limits.block_size) for s in state.unplaced.values())
         queued = sum(state.groups[g].queues.queued_blocks() for g in state.changes.queued)
-        return predicted_wait_s(queued + homeless, let_in_per_s, waited_ns / NANOSECONDS)
+        return predicted_wait_s(queued + unplaced, let_in_per_s, waited_ns / NANOSECONDS)
 
     def note_totals(self, group: Group) -> None:
         """The totals alone, where a tick comes before the event that touched the group has been followed up."""
@@ -296,8 +296,8 @@ class Loads:
             recompute_block_s=self._recompute_block_s(group),
             mean_stay_s=self._stay_s(group, now_ns),
         )
-        drowns = falls_behind(load, self._state.params.restore)
-        return load._replace(behind_s=monitor.note_drowning(drowns, now_ns))
+        is_behind = falls_behind(load, self._state.params.restore)
+        return load._replace(behind_s=monitor.note_behind(is_behind, now_ns))
 
     def _separate_pace(self, group: Group) -> float | None:
         """Time of a decode step on one member as an instance, over its way through the pipeline: as both were seen.

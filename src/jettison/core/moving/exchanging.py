@@ -15,7 +15,7 @@ should no landing be possible at all, the youngest stalled request is recomputed
 Live (KunServe v1 section 4.2): the block that is not full goes first; as soon as it is there the request runs, and its
 steps attend to the full blocks at the old home, for the layers that have not arrived. New KV is written by the new
 stage only, so nothing that is still on its way can become stale. Layers arrive one after the other for *all* live
-requests, because a layer that is local for everybody costs no round trip. A member keeps foreign pages until no step
+requests, because a layer that is local for all requests costs no round trip. A member keeps foreign pages until no step
 in flight can ask for them.
 """
 
@@ -220,7 +220,7 @@ class Exchange:
         actions: list[Action] = []
         if not event.complete:
             self._landed.forget(state, move)
-            # Whoever counted on the prefix that this transfer carried has to start again, too.
+            # A request that counted on the prefix that this transfer carried has to start again, too.
             for entry in entries:
                 actions += self.cancel(entry.state)
                 self._cluster.distrust(entry.state)
@@ -251,7 +251,7 @@ class Exchange:
             if m in self._moves and not self._arriving.others_need(m, state.request_id)
         ]
         for move in cancelled:
-            # Nobody may count on blocks of which perhaps nothing has arrived.
+            # No request may count on blocks of which perhaps nothing has arrived.
             self._landed.forget(state, move)
         return [CancelTransfer(move.src, move.transfer_id) for move in cancelled]
 
@@ -283,7 +283,7 @@ class Exchange:
             self._recompute(state)
         for entry in begun:
             self._try_resume(entry, now_ns)
-        # Layer by layer over all live requests; what stalls somebody goes before (part -1).
+        # Layer by layer over all live requests; what stalls a request goes before (part -1).
         actions = urgent + [action for _, action in sorted(bulk, key=lambda item: item[0])]
         return actions + self._give_back_foreign(bool(self._landing or self.group.queues.has_waiting), now_ns)
 

@@ -1,7 +1,7 @@
 """Shards that workers have mapped and lack: from peers, then from the model folder.
 
     wanted --a worker has it--> pulled from there --did not arrive--> from the next holder ... --none is left--.
-       '--nobody has it------------------------------------------------------------------------------------> loaded
+       '--no worker has it----------------------------------------------------------------------------------> loaded
 
 The nearest are asked first, and of these a move's members: their links are the group's own. Any other live worker that
 has the shard is asked before the folder; it may change its layout meanwhile, which ends the transfer incomplete, and

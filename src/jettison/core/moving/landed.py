@@ -59,7 +59,7 @@ class LandedBlocks:
                 self._entries[src, dst, block] = Landed(here, state.request_id, table.generation)
 
     def forget(self, state: RequestState, move: SendKV) -> None:
-        """A transfer of the request did not or will not arrive: nobody may count on its blocks."""
+        """A transfer of the request did not or will not arrive: no request may count on its blocks."""
         for block in move.src_blocks:
             landed = self._entries.get((move.src, move.dst, block))
             if landed is not None and landed.owner == state.request_id:

@@ -204,7 +204,7 @@ class Merging:
         for worker_id in self._stages:
             worker = self._cluster.workers[worker_id]
             self._before[worker_id] = self._pulling.before.get(worker_id, worker.layout)
-            # Whoever runs layers that it did not run before keeps the others' KV beside them: its blocks may get fewer.
+            # Where a member runs layers that it did not run before, the others' KV lies beside: its blocks may get fewer.
             is_new_range = worker_id in self._pulling.before
             relayout = Relayout(self._cluster, self, worker, self._exchange.spec(worker_id), shrinks=is_new_range)
             self._relayouts.append(relayout)
@@ -212,7 +212,7 @@ class Merging:
         return actions
 
     def _revert(self, now_ns: int) -> list[Action]:
-        """Some member refused: those that have dropped take everything back; nobody has used the new blocks."""
+        """Some member refused: those that have dropped take everything back; no request has used the new blocks."""
         self.phase = MergePhase.REVERTING
         self.failure = next(r.failure for r in self._relayouts if r.failure is not None)
         self._exchange.call_off()
@@ -246,7 +246,7 @@ class Merging:
         return self._fetch(now_ns)
 
     def _fetch(self, now_ns: int) -> list[Action]:
-        """Fetch what is missing. When nothing is under way and some could not be had, everybody is asked again."""
+        """Fetch what is missing. When nothing is under way and some could not be had, every holder is asked again."""
         lacking = [w for w in self._stages if self._cluster.workers[w].unfilled]
         if not lacking:
             return self._reverted(now_ns)

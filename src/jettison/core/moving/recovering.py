@@ -70,7 +70,7 @@ class AbandonableMove(Owner, Protocol):
 
     @property
     def broken_groups(self) -> Sequence[Group]:
-        """Groups that cannot serve on if the move is abandoned now, whoever is dead."""
+        """Groups that cannot serve on if the move is abandoned now, whichever worker is dead."""
 
     def abandon(self) -> None:
         """Forget the move; what it has under way is handed over to others."""
@@ -183,7 +183,7 @@ class Recovery:
         return relayout.start()
 
     def _fill(self, now_ns: int) -> list[Action]:
-        """Fetch what is missing. When nothing is under way and some could not be had, everybody is asked again."""
+        """Fetch what is missing. When nothing is under way and some could not be had, every holder is asked again."""
         if not self._fetching.is_idle or now_ns < self._retry_ns:
             return []
         self._fetching = Gather(self._cluster, self, (self.worker.worker_id,))
@@ -276,7 +276,7 @@ class Recoveries:
     def lose(self, worker_id: WorkerId, moves: Iterable[AbandonableMove], now_ns: int) -> list[Action]:
         """A worker is dead. ``moves``: those that it is a member of; they are forgotten by the caller.
 
-        Every request that ran with it is homeless afterwards (the caller finds it a group) or, if workers keep
+        Every request that ran with it is unplaced afterwards (the caller finds it a group) or, if workers keep
         dying of it, has ended. The caller also ends the transfers to it (``ended_with``).
         """
         cluster, dead = self._cluster, self._cluster.workers[worker_id]
@@ -336,7 +336,7 @@ class Recoveries:
         self._cluster.counters.num_worker_losses += 1
 
     def _break_up(self, group: Group, dead: WorkerId) -> list[RequestState]:
-        """Dissolve a group; its requests become homeless, except those that had ended already."""
+        """Dissolve a group; its requests become unplaced, except those that had ended already."""
         if dead in group.worker_ids:
             rows = [row for flight in group.in_flight.values() for row in flight.step.rows]
             near = group.stranded | {row.state.request_id: row.state for row in rows}
@@ -346,16 +346,16 @@ class Recoveries:
         group.in_flight.clear()
         states = group.queues.take_all()
         self._cluster.dissolve(group)
-        homeless: list[RequestState] = []
+        unplaced: list[RequestState] = []
         for state in states:
             self._leave_ghosts(state)
             if state.ending is not None:
                 state.phase = Phase.FINISHED
                 del self._cluster.requests[state.request_id]
                 continue
-            self._cluster.homeless[state.request_id] = state
-            homeless.append(state)
-        return homeless
+            self._cluster.unplaced[state.request_id] = state
+            unplaced.append(state)
+        return unplaced
 
     def _leave_ghosts(self, state: RequestState) -> None:
         """Separate a request from its blocks; it starts again from its tokens."""

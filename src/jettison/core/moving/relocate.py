@@ -70,7 +70,7 @@ class Relocation:
         self.phase = RelocationPhase.COPY
         self.failure: str | None = None
         self.lost_transfer = False
-        """A transfer ended before its last byte, and nobody had called it off."""
+        """A transfer ended before its last byte, and it had not been called off."""
         self.num_rounds = 0
         self.num_bytes = 0
         self.num_sent_blocks = 0
@@ -138,7 +138,7 @@ class Relocation:
         return self.advance(now_ns)
 
     def cancel(self) -> list[Action]:
-        """Leave the request where it is (it is ending, or whoever moves it thought better of it)."""
+        """Leave the request where it is (it is ending, or its caller thought better of it)."""
         if self.is_over or self.phase is RelocationPhase.FALLING_BACK:
             return []
         return self._fall_back("cancelled")

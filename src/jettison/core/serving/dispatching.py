@@ -55,9 +55,9 @@ class Dispatcher:
         cluster.changes.freer.clear()
         chosen = self._order.choose(-(-state.num_tokens // cluster.limits.block_size))
         if chosen is None:
-            cluster.homeless[state.request_id] = state
+            cluster.unplaced[state.request_id] = state
             return False
-        cluster.homeless.pop(state.request_id, None)
+        cluster.unplaced.pop(state.request_id, None)
         cluster.groups[chosen].queues.enqueue(state)
         return True
 

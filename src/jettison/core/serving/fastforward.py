@@ -51,7 +51,7 @@ class FastForward:
         """Nothing goes on that a step of one group could decide about another."""
         return (
             self._moves.is_idle and self._recoveries.is_idle and self._ladder().is_quiet
-            and not self._state.homeless and not self._state.distrusted and not self._state.pipelines
+            and not self._state.unplaced and not self._state.distrusted and not self._state.pipelines
             and not any(
                 self._state.groups[g].head_blocked_by is BlockedBy.MEMORY for g in self._state.changes.queued
             )

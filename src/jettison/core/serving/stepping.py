@@ -73,7 +73,7 @@ class Stepping:
         return actions
 
     def on_completed(self, event: StepCompleted, now_ns: int) -> list[Action]:
-        """Tokens go out, requests end, models learn; nothing for a step that nobody waits for any more."""
+        """Tokens go out, requests end, models learn; nothing for a step that no group waits for any more."""
         group = self._take_step(event.step_id)
         if group is None:
             return []
@@ -117,7 +117,7 @@ class Stepping:
             return actions + self._compute_again(group, event.step_id)
         for state in group.fail(event.step_id):
             if event.lost_worker is not None:
-                # The step is not to blame, and the group cannot go on: whoever is lost will be declared dead.
+                # The step is not to blame, and the group cannot go on: the lost worker will be declared dead.
                 group.paused = True
                 group.stranded[state.request_id] = state
                 if state.ending is None and state.num_pending:
@@ -142,6 +142,6 @@ class Stepping:
         return actions
 
     def _take_step(self, step_id: int) -> Group | None:
-        """The group that waits for a step; None for a step that nobody waits for any more."""
+        """The group that waits for a step; None for a step that no group waits for any more."""
         group = self._group_of_step.pop(step_id, None)
         return group if group is not None and step_id in group.in_flight else None

@@ -17,20 +17,20 @@ from jettison.policy.refusal import why_too_long
 from jettison.types import NANOSECONDS, FinishReason, RequestId
 
 
-class Rehousing:
-    """``place`` queues a request in some group and takes it out of ``homeless``, or says that there is no group."""
+class Unplaced:
+    """``place`` queues a request in some group and takes it out of ``unplaced``, or says that there is no group."""
 
     def __init__(self, cluster: ClusterState, place: Callable[[RequestState], bool]) -> None:
         self._cluster = cluster
         self._place = place
         self._since_ns: dict[RequestId, int] = {}
-        """Since when each homeless request has been without a group."""
+        """Since when each unplaced request has been without a group."""
         self._room_tokens: int | None = None
         """What memory has left for one request; None while no worker is gone for good."""
 
     def advance(self, now_ns: int) -> list[Action]:
-        """Queue homeless requests, in order, as soon as some group can take them; end those that wait too long."""
-        waiting = self._cluster.homeless
+        """Queue unplaced requests, in order, as soon as some group can take them; end those that wait too long."""
+        waiting = self._cluster.unplaced
         if not waiting:
             self._since_ns.clear()
             return []

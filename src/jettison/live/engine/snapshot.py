@@ -52,6 +52,6 @@ def take_snapshot(
         )
     totals = counters(core) | driver.delays.totals()
     return EngineSnapshot(
-        state, config.memory.block_size, groups, workers, totals, num_unplaced=len(core.state.homeless),
+        state, config.memory.block_size, groups, workers, totals, num_unplaced=len(core.state.unplaced),
         troubles=core.recoveries.troubles,
     )

@@ -17,7 +17,7 @@ from jettison.server.batches.check import Job, Verdict, check_file, endpoint_for
 from jettison.server.batches.records import BatchError
 
 NICENESS = 15
-"""It gets a thirtieth of a core beside work that wants all of it, and all of one that nobody wants."""
+"""It gets a thirtieth of a core beside work that wants all of it, and all of an idle one."""
 
 
 async def _check(job: Job) -> None:

@@ -2,7 +2,7 @@
 
 Whatever moment the process dies at, what has been acknowledged is there at the next start, and a line has one result
 or none: results go in by transactions and a second one of a line is ignored; files appear under their name complete
-(written elsewhere, fsync, rename) and belong to somebody by a row; one that has no row yet is removed at the start.
+(written elsewhere, fsync, rename) and belong to a key by a row; one that has no row yet is removed at the start.
 
 One object for one thread at a time (``service`` gives it a thread of its own). Only one process can have a folder open.
 """
