@@ -204,7 +204,7 @@ class Merging:
         for worker_id in self._stages:
             worker = self._cluster.workers[worker_id]
             self._before[worker_id] = self._pulling.before.get(worker_id, worker.layout)
-            # A member that runs other layers than before keeps those' KV beside them: its blocks may get fewer.
+            # A member that runs new layers keeps the KV of its others beside theirs: its blocks may get fewer.
             is_new_range = worker_id in self._pulling.before
             relayout = Relayout(self._cluster, self, worker, self._exchange.spec(worker_id), shrinks=is_new_range)
             self._relayouts.append(relayout)
