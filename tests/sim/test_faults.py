@@ -168,7 +168,7 @@ def test_faults_while_one_of_three_is_left_over(first: int) -> None:
         faults = draw_faults(seed, range(3), SPAN_S, 1 + seed % 3)
         cluster.inject(tuple(replace(fault, at_s=fault.at_s + now_s) for fault in faults))
         if seed % 3 == 0:
-            cluster.loop.after(rng.randrange(int(SPAN_S * 1e9)), cluster.request_drop)
+            cluster.loop.after(rng.randrange(int(SPAN_S * 1e8)), cluster.request_drop)
         cluster.run(until_ns=900 * 10**9)
         watched.expect_one_end_each()
         splits = (record.fields["left_over"] for record in watched.records if record.kind == "split")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jettison.live.local_cluster import Until
-from jettison.live.scenarios import Setting, blocks_for_all, make_cluster, make_prompts, observed, submit
-
 from jettison.device.model.create import create_model
+from jettison.live.engine.local_cluster import Until
+from jettison.live.verify.scenarios import Setting, blocks_for_all, make_cluster, make_prompts, observed, submit
 
 
 def test_requests_of_three_go_home_to_two_and_the_third_serves_by_itself(tmp_path: Path) -> None:
@@ -20,8 +19,8 @@ def test_requests_of_three_go_home_to_two_and_the_third_serves_by_itself(tmp_pat
             cluster.run(Until("a merge", lambda: not cluster.core.in_transition))
         (pipeline,) = cluster.core.groups.values()
         submit(cluster, prompts, setting.num_output_tokens)
-        all_decode = Until("decodes", lambda: sum(s.num_output > 1 for s in pipeline.running.values()) == len(prompts))
-        cluster.run(all_decode)
+        running = pipeline.queues.running
+        cluster.run(Until("decodes", lambda: sum(s.num_output > 1 for s in running.values()) == len(prompts)))
         cluster.request_restore()
         (restore,) = cluster.core.restores
         assert restore.left_over == (pipeline.worker_ids[1],)
