@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.core.serving.grouporder import GroupOrder
+from jettison.core.driving.grouporder import GroupOrder
 from jettison.policy.dispatch import ORDERS, DispatchOrder, GroupFreeness, choose_group, freeness, steps_ahead
 
 VIEWS = st.builds(

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -28,6 +29,26 @@ LIVE_LEVEL = {
 }
 """Room inside ``live`` -> level. A room imports from itself or from rooms of a lower level: what runs in a worker's
 process knows nothing of its controller."""
+
+CORE_LEVEL = {
+    "residence": 0, "changes": 0, "params": 0, "controlstream": 0,
+    "requests": 1,
+    "ports": 2,
+    "pending": 3,
+    "serving": 4,
+    "advice": 5,
+    "state": 6,
+    "load": 7,
+    "moving": 8,
+    "ladder": 9,
+    "driving": 10,
+    "cluster": 11, "configured": 11,
+    "observing": 12, "totals": 12,
+}
+"""Room or module inside ``core`` -> level, as above: what knows one group knows nothing of the cluster, a mechanism
+nothing of the rung that begins it, a rung nothing of what drives all groups."""
+
+INSIDE = {"live": LIVE_LEVEL, "core": CORE_LEVEL}
 
 FORBIDDEN = {
     ("transport", "device"): "links carry bytes and know nothing of tensors",
@@ -72,26 +93,31 @@ def room_of(dotted_name: str) -> str | None:
     return "" if room == "__version__" else room
 
 
-def live_room_of(dotted_name: str) -> str | None:
-    """The room inside ``live`` that a dotted name lies in; None outside of ``live``."""
+def room_inside(outer: str, dotted_name: str) -> str | None:
+    """The room inside another that a dotted name lies in; None outside of that other one."""
     parts = dotted_name.split(".")
-    return parts[2] if parts[:2] == ["jettison", "live"] and len(parts) > 2 else None
+    return parts[2] if parts[:2] == ["jettison", outer] and len(parts) > 2 else None
+
+
+live_room_of = partial(room_inside, "live")
+core_room_of = partial(room_inside, "core")
 
 
 def imports_of(module):
     return imported_names(module.tree, module.name, module.path.name == "__init__.py")
 
 
-def complaints_about_live(module, names_imported):
-    own = live_room_of(module.name)
+def complaints_inside(outer, module, names_imported):
+    level = INSIDE[outer]
+    own = room_inside(outer, module.name)
     for name, line in names_imported:
-        room = live_room_of(name)
+        room = room_inside(outer, name)
         if room is None or room == own:
             continue
-        if room not in LIVE_LEVEL:
-            yield f"{module.at(line)}: {name} is in no known room of live"
-        elif own is not None and LIVE_LEVEL[room] >= LIVE_LEVEL[own]:
-            yield f"{module.at(line)}: live.{own} imports {name}"
+        if room not in level:
+            yield f"{module.at(line)}: {name} is in no known room of {outer}"
+        elif own is not None and level[room] >= level[own]:
+            yield f"{module.at(line)}: {outer}.{own} imports {name}"
 
 
 def circles(sources, rooms, room_of):
@@ -145,15 +171,21 @@ def test_arrows_point_one_way(sources):
     assert not complaints, "\n".join(complaints)
 
 
-@pytest.mark.parametrize(("rooms", "room"), [(LEVEL, room_of), (LIVE_LEVEL, live_room_of)], ids=["house", "live"])
+@pytest.mark.parametrize(
+    ("rooms", "room"), [(LEVEL, room_of), (LIVE_LEVEL, live_room_of), (CORE_LEVEL, core_room_of)],
+    ids=["house", "live", "core"],
+)  # fmt: skip
 def test_rooms_do_not_import_each_other_in_circles(sources, rooms, room):
     assert not circles(sources, rooms, room)
 
 
-def test_every_module_of_live_lies_in_a_room_and_its_arrows_point_one_way(sources):
-    live = [module for module in sources if module.room == "live" and module.name != "jettison.live"]
-    assert {live_room_of(module.name) for module in live} == LIVE_LEVEL.keys()
-    complaints = [complaint for module in sources for complaint in complaints_about_live(module, imports_of(module))]
+@pytest.mark.parametrize("outer", INSIDE)
+def test_every_module_inside_lies_in_a_room_and_its_arrows_point_one_way(sources, outer):
+    inside = {room_inside(outer, module.name) for module in sources} - {None}
+    assert inside == INSIDE[outer].keys()
+    complaints = [
+        complaint for module in sources for complaint in complaints_inside(outer, module, imports_of(module))
+    ]
     assert not complaints, "\n".join(complaints)
 
 
@@ -209,11 +241,37 @@ def test_the_walk_sees_an_arrow_that_points_up(sources):
 def test_the_walk_sees_an_arrow_that_points_up_inside_live_and_a_circle(sources):
     by_name = {module.name: module for module in sources}
     worker, channel = by_name["jettison.live.worker.loop"], by_name["jettison.live.wire.channel"]
-    assert list(complaints_about_live(worker, [("jettison.live.engine.driver", 1)]))
-    assert list(complaints_about_live(worker, [("jettison.live.nowhere.at_all", 1)]))
-    assert not list(complaints_about_live(worker, [("jettison.live.wire.codec", 1), ("jettison.live.worker.peers", 1)]))
+    assert list(complaints_inside("live", worker, [("jettison.live.engine.driver", 1)]))
+    assert list(complaints_inside("live", worker, [("jettison.live.nowhere.at_all", 1)]))
+    down_or_own = [("jettison.live.wire.codec", 1), ("jettison.live.worker.peers", 1)]
+    assert not list(complaints_inside("live", worker, down_or_own))
     up = ast.parse("from jettison.live.worker import loop")
     assert circles([worker, replace(channel, tree=up)], LIVE_LEVEL, live_room_of).keys() == {"worker", "wire"}
+
+
+@pytest.mark.parametrize(
+    ("module", "statement"),
+    [
+        ("load.views", "from jettison.core.moving.merging import Merging"),
+        ("moving.moves", "from jettison.core.ladder.climb import Ladder"),
+        ("serving.group", "if TYPE_CHECKING:\n    from jettison.core.state import ClusterState"),
+        ("serving.group", "from jettison.core.ladder import climb"),
+        ("state", "def f():\n    from jettison.core import cluster"),
+        ("ladder.climb", "from ..driving.dispatching import Dispatcher"),
+        ("requests", "from jettison.core.nowhere import at_all"),
+    ],
+)
+def test_the_walk_sees_an_arrow_that_points_up_inside_core(sources, module, statement):
+    lower = next(m for m in sources if m.name == f"jettison.core.{module}")
+    assert list(complaints_inside("core", lower, imports_of(replace(lower, tree=ast.parse(statement)))))
+    assert not list(complaints_inside("core", lower, imports_of(lower)))
+
+
+def test_the_walk_sees_a_circle_inside_core(sources):
+    by_name = {module.name: module for module in sources}
+    moves, views = by_name["jettison.core.moving.moves"], by_name["jettison.core.load.views"]
+    up = ast.parse("if TYPE_CHECKING:\n    from jettison.core.moving.moves import Moves")
+    assert circles([moves, replace(views, tree=up)], CORE_LEVEL, core_room_of).keys() == {"load", "moving"}
 
 
 @pytest.mark.parametrize("name", ["jettison.policy.merge.plan_drop", "jettison.core.ladder.rung.Rung"])

@@ -33,7 +33,7 @@ FROM_CORE = {
     "jettison.core.observing": None,
     "jettison.core.serving.group": {"SchedulerLimits"},
     "jettison.core.cluster": {"ClusterCore", "initial_groups"},
-    "jettison.core.serving.fastforward": None,
+    "jettison.core.driving.fastforward": None,
     "jettison.core.load.bubbles": {"BubbleMeter"},
     "jettison.core.controlstream": None,
     "jettison.core.totals": {"counters"},
@@ -310,7 +310,7 @@ def fingerprint(core: ClusterCore) -> object:
 
 @pytest.mark.parametrize("policy", ["drop", "swap", "migrate"])
 def test_only_events_change_the_core(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Fast-forwards are told of between events, through ``core.serving.fastforward``; what they do to books is its own
+    # Fast-forwards are told of between events, through ``core.driving.fastforward``; what they do to books is its own
     # test.
     watched = Watched(make_setup(policy, compress=False), checks=False)
     core, handle = watched.cluster.core, watched.cluster.core.handle

@@ -32,7 +32,7 @@ class Changes:
         """Groups that were planned, and whose totals have not been looked at since."""
         self.freer: set[GroupId] = set()
         """Groups that may take more than they could before: all touched ones but those that were only given requests.
-        Emptied where a group is chosen for a request (``core.serving.dispatching``)."""
+        Emptied where a group is chosen for a request (``core.driving.dispatching``)."""
         self.ledgers: set[WorkerId] = set()
         """Workers whose ledger was changed; to be resolved into groups before ``touched`` is read."""
         self.queued: set[GroupId] = set()

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from jettison.core.driving.dispatching import Dispatcher
+from jettison.core.driving.fastforward import FastForward
+from jettison.core.driving.stepping import Stepping
+from jettison.core.driving.unplaced import Unplaced, max_request_blocks
 from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
 from jettison.core.ladder.orders import Orders
@@ -42,11 +46,7 @@ from jettison.core.ports import (
     WorkerLost,
 )
 from jettison.core.requests import Phase, RequestState
-from jettison.core.serving.dispatching import Dispatcher
-from jettison.core.serving.fastforward import FastForward
 from jettison.core.serving.group import Group, SchedulerLimits
-from jettison.core.serving.stepping import Stepping
-from jettison.core.serving.unplaced import Unplaced, max_request_blocks
 from jettison.core.state import ClusterState, WorkerState
 from jettison.cost.predictor import StepTimePredictor
 from jettison.errors import ConfigError

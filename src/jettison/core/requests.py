@@ -173,7 +173,7 @@ class RequestState:
         return [*self.request.prompt_token_ids[first:], *self.output[: end - num_prompt]]
 
     def add_tokens(self, token_id: int, count: int) -> None:
-        """It has got the same token so many times (pretend tokens: ``core.serving.fastforward``)."""
+        """It has got the same token so many times (pretend tokens: ``core.driving.fastforward``)."""
         self.output += [token_id] * count
         self.num_tokens += count
 

@@ -148,7 +148,7 @@ class ClusterState:
     """Decisions that mechanisms ask for; the cluster core sets it."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
     """Called before a group's books are read whose steps may not all have been told of yet
-    (``core.serving.fastforward``)."""
+    (``core.driving.fastforward``)."""
     link_rates: dict[LinkId, LinkRate] = field(default_factory=dict)
     distrusted: dict[RequestId, RequestState] = field(default_factory=dict)
     """Requests with ``recompute`` set."""

@@ -1,6 +1,6 @@
 """Compressed stepping: decode steps with nothing to decide in between are one event.
 
-Which steps those are, and what they do to the books, is the core's to say (``core.serving.fastforward``); here are
+Which steps those are, and what they do to the books, is the core's to say (``core.driving.fastforward``); here are
 their times. The end of the last step of a fast-forward is an ordinary event. Before it, the group is caught up with
 whenever the core is about to handle something that may read its group, and cut, so that the step under way ends as an
 ordinary one, when the group has got something to decide. Results equal those of naive stepping to the nanosecond.
@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from jettison.core import ports
-from jettison.core.serving.fastforward import FastForward
+from jettison.core.driving.fastforward import FastForward
 from jettison.sim.executor import StageShape
 from jettison.sim.loop import EventLoop, Scheduled
 from jettison.sim.tasks import TOKEN, StepRun

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from jettison.config import EngineConfig
-from jettison.core.serving.dispatching import Dispatcher
+from jettison.core.driving.dispatching import Dispatcher
 from jettison.core.serving.group import Group
 from jettison.core.serving.queues import Queues
 from jettison.device.model.create import create_model

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Set
 
-from jettison.core.load.firstserved import FirstServed
 from jettison.core.load.views import Loads
+from jettison.core.moving.firstserved import FirstServed
 from jettison.core.moving.merging import MergePhase, Merging
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.moving.restoring import RestorePhase, Restoring

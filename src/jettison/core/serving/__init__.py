@@ -1,1 +1,1 @@
-"""The loop of one group: queues by class, step plans, dispatch; and requests that have no group."""
+"""The loop of one group: queues by class, blocks, step plans."""

@@ -290,7 +290,7 @@ class Group:
         """Commit the step in flight and ``num_steps - 1`` like it, and plan after each the same rows again.
 
         The caller has made sure that no row ends, nothing else could be planned and the blocks suffice
-        (``core.serving.fastforward``). Blocks are taken in the order in which single plans would have taken them.
+        (``core.driving.fastforward``). Blocks are taken in the order in which single plans would have taken them.
         Returns the step that is in flight then, and after which of the steps (from 1) each block was taken.
         """
         ((step_id, flight),) = self.in_flight.items()

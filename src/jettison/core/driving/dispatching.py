@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from jettison.core.driving.grouporder import GroupOrder
 from jettison.core.ladder.climb import Ladder
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.moves import Moves
@@ -18,7 +19,6 @@ from jettison.core.params import ClusterParams
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
-from jettison.core.serving.grouporder import GroupOrder
 from jettison.core.state import ClusterState
 from jettison.policy.batching import BlockedBy
 from jettison.policy.dispatch import GroupFreeness

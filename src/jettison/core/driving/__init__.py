@@ -1,0 +1,1 @@
+"""All groups together: requests to groups, every group's steps, requests without a group, fast-forward."""
