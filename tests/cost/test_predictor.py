@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -226,6 +227,30 @@ def test_a_run_of_decodes_is_the_same_as_its_steps() -> None:
         singly.observe(StepWork.decodes(6, 600 + 6 * number), (begin_ns, end_ns), 3)
     asked = StepWork.decodes(9, 1234)
     assert at_once.predict_s(asked) == singly.predict_s(asked)
+
+
+@pytest.mark.parametrize("ask", [
+    lambda predictor: predictor.predict_s(StepWork.decodes(9, 1234)),
+    lambda predictor: predictor.largest_batch(0.1, 500, lambda size: StepWork.decodes(size, 100 * size)),
+    lambda predictor: predictor.prefill_tokens_per_s(512),
+    lambda predictor: predictor.pipeline_efficiency(StepWork.decodes(9, 1234), 2),
+    lambda predictor: predictor.measured_pipelines,
+    lambda predictor: predictor.chunk_prices(2),
+])  # fmt: skip
+def test_before_a_question_is_answered_steps_are_told_of_that_have_not_been(
+    ask: Callable[[StepTimePredictor], object]
+) -> None:
+    def tell() -> None:
+        while untold:
+            times_ns, part = untold.pop(0)
+            late.observe(StepWork.decodes(6, 600), times_ns, 3, part)
+
+    late, early = StepTimePredictor(8, COST, catch_up=tell), StepTimePredictor(8, COST)
+    ends = list(itertools.accumulate([50_000_000] * 100))
+    untold = [(ends, LONE_STEP), (ends, period_of(2)), (ends, last_stage_of(2))]
+    for times_ns, part in untold:
+        early.observe(StepWork.decodes(6, 600), times_ns, 3, part)
+    assert ask(late) == ask(early) != ask(StepTimePredictor(8, COST))
 
 
 def test_of_steps_without_a_question_the_last_are_kept() -> None:

@@ -149,6 +149,8 @@ class ClusterState:
     catch_up: Callable[[GroupId], None] = lambda group_id: None
     """Called before a group's books are read whose steps may not all have been told of yet
     (``core.driving.fastforward``)."""
+    catch_up_all: Callable[[], None] = lambda: None
+    """The same of all groups, before the predictor answers."""
     link_rates: dict[LinkId, LinkRate] = field(default_factory=dict)
     distrusted: dict[RequestId, RequestState] = field(default_factory=dict)
     """Requests with ``recompute`` set."""
@@ -192,6 +194,7 @@ class ClusterState:
         self.predictor = StepTimePredictor(
             self.shape.num_layers, None if profile is None else profile.cost, efficiency=efficiency,
             copy_bytes_per_s=None if profile is None else profile.host_copy_bytes_per_s,
+            catch_up=lambda: self.catch_up_all(),  # attached later
         )
 
     # --- changes ----------------------------------------------------------------------------------------------

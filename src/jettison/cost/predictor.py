@@ -4,7 +4,7 @@ Pure: times come in as integer nanoseconds, no clock is read. Terms come from a 
 nominal; how they are corrected by what is observed is ``cost.stepfit``'s.
 
 Observations are only noted; the next question has them folded in, in order of time and group. So groups may tell of
-their steps late, as long as they do before that question, and a run of decode steps is told of at once.
+their steps late, and of a run of decode steps at once: every question first has told what has not been.
 """
 
 from __future__ import annotations
@@ -85,18 +85,21 @@ class StepTimePredictor:
     def __init__(
         self, num_layers: int, cost: CostModel | None = None, *,
         efficiency: Callable[[int], float] = lambda num_stages: 1.0, copy_bytes_per_s: float | None = None,
+        catch_up: Callable[[], None] = lambda: None,
     ) -> None:
         """``cost``: as profiled; None: nothing is predicted before ``MIN_OBSERVATIONS`` steps.
 
         ``efficiency``: throughput of a pipeline of so many stages over that of as many instances, until one has been
         seen. ``copy_bytes_per_s``: how fast bytes are copied beside a step; until such steps have been seen, it waits
-        for them all. None: copies cost nothing, and nothing is learned of them.
+        for them all. None: copies cost nothing, and nothing is learned of them. ``catch_up``: has groups tell of all
+        steps that have ended (``observe``); called before each answer that depends on them.
         """
         self._cost = cost or nominal_cost(num_layers)
         self._fit = StepFit(is_profiled=cost is not None)
         self._stage_fit = StepFit(is_profiled=cost is not None, learning=STAGE_LEARNING)
         """Of what a stage computes: there is no waiting in it, for other workers or for the controller."""
         self._efficiency = efficiency
+        self._catch_up = catch_up
         self._copied_byte_s = 1.0 / copy_bytes_per_s if copy_bytes_per_s else 0.0
         self._notes, self._stage_notes = StepNotes(), StepNotes()
         self._known_terms: dict[tuple[int, int, Part], ModelTerms] = {}
@@ -118,13 +121,15 @@ class StepTimePredictor:
         notes.add(times_ns, group_id, part, work)
 
     def _steps(self) -> StepFit:
-        """Of whole steps, with all that was noted in it."""
+        """Of whole steps, with all that have ended in it."""
+        self._catch_up()
         if self._notes:
             self._fold(self._notes, self._fit)
         return self._fit
 
     def _stages(self) -> StepFit:
         """Of stages; of whole steps, until there are stages to go by."""
+        self._catch_up()
         if self._stage_notes:
             self._fold(self._stage_notes, self._stage_fit)
             self._prices.clear()

@@ -96,7 +96,7 @@ class SimulatedCluster:
             self, self.loop, self.core.fast_forward, setup.hops.command_ns, setup.hops.report_ns
         )
         self._including_now = True
-        self.core.fast_forward.attach(self._settle_group)
+        self.core.fast_forward.attach(self._settle_group, self._settle_all)
         self.breaking = Breaking(self)
         self._num_arriving = 0
         self._tick: Scheduled | None = None
@@ -198,12 +198,16 @@ class SimulatedCluster:
         self.fast_forwards.cut_all(self._tell_tokens, including_now=including_now)
 
     def _catch_up(self, event: ports.Event) -> None:
-        """Before the core handles an event: commit the steps that it depends on. On arrivals and ticks the core says
-        which (``_settle_group``). What clients do comes before what ends at the same time, a tick after it."""
+        """Before the core handles an event: commit the steps that it depends on. Of others the core says when it needs
+        them (``_settle_group``, ``_settle_all``). What clients do comes before what ends then, a tick after it."""
         self._including_now = not isinstance(event, ports.Arrived | ports.CancelRequested)
         due_ns = self.core.fast_forward.due_ns
         is_due = due_ns is not None and self.loop.now_ns >= due_ns
         if is_due or not isinstance(event, ports.StepCompleted | ports.Arrived | ports.Tick):
+            self._settle_all()
+
+    def _settle_all(self) -> None:
+        if not self.fast_forwards.is_idle:
             self.fast_forwards.settle(self._tell_tokens, including_now=self._including_now)
 
     def _settle_group(self, group_id: GroupId) -> None:

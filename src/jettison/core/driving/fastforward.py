@@ -8,7 +8,9 @@ steps, from the one in flight on, the group would plan again with the same rows,
 It is possible only while the cluster is quiet: no move, no recovery, no pipeline and no queue that memory blocks,
 for those look at the clock or at other groups after each step. Before the core reads the books of a group in a quiet
 cluster (to dispatch, to rebalance, on a tick) it calls what was given to ``attach``, which has to ``advance`` the group
-to now. Before any event but arrivals, ticks and steps of other groups the driver does so by itself, for all groups.
+to now. It has all groups advanced before it asks how long a step takes, which is learned from all of their steps: an
+event in a quiet cluster may be the first to swap. Before any event but arrivals, ticks and steps of other groups the
+driver does so by itself, for all groups.
 ``due_ns`` says when a policy looks at all groups after whatever step comes first.
 
 What one step less told of does not change: ids of steps, which nothing keeps.
@@ -42,9 +44,9 @@ class FastForward:
         self._recoveries = recoveries
         self._ladder = ladder
 
-    def attach(self, catch_up: Callable[[GroupId], None]) -> None:
-        """Have this called with each group whose books are about to be read."""
-        self._state.catch_up = catch_up
+    def attach(self, catch_up: Callable[[GroupId], None], catch_up_all: Callable[[], None]) -> None:
+        """Have these called: with each group whose books are about to be read, and before step times are predicted."""
+        self._state.catch_up, self._state.catch_up_all = catch_up, catch_up_all
 
     @property
     def is_quiet(self) -> bool:
