@@ -42,7 +42,13 @@ SHARD_BYTES = 64 * 1024
 """Of one layer. One block of one layer is 256 bytes: a dropped layer gives room for everything; pass ``shard_bytes``
 of a few hundred for a cluster whose drops free little."""
 EOS = 0
+WRONG_TOKEN = 63
+"""No undisturbed run has it (``next_token``): what is computed over KV that is not there."""
 MS = 1_000_000
+
+
+class MissingKV(AssertionError):
+    """A step attends to KV that is not what its request's tokens say."""
 
 
 def make_shape(num_layers: int = 4, shard_bytes: int = SHARD_BYTES) -> ModelShape:
@@ -243,6 +249,10 @@ class FakeCluster:
         self.num_faults = 0
         self.num_deaths = 0
         self.num_stale_layouts = 0
+        self.held_up: dict[int, set[str]] = {}
+        """Step that a peer's silence held up -> its requests: from that stage on their KV of the step is not there."""
+        self.num_spoilt_rows = 0
+        """Rows that followed such a step, and read what it should have written: what comes of them is wrong."""
         self.poison: dict[str, int] = {}
         """Request -> its how many-eth sampling step in a worker's life kills that worker."""
         self.poison_steps: dict[tuple[str, int, int], int] = {}
@@ -525,11 +535,14 @@ class FakeCluster:
         contents = [block_contents(history) for history in tokens]
         num_tokens = sum(r.num_tokens for r in step.rows)
         sources = [self._remote_tables(r) for r in step.rows]
-        far_lives = {part.src: self.workers[part.src].life for r in step.rows for part in r.remote}
-        unanswered = any(r.remote for r in step.rows) and self._strikes(self.faults.remote)
+        far_parts = [part for r in step.rows for part in r.remote]
+        far_lives = {part.src: self.workers[part.src].life for part in far_parts}
+        followed = self._followed(step)
+        spoilt: set[str] = set()
+        unanswered = bool(far_parts) and self._strikes(self.faults.remote)
         self.num_remote_rows += sum(bool(r.remote) for r in step.rows)
         lost: list[int] = []
-        """Workers that died before their part was done: later parts find no input."""
+        """Workers that died, or did not answer, before a part was done: later parts find no input."""
         fails = self._strikes(self.faults.step)
         for stage in step.stages:
             if not self.workers[stage.worker_id].alive:
@@ -550,17 +563,26 @@ class FakeCluster:
                     self.restart_at(stage.worker_id, self.now / MS + 100)
                     lost.append(stage.worker_id)
                     return
-                if any(far for far in sources) and step.group_id not in self.core.groups:
-                    return  # a member has died: nobody waits for this step, and what it asks for may be gone
-                gone = [w for w, life in far_lives.items() if self.workers[w].life != life or not self.workers[w].alive]
-                if gone:
-                    lost.append(gone[0])
+                asked = sorted({part.src for part in far_parts if part.dst == stage.worker_id})
+                silent = [w for w in asked if self.workers[w].life != far_lives[w] or not self.workers[w].alive]
+                if unanswered or step.group_id not in self.core.groups:
+                    silent = silent or asked  # a group without a member has no steps, and what they ask for may be gone
+                if silent:
+                    lost.append(silent[0])
+                    self.held_up[step.step_id] = {r.state.request_id for r in step.rows}
                     return
                 assert self.shape.shards_for(stage.layers) <= worker.filled, "stage runs without its parameters"
                 for row, ids, history, far, content in zip(
                     step.rows, stage_tables, tokens, sources, contents, strict=True
                 ):
-                    self._attend(worker, stage.layers, ids, history, row.context_len, far, content)
+                    try:
+                        self._attend(worker, stage.layers, ids, history, row.context_len, far, content)
+                    except MissingKV:
+                        request_id = row.state.request_id
+                        if not any(request_id in self.held_up.get(i, ()) for i in followed):
+                            raise
+                        spoilt.add(request_id)
+                        self.num_spoilt_rows += 1
 
             self.at(when, compute)
         if unanswered:
@@ -570,15 +592,21 @@ class FakeCluster:
         if fails:
             self.at(when, self._while_alive(last, ports.StepFailed(step.step_id, "injected")))
             return
-        sampled = [SampledToken(next_token(t)) for r, t in zip(step.rows, tokens, strict=True) if r.samples]
+        sampled = [(r.state.request_id, next_token(t)) for r, t in zip(step.rows, tokens, strict=True) if r.samples]
         prompt = {i: entries for i, r in enumerate(step.rows) if (entries := fake_prompt_logprobs(r))}
 
         def end() -> ports.Event:
             if lost:
                 return ports.StepFailed(step.step_id, "the stage before is gone", lost[0])
-            return ports.StepCompleted(step.step_id, sampled, prompt, 1)
+            drawn = [SampledToken(WRONG_TOKEN if request_id in spoilt else token) for request_id, token in sampled]
+            return ports.StepCompleted(step.step_id, drawn, prompt, 1)
 
         self.at(when, self._while_alive(last, end))
+
+    def _followed(self, step: ports.RunStep) -> list[int]:
+        """Steps of the same group that, for all the core knew, were under way when this one was planned."""
+        group = self.core.groups.get(step.group_id)
+        return [] if group is None else [i for i in group.in_flight if i < step.step_id]
 
     def _kills(self, request_id: str, worker: FakeWorker) -> bool:
         """Count a sampling step of a poisonous request."""
@@ -612,7 +640,8 @@ class FakeCluster:
                 where, table = (self.workers[src], far_ids) if index * BLOCK_SIZE < num_far else (worker, ids)
                 have = where.kv.get((layer, table[index]), {})
                 if have != wanted:  # what is behind the last token does not count
-                    assert wanted.items() <= have.items(), f"layer {layer} block {index}: {have}, not {wanted}"
+                    if not wanted.items() <= have.items():
+                        raise MissingKV(f"layer {layer} block {index}: {have}, not {wanted}")
 
     # --- moves
 

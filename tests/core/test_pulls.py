@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_any_schedule import N_EXAMPLES
 
@@ -252,6 +252,37 @@ def test_any_member_may_die_while_a_failed_drop_with_pulls_is_undone(phase: Merg
         expect_recovery(cluster)
 
 
+def with_chunk_behind(cluster: FakeCluster) -> ports.RunStep | None:
+    """A step under way that needs its peers, with a later chunk of one of its requests under way behind it."""
+    for group in cluster.core.groups.values():
+        steps = [flight.step for flight in group.in_flight.values()]
+        for step, *later in (steps[i:] for i in range(len(steps))):
+            ids = {row.state.request_id for row in step.rows}
+            if any(row.remote for row in step.rows) and any(r.state.request_id in ids for s in later for r in s.rows):
+                return step
+    return None
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["dies", "silent"])
+def test_a_chunk_behind_a_step_that_a_peer_held_up_counts_for_nothing(dies: bool) -> None:
+    """It runs on KV that the step before it never wrote: what comes of it is wrong, and no client gets it."""
+    num_spoilt = 0
+    for seed in range(12):
+        cluster = arranged(RESIDENCIES[5], seed=seed, faults=Faults(remote=0.0 if dies else 1.0, budget=4))
+        fill(cluster)
+        cluster.run(until_ms=60)
+        cluster.order("drop")
+        cluster.run(stop=lambda cluster=cluster: with_chunk_behind(cluster) is not None)
+        step = with_chunk_behind(cluster)
+        if step is not None and dies:
+            victim = next(part.src for row in step.rows for part in row.remote)
+            cluster.kill(victim)
+            cluster.restart_at(victim, cluster.now / MS + 60)
+        expect_recovery(cluster)
+        num_spoilt += cluster.num_spoilt_rows
+    assert num_spoilt > 0, "no chunk was behind a step that was held up"
+
+
 @pytest.mark.slow
 @settings(max_examples=N_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
@@ -262,6 +293,9 @@ def test_any_member_may_die_while_a_failed_drop_with_pulls_is_undone(phase: Merg
         st.tuples(st.integers(0, 4), st.floats(0, 150), st.floats(35, 200)), min_size=1, max_size=4
     ),
     cancelled=st.lists(st.tuples(st.integers(0, 7), st.floats(0, 150)), max_size=3),
+)
+@example(  # a peer dies that a step needs, with a chunk behind that step which needs none
+    num_members=5, seed=5438, faults=Faults(budget=4), deaths=[(3, 50.0, 35.0)], cancelled=[(0, 0.0)],
 )
 def test_any_deaths_around_a_drop_with_pulls(
     num_members: int, seed: int, faults: Faults, deaths: list[tuple[int, float, float]],
