@@ -66,6 +66,11 @@ class WorkerState:
     """Tables of requests that have left because of a fault: held until no old step and none of these moves can
     write to their blocks any more (``core.moving.recovering``)."""
 
+    @property
+    def can_serve(self) -> bool:
+        """Plans may count on its memory."""
+        return self.alive and not self.is_aside
+
     def resident(self, shape: ModelShape) -> LayerRange:
         """Layers whose parameters it holds and may run (a contiguous range)."""
         has_all = self.layout.shards >= shape.all_shards and not self.unfilled
@@ -172,8 +177,10 @@ class ClusterState:
     next_epoch: int = 0
     next_step_id: int = 1
     next_order: int = 0
-    _alive: tuple[int, int, int, int] | None = None
-    """(losses, joins) that these hold for: (live workers, least of their full blocks)."""
+    num_roster_changes: int = 0
+    """Deaths, returns, and workers set aside or woken so far: in between the same workers can serve."""
+    _alive: tuple[int, int, int] | None = None
+    """Roster changes that these hold for: (workers that can serve, least of their full blocks)."""
 
     def __post_init__(self) -> None:
         self.predict_anew()
@@ -362,11 +369,10 @@ class ClusterState:
 
     def alive_workers(self) -> tuple[int, int]:
         """How many can serve, and the least capacity of one with every layer resident (0 if none can)."""
-        key = (self.counters.num_worker_losses, self.counters.num_worker_joins + self.num_dissolved)
-        if self._alive is None or self._alive[:2] != key:
-            full_blocks = [w.full_blocks for w in self.workers.values() if w.alive and not w.is_aside]
-            self._alive = (*key, len(full_blocks), min(full_blocks, default=0))
-        return self._alive[2:]
+        if self._alive is None or self._alive[0] != self.num_roster_changes:
+            full_blocks = [w.full_blocks for w in self.workers.values() if w.can_serve]
+            self._alive = (self.num_roster_changes, len(full_blocks), min(full_blocks, default=0))
+        return self._alive[1:]
 
     # --- checks -----------------------------------------------------------------------------------------------
 
