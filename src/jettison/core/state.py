@@ -5,7 +5,7 @@ Data and lookups only; decisions are in ``policy``, sequences in ``core.moving.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from jettison.core import residence
@@ -285,10 +285,10 @@ class ClusterState:
 
     # --- ids --------------------------------------------------------------------------------------------------
 
-    def member_budget_bytes(self, workers: Iterable[WorkerState]) -> int:
-        """What the poorest of these has for parameters and KV, by what it holds with every layer resident."""
+    def member_budget_bytes(self, worker: WorkerState) -> int:
+        """What a worker has for parameters and KV, by what it holds with every layer resident."""
         block_bytes = self.shape.num_layers * self.shape.block_bytes_per_layer(self.limits.block_size)
-        return min(w.full_blocks for w in workers) * block_bytes + self.shape.parameter_bytes
+        return worker.full_blocks * block_bytes + self.shape.parameter_bytes
 
     def link_rate(self, link: LinkId) -> LinkRate:
         """What is known of one direction of a link."""
@@ -368,7 +368,8 @@ class ClusterState:
         return True
 
     def alive_workers(self) -> tuple[int, int]:
-        """How many can serve, and the least capacity of one with every layer resident (0 if none can)."""
+        """How many can serve, and the least capacity of one with every layer resident (0 if none can): what holds of
+        any of them. Plans that name members go by each member's own."""
         if self._alive is None or self._alive[0] != self.num_roster_changes:
             full_blocks = [w.full_blocks for w in self.workers.values() if w.can_serve]
             self._alive = (self.num_roster_changes, len(full_blocks), min(full_blocks, default=0))

@@ -85,7 +85,8 @@ class Unplaced:
 def max_request_blocks(
     cluster: ClusterState, homes: Iterable[tuple[StagePlan, ...]], *, may_merge: bool, without: WorkerId | None = None
 ) -> int:
-    """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
+    """Blocks that one request could ever get: an undropped member's (of the poorest: any may be given the request), or
+    those of the tightest stage when all members merge, each with its own capacity.
 
     Dead workers count unless they are gone for good: requests can wait for them. Those set aside do not, as no request
     wakes one, nor does ``without``. A home of several (a static pipeline) that has lost a member is not formed again. 0
@@ -100,16 +101,15 @@ def max_request_blocks(
     least = min(w.full_blocks for w in workers)
     if not may_merge:
         return least
-    everyone = [
-        MergeCandidate(w.worker_id, (w.worker_id,), (shape.all_layers,), 0.0, 0) for w in workers[: shape.num_layers]
-    ]
-    budget = cluster.member_budget_bytes(workers)
-    stages = plan_ranges(everyone, shape, budget)
+    workers.sort(key=lambda w: w.full_blocks)  # of more than there are layers, not the richest may merge
+    budgets = {w.worker_id: cluster.member_budget_bytes(w) for w in workers[: shape.num_layers]}
+    everyone = [MergeCandidate(w, (w,), (shape.all_layers,), 0.0, 0, (budget,)) for w, budget in budgets.items()]
+    stages = plan_ranges(everyone, shape)
     assert stages is not None, "as many layers as members can be split"
     layer_block_bytes = shape.block_bytes_per_layer(cluster.limits.block_size)
     merged = min(
         # Members that were merged in another order may run a layer more, and pages do not divide evenly.
-        (budget - stage_bytes(s.layers, shape)) // ((len(s.layers) + 1) * layer_block_bytes)
+        (budgets[s.worker_id] - stage_bytes(s.layers, shape)) // ((len(s.layers) + 1) * layer_block_bytes)
         for s in stages
     )
     return max(least, merged)
