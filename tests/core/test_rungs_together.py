@@ -9,9 +9,10 @@ import random
 from dataclasses import replace
 
 import pytest
-from fakes import FakeCluster, Faults
+from fakes import MS, FakeCluster, Faults
 
 from jettison.core.moving.hosted import HostedPhase
+from jettison.core.ports import SendKV
 from jettison.core.requests import Phase
 from jettison.core.serving.group import Group
 
@@ -226,3 +227,27 @@ def test_a_swap_rung_that_goes_leaves_nothing_set_on_groups() -> None:
     merged.blocks.reserve_landing(dict.fromkeys(merged.worker_ids, 3))
     cluster.core.reconfigure(replace(cluster.core.params, rungs=("drop", "restore", "scale", "shed")))
     assert not merged.holds_preemption and not merged.blocks.landing
+
+
+@pytest.mark.parametrize("exchange", ["auto", "recompute"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drop_over_requests_that_have_just_turned_back_from_the_host(exchange: str, seed: int) -> None:
+    """They run on while a copy engine still copies pieces: none is computed again before these have ended."""
+    cluster = FakeCluster(
+        policy="swap", full_blocks=40, host_slots=500, prefix_caching=False, swap_budget=4, seed=seed,
+        exchange=exchange,
+    )
+    copied, entries = cluster._copy_here, cluster.core.hosted._entries
+
+    def late(piece: SendKV) -> None:
+        cluster.at(cluster.now + 20 * MS, copied(piece))
+
+    cluster._copy_here = late  # type: ignore[method-assign,assignment]
+    crowd(cluster, 24)
+    cluster.run(stop=lambda: any(e.phase is HostedPhase.OUT and e.state.moves for e in entries.values()))
+    cluster.order("drop")
+    leaving = [entry.state for entry in entries.values() if entry.phase is HostedPhase.LEAVING]
+    cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
+    assert any(state.moves for state in leaving), "a piece outlasts the change of layouts"
+    cluster.run()
+    expect_all_well(cluster)
