@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from fakes import FakeCluster, Faults
+from fakes import BLOCK_SIZE, FakeCluster, Faults
+from test_migrating import begin
 
 from jettison.core.moving.aside import EMPTY
 
@@ -18,6 +19,12 @@ def crowd(cluster: FakeCluster, num: int, *, first: int = 0, at_ms: float = 0.0)
 
 def aside(cluster: FakeCluster, worker_id: int) -> None:
     cluster.carry_out(cluster.core.request_set_aside(worker_id, cluster.now))
+
+
+def advance_one(cluster: FakeCluster) -> None:
+    """One event."""
+    num_before = len(cluster.log)
+    cluster.run(stop=lambda: len(cluster.log) > num_before)
 
 
 def wake(cluster: FakeCluster, worker_id: int) -> None:
@@ -109,3 +116,77 @@ def test_refused_layouts_and_deaths_of_others_meanwhile(seed: int) -> None:
     assert all(w.alive and not w.is_aside for w in cluster.core.state.workers.values())
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+def test_the_destination_of_a_migration_is_not_set_aside() -> None:
+    """While the request stands still for its last blocks no transfer may be open: only its reserved blocks tell."""
+    cluster, migration = begin(others=0)
+    (worker_id,) = migration.destination.worker_ids
+    while not migration.is_over:
+        assert cluster.core.aside.why_not(worker_id) is not None, migration.phase
+        advance_one(cluster)
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_a_worker_whose_layers_are_changing_is_not_set_aside() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40, auto_restore=False)
+    cluster.core.recoveries.come_home(0, cluster.now)  # it waits for what a move of the past has left under way
+    with pytest.raises(ValueError, match="layers of worker 0 are changing"):
+        aside(cluster, 0)
+    cluster.run()
+    cluster.order("drop")
+    for worker_id in cluster.core.merges[0].worker_ids:
+        with pytest.raises(ValueError, match=f"layers of worker {worker_id} are changing"):
+            aside(cluster, worker_id)
+
+
+def test_who_can_serve_is_counted_anew_after_each_change() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40)
+    cluster.core.state.workers[2].full_blocks = 20
+    assert cluster.core.state.alive_workers() == (3, 20)
+    aside(cluster, 2)
+    assert cluster.core.state.alive_workers() == (2, 40)
+    cluster.run(stop=lambda: cluster.core.aside.is_idle)
+    wake(cluster, 2)
+    assert cluster.core.state.alive_workers() == (3, 20)
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    aside(cluster, 0)
+    assert cluster.core.state.alive_workers() == (2, 20)
+
+
+def test_a_request_that_only_fits_with_the_one_aside_is_refused_with_both_numbers() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40, shard_bytes=6000, eager=True)
+    longest = cluster.core.max_request_blocks() * BLOCK_SIZE
+    aside(cluster, 2)
+    least = cluster.core.max_request_blocks() * BLOCK_SIZE
+    assert least < longest
+    cluster.submit("fits", [1] * (least - 20), 20, 1.0)
+    cluster.submit("long", [1] * (longest - 20), 20, 2.0)
+    cluster.run(until_ms=3.0)
+    assert cluster.ends["long"] == ["error"]
+    assert cluster.errors["long"] == (
+        f"All memory holds {least} tokens of one request; this one asks for {longest} tokens "
+        f"({longest - 20} in the prompt, 20 for the completion)."
+    )
+    cluster.run()
+    wake(cluster, 2)
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    assert cluster.core.max_request_blocks() * BLOCK_SIZE == longest
+    cluster.submit("again", [2] * (longest - 20), 20, cluster.now / 1e6)
+    cluster.run()
+    assert cluster.ends["again"] != ["error"]
+    cluster.expect_nothing_left()
+
+
+def test_a_worker_that_an_accepted_request_needs_is_not_set_aside() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=40, shard_bytes=6000, eager=True)
+    longest = cluster.core.max_request_blocks() * BLOCK_SIZE
+    cluster.submit("long", [1] * (longest - 20), 20, 0.0)
+    cluster.run(until_ms=0.5)
+    idle = next(g.worker_ids[0] for g in cluster.core.groups.values() if not g.queues.all_requests())
+    with pytest.raises(ValueError, match="All memory holds"):
+        aside(cluster, idle)
+    cluster.run()
+    cluster.expect_outputs()

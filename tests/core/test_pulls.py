@@ -32,13 +32,14 @@ RESIDENCIES = {
 
 
 def arranged(
-    groups: Sequence[Sequence[tuple[int, int]]], *, seed: int = 0, faults: Faults | None = None
+    groups: Sequence[Sequence[tuple[int, int]]], *, seed: int = 0, faults: Faults | None = None,
+    policy: str = "drop",
 ) -> FakeCluster:
     """A cluster whose workers already form these groups, as after earlier drops."""
     num_layers = max(hi for parts in groups for _, hi in parts)
     cluster = FakeCluster(
         num_workers=sum(len(parts) for parts in groups), full_blocks=60, num_layers=num_layers, seed=seed,
-        auto_restore=False, shard_bytes=512, faults=faults,
+        auto_restore=False, shard_bytes=512, faults=faults, policy=policy, host_slots=500, swap_budget=1,
     )
     state = cluster.core.state
     for group in list(state.groups.values()):
@@ -391,6 +392,21 @@ def test_what_every_overloaded_group_needs_is_required() -> None:
     cluster.run(stop=lambda: "drop_decided" in kinds(cluster))
     decided = next(r.fields for r in cluster.records if r.kind == "drop_decided")
     assert len(decided["overloaded_groups"]) > 1  # type: ignore[arg-type]
+    cluster.run()
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize("policy", ["swap", "swap+drop"])
+def test_running_requests_may_grow_while_shards_are_pulled(policy: str) -> None:
+    """Requests on their way to the host have given way to the drop: their blocks are not about to be free."""
+    cluster = arranged(RESIDENCIES[4], policy=policy)
+    fill(cluster, 30)
+    cluster.run(stop=lambda: any(g.holds_preemption for g in cluster.core.groups.values()))
+    cluster.order("drop")
+    (merge,) = cluster.core.merges
+    cluster.run(stop=lambda: merge.phase is MergePhase.PULL)
+    assert not any(group.holds_preemption for group in merge.sources)
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()

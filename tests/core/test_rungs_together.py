@@ -6,12 +6,15 @@ With pretend KV that every step checks: what a stored request is given back is w
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
-from fakes import FakeCluster, Faults
+from fakes import MS, FakeCluster, Faults
 
 from jettison.core.moving.hosted import HostedPhase
+from jettison.core.ports import SendKV
 from jettison.core.requests import Phase
+from jettison.core.serving.group import Group
 
 TOGETHER = "swap+migrate+drop"
 
@@ -162,5 +165,89 @@ def test_all_rungs_under_faults_deaths_and_orders(seed: int) -> None:
         cluster.cancel(f"r{i}", rng.uniform(0, 300))
     for worker in range(num_workers):
         cluster.restart_at(worker, 3_000.0 + worker)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def pipeline_with_stored(policy: str, seed: int = 0, num_stored: int = 4) -> tuple[FakeCluster, Group]:
+    """A merged group of which some requests are stored, and all but three others have left."""
+    cluster = FakeCluster(
+        policy=policy, full_blocks=60, host_slots=500, prefix_caching=False, seed=seed, swap_budget=1,
+        auto_restore=False,
+    )
+    for worker in cluster.workers.values():
+        worker.spoilt = lambda: True
+    crowd(cluster, 60, output=140, every_ms=0.2)
+    cluster.run(until_ms=20)
+    cluster.order("drop")
+    cluster.run(stop=lambda: bool(cluster.core.state.pipelines) and not cluster.core.merges)
+    (merged,) = cluster.core.state.pipelines.values()
+    cluster.run(stop=lambda: len(merged.queues.stored) >= num_stored)
+    for request_id in [*list(merged.queues.running)[:-3], *(s.request_id for s in merged.queues.waiting)]:
+        cluster.cancel(request_id, cluster.now / 1e6 + 0.01)
+    return cluster, merged
+
+
+@pytest.mark.parametrize("policy", ["swap", "swap+drop"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_restore_over_kv_that_comes_back_lets_running_requests_grow(policy: str, seed: int) -> None:
+    """What was on its way back gives way, so nothing will free the blocks that are missing: some are recomputed."""
+    cluster, merged = pipeline_with_stored(policy, seed)
+    cluster.run(stop=lambda: merged.holds_preemption and bool(cluster.core.hosted.of(merged, HostedPhase.IN)))
+    cluster.order("restore")
+    (restore,) = cluster.core.restores
+    rng = random.Random(seed)
+    for i in range(16):
+        prompt = [rng.randrange(1, 60) for _ in range(12)]
+        cluster.submit(f"n{i}", prompt, 200, cluster.now / 1e6 + 0.3 * i)
+    cluster.run(stop=lambda: restore.is_over)
+    assert restore.is_over
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_restore_lets_in_a_request_for_which_stored_ones_leave_no_room() -> None:
+    """They return when it is over, and it is not over while a request waits."""
+    cluster, merged = pipeline_with_stored("swap", num_stored=8)
+    cluster.run(stop=lambda: not merged.queues.waiting)
+    cluster.order("restore")
+    (restore,) = cluster.core.restores
+    cluster.submit("long", [1] * 220, 6, cluster.now / 1e6 + 0.1)
+    cluster.run(stop=lambda: restore.is_over)
+    assert restore.is_over
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_swap_rung_that_goes_leaves_nothing_set_on_groups() -> None:
+    cluster, merged = pipeline_with_stored("swap+drop")
+    cluster.run()
+    merged = next(iter(cluster.core.groups.values()))
+    merged.holds_preemption = True
+    merged.blocks.reserve_landing(dict.fromkeys(merged.worker_ids, 3))
+    cluster.core.reconfigure(replace(cluster.core.params, rungs=("drop", "restore", "scale", "shed")))
+    assert not merged.holds_preemption and not merged.blocks.landing
+
+
+@pytest.mark.parametrize("exchange", ["auto", "recompute"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drop_over_requests_that_have_just_turned_back_from_the_host(exchange: str, seed: int) -> None:
+    """They run on while a copy engine still copies pieces: none is computed again before these have ended."""
+    cluster = FakeCluster(
+        policy="swap", full_blocks=40, host_slots=500, prefix_caching=False, swap_budget=4, seed=seed,
+        exchange=exchange,
+    )
+    copied, entries = cluster._copy_here, cluster.core.hosted._entries
+
+    def late(piece: SendKV) -> None:
+        cluster.at(cluster.now + 20 * MS, copied(piece))
+
+    cluster._copy_here = late  # type: ignore[method-assign,assignment]
+    crowd(cluster, 24)
+    cluster.run(stop=lambda: any(e.phase is HostedPhase.OUT and e.state.moves for e in entries.values()))
+    cluster.order("drop")
+    leaving = [entry.state for entry in entries.values() if entry.phase is HostedPhase.LEAVING]
+    cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
+    assert any(state.moves for state in leaving), "a piece outlasts the change of layouts"
     cluster.run()
     expect_all_well(cluster)

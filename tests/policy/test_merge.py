@@ -6,6 +6,7 @@ import heapq
 import itertools
 import json
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -258,14 +259,30 @@ def test_with_a_budget_no_split_leaves_the_group_more_kv(data: st.DataObject) ->
     num_members, num_layers = data.draw(st.integers(2, 5)), data.draw(st.integers(5, 14))
     embed, head = data.draw(st.sampled_from([(50, 50), (300, 300), (300, 0), (0, 250)]))
     the_shape = shape(num_layers, embed=embed, head=head, tied=data.draw(st.booleans()))
-    budget = the_shape.parameter_bytes + data.draw(st.integers(100, 3000))
-    stages = plan_ranges([instance(i, num_layers=num_layers) for i in range(num_members)], the_shape, budget)
-    assert stages is not None
+    spare = st.integers(100, 3000)
+    alike = data.draw(st.none() | spare)
+    budgets = [the_shape.parameter_bytes + (alike or data.draw(spare)) for _ in range(num_members)]
+    stages = plan_ranges(with_budgets(budgets, num_layers), the_shape)
+    assert stages is not None and [s.worker_id for s in stages] == list(range(num_members))
     best = max(
-        min(tokens(LayerRange(lo, hi), the_shape, budget) for lo, hi in itertools.pairwise((0, *cuts, num_layers)))
+        min(
+            tokens(LayerRange(lo, hi), the_shape, budget)
+            for budget, (lo, hi) in zip(budgets, itertools.pairwise((0, *cuts, num_layers)), strict=True)
+        )
         for cuts in itertools.combinations(range(1, num_layers), num_members - 1)
     )
-    assert min(tokens(s.layers, the_shape, budget) for s in stages) == pytest.approx(best)
+    found = (tokens(s.layers, the_shape, budget) for s, budget in zip(stages, budgets, strict=True))
+    assert min(found) == pytest.approx(best)
+
+
+def test_a_member_with_more_memory_keeps_more_layers() -> None:
+    the_shape = shape(12, embed=0, head=0)
+    assert ranges(plan_ranges(with_budgets([3000, 9000], 12), the_shape)) == [(0, 3), (3, 12)]
+
+
+def with_budgets(budgets: Sequence[int], num_layers: int) -> list[MergeCandidate]:
+    """Instances that have so much for parameters and KV."""
+    return [instance(i, num_layers=num_layers)._replace(budgets=(budget,)) for i, budget in enumerate(budgets)]
 
 
 def test_large_ends_do_not_make_the_stages_between_them_the_tightest() -> None:
@@ -274,4 +291,4 @@ def test_large_ends_do_not_make_the_stages_between_them_the_tightest() -> None:
     the_shape = shape(48, embed=283, head=283)
     groups = [instance(i, num_layers=48) for i in range(8)]
     assert max(hi - lo for lo, hi in ranges(plan_ranges(groups, the_shape))) == 7
-    assert ranges(plan_ranges(groups, the_shape, 13500)) == [(6 * i, 6 * i + 6) for i in range(8)]
+    assert ranges(plan_ranges(with_budgets([13500] * 8, 48), the_shape)) == [(6 * i, 6 * i + 6) for i in range(8)]

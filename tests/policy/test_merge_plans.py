@@ -391,5 +391,5 @@ def test_whether_there_are_ranges_is_known_without_them(num_layers: int, data: s
     plan = plan_stages(members, the_shape)
     assert (plan is not None) == expected
     if plan is not None:
-        held = dict(members)
+        held = {m.worker_id: m.resident for m in members}
         assert all(held[s.worker_id].covers(s.layers) for s in plan.stages)

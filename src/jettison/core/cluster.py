@@ -88,10 +88,10 @@ class ClusterCore:
         self.hosted = Hosted(self.state)
         self.migrations = Migrations(self.state)
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
-        self.aside = Aside(self.state, self.recoveries)
         self.loads = Loads(self.state)
         self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
+        self.aside = Aside(self.state, self.moves, self.recoveries, self._why_needed)
         self.ladder = Ladder(params.rungs, self.state, self.loads, self.moves, self.hosted, self.migrations)
         self._orders = Orders(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, lambda: self.ladder)
@@ -174,10 +174,14 @@ class ClusterCore:
     def max_request_blocks(self) -> int:
         """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
 
-        Dead workers count unless they are gone for good: requests can wait for them. 0 when nothing can serve again.
+        Dead workers count unless they are gone for good: requests can wait for them. Those set aside do not. 0 when
+        nothing can serve again.
         """
-        may_merge = self.ladder.forms_pipelines
-        return max_request_blocks(self.state, self.recoveries.homes, may_merge=may_merge)
+        return self._max_request_blocks()
+
+    def _max_request_blocks(self, without: WorkerId | None = None) -> int:
+        homes, may_merge = self.recoveries.homes, self.ladder.forms_pipelines
+        return max_request_blocks(self.state, homes, may_merge=may_merge, without=without)
 
     # --- the one entry ----------------------------------------------------------------------------------------
 
@@ -373,11 +377,24 @@ class ClusterCore:
 
     def request_set_aside(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
         """Have a worker that serves by itself, and nothing, give up its layers. Raises ValueError where it cannot."""
-        return self.aside.set_aside(worker_id, now_ns)
+        actions = self.aside.set_aside(worker_id, now_ns)
+        self.unplaced.note_room(self.max_request_blocks())
+        for state in self.state.requests.values():
+            why_not = self.unplaced.cut_to_room(state)
+            assert why_not is None, why_not  # else the worker would have been needed
+        return actions
 
     def request_wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
         """Have a worker that is aside serve again. Raises ValueError for one that is not."""
-        return self.aside.wake(worker_id, now_ns) + self._advance_moves(now_ns) + self.stepping.plan(now_ns)
+        actions = self.aside.wake(worker_id, now_ns)
+        self.unplaced.note_room(self.max_request_blocks())
+        return actions + self._advance_moves(now_ns) + self.stepping.plan(now_ns)
+
+    def _why_needed(self, worker_id: WorkerId) -> str | None:
+        """Why some request could never be held without a worker; None: no request needs it."""
+        num_blocks = self._max_request_blocks(without=worker_id)
+        reasons = (self.unplaced.why_too_large(state, num_blocks) for state in self.state.requests.values())
+        return next((why for why in reasons if why is not None), None)
 
     # --- checks -----------------------------------------------------------------------------------------------
 

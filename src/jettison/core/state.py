@@ -5,7 +5,7 @@ Data and lookups only; decisions are in ``policy``, sequences in ``core.moving.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from jettison.core import residence
@@ -65,6 +65,11 @@ class WorkerState:
     ghosts: dict[RequestId, set[TransferId]] = field(default_factory=dict)
     """Tables of requests that have left because of a fault: held until no old step and none of these moves can
     write to their blocks any more (``core.moving.recovering``)."""
+
+    @property
+    def can_serve(self) -> bool:
+        """Plans may count on its memory."""
+        return self.alive and not self.is_aside
 
     def resident(self, shape: ModelShape) -> LayerRange:
         """Layers whose parameters it holds and may run (a contiguous range)."""
@@ -174,8 +179,10 @@ class ClusterState:
     next_epoch: int = 0
     next_step_id: int = 1
     next_order: int = 0
-    _alive: tuple[int, int, int, int] | None = None
-    """(losses, joins) that these hold for: (live workers, least of their full blocks)."""
+    num_roster_changes: int = 0
+    """Deaths, returns, and workers set aside or woken so far: in between the same workers can serve."""
+    _alive: tuple[int, int, int] | None = None
+    """Roster changes that these hold for: (workers that can serve, least of their full blocks)."""
 
     def __post_init__(self) -> None:
         self.predict_anew()
@@ -281,10 +288,10 @@ class ClusterState:
 
     # --- ids --------------------------------------------------------------------------------------------------
 
-    def member_budget_bytes(self, workers: Iterable[WorkerState]) -> int:
-        """What the poorest of these has for parameters and KV, by what it holds with every layer resident."""
+    def member_budget_bytes(self, worker: WorkerState) -> int:
+        """What a worker has for parameters and KV, by what it holds with every layer resident."""
         block_bytes = self.shape.num_layers * self.shape.block_bytes_per_layer(self.limits.block_size)
-        return min(w.full_blocks for w in workers) * block_bytes + self.shape.parameter_bytes
+        return worker.full_blocks * block_bytes + self.shape.parameter_bytes
 
     def link_rate(self, link: LinkId) -> LinkRate:
         """What is known of one direction of a link."""
@@ -364,12 +371,12 @@ class ClusterState:
         return True
 
     def alive_workers(self) -> tuple[int, int]:
-        """How many can serve, and the least capacity of one with every layer resident (0 if none can)."""
-        key = (self.counters.num_worker_losses, self.counters.num_worker_joins + self.num_dissolved)
-        if self._alive is None or self._alive[:2] != key:
-            full_blocks = [w.full_blocks for w in self.workers.values() if w.alive and not w.is_aside]
-            self._alive = (*key, len(full_blocks), min(full_blocks, default=0))
-        return self._alive[2:]
+        """How many can serve, and the least capacity of one with every layer resident (0 if none can): what holds of
+        any of them. Plans that name members go by each member's own."""
+        if self._alive is None or self._alive[0] != self.num_roster_changes:
+            full_blocks = [w.full_blocks for w in self.workers.values() if w.can_serve]
+            self._alive = (self.num_roster_changes, len(full_blocks), min(full_blocks, default=0))
+        return self._alive[1:]
 
     # --- checks -----------------------------------------------------------------------------------------------
 

@@ -48,6 +48,9 @@ class MergeCandidate(NamedTuple):
     """Load over capacity."""
     free_bytes: int
     """Free KV bytes of all its stages together."""
+    budgets: tuple[int, ...] | None = None
+    """What each member has for parameters and KV: ranges are chosen by what they leave for KV. None = not known, and
+    ranges are balanced by parameter bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +107,6 @@ class PlannerParams:
     """None where all are alike."""
     most_members: int | None = None
     """Of a group that is made: longer pipelines could not keep up. None = no bound."""
-    budget_bytes: int | None = None
-    """What a member has for parameters and KV: ranges are chosen by what they leave for KV. One number for all, the
-    least: members are taken for equal. None = not known, and ranges are balanced by parameter bytes."""
 
 
 _Room = tuple[int, float, int]
@@ -290,7 +290,6 @@ class _Pool:
         plan = plan_stages(
             _members(candidates), self._shape, may_pull=may_pull,
             distance=None if links is None else links.distance, work=self._work,
-            budget_bytes=self._params.budget_bytes,
         )
         if plan is None or not plan.pulls:
             return plan
@@ -371,11 +370,9 @@ class _Pool:
         return found
 
 
-def plan_ranges(
-    groups: Sequence[MergeCandidate], shape: ModelShape, budget_bytes: int | None = None
-) -> tuple[StagePlan, ...] | None:
+def plan_ranges(groups: Sequence[MergeCandidate], shape: ModelShape) -> tuple[StagePlan, ...] | None:
     """Stages of all members of ``groups`` without a pull, or None: ``policy.ranges.plan_stages``."""
-    plan = plan_stages(_members(groups), shape, budget_bytes=budget_bytes)
+    plan = plan_stages(_members(groups), shape)
     return None if plan is None else plan.stages
 
 
@@ -407,7 +404,13 @@ def throughput_cost(group_sizes: Sequence[int], throughput: Callable[[int], floa
 
 
 def _members(groups: Sequence[MergeCandidate]) -> list[Member]:
-    return [Member(w, r) for g in groups for w, r in zip(g.members, g.resident, strict=True)]
+    return [
+        Member(worker_id, resident, budget)
+        for g in groups
+        for worker_id, resident, budget in zip(
+            g.members, g.resident, g.budgets or [None] * len(g.members), strict=True
+        )
+    ]
 
 
 def _fits(pulls: Sequence[Pull], groups: Sequence[MergeCandidate], shape: ModelShape) -> bool:

@@ -23,6 +23,8 @@ class Member(NamedTuple):
 
     worker_id: WorkerId
     resident: LayerRange
+    budget_bytes: int | None = None
+    """What it has for parameters and KV; None = not known."""
 
 
 class RangePlan(NamedTuple):
@@ -43,13 +45,13 @@ class PlanningWork:
 
 def plan_stages(
     members: Sequence[Member], shape: ModelShape, *, may_pull: bool = False, distance: LinkDistance | None = None,
-    work: PlanningWork | None = None, budget_bytes: int | None = None,
+    work: PlanningWork | None = None,
 ) -> RangePlan | None:
     """Contiguous layer ranges for all members: those that leave the group the most KV.
 
-    ``budget_bytes`` is what each member has for parameters and KV. The group holds as many tokens as its tightest
-    stage, which has what its parameters leave (embedding and head counted) for the KV of its layers. Where no budget is
-    given, the largest stage is as small as can be by parameter bytes; among equals the numbers of layers are even.
+    The group holds as many tokens as its tightest stage, which has what its parameters leave of its member's own budget
+    (embedding and head counted) for the KV of its layers. Where no budget is known, the largest stage is as small as
+    can be by parameter bytes; among equals the numbers of layers are even.
 
     Members that hold a part are ordered by the middle of it, those that hold everything go wherever they spare the
     others most (members holding 0-23, 24-47 and everything: first, third, second). Where that order allows no split
@@ -60,11 +62,10 @@ def plan_stages(
         return None
     work = work or PlanningWork()
     parts, wholes = _ordered(members, shape)
-    residents = [m.resident for m in parts]
-    is_inside = _has_split(residents, len(wholes), shape.num_layers, work)
+    is_inside = _has_split([m.resident for m in parts], len(wholes), shape.num_layers, work)
     if not is_inside and not may_pull:
         return None
-    split = _best_split(residents, len(wholes), shape, work, may_pull=not is_inside, budget_bytes=budget_bytes)
+    split = _best_split(parts, wholes, shape, work, may_pull=not is_inside)
     part_workers, whole_workers = iter(parts), iter(wholes)
     stages: list[StagePlan] = []
     lo = 0
@@ -176,15 +177,15 @@ def _tightness(num_layers: int, parameter_bytes: int, budget_bytes: int | None) 
 
 
 def _best_split(
-    parts: Sequence[LayerRange], num_wholes: int, shape: ModelShape, work: PlanningWork, *, may_pull: bool,
-    budget_bytes: int | None,
+    parts: Sequence[Member], wholes: Sequence[Member], shape: ModelShape, work: PlanningWork, *, may_pull: bool
 ) -> _Split:
-    """Where to cut, for parts in this order and wholes anywhere; there must be a way to.
+    """Where to cut, for parts in this order and wholes, in theirs, anywhere; there must be a way to.
 
     Dynamic programming over (end of the last stage so far, wholes used); O(layers) for two members,
     O(members * wholes * layers squared) for many.
     """
-    num_stages, num_layers = len(parts) + num_wholes, shape.num_layers
+    num_wholes, num_layers = len(wholes), shape.num_layers
+    num_stages = len(parts) + num_wholes
     bytes_before = _bytes_before(shape)
     best: dict[_State, _Value] = {(0, 0): _Value(0, 0.0, 0, 0, 0)}
     rounds: list[tuple[list[_State], dict[_State, _Value]]] = []
@@ -194,10 +195,10 @@ def _best_split(
         following: dict[_State, _Value] = {}
         for rank, (lo, used) in enumerate(states):
             pulled, tightest, largest, squares, _ = best[lo, used]
-            choices = [(shape.all_layers, True)] if used < num_wholes else []
-            if index - used < len(parts) and (may_pull or parts[index - used].lo <= lo):
+            choices = [(wholes[used], True)] if used < num_wholes else []
+            if index - used < len(parts) and (may_pull or parts[index - used].resident.lo <= lo):
                 choices.append((parts[index - used], False))
-            for resident, is_whole in choices:
+            for (_, resident, budget_bytes), is_whole in choices:
                 first = num_layers if index == num_stages - 1 else lo + 1
                 limit = num_layers if may_pull else resident.hi
                 ends = range(first, min(limit, num_layers - (num_stages - index - 1)) + 1)

@@ -14,7 +14,7 @@ from jettison.memory.stages import StagePlan, stage_bytes
 from jettison.policy.merge import MergeCandidate, plan_ranges
 from jettison.policy.order import in_service_order
 from jettison.policy.refusal import why_too_long
-from jettison.types import NANOSECONDS, FinishReason, RequestId
+from jettison.types import NANOSECONDS, FinishReason, RequestId, WorkerId
 
 
 class Unplaced:
@@ -26,7 +26,7 @@ class Unplaced:
         self._since_ns: dict[RequestId, int] = {}
         """Since when each unplaced request has been without a group."""
         self._room_tokens: int | None = None
-        """What memory has left for one request; None while no worker is gone for good."""
+        """What memory has left for one request; None while no worker is gone for good or aside."""
 
     def advance(self, now_ns: int) -> list[Action]:
         """Queue unplaced requests, in order, as soon as some group can take them; end those that wait too long."""
@@ -48,8 +48,8 @@ class Unplaced:
         ]
 
     def note_room(self, num_blocks: int) -> None:
-        """A worker is gone for good, or back after all: one request can have so many blocks now."""
-        is_whole = not any(w.is_gone for w in self._cluster.workers.values())
+        """A worker is gone for good or set aside, or back after all: one request can have so many blocks now."""
+        is_whole = not any(w.is_gone or w.is_aside for w in self._cluster.workers.values())
         self._room_tokens = None if is_whole else num_blocks * self._cluster.limits.block_size
 
     def cut_to_room(self, state: RequestState) -> str | None:
@@ -58,6 +58,13 @@ class Unplaced:
         if room is None:
             return None
         state.cut_default_length(room)
+        return self._why_too_long(state, room)
+
+    def why_too_large(self, state: RequestState, num_blocks: int) -> str | None:
+        """Why so many blocks could never hold the request; None where they could."""
+        return self._why_too_long(state, num_blocks * self._cluster.limits.block_size)
+
+    def _why_too_long(self, state: RequestState, room: int) -> str | None:
         longest = self._cluster.limits.max_model_len
         # What an answer without a given length may grow to is no reason to end it, beyond the context least of all.
         num_more = min(state.num_tokens_to_hold, longest) - state.num_prompt
@@ -75,30 +82,34 @@ class Unplaced:
             self._place(state)
 
 
-def max_request_blocks(cluster: ClusterState, homes: Iterable[tuple[StagePlan, ...]], *, may_merge: bool) -> int:
-    """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.
+def max_request_blocks(
+    cluster: ClusterState, homes: Iterable[tuple[StagePlan, ...]], *, may_merge: bool, without: WorkerId | None = None
+) -> int:
+    """Blocks that one request could ever get: an undropped member's (of the poorest: any may be given the request), or
+    those of the tightest stage when all members merge, each with its own capacity.
 
-    Dead workers count unless they are gone for good: requests can wait for them. A home of several (a static pipeline)
-    that has lost a member for good is not formed again. 0 where no home is left.
+    Dead workers count unless they are gone for good: requests can wait for them. Those set aside do not, as no request
+    wakes one, nor does ``without``. A home of several (a static pipeline) that has lost a member is not formed again. 0
+    where no home is left.
     """
-    shape = cluster.shape
-    whole = [home for home in homes if not any(cluster.workers[s.worker_id].is_gone for s in home)]
-    workers = [cluster.workers[s.worker_id] for home in whole for s in home]
+    shape, workers_of = cluster.shape, cluster.workers
+    missing = {w.worker_id for w in workers_of.values() if w.is_gone or w.is_aside} | {without}
+    whole = [home for home in homes if not any(s.worker_id in missing for s in home)]
+    workers = [workers_of[s.worker_id] for home in whole for s in home]
     if not workers:
         return 0
     least = min(w.full_blocks for w in workers)
     if not may_merge:
         return least
-    everyone = [
-        MergeCandidate(w.worker_id, (w.worker_id,), (shape.all_layers,), 0.0, 0) for w in workers[: shape.num_layers]
-    ]
-    budget = cluster.member_budget_bytes(workers)
-    stages = plan_ranges(everyone, shape, budget)
+    workers.sort(key=lambda w: w.full_blocks)  # of more than there are layers, not the richest may merge
+    budgets = {w.worker_id: cluster.member_budget_bytes(w) for w in workers[: shape.num_layers]}
+    everyone = [MergeCandidate(w, (w,), (shape.all_layers,), 0.0, 0, (budget,)) for w, budget in budgets.items()]
+    stages = plan_ranges(everyone, shape)
     assert stages is not None, "as many layers as members can be split"
     layer_block_bytes = shape.block_bytes_per_layer(cluster.limits.block_size)
     merged = min(
         # Members that were merged in another order may run a layer more, and pages do not divide evenly.
-        (budget - stage_bytes(s.layers, shape)) // ((len(s.layers) + 1) * layer_block_bytes)
+        (budgets[s.worker_id] - stage_bytes(s.layers, shape)) // ((len(s.layers) + 1) * layer_block_bytes)
         for s in stages
     )
     return max(least, merged)

@@ -25,6 +25,7 @@ def merge_candidate(state: ClusterState, group: Group) -> MergeCandidate:
         tuple(state.workers[w].resident(state.shape) for w in group.worker_ids),
         (group.blocks.num_used + group.queues.queued_blocks()) / max(1, group.blocks.capacity),
         group.blocks.num_free * block_bytes(state),
+        tuple(state.member_budget_bytes(state.workers[w]) for w in group.worker_ids),
     )
 
 
@@ -38,8 +39,8 @@ def required_bytes(state: ClusterState, overloaded: Sequence[Group], growth_fact
 
 
 def kv_region_bytes(state: ClusterState) -> int:
-    """KV bytes of all workers with every layer resident."""
-    return sum(w.full_blocks for w in state.workers.values()) * block_bytes(state)
+    """KV bytes of all workers that can serve, with every layer resident."""
+    return sum(w.full_blocks for w in state.workers.values() if w.can_serve) * block_bytes(state)
 
 
 def block_bytes(state: ClusterState) -> int:
@@ -62,12 +63,10 @@ class DropPlanner:
         to come; what is to pay for itself is never pulled over a network of which nothing is known."""
         state = self._state
         rates = PullRates(state)
-        members = [state.workers[w] for g in groups for w in g.worker_ids]
         params = PlannerParams(
             strategy=state.params.planner, kv_region_bytes=kv_region_bytes(state),
-            link_bytes_per_s=rates.slowest(m.worker_id for m in members),
+            link_bytes_per_s=rates.slowest(w for g in groups for w in g.worker_ids),
             max_pull_s=max_pull_s, links=known_links(state), most_members=most_members,
-            budget_bytes=state.member_budget_bytes(members) if members else None,
         )
         candidates = [merge_candidate(state, g) for g in groups]
         plan = plan_drop(candidates, required, state.shape, params, asking)

@@ -71,8 +71,12 @@ class SwapRung(Rung):
         asked = {g.group_id for g in state.changed_groups()} | self._put_off
         self._put_off = set()
         for group in [state.groups[g] for g in sorted(asked) if g in state.groups]:
+            self._hold_preemption(group)
             if not busy.isdisjoint(group.worker_ids):
                 self._put_off.add(group.group_id)
+                if self.means.moves.restore_of(group) is not None:
+                    # Nothing that is stored returns before the restore is over, and that may wait for the queue.
+                    group.blocks.reserve_landing({})
                 continue
             if not group.paused and len(group.in_flight) < len(group.stages):
                 if leave := self._leaving(group):
@@ -99,6 +103,14 @@ class SwapRung(Rung):
     def after_steps(self, now_ns: int) -> list[Action]:
         """Pieces within each group's allowance."""
         return self.means.hosted.send(self._budget_blocks)
+
+    def go(self) -> None:
+        """Nothing is stored, or on its way: no group waits for that, or keeps room for it."""
+        exchanging = {merge.group for merge in self.means.moves.merges}
+        for group in self.means.state.groups.values():
+            group.holds_preemption = False
+            if group not in exchanging:  # there the exchange has written it
+                group.blocks.reserve_landing({})
 
     def _budget_blocks(self, group: Group) -> int:
         params = self.means.state.params.swap
@@ -148,9 +160,13 @@ class SwapRung(Rung):
             max_num_seqs=group.max_running,
         ))
 
+    def _hold_preemption(self, group: Group) -> None:
+        """Only what is on its way frees what is missing: where it has given way, nothing will."""
+        group.holds_preemption = bool(self.means.hosted.of(group, HostedPhase.OUT, HostedPhase.IN))
+
     def _keep_room(self, group: Group) -> None:
         hosted = self.means.hosted
-        group.holds_preemption = bool(hosted.of(group, HostedPhase.OUT, HostedPhase.IN))
+        self._hold_preemption(group)
         owed = hosted.of(group, HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING)
         blocks = sum(hosted.blocks_to_return(entry) for entry in owed)
         group.blocks.reserve_landing(dict.fromkeys(group.worker_ids, blocks) if blocks else {})

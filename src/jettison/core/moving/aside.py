@@ -9,6 +9,9 @@ aside, and when, is decided elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from jettison.core.moving.moves import Moves
 from jettison.core.moving.recovering import Recoveries
 from jettison.core.moving.relayout import RETRY_NS, Relayout
 from jettison.core.ports import Action, Record
@@ -22,9 +25,14 @@ EMPTY = LayoutSpec(frozenset(), LayerRange(0, 0))
 class Aside:
     """All that are set aside, or on their way there."""
 
-    def __init__(self, cluster: ClusterState, recoveries: Recoveries) -> None:
+    def __init__(
+        self, cluster: ClusterState, moves: Moves, recoveries: Recoveries, why_needed: Callable[[WorkerId], str | None]
+    ) -> None:
+        """``why_needed``: why some request could not be held without a worker; None: there is no such request."""
         self._cluster = cluster
+        self._moves = moves
         self._recoveries = recoveries
+        self._why_needed = why_needed
         self._emptying: dict[WorkerId, Relayout] = {}
         self._retry_ns = 0
 
@@ -36,19 +44,25 @@ class Aside:
     # --- orders -----------------------------------------------------------------------------------------------
 
     def why_not(self, worker_id: WorkerId) -> str | None:
-        """Why a worker cannot be set aside now; None: it can. It must serve by itself, with nothing in its group, and
-        some other worker must go on serving."""
+        """Why a worker cannot be set aside now; None: it can. It must serve by itself, with nothing in its group or its
+        memory and no change of layers under way; others must go on serving, and hold what has been accepted."""
         worker, groups = self._cluster.workers[worker_id], self._cluster.groups_of[worker_id]
         if not worker.alive or worker.is_aside:
             return f"worker {worker_id} is {'aside already' if worker.alive else 'dead'}"
+        if worker_id in self._moves.moving_workers():
+            return f"layers of worker {worker_id} are changing"
         if len(groups) != 1 or groups[0].worker_ids != (worker_id,):
             return f"worker {worker_id} does not serve by itself"
         group = groups[0]
         if group.queues.all_requests() or group.in_flight or group.paused or worker.num_relayouts_open or worker.ghosts:
             return f"worker {worker_id} is in use"
+        if worker.ledger.num_held:
+            return f"worker {worker_id} has blocks for a request that is on its way there"
         if any(worker_id in pending.ends for pending in self._cluster.book.transfers.values()):
             return f"something is on its way to or from worker {worker_id}"
-        return None if len(self._cluster.groups) > 1 else f"worker {worker_id} is the last that serves"
+        if len(self._cluster.groups) == 1:
+            return f"worker {worker_id} is the last that serves"
+        return self._why_needed(worker_id)
 
     def set_aside(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
         """Begin. Raises ValueError where ``why_not`` says so."""
@@ -57,6 +71,7 @@ class Aside:
         worker = self._cluster.workers[worker_id]
         self._cluster.dissolve(self._cluster.groups_of[worker_id][0])
         worker.is_aside = True
+        self._cluster.num_roster_changes += 1
         return [Record("set_aside", now_ns, {"worker": worker_id}), *self._empty(worker_id)]
 
     def wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
@@ -65,6 +80,7 @@ class Aside:
         if not worker.is_aside or worker_id in self._emptying:
             raise ValueError(f"worker {worker_id} is not aside" + (" yet" if worker.is_aside else ""))
         worker.is_aside = False
+        self._cluster.num_roster_changes += 1
         if worker.alive:  # a dead one is formed into its home when it is back
             self._recoveries.fill(worker_id, now_ns)
         return [Record("woken", now_ns, {"worker": worker_id})]

@@ -196,7 +196,9 @@ class Exchange:
     def _may_get_room(self, now_ns: int) -> bool:
         """Something is under way that could let stalled requests land, or will be when a failed attempt is repeated."""
         repeats = now_ns < self._retry_ns and self._num_refused <= WAITED_FOR_ATTEMPTS
-        return bool(self._moves or self._relayouts) or repeats or any(self._in_flight())
+        assert self.group is not None
+        leaves = any(s.recompute for s in self.group.queues.moving.values())
+        return bool(self._moves or self._relayouts) or repeats or leaves or any(self._in_flight())
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -400,10 +402,13 @@ class Exchange:
                     ledger.seal(state.request_id, index, state.hashes[index])
 
     def _recompute(self, state: RequestState) -> None:
-        """Do not move this request's KV: it starts again from its tokens."""
+        """Do not move this request's KV: it starts again from its tokens, when nothing copies from its blocks."""
         assert self.group is not None
         self._num_foreign = None
-        self.group.preempt(state)
+        if state.moves:  # it has just turned back from the host, and pieces are still under way
+            self._cluster.distrust(state)
+        else:
+            self.group.preempt(state)
 
     def _reserve_landing(self, group: Group) -> None:
         """Tell admission how many blocks the transfers that have not started will take."""

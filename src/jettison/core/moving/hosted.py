@@ -226,7 +226,7 @@ class Hosted:
         if event.complete:
             took_s = event.duration_ns / NANOSECONDS / len(pending.transfer.src_blocks)
             self.block_copy_s = smoothed(self.block_copy_s, took_s, _SMOOTHING)
-        if state.moves:
+        if self._has_pieces(state):
             return []
         if not entry.failed:
             self._note_arrived(entry)
@@ -241,6 +241,11 @@ class Hosted:
         elif entry.num_sent == entry.num_blocks:
             self._copied(entry)
         return []
+
+    def _has_pieces(self, state: RequestState) -> bool:
+        """Pieces of it are under way. One that runs on may be in an exchange besides, with transfers of that."""
+        transfers = self._cluster.book.transfers
+        return any(transfers[transfer_id].purpose is Purpose.HOST for transfer_id in state.moves)
 
     def go_on(self, now_ns: int) -> list[Action]:
         """What a piece's end makes possible begins before the next step."""
@@ -370,7 +375,7 @@ class Hosted:
             state = entry.state
             assert entry.pools in state.residences, f"{state} is not known to be in host pools"
             if entry.phase is HostedPhase.LEAVING:
-                assert state.moves, f"{state} leaves no slots behind"
+                assert self._has_pieces(state), f"{state} leaves no slots behind"
                 continue
             is_stored = entry.phase in (HostedPhase.STORED, HostedPhase.TURNING)
             assert state.phase is (Phase.STORED if is_stored else Phase.MOVING) and state.num_pending == 0, state

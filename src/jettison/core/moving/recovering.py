@@ -334,6 +334,7 @@ class Recoveries:
             recovery.abandon()
         self._fences = {call: f for call, f in self._fences.items() if f.survivor != dead.worker_id}
         self._cluster.counters.num_worker_losses += 1
+        self._cluster.num_roster_changes += 1
 
     def _break_up(self, group: Group, dead: WorkerId) -> list[RequestState]:
         """Dissolve a group; its requests become unplaced, except those that had ended already."""
@@ -418,6 +419,7 @@ class Recoveries:
         if not worker.is_aside:
             self._recovery_of(event.worker_id, now_ns).phase = RecoveryPhase.FILL
         self._cluster.counters.num_worker_joins += 1
+        self._cluster.num_roster_changes += 1
         return [Record("worker_joined", now_ns, {"worker": event.worker_id, "life": event.life})]
 
     def fill(self, worker_id: WorkerId, now_ns: int) -> None:

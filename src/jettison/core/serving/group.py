@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from jettison.core.changes import Changes
 from jettison.core.ports import RunStep, StepCompleted, StepRow
 from jettison.core.requests import RequestState
-from jettison.core.residence import arenas_of, hosted_only
+from jettison.core.residence import NOWHERE, arenas_of, hosted_only
 from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
@@ -352,7 +352,7 @@ class Group:
 
     def preempt(self, state: RequestState) -> None:
         """Drop the request's KV and queue it again; it is recomputed from all its tokens."""
-        assert state.num_pending == 0, "a request in flight cannot be preempted"
+        assert state.num_pending == 0 and not state.moves, "a request in flight cannot be preempted"
         self.queues.take_out(state)
         self.blocks.release(state)
         self.counters.num_preemptions += 1
@@ -361,7 +361,7 @@ class Group:
         state.num_preemptions += 1
         state.num_computed = 0
         state.num_sealed = 0
-        state.residences = hosted_only(state.residences)
+        state.residences = NOWHERE
         state.remote = ()
         state.paused = state.recompute = False
         self.queues.enqueue(state)
