@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 import jettison.core.ladder.lists  # noqa: F401  # its rungs are known by name from then on
-from jettison.core.ladder.rung import Means, Moment, Rung, in_order, rung_named
+from jettison.core.ladder.rung import Means, Moment, Rung, rung_classes
 from jettison.core.load.views import Loads
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
@@ -28,9 +28,10 @@ class Ladder:
         self, names: Iterable[str], state: ClusterState, loads: Loads, moves: Moves, hosted: Hosted,
         migrations: Migrations,
     ) -> None:
-        """Raises ConfigError for a name that no rung has."""
+        """Raises ConfigError as ``rung_classes`` does."""
         self._means = Means(state, loads, moves, hosted, migrations, self.ask_way, self._tell_unmet)
-        self.rungs: tuple[Rung, ...] = tuple(r(self._means) for r in in_order(rung_named(n) for n in names))
+        kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
+        self.rungs: tuple[Rung, ...] = tuple(kind(self._means) for kind in kinds)
 
     def change(self, names: Iterable[str]) -> None:
         """Other rungs; those that stay keep what they know.
@@ -38,7 +39,7 @@ class Ladder:
         Raises ConfigError, and changes nothing, for a name that no rung has, and for a rung that would leave something
         under way that no rung goes on with.
         """
-        kinds = [*in_order(rung_named(n) for n in names)]
+        kinds = rung_classes(names, static_pipeline=self._means.state.params.static_pipeline)
         present = {type(rung): rung for rung in self.rungs}
         going = [rung for kind, rung in present.items() if kind not in kinds]
         for rung in going:

@@ -13,7 +13,7 @@ from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import Residence, hosted_only
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.waiting import Turns, WaitingQueue
-from jettison.policy.order import in_service_order
+from jettison.policy.order import counts_priority, in_service_order
 from jettison.types import NANOSECONDS, GroupId, RequestId
 
 
@@ -63,6 +63,7 @@ class Queues:
         ``note_tokens`` takes out."""
         self._sum_scheduled_ns = 0
         """When the running requests were first scheduled, summed."""
+        self._counts_priority = counts_priority(limits.scheduling_policy)
 
     def note_change(self) -> None:
         """Note that the queues, or what is left to do for their requests, are different."""
@@ -187,7 +188,7 @@ class Queues:
             return state.is_offline
         if len(self._tenants) == 1:
             return last.order <= state.order
-        if not is_newest or (self._limits.scheduling_policy == "priority" and state.order[0] < last.order[0]):
+        if not is_newest or (self._counts_priority and state.order[0] < last.order[0]):
             return False
         own = next((s for s in reversed(self.running.values()) if s.tenant == state.tenant), None)
         return own is None or own.order <= state.order
