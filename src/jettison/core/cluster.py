@@ -115,12 +115,16 @@ class ClusterCore:
         """Put other parameters in the place of the present ones, between two events: all of them, or none.
 
         Raises ConfigError, and changes nothing, for another layout at the start, other host pools or another profile
-        (memory and fits have been made from these), for a name that no rung has, and where a rung that is to go still
-        has requests on their way or in host pools.
+        (memory and fits have been made from these), and for rungs that cannot be (``Ladder.change``).
         """
         if (why := _why_fixed(self.state.params, params)) is not None:
             raise ConfigError(f"{why} cannot be changed later")
+        blocks_before = self.max_request_blocks()
         self.ladder.change(params.rungs)
+        if (num_blocks := self.max_request_blocks()) != blocks_before:
+            self.unplaced.note_room(num_blocks)
+            for state in self.state.requests.values():
+                state.cut_default_length(num_blocks * self.state.limits.block_size)
         before, self.state.params = self.state.params, params
         if before.step_times != params.step_times:
             self.state.predict_anew()
@@ -145,7 +149,7 @@ class ClusterCore:
 
     @property
     def traffic(self) -> TrafficMonitor:
-        """What arrives, and how long answers are."""
+        """What arrives online, and how long answers are."""
         return self.loads.traffic
 
     @property

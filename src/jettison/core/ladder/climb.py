@@ -18,7 +18,7 @@ from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
-from jettison.types import GroupId, WorkerId
+from jettison.types import GroupId, RequestId, WorkerId
 
 
 class Ladder:
@@ -36,10 +36,17 @@ class Ladder:
     def change(self, names: Iterable[str]) -> None:
         """Other rungs; those that stay keep what they know.
 
-        Raises ConfigError, and changes nothing, for a name that no rung has, and for a rung that would leave something
-        under way that no rung goes on with.
+        Raises ConfigError, and changes nothing, as ``rung_classes`` does, for a rung that would leave something under
+        way that no rung goes on with, and where groups were to merge no more while some are merged, or while a request
+        needs the memory of several.
         """
-        kinds = rung_classes(names, static_pipeline=self._means.state.params.static_pipeline)
+        state = self._means.state
+        kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
+        if self.forms_pipelines and not any(kind.forms_pipelines for kind in kinds):
+            if state.pipelines:
+                raise ConfigError(f"groups {sorted(state.pipelines)} are merged: restore them first")
+            if (large := _too_large_apart(state)) is not None:
+                raise ConfigError(f"request {large} needs the memory of several instances: wait until it has ended")
         present = {type(rung): rung for rung in self.rungs}
         going = [rung for kind, rung in present.items() if kind not in kinds]
         for rung in going:
@@ -125,3 +132,9 @@ class Ladder:
         """Raise AssertionError on any broken invariant."""
         for rung in self.rungs:
             rung.check()
+
+
+def _too_large_apart(state: ClusterState) -> RequestId | None:
+    """A request that no instance by itself could hold."""
+    most = max((w.full_blocks for w in state.workers.values() if not w.is_gone), default=0) * state.limits.block_size
+    return next((s.request_id for s in state.requests.values() if s.num_tokens_to_hold > most), None)
