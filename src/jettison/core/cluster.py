@@ -165,7 +165,8 @@ class ClusterCore:
     @property
     def num_waiting(self) -> int:
         """Online requests that wait for admission."""
-        return sum(len(self.groups[g].queues.waiting) for g in self.state.changes.queued) + len(self.state.unplaced)
+        queued = (self.groups[g].queues.waiting for g in self.state.changes.queued_online)
+        return sum(map(len, queued)) + len(self.state.unplaced_online())
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
         """Whether another request of a tenant would be taken: see ``ShedRung.why_refuse``."""
@@ -290,7 +291,7 @@ class ClusterCore:
         why_not = self.unplaced.cut_to_room(state)
         if why_not is not None:
             return [self.state.refuse(state, why_not, now_ns)]
-        self.traffic.note_arrival(len(request.prompt_token_ids))
+        self.loads.note_accepted(state)
         self.state.requests[request.request_id] = state
         if self.dispatcher.place(state):
             self.loads.note_arrival(self.groups[state.group_id], state)
@@ -348,7 +349,7 @@ class ClusterCore:
         for group_id in noted:
             if (group := self.groups.get(group_id)) is not None:
                 self.loads.note_group(group, now_ns)
-        self.loads.note_waiting(bool(changes.queued or self.state.unplaced), now_ns)
+        self.loads.note_waiting(bool(changes.queued_online or self.state.unplaced_online()), now_ns)
         self.ladder.note_touched(noted)
         changes.recent, changes.unnoted = noted, set()
 

@@ -119,7 +119,7 @@ class DropRung(Rung):
         """Groups that may be overloaded, in order."""
         if not self._foresees:
             return sorted(self._loads.kept_out)
-        return sorted(self._state.changes.queued) if after_step else list(self._state.groups)
+        return sorted(self._state.changes.queued_online) if after_step else list(self._state.groups)
 
     def _may_bind(self, group: Group, after_step: bool) -> bool:
         """Whether an assessment could come to anything; most groups need none."""

@@ -165,9 +165,9 @@ class RestoreRung(Rung):
         )
 
     def _needs_merging(self, group: Group) -> bool:
-        """Some request is foreseen to become too large for a member on its own."""
+        """Some online request is foreseen to become too large for a member on its own."""
         least = min(self._state.workers[w].full_blocks for w in group.worker_ids)
-        foreseen = (s.num_tokens_foreseen(self._usual_output) for s in group.queues.all_requests())
+        foreseen = (s.num_tokens_foreseen(self._usual_output) for s in group.queues.online_requests())
         return any(group.limits.blocks_for(num_tokens) > least for num_tokens in foreseen)
 
     def _fitting_blocks(self, group: Group) -> int:
