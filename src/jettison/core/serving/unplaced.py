@@ -48,7 +48,7 @@ class Unplaced:
         ]
 
     def note_room(self, num_blocks: int) -> None:
-        """A worker is gone for good, or back after all, or rungs have changed: a request can have so many blocks."""
+        """A worker is gone for good, or back after all: one request can have so many blocks now."""
         is_whole = not any(w.is_gone for w in self._cluster.workers.values())
         self._room_tokens = None if is_whole else num_blocks * self._cluster.limits.block_size
 
