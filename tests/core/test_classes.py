@@ -7,6 +7,8 @@ import random
 import pytest
 from fakes import FakeCluster, Faults
 
+from jettison.core.ladder.rung import Moment
+from jettison.core.load.monitor import GroupMonitor, Stays
 from jettison.core.requests import RequestState
 from jettison.types import ServiceClass
 
@@ -90,6 +92,121 @@ def test_the_queue_limit_counts_online_requests() -> None:
     cluster.run(until_ms=2)
     assert cluster.core.num_waiting == 0
     assert cluster.core.why_refuse("", 4, 0, cluster.now) is None
+
+
+def long_offline(cluster: FakeCluster, name: str, at_ms: float) -> None:
+    """Foreseen to hold more than a member on its own has room for."""
+    cluster.submit(name, tokens(9, 100), 200, at_ms, service_class=ServiceClass.OFFLINE, ignore_eos=True)
+
+
+def test_an_offline_request_that_waits_forbids_no_restore_whatever_it_may_become() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=60, max_seqs=1, eager=True)
+    for i in range(4):
+        cluster.submit(f"chat-{i}", tokens(i, 10), 100)
+    for i in range(10):
+        offline(cluster, f"batch-{i}", 10, 100, 0.5)
+    long_offline(cluster, "long-one", 1.0)
+    cluster.run(until_ms=5)
+    cluster.order("drop")
+    cluster.run(stop=lambda: "restore_done" in kinds(cluster))
+    assert cluster.core.state.requests["long-one"].first_scheduled_ns is None, "it waits, and they are apart"
+
+
+@pytest.mark.parametrize(("is_offline", "turned"), [(True, 0), (False, 1)])
+def test_an_offline_request_that_arrives_during_a_restore_turns_nothing_round(is_offline: bool, turned: int) -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=60, eager=True)
+    for worker in cluster.workers.values():
+        worker.spoilt = lambda: True
+    cluster.submit("chat", tokens(1, 10), 400)
+    cluster.run(until_ms=5)
+    cluster.order("drop")
+    cluster.run(stop=lambda: any(r.phase == "pull" for r in cluster.core.restores))
+    service_class = ServiceClass.OFFLINE if is_offline else ServiceClass.ONLINE
+    cluster.submit(
+        "late", tokens(9, 100), 200, cluster.now / 1e6 + 0.01, service_class=service_class, ignore_eos=True
+    )
+    (restore,) = cluster.core.restores
+    cluster.run(stop=lambda: "late" in cluster.core.state.requests)
+    for _ in range(3):  # as ticks would, before it comes to an end
+        cluster.carry_out(cluster.core.ladder.climb(Moment.TICK, cluster.now))
+    assert (restore.failure is not None) == bool(turned)
+    cluster.run(stop=lambda: restore.is_over)
+    assert cluster.core.state.counters.num_turned_restores == turned
+
+
+def test_requests_without_a_group_count_for_the_queue_limit_by_class() -> None:
+    cluster = FakeCluster(num_workers=1, policy="recompute")
+    cluster.run(until_ms=1)
+    cluster.kill(0)
+    cluster.run(until_ms=100)
+    for i in range(8):
+        offline(cluster, f"batch-{i}", 10, 20, 100.5 + i)
+    cluster.run(until_ms=130)
+    core = cluster.core
+    assert len(core.state.unplaced) == 8 and core.num_waiting == 0
+    assert core.why_refuse("", 1, 0, cluster.now) is None
+    cluster.submit("chat", tokens(1, 10), 20, 130.5)
+    cluster.run(until_ms=131)
+    assert core.num_waiting == 1 and core.why_refuse("", 1, 0, cluster.now) is not None
+
+
+def test_retry_after_never_tells_how_long_the_batch_has_waited() -> None:
+    cluster = FakeCluster(num_workers=1, full_blocks=2_000, max_seqs=1, policy="recompute")
+    for i in range(6):
+        offline(cluster, f"batch-{i}", 10, 1_000)
+    cluster.run(until_ms=5_000)
+    assert len(cluster.core.groups[0].queues.waiting_offline) >= 2, "they have waited for 5 s"
+    for i in range(2):
+        cluster.submit(f"chat-{i}", tokens(i, 10), 50, 5_000.1)
+    cluster.run(until_ms=5_000.2)
+    assert cluster.core.num_waiting == 2 and cluster.core.loads.predicted_wait_s(cluster.now) < 0.01
+
+
+def beside_a_batch(num_offline: int) -> FakeCluster:
+    """Online requests in a steady stream, and so many offline ones of another kind beside them."""
+    cluster = FakeCluster(num_workers=2, full_blocks=400, seed=3, prefix_caching=False)
+    for i in range(100):
+        cluster.submit(f"chat-{i}", tokens(i, 12), 8, 30.0 * i, ignore_eos=True)
+    for i in range(num_offline):
+        offline(cluster, f"batch-{i}", 150, 40, 2.0 + 3.0 * i)
+    cluster.run(until_ms=2_900)
+    return cluster
+
+
+def test_load_is_online_load() -> None:
+    alone, beside = beside_a_batch(0).core, beside_a_batch(300).core
+    assert beside.loads.offline_traffic.num_arrived == 300 and beside.loads.offline_traffic.num_ended > 0
+    assert beside.traffic.num_arrived == alone.traffic.num_arrived
+    assert beside.traffic.traffic() == pytest.approx(alone.traffic.traffic(), rel=0.05)
+    for group_id in beside.groups:
+        group = beside.groups[group_id]
+        load = beside.loads.monitor(group).load(group, beside.predictor, 2_900_000_000, beside.loads.stays)
+        assert load.prefill_fill < 0.3, "prompts of the batch fill the steps, and are no compute that binds"
+        assert load.arriving_tokens_per_s is not None and load.arriving_tokens_per_s < 2 * 12 * 33
+        assert load.queued_prefill_tokens <= 12 * 3
+
+
+@pytest.mark.parametrize("num_offline", [0, 100])
+def test_a_batch_keeps_no_drop_from_being_made(num_offline: int) -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=100, eager=True, seed=2, prefix_caching=False)
+    for i in range(num_offline):
+        offline(cluster, f"batch-{i}", 300, 4, 10.0 * i)
+    for i in range(60):
+        cluster.submit(f"chat-{i}", tokens(i, 20), 60, 500.0 + 4 * i, ignore_eos=True)
+    cluster.run(until_ms=1_000)
+    assert "drop" in kinds(cluster)
+
+
+def test_what_the_group_holds_comes_free_as_each_class_stays() -> None:
+    cluster = FakeCluster(num_workers=1, full_blocks=100, policy="recompute", prefix_caching=False)
+    cluster.submit("chat", tokens(1, 40), 300)
+    offline(cluster, "batch", 120, 300)
+    cluster.run(until_ms=30)
+    group = cluster.core.groups[0]
+    online, batch = (group.blocks.num_used_by([name]) for name in ("chat", "batch"))
+    assert online and batch and online + batch == group.blocks.num_used
+    load = GroupMonitor().load(group, cluster.core.predictor, cluster.now, Stays(2.0, 50.0))
+    assert load.freed_blocks_per_s == pytest.approx(online / 2.0 + batch / 50.0)
 
 
 @pytest.mark.parametrize("seed", range(8))

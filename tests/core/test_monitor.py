@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fakes import FakeCluster
 
-from jettison.core.load.monitor import BlockRates, GroupMonitor, TrafficMonitor
+from jettison.core.load.monitor import BlockRates, GroupMonitor, Stays, TrafficMonitor
 from jettison.core.serving.group import Group
 from jettison.cost.predictor import StepTimePredictor
 
@@ -99,7 +99,8 @@ def freeing(blocks_per_tick: list[int], used: int, mean_stay_s: float, num_runni
         group.counters.num_freed_blocks += blocks
         monitor.note_totals(group)
         monitor.ticks.add(tick * 100_000_000)
-    return monitor.load(group, StepTimePredictor(4), len(blocks_per_tick) * 100_000_000, mean_stay_s).freed_blocks_per_s
+    now_ns = len(blocks_per_tick) * 100_000_000
+    return monitor.load(group, StepTimePredictor(4), now_ns, Stays(mean_stay_s)).freed_blocks_per_s
 
 
 def test_what_stays_for_long_comes_free_as_it_did_over_the_last_seconds() -> None:

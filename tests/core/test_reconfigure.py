@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from fakes import MS, FakeCluster
+from fakes import BLOCK_SIZE, MS, FakeCluster
 
+from jettison.config import EngineConfig
+from jettison.core.cluster import ClusterCore
+from jettison.core.configured import scheduler_limits
 from jettison.core.params import ClusterParams
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
@@ -94,3 +97,70 @@ def test_every_group_is_asked_again() -> None:
     params: ClusterParams = replace(cluster.core.params, batch_limit=3)
     cluster.core.reconfigure(params)
     assert cluster.core.params is params and cluster.core.state.changes.touched == {0, 1, 2}
+
+
+def refused(cluster: FakeCluster, rungs: tuple[str, ...], why: str) -> None:
+    before = cluster.core.params
+    with pytest.raises(ConfigError, match=why):
+        cluster.core.reconfigure(replace(before, rungs=rungs))
+    assert cluster.core.params is before and rung_names(cluster) == before.rungs
+
+
+def test_static_pipelines_get_no_rung_that_merges() -> None:
+    cluster = FakeCluster(policy="pipeline")
+    refused(cluster, ("drop", "restore", "scale", "shed"), "static pipelines stay as they are")
+    with pytest.raises(ConfigError, match="static pipelines stay as they are"):
+        ClusterCore(
+            cluster.shape, cluster.core.state.limits, ClusterParams(static_pipeline=True), {0: 24, 1: 24}, b"secret"
+        )
+
+
+def test_drop_and_restore_do_not_go_while_they_have_moves_under_way() -> None:
+    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    cluster.submit("r", [3] * 20, 200)
+    cluster.run(until_ms=5)
+    cluster.order("drop")
+    assert cluster.core.merges
+    refused(cluster, ("restore", "scale", "shed"), "drop cannot go while it uses workers")
+    cluster.run(stop=lambda: bool(cluster.core.state.pipelines) and not cluster.core.merges)
+    cluster.order("restore")
+    assert cluster.core.restores
+    refused(cluster, ("drop", "scale", "shed"), "restore cannot go while it uses workers")
+
+
+def test_merged_groups_are_restored_before_drop_goes() -> None:
+    cluster = FakeCluster(full_blocks=60, auto_restore=False)
+    cluster.order("drop")
+    cluster.run(until_ms=60)
+    refused(cluster, ("scale", "shed"), "restore them first")
+    cluster.order("restore")
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    cluster.core.reconfigure(replace(cluster.core.params, rungs=("scale", "shed")))
+    assert rung_names(cluster) == ("scale", "shed")
+
+
+def test_drop_does_not_go_while_a_request_needs_several_members() -> None:
+    cluster = FakeCluster(full_blocks=60)
+    cluster.submit("large", [3] * 40, 400)
+    cluster.run(until_ms=2)
+    refused(cluster, ("scale", "shed"), "request large needs")
+    cluster.cancel("large", 3)
+    cluster.run(stop=lambda: "large" not in cluster.core.state.requests)
+    cluster.core.reconfigure(replace(cluster.core.params, rungs=("scale", "shed")))
+
+
+def test_answers_of_a_default_length_end_where_one_instance_does_when_drop_has_gone() -> None:
+    cluster = FakeCluster(full_blocks=60)
+    cluster.submit("r", [3] * 20, 900, has_default_length=True, ignore_eos=True)
+    cluster.run(until_ms=5)
+    cluster.core.reconfigure(replace(cluster.core.params, rungs=("scale", "shed")))
+    assert cluster.core.state.requests["r"].request.params.max_tokens == 60 * BLOCK_SIZE - 20
+    cluster.run()
+    assert len(cluster.outputs["r"]) == 60 * BLOCK_SIZE - 20 and cluster.ends["r"] == ["length"]
+    cluster.expect_nothing_left()
+
+
+@pytest.mark.parametrize(("policy", "expected"), [("drop", True), ("swap", True), ("pipeline+swap", False)])
+def test_lookahead_is_there_for_whatever_pipelines_later_rungs_form(policy: str, expected: bool) -> None:
+    """Limits are made once, and lists of rungs may follow: only static pipelines never balance."""
+    assert scheduler_limits(EngineConfig.resolve(model="m", overload=policy), 64).lookahead.enabled == expected

@@ -65,7 +65,7 @@ def books(watched: Watched) -> object:
     cluster = watched.cluster
     state, loads, now_ns = cluster.core.state, cluster.core.loads, cluster.loop.now_ns
     monitored = [  # rates over the last ticks, too
-        loads.monitor(g).load(g, cluster.core.predictor, now_ns, loads.traffic.mean_stay_s)
+        loads.monitor(g).load(g, cluster.core.predictor, now_ns, loads.stays)
         for g in cluster.core.groups.values()
     ]
     return (

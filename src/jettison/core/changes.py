@@ -21,7 +21,7 @@ from jettison.types import GroupId, WorkerId
 class Changes:
     """Sets of ids; a group that is no more may be named."""
 
-    __slots__ = ("freer", "ledgers", "queued", "recent", "touched", "unnoted")
+    __slots__ = ("freer", "ledgers", "queued", "queued_online", "recent", "touched", "unnoted")
 
     def __init__(self) -> None:
         self.touched: set[GroupId] = set()
@@ -37,6 +37,8 @@ class Changes:
         """Workers whose ledger was changed; to be resolved into groups before ``touched`` is read."""
         self.queued: set[GroupId] = set()
         """Groups with waiting requests of some class. Always exact."""
+        self.queued_online: set[GroupId] = set()
+        """Those with online ones. Always exact."""
 
     def touch(self, group_id: GroupId) -> None:
         """Something is different for a group: what it may do next has to be asked again."""

@@ -115,12 +115,16 @@ class ClusterCore:
         """Put other parameters in the place of the present ones, between two events: all of them, or none.
 
         Raises ConfigError, and changes nothing, for another layout at the start, other host pools or another profile
-        (memory and fits have been made from these), for a name that no rung has, and where a rung that is to go still
-        has requests on their way or in host pools.
+        (memory and fits have been made from these), and for rungs that cannot be (``Ladder.change``).
         """
         if (why := _why_fixed(self.state.params, params)) is not None:
             raise ConfigError(f"{why} cannot be changed later")
+        blocks_before = self.max_request_blocks()
         self.ladder.change(params.rungs)
+        if (num_blocks := self.max_request_blocks()) != blocks_before:
+            self.unplaced.note_room(num_blocks)
+            for state in self.state.requests.values():
+                state.cut_default_length(num_blocks * self.state.limits.block_size)
         before, self.state.params = self.state.params, params
         if before.step_times != params.step_times:
             self.state.predict_anew()
@@ -145,7 +149,7 @@ class ClusterCore:
 
     @property
     def traffic(self) -> TrafficMonitor:
-        """What arrives, and how long answers are."""
+        """What arrives online, and how long answers are."""
         return self.loads.traffic
 
     @property
@@ -161,7 +165,8 @@ class ClusterCore:
     @property
     def num_waiting(self) -> int:
         """Online requests that wait for admission."""
-        return sum(len(self.groups[g].queues.waiting) for g in self.state.changes.queued) + len(self.state.unplaced)
+        queued = (self.groups[g].queues.waiting for g in self.state.changes.queued_online)
+        return sum(map(len, queued)) + len(self.state.unplaced_online())
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
         """Whether another request of a tenant would be taken: see ``ShedRung.why_refuse``."""
@@ -290,7 +295,7 @@ class ClusterCore:
         why_not = self.unplaced.cut_to_room(state)
         if why_not is not None:
             return [self.state.refuse(state, why_not, now_ns)]
-        self.traffic.note_arrival(len(request.prompt_token_ids))
+        self.loads.note_accepted(state)
         self.state.requests[request.request_id] = state
         if self.dispatcher.place(state):
             self.loads.note_arrival(self.groups[state.group_id], state)
@@ -348,7 +353,7 @@ class ClusterCore:
         for group_id in noted:
             if (group := self.groups.get(group_id)) is not None:
                 self.loads.note_group(group, now_ns)
-        self.loads.note_waiting(bool(changes.queued or self.state.unplaced), now_ns)
+        self.loads.note_waiting(bool(changes.queued_online or self.state.unplaced_online()), now_ns)
         self.ladder.note_touched(noted)
         changes.recent, changes.unnoted = noted, set()
 

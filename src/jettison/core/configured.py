@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from jettison.config import EngineConfig
-from jettison.core.ladder.lists import forms_pipelines, parse_overload
+from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -25,7 +25,7 @@ from jettison.types import WorkerId
 
 def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: Iterable[int] = ()) -> SchedulerLimits:
     """Bounds of every group's steps."""
-    ladder = parse_overload(config.overload.policy)
+    static_pipeline = parse_overload(config.overload.policy).static_pipeline
     return SchedulerLimits(
         block_size=config.memory.block_size,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
@@ -36,9 +36,9 @@ def scheduler_limits(config: EngineConfig, max_model_len: int, eos_token_ids: It
         enable_prefix_caching=config.memory.enable_prefix_caching,
         prefill_first=config.scheduler.step_priority == "prefill",
         scheduling_policy=config.scheduler.scheduling_policy,
-        # Baselines form microbatches as their authors do: by token counts.
+        # Static pipelines, a baseline, form microbatches as their authors do: by token counts.
         lookahead=LookaheadParams(
-            enabled=config.scheduler.lookahead == "on" and forms_pipelines(ladder.rungs),
+            enabled=config.scheduler.lookahead == "on" and not static_pipeline,
             min_tokens=config.scheduler.lookahead_min_tokens,
         ),
     )

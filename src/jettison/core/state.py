@@ -407,6 +407,7 @@ class ClusterState:
         self.book.check()
         assert self.pipelines == {i: g for i, g in self.groups.items() if len(g.stages) > 1}
         assert self.changes.queued == {i for i, g in self.groups.items() if g.queues.has_waiting}
+        assert self.changes.queued_online == {i for i, g in self.groups.items() if g.queues.waiting}
         for worker_id in self.workers:
             assert (worker_id in self.shared_workers) == (len(self.groups_of[worker_id]) > 1)
             assert self.groups_of[worker_id] == [g for g in self.groups.values() if worker_id in g.worker_ids]
@@ -432,6 +433,10 @@ class ClusterState:
                 holder = self.requests.get(request_id)
                 if holder is not None and not holder.moves:
                     assert any(place in r.places for r in holder.residences), f"{holder} holds blocks at {place}"
+
+    def unplaced_online(self) -> list[RequestState]:
+        """The online ones of ``unplaced``."""
+        return [s for s in self.unplaced.values() if not s.is_offline]
 
     def is_idle(self) -> bool:
         """No requests, no moves."""

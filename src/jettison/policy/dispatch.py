@@ -36,13 +36,13 @@ class GroupFreeness(NamedTuple):
     capacity_blocks: int
     used_blocks: int
     queued_blocks: int
-    """Need of all waiting requests."""
+    """Need of all waiting online requests."""
     batch_size: int
     num_instances: int
     """Batch sizes are compared per instance."""
     prefill_tokens: int = 0
-    """Prompt tokens that its running and waiting requests still have to compute; of those that wait all of them, as
-    what of it is cached is not known yet."""
+    """Prompt tokens that its running and waiting online requests still have to compute; of those that wait all of them,
+    as what of it is cached is not known yet."""
     step_tokens: int = 1
     """Token budget of a step."""
     apart_blocks: int | None = None

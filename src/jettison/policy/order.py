@@ -51,12 +51,17 @@ class Ordered(Protocol):
         ...
 
 
+def counts_priority(policy: SchedulingPolicy) -> bool:
+    """Whether the priorities of all tenants count against each other."""
+    return policy == "priority"
+
+
 def line_key(head: Ordered, last_turn: int, policy: SchedulingPolicy) -> LineKey:
     """Where a tenant stands among the others: ``head`` is its next request, ``last_turn`` when it was last served.
 
     Distinct for distinct tenants, as turns are.
     """
-    priority = head.order[0] if policy == "priority" else 0
+    priority = head.order[0] if counts_priority(policy) else 0
     return (priority, True, last_turn) if head.turn is None else (priority, False, head.turn)
 
 
@@ -91,7 +96,7 @@ def _of_one_class(requests: Iterable[R], policy: SchedulingPolicy) -> list[R]:
 
 def _place(request: Ordered, policy: SchedulingPolicy) -> tuple[int, bool, int, int]:
     priority, arrival = request.order
-    return priority if policy == "priority" else 0, request.turn is None, request.turn or 0, arrival
+    return priority if counts_priority(policy) else 0, request.turn is None, request.turn or 0, arrival
 
 
 def goes_before(waiting: Ordered, served: Ordered, policy: SchedulingPolicy) -> bool:
@@ -100,6 +105,6 @@ def goes_before(waiting: Ordered, served: Ordered, policy: SchedulingPolicy) -> 
         return served.is_offline
     if waiting.tenant == served.tenant:
         return waiting.order < served.order
-    if policy == "priority" and waiting.order[0] != served.order[0]:
+    if counts_priority(policy) and waiting.order[0] != served.order[0]:
         return waiting.order[0] < served.order[0]
     return waiting.turn is not None and served.turn is not None and waiting.turn < served.turn

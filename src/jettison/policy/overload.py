@@ -49,9 +49,9 @@ class GroupLoad(NamedTuple):
     released_blocks_per_s: float | None = None
     """Blocks that ending requests give back; None = not known yet."""
     arriving_tokens_per_s: float | None = None
-    """Prompt tokens that arrive at this group; None = not known yet."""
+    """Online prompt tokens that arrive at this group; None = not known yet."""
     prefill_fill: float = 0.0
-    """Share of the token budget that prompts took in the last steps."""
+    """Share of the token budget that online prompts took in the last steps."""
     foreseen_s: float = 0.0
     """How long ``foreseen_missing_blocks`` has been above 0 without a break."""
     merged_compute_load: float | None = None

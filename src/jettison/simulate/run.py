@@ -6,7 +6,7 @@ The result has the same form as that of a live run (``docs/results.md``), so tha
     run = simulate_workload(workload, setup, SimulationOptions(name="drop"))
 
 ``setup`` is a ``sim.setup.ClusterSetup``: shape, limits, params (policies), memory, profile, executor, topology.
-Baselines differ in the rungs of ``setup.params``; as in a live engine they run without lookahead
+Baselines differ in the rungs of ``setup.params``; as in a live engine static pipelines run without lookahead
 (``limits.lookahead``), which is the caller's affair.
 """
 

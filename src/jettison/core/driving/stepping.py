@@ -79,7 +79,7 @@ class Stepping:
             return []
         flight = group.in_flight[event.step_id]
         self._moves.first_served.step_ended(group, event.step_id, now_ns)
-        self._loads.note_step(group, flight.work, flight.issued_ns, event.compute_ns, now_ns)
+        self._loads.note_step(group, flight.step, flight.work, flight.issued_ns, event.compute_ns, now_ns)
         actions: list[Action] = []
         for state in group.overtaking(event.step_id):
             self._state.distrust(state)

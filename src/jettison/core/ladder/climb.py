@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 import jettison.core.ladder.lists  # noqa: F401  # its rungs are known by name from then on
-from jettison.core.ladder.rung import Means, Moment, Rung, in_order, rung_named
+from jettison.core.ladder.rung import Means, Moment, Rung, rung_classes
 from jettison.core.load.views import Loads
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
@@ -18,7 +18,7 @@ from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.errors import ConfigError
-from jettison.types import GroupId, WorkerId
+from jettison.types import GroupId, RequestId, WorkerId
 
 
 class Ladder:
@@ -28,17 +28,25 @@ class Ladder:
         self, names: Iterable[str], state: ClusterState, loads: Loads, moves: Moves, hosted: Hosted,
         migrations: Migrations,
     ) -> None:
-        """Raises ConfigError for a name that no rung has."""
+        """Raises ConfigError as ``rung_classes`` does."""
         self._means = Means(state, loads, moves, hosted, migrations, self.ask_way, self._tell_unmet)
-        self.rungs: tuple[Rung, ...] = tuple(r(self._means) for r in in_order(rung_named(n) for n in names))
+        kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
+        self.rungs: tuple[Rung, ...] = tuple(kind(self._means) for kind in kinds)
 
     def change(self, names: Iterable[str]) -> None:
         """Other rungs; those that stay keep what they know.
 
-        Raises ConfigError, and changes nothing, for a name that no rung has, and for a rung that would leave something
-        under way that no rung goes on with.
+        Raises ConfigError, and changes nothing, as ``rung_classes`` does, for a rung that would leave something under
+        way that no rung goes on with, and where groups were to merge no more while some are merged, or while a request
+        needs the memory of several.
         """
-        kinds = [*in_order(rung_named(n) for n in names)]
+        state = self._means.state
+        kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
+        if self.forms_pipelines and not any(kind.forms_pipelines for kind in kinds):
+            if state.pipelines:
+                raise ConfigError(f"groups {sorted(state.pipelines)} are merged: restore them first")
+            if (large := _too_large_apart(state)) is not None:
+                raise ConfigError(f"request {large} needs the memory of several instances: wait until it has ended")
         present = {type(rung): rung for rung in self.rungs}
         going = [rung for kind, rung in present.items() if kind not in kinds]
         for rung in going:
@@ -124,3 +132,9 @@ class Ladder:
         """Raise AssertionError on any broken invariant."""
         for rung in self.rungs:
             rung.check()
+
+
+def _too_large_apart(state: ClusterState) -> RequestId | None:
+    """A request that no instance by itself could hold."""
+    most = max((w.full_blocks for w in state.workers.values() if not w.is_gone), default=0) * state.limits.block_size
+    return next((s.request_id for s in state.requests.values() if s.num_tokens_to_hold > most), None)

@@ -7,7 +7,7 @@ Looks at every queue on every tick, and after every step where requests wait. Th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from jettison.core.serving.group import Group
 from jettison.policy.batching import BlockedBy
 from jettison.policy.merge import DropPlan, GroupMerge
 from jettison.policy.overload import Assessment
-from jettison.types import GroupId
+from jettison.types import GroupId, WorkerId
 
 MOST_PLANS = 4
 """Plans that are made for one drop, each with shorter pipelines than the one before; mostly the second is accepted."""
@@ -47,7 +47,7 @@ class _Choice(NamedTuple):
 
 @register
 class DropRung(Rung):
-    """Decides; holds nothing."""
+    """Decides; what it has begun is the moves'."""
 
     name = "drop"
     rank = 70
@@ -62,6 +62,11 @@ class DropRung(Rung):
     def is_quiet(self) -> bool:
         """Memory is not foreseen to run out before it does."""
         return not self._foresees
+
+    @property
+    def worker_ids(self) -> Collection[WorkerId]:
+        """Members of merges under way."""
+        return [w for merge in self._moves.merges for w in merge.worker_ids]
 
     @property
     def awaits_tick(self) -> bool:
@@ -114,7 +119,7 @@ class DropRung(Rung):
         """Groups that may be overloaded, in order."""
         if not self._foresees:
             return sorted(self._loads.kept_out)
-        return sorted(self._state.changes.queued) if after_step else list(self._state.groups)
+        return sorted(self._state.changes.queued_online) if after_step else list(self._state.groups)
 
     def _may_bind(self, group: Group, after_step: bool) -> bool:
         """Whether an assessment could come to anything; most groups need none."""

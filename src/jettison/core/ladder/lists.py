@@ -11,26 +11,27 @@ import jettison.core.ladder.scale
 import jettison.core.ladder.shed
 import jettison.core.ladder.swap  # noqa: F401  # each registers its rung
 from jettison.config.rungs import overload_words
-from jettison.core.ladder.rung import in_order, rung_named
+from jettison.core.ladder.rung import rung_classes
 from jettison.errors import ConfigError
 
 ALWAYS = ("scale", "shed")
 """Rungs that every list has."""
-
-BASELINES: dict[str, tuple[str, ...]] = {
-    "drop": ("drop", "restore"),
-    "recompute": (),
-    "pipeline": (),
-}
-"""Names that mean something else than the rung of that name. ``recompute``: a request that finds no room is computed
-again (``policy.batching``). ``pipeline``: static pipelines from the start."""
 
 
 class LadderSpec(NamedTuple):
     """What ``--overload`` says."""
 
     rungs: tuple[str, ...]
-    static_pipeline: bool
+    static_pipeline: bool = False
+
+
+BASELINES: dict[str, LadderSpec] = {
+    "drop": LadderSpec(("drop", "restore")),
+    "recompute": LadderSpec(()),
+    "pipeline": LadderSpec((), static_pipeline=True),
+}
+"""Names that mean something else than the rung of that name. ``recompute``: a request that finds no room is computed
+again (``policy.batching``). ``pipeline``: static pipelines from the start."""
 
 
 def parse_overload(text: str) -> LadderSpec:
@@ -41,24 +42,18 @@ def parse_overload(text: str) -> LadderSpec:
     names = overload_words(text)
     if len(set(names)) != len(names):
         raise ConfigError(f"{text!r} names a rung twice")
-    rungs = {rung for name in names for rung in BASELINES.get(name, (name,))} | {*ALWAYS}
-    classes = list(in_order(rung_named(name) for name in rungs))
-    static_pipeline = "pipeline" in names
-    if static_pipeline and any(rung.forms_pipelines for rung in classes):
-        raise ConfigError(f"{text!r}: static pipelines stay as they are, so no rung may merge groups")
+    specs = [BASELINES.get(name, LadderSpec((name,))) for name in names]
+    static_pipeline = any(spec.static_pipeline for spec in specs)
+    rungs = {rung for spec in specs for rung in spec.rungs} | {*ALWAYS}
+    classes = rung_classes(rungs, static_pipeline=static_pipeline)
     return LadderSpec(tuple(rung.name for rung in classes), static_pipeline)
 
 
 def overload_name(rungs: tuple[str, ...], *, static_pipeline: bool) -> str:
     """The shortest text that ``parse_overload`` makes these of."""
     names = [name for name in rungs if name not in ALWAYS]
-    if set(BASELINES["drop"]) <= set(names):
-        names = [name for name in names if name != "restore"]
+    brought = {r for word, spec in BASELINES.items() if {*spec.rungs} <= {*names} for r in spec.rungs if r != word}
+    names = [name for name in names if name not in brought]
     if static_pipeline:
-        names.insert(0, "pipeline")
+        names.insert(0, next(word for word, spec in BASELINES.items() if spec.static_pipeline))
     return "+".join(names) or "recompute"
-
-
-def forms_pipelines(rungs: tuple[str, ...]) -> bool:
-    """Some rung merges groups."""
-    return any(rung_named(name).forms_pipelines for name in rungs)

@@ -45,7 +45,7 @@ class TurnOffer(Offer):
 
 @register
 class RestoreRung(Rung):
-    """Decides; holds nothing."""
+    """Decides; what it has begun is the moves'."""
 
     name = "restore"
     is_word = False
@@ -93,8 +93,13 @@ class RestoreRung(Rung):
             group.blocks.admission_cap = None
 
     @property
+    def worker_ids(self) -> Collection[WorkerId]:
+        """Members of restores under way."""
+        return [w for restore in self._moves.restores for w in restore.worker_ids]
+
+    @property
     def _usual_output(self) -> float:
-        """Tokens of the last answers, a mean; 0 until one has ended."""
+        """Tokens of the last online answers, a mean; 0 until one has ended."""
         return self._loads.traffic.mean_output_tokens
 
     # --- tests ------------------------------------------------------------------------------------------------
@@ -160,9 +165,9 @@ class RestoreRung(Rung):
         )
 
     def _needs_merging(self, group: Group) -> bool:
-        """Some request is foreseen to become too large for a member on its own."""
+        """Some online request is foreseen to become too large for a member on its own."""
         least = min(self._state.workers[w].full_blocks for w in group.worker_ids)
-        foreseen = (s.num_tokens_foreseen(self._usual_output) for s in group.queues.all_requests())
+        foreseen = (s.num_tokens_foreseen(self._usual_output) for s in group.queues.online_requests())
         return any(group.limits.blocks_for(num_tokens) > least for num_tokens in foreseen)
 
     def _fitting_blocks(self, group: Group) -> int:

@@ -10,7 +10,7 @@ A rung for a policy of one's own is a subclass in any module: ``register`` makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import ClassVar
@@ -169,6 +169,12 @@ def rung_named(name: str) -> type[Rung]:
     return _RUNGS[name]
 
 
-def in_order(rungs: Iterable[type[Rung]]) -> Iterator[type[Rung]]:
-    """From free to dear."""
-    return iter(sorted(set(rungs), key=lambda rung: (rung.rank, rung.name)))
+def rung_classes(names: Iterable[str], *, static_pipeline: bool) -> list[type[Rung]]:
+    """Of these names, from free to dear.
+
+    Raises ConfigError for a name that no rung has, and for rungs that merge groups beside static pipelines.
+    """
+    classes = sorted({rung_named(name) for name in names}, key=lambda rung: (rung.rank, rung.name))
+    if static_pipeline and (merging := [rung.name for rung in classes if rung.forms_pipelines]):
+        raise ConfigError(f"static pipelines stay as they are, so no rung may merge groups: {', '.join(merging)}")
+    return classes

@@ -28,17 +28,17 @@ class ShedRung(Rung):
     rank = 100
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
-        """Whether another request of a tenant is taken. ``limit``: requests that may wait; None: any number.
+        """Whether another online request of a tenant is taken. ``limit``: online ones that may wait; None: any number.
         ``num_coming``: accepted ones that the core has not been told of."""
         if limit is None:
             return None
         state = self.means.state
-        num_waiting = num_coming + len(state.unplaced)
-        num_waiting += sum(len(state.groups[g].queues.waiting) for g in state.changes.queued)
+        unplaced, queued = state.unplaced_online(), state.changes.queued_online
+        num_waiting = num_coming + len(unplaced) + sum(len(state.groups[g].queues.waiting) for g in queued)
         if num_waiting < limit:
             return None
-        waiting: Counter[str] = Counter(request.tenant for request in state.unplaced.values())
-        for group_id in state.changes.queued:
+        waiting: Counter[str] = Counter(request.tenant for request in unplaced)
+        for group_id in queued:
             waiting.update(state.groups[group_id].queues.waiting.num_by_tenant())
         num_tenants = len(waiting.keys() | {tenant})
         why = why_queue_full(num_waiting, limit, waiting[tenant], num_tenants)

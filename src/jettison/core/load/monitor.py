@@ -52,7 +52,7 @@ TRAFFIC_WINDOW_NS = 10 * NANOSECONDS
 
 @dataclass(slots=True)
 class TrafficMonitor:
-    """What arrives at the whole cluster, and how long its answers are."""
+    """What arrives of one class at the whole cluster, and how long its answers are."""
 
     ticks: TickTimes = field(default_factory=TickTimes)
     num_arrived: int = 0
@@ -134,13 +134,38 @@ class BlockRates(NamedTuple):
     released: float
     """Given back by ended requests."""
     arrived: float
-    """Of the prompts that were dispatched to the group."""
+    """Of the online prompts that were dispatched to the group."""
     demanded: float
     """Of those, and taken by running requests beyond their admission."""
     used: float
     """Change of what is held."""
     let_in: float
-    """Of the queue's need, what was let in, less what was preempted and waits again."""
+    """Of the online queue's need, what was let in, less what was preempted and waits again."""
+
+
+class Stays(NamedTuple):
+    """How long requests of each class have stayed of late; None until one has ended."""
+
+    online_s: float | None = None
+    offline_s: float | None = None
+
+
+UNKNOWN_STAYS = Stays()
+
+
+def _stay_of_used(group: Group, stays: Stays, now_ns: int) -> float | None:
+    """How long a block stays that the group holds, over both classes; None while no online stay is known."""
+    if not stays.online_s:
+        return None
+    # A burst of longer answers than those that have ended shows in the age of what runs.
+    online_s = max(stays.online_s, group.queues.mean_age_s(now_ns) or 0.0)
+    offline_age_s = group.queues.mean_age_s(now_ns, is_offline=True)
+    if offline_age_s is None:
+        return online_s
+    offline_s, used = max(stays.offline_s or stays.online_s, offline_age_s), group.blocks.num_used
+    offline = group.blocks.num_used_by(s.request_id for s in group.queues.running_offline())
+    offline = min(offline, used)  # a shared prefix block is counted with each request that has it
+    return used / ((used - offline) / online_s + offline / offline_s)
 
 
 @dataclass(slots=True)
@@ -149,7 +174,7 @@ class GroupMonitor:
 
     ticks: TickTimes = field(default_factory=TickTimes)
     num_arrived_blocks: int = 0
-    """Of the prompts that were dispatched to this group."""
+    """Of the online prompts that were dispatched to this group."""
     foreseen_since_ns: int | None = None
     behind_since_ns: int | None = None
     overloaded_since_ns: int | None = None
@@ -160,7 +185,7 @@ class GroupMonitor:
     step_ended_ns: int | None = None
     """When a step of it last ended."""
     prefill_fill: float = 0.0
-    """Share of the token budget that prompts took in the last steps."""
+    """Share of the token budget that online prompts took in the last steps."""
     num_failures: int = 0
     """Moves in a row that failed: each doubles the time to the next attempt."""
     _unrelieved_tick: int | None = None
@@ -178,7 +203,7 @@ class GroupMonitor:
         return 0.0 if self.behind_since_ns is None else (now_ns - self.behind_since_ns) / NANOSECONDS
 
     def note_fill(self, share: float) -> None:
-        """A step has ended in which prompts took this share of the token budget."""
+        """A step has ended in which online prompts took this share of the token budget."""
         fill = self.prefill_fill + (share - self.prefill_fill) / NUM_FILLS
         self.prefill_fill = fill if fill >= LEAST_FILL else 0.0
 
@@ -278,7 +303,7 @@ class GroupMonitor:
             self.blocked_since_ns = None
 
     def _freed_per_s(
-        self, group: Group, rates: BlockRates | None, mean_stay_s: float | None, now_ns: int
+        self, group: Group, rates: BlockRates | None, stays: Stays, now_ns: int
     ) -> float | None:
         """Blocks that come free in the near future: as measured net of growth, or as the present load will give back.
 
@@ -286,12 +311,9 @@ class GroupMonitor:
         call a wait of a few steps a long one; what is held now comes free within about one mean stay (Little's law).
         Growth is not taken off there: where it finds no room, it makes the newest request give way, not the queue wait.
         """
+        mean_stay_s = _stay_of_used(group, stays, now_ns)
         if not mean_stay_s:
             return None if rates is None else rates.freed
-        # A burst of longer answers than those that have ended shows in the age of what runs.
-        mean_age_s = group.queues.mean_age_s(now_ns)
-        if mean_age_s is not None:
-            mean_stay_s = max(mean_stay_s, mean_age_s)
         expected = group.blocks.num_used / mean_stay_s
         if mean_stay_s > TRAFFIC_WINDOW_NS / NANOSECONDS:
             # What has come since the window began has its stay before it. What came a stay ago leaves now, as fast as
@@ -321,7 +343,7 @@ class GroupMonitor:
         return None if self.blocked_since_ns is None else (now_ns - self.blocked_since_ns) / NANOSECONDS
 
     def load(
-        self, group: Group, predictor: StepTimePredictor, now_ns: int, mean_stay_s: float | None = None
+        self, group: Group, predictor: StepTimePredictor, now_ns: int, stays: Stays = UNKNOWN_STAYS
     ) -> GroupLoad:
         """The group as the overload policy sees it."""
         queues = group.queues
@@ -340,7 +362,7 @@ class GroupMonitor:
             len(queues.waiting),
             blocked_s is not None,
             blocked_s or 0.0,
-            self._freed_per_s(group, rates, mean_stay_s, now_ns),
+            self._freed_per_s(group, rates, stays, now_ns),
             queues.queued_tokens() + unfinished,
             predictor.prefill_tokens_per_s(
                 group.limits.max_num_batched_tokens,

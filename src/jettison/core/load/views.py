@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jettison.core.load.monitor import TRAFFIC_WINDOW_NS, GroupMonitor, TrafficMonitor
+from jettison.core.load.monitor import TRAFFIC_WINDOW_NS, GroupMonitor, Stays, TrafficMonitor
 from jettison.core.load.samples import TickTimes
+from jettison.core.ports import RunStep
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
@@ -29,6 +30,8 @@ class Loads:
     def __init__(self, state: ClusterState) -> None:
         self.ticks = TickTimes()
         self.traffic = TrafficMonitor(self.ticks)
+        """Of online requests: what policies decide by."""
+        self.offline_traffic = TrafficMonitor(self.ticks)
         self._state = state
         self._monitors: dict[GroupId, GroupMonitor] = {}
         self.kept_out: set[GroupId] = set()
@@ -38,7 +41,7 @@ class Loads:
         self._compute_loads: dict[int, float | None] = {}
         """By number of stages; good until anything that they are made from is fed."""
         self._waiting_since_ns: int | None = None
-        """Since when requests have waited without a break."""
+        """Since when online requests have waited without a break."""
 
     def forget_predictions(self) -> None:
         """Parameters have changed: what was computed from them is computed again."""
@@ -68,14 +71,14 @@ class Loads:
             self.kept_out.add(group.group_id)
 
     def note_waiting(self, waits: bool, now_ns: int) -> None:
-        """Follow since when requests have been waiting, at every event's end."""
+        """Follow since when online requests have been waiting, at every event's end."""
         if not waits:
             self._waiting_since_ns = None
         elif self._waiting_since_ns is None:
             self._waiting_since_ns = now_ns
 
     def predicted_wait_s(self, now_ns: int) -> float:
-        """How long a request that came now would wait, behind all that wait already; 0.0 where none does."""
+        """How long an online request that came now would wait, behind all that wait already; 0.0 where none does."""
         if self._waiting_since_ns is None:
             return 0.0
         state, waited_ns = self._state, now_ns - self._waiting_since_ns
@@ -83,16 +86,25 @@ class Loads:
         window_ns = min(TRAFFIC_WINDOW_NS, waited_ns)
         known = [self._monitors[g] for g in state.groups if g in self._monitors]  # asking must change nothing
         let_in_per_s = sum(monitor.let_in_per_s(window_ns) for monitor in known)
-        unplaced = sum(-(-s.num_tokens // state.limits.block_size) for s in state.unplaced.values())
-        queued = sum(state.groups[g].queues.queued_blocks() for g in state.changes.queued)
+        unplaced = sum(-(-s.num_tokens // state.limits.block_size) for s in state.unplaced_online())
+        queued = sum(state.groups[g].queues.queued_blocks() for g in state.changes.queued_online)
         return predicted_wait_s(queued + unplaced, let_in_per_s, waited_ns / NANOSECONDS)
 
     def note_totals(self, group: Group) -> None:
         """The totals alone, where a tick comes before the event that touched the group has been followed up."""
         self.monitor(group).note_totals(group)
 
+    def _traffic_of(self, state: RequestState) -> TrafficMonitor:
+        return self.offline_traffic if state.is_offline else self.traffic
+
+    def note_accepted(self, state: RequestState) -> None:
+        """A new request has come."""
+        self._traffic_of(state).note_arrival(state.num_prompt)
+
     def note_arrival(self, group: Group, state: RequestState) -> None:
         """A new request was dispatched to a group. One that changes its queue later is no new demand."""
+        if state.is_offline:
+            return
         self._compute_loads.clear()
         fresh = group.limits.blocks_for(state.num_prompt) * (1.0 - self.traffic.prefix_hit_share)
         self.monitor(group).num_arrived_blocks += round(fresh)
@@ -101,33 +113,39 @@ class Loads:
         """A request has got a token."""
         if state.num_output == 1:
             self._compute_loads.clear()
-            self.traffic.note_prompt(state.num_prompt, state.num_cached)
+            self._traffic_of(state).note_prompt(state.num_prompt, state.num_cached)
 
     def note_end(self, group: Group, state: RequestState, now_ns: int) -> None:
         """A request of the group has produced all that it will."""
         self._compute_loads.clear()
-        self.traffic.note_end(state.num_output)
+        traffic = self._traffic_of(state)
+        traffic.note_end(state.num_output)
         if not state.num_output:  # no token has told that its prompt is computed
-            self.traffic.note_prompt(state.num_prompt, state.num_cached)
+            traffic.note_prompt(state.num_prompt, state.num_cached)
         if state.first_scheduled_ns is not None:
             stay_s = (now_ns - state.first_scheduled_ns) / NANOSECONDS
             first, last = group.limits.blocks_for(state.num_prompt), group.limits.blocks_for(state.num_tokens)
-            self.traffic.note_stay(first, last, stay_s)
+            traffic.note_stay(first, last, stay_s)
 
     def note_cut_short(self, state: RequestState) -> None:
         """A request ends before it has produced all that it would have."""
         if state.num_output:
             self._compute_loads.clear()
-            self.traffic.note_end(state.num_output)
+            self._traffic_of(state).note_end(state.num_output)
 
-    def note_step(self, group: Group, work: StepWork, issued_ns: int, compute_ns: int, now_ns: int) -> None:
+    def note_step(
+        self, group: Group, step: RunStep, work: StepWork, issued_ns: int, compute_ns: int, now_ns: int
+    ) -> None:
         """A step of the group has ended, of which its last stage has computed for ``compute_ns``.
 
         What it took a pipeline is known if all its places were taken since the step before ended.
         """
         self._compute_loads.clear()
         monitor = self.monitor(group)
-        monitor.note_fill((work.num_tokens - work.num_rows) / group.limits.max_num_batched_tokens)
+        num_prefilled = work.num_tokens - work.num_rows
+        if num_prefilled:
+            num_prefilled -= sum(row.num_tokens - 1 for row in step.rows if row.state.is_offline)
+        monitor.note_fill(num_prefilled / group.limits.max_num_batched_tokens)
         since_ns, monitor.step_ended_ns = monitor.step_ended_ns, now_ns
         num_stages, observe = len(group.stages), self._state.predictor.observe
         if num_stages == 1:
@@ -253,7 +271,7 @@ class Loads:
 
         ``num_merged``: stages of the group that a plan would make of it; None = the least that any merge would make.
         """
-        load = self.monitor(group).load(group, self._state.predictor, now_ns, self.traffic.mean_stay_s)
+        load = self.monitor(group).load(group, self._state.predictor, now_ns, self.stays)
         num_stages = len(group.stages)
         if is_restoring:
             merged, separate = num_stages, 1
@@ -269,8 +287,13 @@ class Loads:
         )
         return assess_overload(load, self._state.params.overload)
 
+    @property
+    def stays(self) -> Stays:
+        """How long requests of each class have stayed of late."""
+        return Stays(self.traffic.mean_stay_s, self.offline_traffic.mean_stay_s)
+
     def _stay_s(self, group: Group, now_ns: int) -> float:
-        """How long its requests stay: as those before them, or as they have already; 0 while nothing is known."""
+        """How long its online requests stay: as others did, or as they have already; 0 while nothing is known."""
         return max(self.traffic.mean_stay_s or 0.0, group.queues.mean_age_s(now_ns) or 0.0)
 
     def _least_partner(self, group: Group) -> int:
@@ -287,7 +310,8 @@ class Loads:
         load = MergedLoad(
             group.blocks.num_used,
             sum(self._state.workers[w].full_blocks for w in group.worker_ids),
-            len(group.queues.waiting) + len(group.queues.moving) + len(group.queues.stored),
+            len(group.queues.waiting) + len(group.queues.moving)
+            + sum(not s.is_offline for s in group.queues.stored.values()),
             0.0 if (rates := monitor.rates()) is None else rates.used,
             0.0 if since is None else (now_ns - since) / NANOSECONDS,
             self.compute_load(len(group.stages)),

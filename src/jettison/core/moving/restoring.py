@@ -435,8 +435,9 @@ def will_hold(cluster: ClusterState, group: Group, split: SplitPlan, usual_outpu
     """Whether each part of ``split`` will have room for any one request as long as it is foreseen to become.
 
     One that outgrows its home is preempted there, makes the members merge again and is computed twice. It then holds
-    more than a member has room for, so the members stay merged until it ends: it is dropped for once.
+    more than a member has room for, so the members stay merged until it ends: it is dropped for once. An offline one
+    keeps no members merged for what it may become: at home it gives way, and waits for the next pipeline.
     """
     room = min(room_blocks(cluster, part) for part in split.parts)
-    foreseen = (s.num_tokens_foreseen(usual_output) for s in group.queues.all_requests())
+    foreseen = (s.num_tokens_foreseen(usual_output) for s in group.queues.online_requests())
     return all(group.limits.blocks_for(num_tokens) <= room for num_tokens in foreseen)

@@ -60,7 +60,7 @@ class GroupCounters:
     num_grown_blocks: int = 0
     """Blocks that running requests took beyond their admission."""
     num_queue_blocks: int = 0
-    """Blocks of requests that were let in, cached ones included, less those of preempted ones that wait again."""
+    """Blocks of online requests that were let in, cached ones included, less those of preempted ones."""
 
 
 @dataclass(slots=True)
@@ -217,7 +217,8 @@ class Group:
         return is_oversized
 
     def _admit(self, state: RequestState, num_cached_tokens: int, now_ns: int) -> None:
-        self.counters.num_queue_blocks += self.limits.blocks_for(state.num_tokens)
+        if not state.is_offline:
+            self.counters.num_queue_blocks += self.limits.blocks_for(state.num_tokens)
         num_cached_tokens = self.blocks.admit(state, num_cached_tokens)
         if self.blocks.uses_cache(state):
             self.counters.prefix_queries += state.num_tokens
@@ -356,7 +357,8 @@ class Group:
         self.queues.take_out(state)
         self.blocks.release(state)
         self.counters.num_preemptions += 1
-        self.counters.num_queue_blocks -= self.limits.blocks_for(state.num_tokens)
+        if not state.is_offline:
+            self.counters.num_queue_blocks -= self.limits.blocks_for(state.num_tokens)
         self.counters.num_recomputed_tokens += state.num_computed
         state.num_preemptions += 1
         state.num_computed = 0

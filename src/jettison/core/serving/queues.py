@@ -6,14 +6,15 @@ comes of it, is ``core.serving.group``'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, takewhile
 
 from jettison.core.changes import Changes
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import Residence, hosted_only
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.waiting import Turns, WaitingQueue
-from jettison.policy.order import in_service_order
+from jettison.policy.order import counts_priority, in_service_order
 from jettison.types import NANOSECONDS, GroupId, RequestId
 
 
@@ -52,7 +53,8 @@ class Queues:
         self._group_id = group_id
         self._only_here = (residence,)
         self._limits = limits
-        self._touched, self._freer, self._queued = changes.touched, changes.freer, changes.queued
+        self._touched, self._freer = changes.touched, changes.freer
+        self._queued, self._queued_online = changes.queued, changes.queued_online
         # Sums that would cost O(queue) whenever dispatch or the monitor asks; ``check`` compares.
         self._num_queued_blocks = 0
         self._num_queued_tokens = 0
@@ -63,6 +65,11 @@ class Queues:
         ``note_tokens`` takes out."""
         self._sum_scheduled_ns = 0
         """When the running requests were first scheduled, summed."""
+        self._num_offline = 0
+        """Running offline requests."""
+        self._sum_offline_ns = 0
+        """The sum of those alone."""
+        self._counts_priority = counts_priority(limits.scheduling_policy)
 
     def note_change(self) -> None:
         """Note that the queues, or what is left to do for their requests, are different."""
@@ -83,8 +90,18 @@ class Queues:
 
     def all_requests(self) -> list[RequestState]:
         """Waiting, running, moving and stored."""
-        served = (*self.running.values(), *self.moving.values(), *self.stored.values())
-        return [*self.waiting, *self.waiting_offline, *served]
+        return [*self.waiting, *self.waiting_offline, *self._served()]
+
+    def online_requests(self) -> list[RequestState]:
+        """The online ones of those."""
+        return [*self.waiting, *(s for s in self._served() if not s.is_offline)]
+
+    def _served(self) -> Iterator[RequestState]:
+        return chain(self.running.values(), self.moving.values(), self.stored.values())
+
+    def running_offline(self) -> list[RequestState]:
+        """Of the running requests the offline ones: O(their number), as they are the last."""
+        return list(takewhile(lambda s: s.is_offline, reversed(self.running.values())))
 
     @property
     def num_served(self) -> int:
@@ -100,13 +117,18 @@ class Queues:
         return self._num_queued_tokens
 
     def unfinished_tokens(self) -> int:
-        """Tokens that running requests have to compute before they decode."""
-        return sum(ready for s in self.prefilling.values() if (ready := s.num_tokens - s.num_computed) > 1)
+        """Tokens that running online requests have to compute before they decode."""
+        return sum(
+            ready for s in self.prefilling.values()
+            if (ready := s.num_tokens - s.num_computed) > 1 and not s.is_offline
+        )
 
-    def mean_age_s(self, now_ns: int) -> float | None:
-        """How long ago the running requests were first scheduled, on average; None without any."""
-        num = len(self.running)
-        return (num * now_ns - self._sum_scheduled_ns) / NANOSECONDS / num if num else None
+    def mean_age_s(self, now_ns: int, *, is_offline: bool = False) -> float | None:
+        """How long ago the running requests of a class were first scheduled, on average; None without any."""
+        num, sum_ns = self._num_offline, self._sum_offline_ns
+        if not is_offline:
+            num, sum_ns = len(self.running) - num, self._sum_scheduled_ns - sum_ns
+        return (num * now_ns - sum_ns) / NANOSECONDS / num if num else None
 
     def in_order(self, states: Iterable[RequestState]) -> list[RequestState]:
         """Requests as the group serves them."""
@@ -129,6 +151,8 @@ class Queues:
         self.queue_of(state).add(state)
         if state.is_offline:
             self._offline_ids.add(state.request_id)
+        else:
+            self._queued_online.add(self._group_id)
 
     def _note_suspect(self, state: RequestState) -> None:
         if state.on_trial:
@@ -141,8 +165,10 @@ class Queues:
         self._num_queued_tokens += sign * state.num_tokens
 
     def _note_unqueued(self) -> None:
-        if not self.has_waiting:
-            self._queued.discard(self._group_id)
+        if not self.waiting:
+            self._queued_online.discard(self._group_id)
+            if not self.waiting_offline:
+                self._queued.discard(self._group_id)
 
     def take_waiting(
         self, request_ids: Sequence[RequestId], steps_aside: Callable[[RequestState], bool]
@@ -170,11 +196,18 @@ class Queues:
         state.residences = (*self._only_here, *hosted) if hosted else self._only_here
         goes_last = self._goes_last(state)
         self.running[state.request_id] = state
-        self._sum_scheduled_ns += state.first_scheduled_ns
+        self._count_running(state, 1)
         if state.num_tokens - state.num_computed > 1:
             self.prefilling[state.request_id] = state
         if not goes_last:
             self.running = {s.request_id: s for s in self.in_order(self.running.values())}
+
+    def _count_running(self, state: RequestState, sign: int) -> None:
+        scheduled_ns = sign * (state.first_scheduled_ns or 0)
+        self._sum_scheduled_ns += scheduled_ns
+        if state.is_offline:
+            self._num_offline += sign
+            self._sum_offline_ns += scheduled_ns
 
     def _goes_last(self, state: RequestState) -> bool:
         """Whether a request is certainly the last of the running ones in service order. Hardly ever more than O(1)."""
@@ -187,7 +220,7 @@ class Queues:
             return state.is_offline
         if len(self._tenants) == 1:
             return last.order <= state.order
-        if not is_newest or (self._limits.scheduling_policy == "priority" and state.order[0] < last.order[0]):
+        if not is_newest or (self._counts_priority and state.order[0] < last.order[0]):
             return False
         own = next((s for s in reversed(self.running.values()) if s.tenant == state.tenant), None)
         return own is None or own.order <= state.order
@@ -221,7 +254,8 @@ class Queues:
         self.stored.clear()
         self.suspects.clear()
         self.prefilling.clear()
-        self._num_queued_blocks = self._num_queued_tokens = self._sum_scheduled_ns = 0
+        self._num_queued_blocks = self._num_queued_tokens = 0
+        self._sum_scheduled_ns = self._sum_offline_ns = self._num_offline = 0
         self._note_unqueued()
         return states
 
@@ -239,7 +273,7 @@ class Queues:
         self.stored.pop(state.request_id, None)
         if self.running.pop(state.request_id, None) is not None:
             self.prefilling.pop(state.request_id, None)
-            self._sum_scheduled_ns -= state.first_scheduled_ns or 0
+            self._count_running(state, -1)
 
     # --- checks -----------------------------------------------------------------------------------------------
 
@@ -253,12 +287,15 @@ class Queues:
         assert self._num_queued_tokens == sum(s.num_tokens for s in self.waiting)
         assert all(s.num_tokens <= self.largest_queued_tokens for s in (*self.waiting, *self.waiting_offline))
         assert self.has_waiting == (self._group_id in self._queued)
+        assert bool(self.waiting) == (self._group_id in self._queued_online)
         assert not any(s.is_offline for s in self.waiting) and all(s.is_offline for s in self.waiting_offline)
         classes = [s.is_offline for s in self.running.values()]
         assert classes == sorted(classes), "an offline request runs before an online one"
         unfinished = {r for r, s in self.running.items() if s.num_tokens - s.num_computed > 1}
         assert unfinished <= self.prefilling.keys() <= self.running.keys()
         assert self._sum_scheduled_ns == sum(s.first_scheduled_ns or 0 for s in self.running.values())
+        offline = [s.first_scheduled_ns or 0 for s in self.running_offline()]
+        assert (self._num_offline, self._sum_offline_ns) == (sum(classes), sum(offline))
         self.waiting.check()
         self.waiting_offline.check()
         assert self._offline_ids == {s.request_id for s in self.waiting_offline}
