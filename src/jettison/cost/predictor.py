@@ -204,12 +204,13 @@ class StepTimePredictor:
         if coefficients is None:
             return None
         low, high = 0, most + 1  # low fits, high does not
+        middle = most  # often all of it fits
         while high - low > 1:
-            middle = (low + high) // 2
             if _product(coefficients, self._terms(work_of(middle), part)) <= seconds:
                 low = middle
             else:
                 high = middle
+            middle = (low + high) // 2
         return low
 
     def prefill_tokens_per_s(
