@@ -375,7 +375,9 @@ class FakeCluster:
             else:
                 size = len(sent.layers) * len(sent.src_blocks) * self.shape.block_bytes_per_layer(BLOCK_SIZE)
             num_bytes[sent.src, sent.dst] = num_bytes.get((sent.src, sent.dst), 0) + size
-        assert self.core.state.book.queued_bytes() == {link: n for link, n in num_bytes.items() if n}
+        book, workers = self.core.state.book, self.core.state.workers
+        queued = {(src, dst): book.bytes_between(src, dst) for src in workers for dst in workers}
+        assert {link: n for link, n in queued.items() if n} == {link: n for link, n in num_bytes.items() if n}
 
     def order(self, what: str) -> None:
         """An administrator's "drop" or "restore", now."""
@@ -763,6 +765,7 @@ class FakeCluster:
         """All blocks free or cached, no request, no move, everybody alone again (with auto restore)."""
         self.core.check()
         assert self.core.state.is_idle() and not self.core.in_transition
+        assert not self.core.state.book._link_bytes
         for worker in self.core.state.workers.values():
             assert worker.ledger.num_held == 0
             assert worker.num_relayouts_open == 0 and not worker.ledger_locked and not worker.ghosts

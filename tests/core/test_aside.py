@@ -42,7 +42,7 @@ def test_it_gives_up_its_layers_and_serves_again_when_it_is_woken() -> None:
     assert all(2 not in g.worker_ids for g in cluster.core.groups.values())
     wake(cluster, 2)
     cluster.run(stop=lambda: not cluster.core.in_transition)
-    assert worker.layout == cluster.core.state.full_layout() and not worker.unfilled
+    assert worker.layout == cluster.core.state.stage_layout(cluster.core.state.shape.all_layers) and not worker.unfilled
     assert any(g.worker_ids == (2,) for g in cluster.core.groups.values())
     crowd(cluster, 20, first=20, at_ms=cluster.now / 1e6)
     cluster.run()

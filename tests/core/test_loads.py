@@ -162,6 +162,6 @@ def test_other_parameters_keep_what_steps_have_taught_and_another_assumption_beg
 def test_a_profile_answers_before_the_first_step() -> None:
     core = FakeCluster(full_blocks=400, profile=PROFILE).core
     group = core.groups[0]
-    assert core.loads.step_s(group) is not None
+    assert core.loads.blocks_beside_step(group, 0.5) is not None
     expected = PROFILE.cost.batch_cost_s([ChunkShape(10, 1)] * 3)
     assert core.predictor.predict_s(StepWork.decodes(3, 30)) == pytest.approx(expected)

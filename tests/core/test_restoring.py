@@ -359,7 +359,7 @@ def restored_and_exact(cluster: FakeCluster) -> None:
         cluster.run(stop=lambda: not cluster.core.in_transition)
         cluster.run()
     assert sorted(g.worker_ids for g in cluster.core.groups.values()) == [(0,), (1,), (2,)]
-    full = cluster.core.state.full_layout()
+    full = cluster.core.state.stage_layout(cluster.core.state.shape.all_layers)
     assert all(w.layout == full and not w.unfilled for w in cluster.core.state.workers.values())
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
-from jettison.core.ports import SendKV
+from jettison.core.ports import RunStep, SendKV, TransferEnded
 
 
 def burst(cluster: FakeCluster, num: int, *, prompt: int = 12, output: int = 60) -> None:
@@ -15,6 +15,11 @@ def burst(cluster: FakeCluster, num: int, *, prompt: int = 12, output: int = 60)
     for i in range(num):
         tokens = [rng.randrange(1, 60) for _ in range(prompt + i % 5)]
         cluster.submit(f"r{i}", tokens, output + i % 7, 0.5 * i)
+
+
+def burst_at(cluster: FakeCluster, number: int) -> None:
+    for i in range(20):
+        cluster.submit(f"b{number}-{i}", [1 + (i + j) % 50 for j in range(12)], 60, cluster.now / MS + 0.5 * i)
 
 
 def recomputed(cluster: FakeCluster) -> int:
@@ -59,6 +64,68 @@ def test_a_step_carries_at_most_the_budget_in_and_out() -> None:
     cluster.run()
     expect_all_well(cluster)
     assert max(per_step.values()) == 3
+
+
+@pytest.mark.parametrize(("num_workers", "policy"), [(1, "swap"), (2, "swap"), (2, "swap+drop"), (4, "swap+drop")])
+def test_what_is_copied_behind_a_step_is_in_the_work_of_the_next(num_workers: int, policy: str) -> None:
+    """Told of once, and before that step is observed; what has been copied by then delays nothing."""
+    cluster = FakeCluster(policy=policy, num_workers=num_workers, full_blocks=40, swap_budget=3, host_slots=500)
+    burst(cluster, 12 * num_workers)
+    core, behind = cluster.core, dict[int, dict[int, int]]()
+    seen: dict[int, int] = {}
+    original = core.handle
+
+    def handle(event: object, now_ns: int) -> list[object]:
+        if isinstance(event, TransferEnded):
+            for pieces in behind.values():
+                pieces.pop(event.transfer_id, None)
+        actions = original(event, now_ns)  # type: ignore[arg-type]
+        for action in actions:
+            if isinstance(action, RunStep):
+                flight = core.groups[action.group_id].in_flight[action.step_id]
+                seen[action.step_id] = flight.work.num_copied_bytes
+                assert seen[action.step_id] == sum(behind.pop(action.group_id, {}).values())
+            elif isinstance(action, SendKV) and action.src == action.dst:
+                pending = core.state.book.transfers[action.transfer_id]
+                assert pending.request is not None
+                behind.setdefault(pending.request.group_id, {})[action.transfer_id] = pending.num_bytes
+        return actions  # type: ignore[return-value]
+
+    core.handle = handle  # type: ignore[method-assign,assignment]
+    cluster.run()
+    expect_all_well(cluster)
+    assert sum(seen.values()) > 0
+
+
+def test_the_budget_is_the_inverse_of_predicting() -> None:
+    cluster = FakeCluster(policy="swap", num_workers=1, full_blocks=40, swap_budget=None, host_slots=10**6)
+    burst(cluster, 6)
+    cluster.run(until_ms=60)
+    core, (group,) = cluster.core, cluster.core.groups.values()
+    (flight,) = group.in_flight.values()
+    block_bytes = core.state.shape.num_layers * core.state.shape.block_bytes_per_layer(BLOCK_SIZE)
+
+    def step_s(num_blocks: int) -> float:
+        seconds = core.predictor.predict_s(flight.work._replace(num_copied_bytes=num_blocks * block_bytes))
+        assert seconds is not None
+        return seconds
+
+    num_blocks = core.loads.blocks_beside_step(group, 0.25)
+    assert num_blocks is not None and 0 < num_blocks < 10**6
+    assert step_s(num_blocks) <= 1.25 * step_s(0) < step_s(num_blocks + 1)
+
+
+def test_nothing_is_kept_of_groups_that_are_no_more() -> None:
+    cluster = FakeCluster(policy="swap+drop", num_workers=2, full_blocks=40, swap_budget=3, host_slots=500)
+    for number in range(4):
+        burst_at(cluster, number)
+        cluster.run()
+        cluster.order("drop")
+        cluster.run()
+        cluster.order("restore")
+        cluster.run()
+    assert cluster.core.state.counters.swapped_out_blocks and cluster.core.state.next_group_id > 10
+    assert len(cluster.core.hosted._allowances) <= 3
 
 
 def test_blocks_are_not_reused_before_their_copy_has_ended() -> None:

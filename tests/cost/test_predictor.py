@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jettison.cost.model import ChunkShape, CostModel
-from jettison.cost.predictor import PRICES_EVERY, StepTimePredictor
+from jettison.cost.predictor import PRICES_EVERY, USUAL_COPY_BYTES_PER_S, StepTimePredictor
 from jettison.cost.stepfit import MIN_OBSERVATIONS
 from jettison.cost.stepnotes import MAX_NOTED, StepNotes
 from jettison.cost.stepwork import (
@@ -198,6 +198,72 @@ def test_what_copies_add_to_a_step_is_learned() -> None:
         predictor.observe(work_now, (index * 10**9, index * 10**9 + round(seconds * 1e9)))
     assert predictor.predict_s(copying) == pytest.approx(step_s + 0.002, rel=0.1)
     assert predictor.predict_s(work) == pytest.approx(step_s, rel=0.1)
+
+
+@given(st.floats(0.25, 4.0), st.integers(100_000, 20_000_000), st.booleans(), st.integers(0, 1000))
+def test_a_stream_of_steps_with_copies_teaches_their_price(
+    factor: float, most_bytes: int, is_profiled: bool, seed: int
+) -> None:
+    rng, work = random.Random(seed), StepWork.decodes(10, 1000)
+    rate = GB if is_profiled else USUAL_COPY_BYTES_PER_S
+    predictor = StepTimePredictor(8, COST, copy_bytes_per_s=rate if is_profiled else None)
+    step_s, end_ns = whole_s([(1, 100)] * 10), 0
+    for index in range(400):
+        copied = most_bytes if index % 3 == 0 else rng.randrange(most_bytes) if index % 3 == 1 else 0
+        begin_ns, end_ns = end_ns, end_ns + round((step_s + factor * copied / rate) * 1e9)
+        predictor.observe(work._replace(num_copied_bytes=copied), (begin_ns, end_ns))
+    true_s = step_s + factor * most_bytes / rate
+    assert predictor.predict_s(work._replace(num_copied_bytes=most_bytes)) == pytest.approx(true_s, rel=0.15)
+    assert predictor.predict_s(work) == pytest.approx(step_s, rel=0.15)
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0, 10.0])
+def test_a_price_is_learned_though_copies_are_a_small_part_of_noisy_steps(factor: float) -> None:
+    rng, work, step_s, end_ns = random.Random(7), StepWork.decodes(10, 1000), whole_s([(1, 100)] * 10), 0
+    predictor, num_bytes = StepTimePredictor(8, COST), round(0.03 * step_s * USUAL_COPY_BYTES_PER_S)
+    for index in range(600):
+        copied = num_bytes if index % 3 == 0 else 0
+        took_s = step_s * rng.lognormvariate(0.0, 0.05) + factor * copied / USUAL_COPY_BYTES_PER_S
+        begin_ns, end_ns = end_ns, end_ns + round(took_s * 1e9)
+        predictor.observe(work._replace(num_copied_bytes=copied), (begin_ns, end_ns))
+    seconds = [predictor.predict_s(work._replace(num_copied_bytes=n)) for n in (0, 100 * num_bytes)]
+    assert seconds[0] is not None and seconds[1] is not None
+    assert (seconds[1] - seconds[0]) / (3.0 * step_s) == pytest.approx(factor, rel=0.35)
+
+
+@given(st.lists(st.tuples(st.lists(st.tuples(st.integers(1, 400), st.integers(0, 4000)), min_size=1, max_size=6),
+                          st.integers(0, 10**10)), max_size=40), st.sampled_from([None, 1e8, GB]))
+def test_without_copies_their_rate_is_nothing_to_predictions(
+    steps: list[tuple[Chunks, int]], rate: float | None
+) -> None:
+    asked = StepWork.of([(1, 100), (30, 5)])
+    predicted = []
+    for copy_bytes_per_s in (rate, 12 * GB):
+        predictor = StepTimePredictor(8, COST, copy_bytes_per_s=copy_bytes_per_s)
+        for index, (chunks, took_ns) in enumerate(steps):
+            predictor.observe(StepWork.of(chunks), (index, index + took_ns))
+        predicted.append(predictor.predict_s(asked))
+    assert predicted[0] == predicted[1]
+
+
+def test_of_steps_that_follow_each_other_the_first_alone_waits_for_copies() -> None:
+    at_once, one_by_one = StepNotes(), StepNotes()
+    work = StepWork.decodes(3, 300)._replace(num_copied_bytes=1000)
+    at_once.add((0, 5, 8, 11), 0, LONE_STEP, work)
+    for index, times_ns in enumerate([(0, 5), (5, 8), (8, 11)]):
+        one_by_one.add(times_ns, 0, LONE_STEP, work if index == 0 else StepWork.decodes(3, 300 + 3 * index))
+    assert at_once.take() == one_by_one.take()
+
+
+def test_stages_copy_at_the_same_time_and_do_not_compute_meanwhile() -> None:
+    predictor, work = StepTimePredictor(8, COST, copy_bytes_per_s=GB), StepWork.decodes(10, 1000)
+
+    def added_s(part: Part) -> float:
+        seconds = [predictor.predict_s(work._replace(num_copied_bytes=n), part) for n in (0, 10_000_000)]
+        assert seconds[0] is not None and seconds[1] is not None
+        return seconds[1] - seconds[0]
+
+    assert [added_s(part) for part in (step_of(2), period_of(2), last_stage_of(2))] == pytest.approx([0.01, 0.005, 0.0])
 
 
 # --- in which order, and how often it is asked ------------------------------------------------------------------

@@ -58,16 +58,17 @@ def test_where_nothing_runs_whoever_fits_returns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "step_s", "copy_s", "expected"),
-    [
-        (SwapParams(budget_blocks=5), 1.0, 1e-6, 5),
-        (SwapParams(), None, 1e-6, 8),
-        (SwapParams(), 1.0, None, 8),
-        (SwapParams(), 0.02, 1e-4, 50),
-        (SwapParams(), 0.0001, 1.0, 1),
-    ],
+    ("params", "num_blocks", "expected"),
+    [(SwapParams(budget_blocks=5), 50, 5), (SwapParams(), None, 8), (SwapParams(), 50, 50), (SwapParams(), 0, 1)],
 )
-def test_the_budget_is_a_part_of_the_step(
-    params: SwapParams, step_s: float | None, copy_s: float | None, expected: int
+def test_the_budget_is_what_adds_a_share_of_its_time_to_a_step(
+    params: SwapParams, num_blocks: int | None, expected: int
 ) -> None:
-    assert swap_budget(params, step_s, copy_s) == expected
+    shares: list[float] = []
+
+    def blocks_within(share: float) -> int | None:
+        shares.append(share)
+        return num_blocks
+
+    assert swap_budget(params, blocks_within) == expected
+    assert all(share == params.time_share for share in shares)

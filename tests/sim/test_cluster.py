@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from scenarios import COST, PAGE_BYTES, Watched, make_setup, make_shape
 
 from jettison.core import ports
 from jettison.cost.model import ChunkShape
+from jettison.cost.stepwork import LONE_STEP, Part, StepWork
 from jettison.sim.executor import ModelledExecutor
 from jettison.sim.links import LinkClass, LinkSpec, Topology
 from jettison.sim.setup import Hops
@@ -123,6 +125,31 @@ def test_swaps_over_a_host_link_run_beside_the_steps() -> None:
         watched.expect_all_served()
         assert watched.cluster.core.state.counters.swapped_out_blocks
     assert engine.cluster.loop.now_ns < inline.cluster.loop.now_ns
+
+
+def test_the_step_that_waits_for_copies_is_observed_with_their_bytes() -> None:
+    """On devices that copy on the thread that computes: what a step of an instance takes is what it computes, and what
+    is copied before it."""
+    setup = make_setup("swap", hops=Hops(0.0, 0.0))
+    setup = replace(setup, profile=replace(setup.profile, host_copy_bytes_per_s=2e6))
+    watched = Watched(setup)
+    watched.load(1, num_requests=60)
+    steps: list[tuple[float, float]] = []
+    observe = watched.cluster.core.predictor.observe
+
+    def note(work: StepWork, times_ns: Sequence[int], group_id: int = 0, part: Part = LONE_STEP) -> None:
+        observe(work, times_ns, group_id, part)
+        if part == LONE_STEP and len(times_ns) == 2:
+            took_s = (times_ns[1] - times_ns[0]) / 1e9
+            steps.append((work.num_copied_bytes / 2e6, took_s))
+
+    watched.cluster.core.predictor.observe = note  # type: ignore[method-assign]
+    watched.cluster.run(until_ns=600 * 10**9)
+    watched.expect_all_served()
+    copied = [step for step in steps if step[0]]
+    assert len(copied) > 10
+    most_s = max(took_s for copied_s, took_s in steps if not copied_s)
+    assert all(copied_s <= took_s <= copied_s + most_s for copied_s, took_s in copied)
 
 
 def test_a_run_can_be_cut_short_and_go_on() -> None:

@@ -94,9 +94,9 @@ class ClusterCore:
         self.aside = Aside(self.state, self.moves, self.recoveries, self._why_needed)
         self.ladder = Ladder(params.rungs, self.state, self.loads, self.moves, self.hosted, self.migrations)
         self._orders = Orders(self.state, self.loads, self.moves)
-        self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, lambda: self.ladder)
+        self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, self.ladder)
         self.unplaced = Unplaced(self.state, self.dispatcher.place)
-        self.fast_forward = FastForward(self.state, self.loads, self.moves, self.recoveries, lambda: self.ladder)
+        self.fast_forward = FastForward(self.state, self.loads, self.moves, self.recoveries, self.ladder)
         self.stepping = Stepping(self.state, self.loads, self.moves, self._stop_moves_of)
 
     # --- reading ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ equal ids; an answer to something that is not in the book concerns a past that i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -131,6 +131,7 @@ class Book:
         self._kv_block_bytes = kv_block_bytes
         self._shard_bytes = shard_bytes
         self._link_bytes: dict[Link, Counter[Purpose]] = {}
+        """Of links with bytes under way, for the purposes that have any."""
         self._told: set[Owner] = set()
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -142,10 +143,6 @@ class Book:
             return 0
         return sum(by_purpose[p] for p in purposes) if purposes else by_purpose.total()
 
-    def queued_bytes(self) -> dict[Link, int]:
-        """Bytes under way, of every link that has any."""
-        return {link: total for link, by_purpose in self._link_bytes.items() if (total := by_purpose.total())}
-
     def calls_of(self, owner: Owner) -> list[PendingCall]:
         """In the order in which they were opened. O(calls under way)."""
         return [pending for pending in self.calls.values() if pending.owner is owner]
@@ -153,10 +150,6 @@ class Book:
     def transfers_of(self, owner: Owner) -> list[PendingTransfer]:
         """In the order in which they were opened. O(transfers under way)."""
         return [pending for pending in self.transfers.values() if pending.owner is owner]
-
-    def transfers_at(self, worker_id: WorkerId) -> Iterator[PendingTransfer]:
-        """Those with an end at a worker. O(transfers under way)."""
-        return (pending for pending in self.transfers.values() if worker_id in pending.ends)
 
     def lands_at(self, worker_ids: Collection[WorkerId]) -> bool:
         """KV is on its way into the arenas of one of these workers: no block of theirs may be moved. O(transfers)."""
@@ -188,10 +181,20 @@ class Book:
         self.next_transfer_id += 1
         pending = PendingTransfer(transfer, owner, waiter, purpose, self._num_bytes(transfer), request)
         self.transfers[transfer.transfer_id] = pending
-        self._link_bytes.setdefault(Link(*pending.ends), Counter())[purpose] += pending.num_bytes
+        self._count(pending, pending.num_bytes)
         if request is not None:
             request.moves.add(transfer.transfer_id)
         return pending
+
+    def _count(self, pending: PendingTransfer, num_bytes: int) -> None:
+        """So many bytes of it are on its link now, or (below 0) no more."""
+        link = Link(*pending.ends)
+        by_purpose = self._link_bytes.setdefault(link, Counter())
+        by_purpose[pending.purpose] += num_bytes
+        if not by_purpose[pending.purpose]:
+            del by_purpose[pending.purpose]
+        if not by_purpose:
+            del self._link_bytes[link]
 
     def _num_bytes(self, transfer: Transfer) -> int:
         if isinstance(transfer, SendShard):
@@ -223,7 +226,7 @@ class Book:
         pending = self.transfers.pop(transfer_id, None)
         if pending is None:
             return None
-        self._link_bytes[Link(*pending.ends)][pending.purpose] -= pending.num_bytes
+        self._count(pending, -pending.num_bytes)
         if pending.request is not None:
             pending.request.moves.discard(transfer_id)
         return pending
@@ -268,5 +271,5 @@ class Book:
             assert pending.transfer.transfer_id == transfer_id
             assert pending.request is None or transfer_id in pending.request.moves, pending
             sums.setdefault(Link(*pending.ends), Counter())[pending.purpose] += pending.num_bytes
-        for link in self._link_bytes.keys() | sums.keys():
-            assert +self._link_bytes.get(link, Counter()) == +sums.get(link, Counter()), link
+        left = {link: +by_purpose for link, by_purpose in sums.items()}
+        assert self._link_bytes == {link: by_purpose for link, by_purpose in left.items() if by_purpose}

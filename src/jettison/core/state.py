@@ -278,10 +278,6 @@ class ClusterState:
         else:
             self.shared_workers.discard(worker_id)
 
-    def full_layout(self) -> LayoutSpec:
-        """Every shard, every layer's KV."""
-        return LayoutSpec(self.shape.all_shards, self.shape.all_layers)
-
     def stage_layout(self, layers: LayerRange) -> LayoutSpec:
         """Only what a stage needs."""
         return LayoutSpec(self.shape.shards_for(layers), layers)

@@ -30,6 +30,9 @@ STAGE_LEARNING = 0.2
 PRICES_EVERY = 16
 """Steps of stages after which chunks get new prices."""
 
+USUAL_COPY_BYTES_PER_S = 4e9
+"""Between device and host, without a profile: where learning begins."""
+
 LEAST_TOKEN_S = 1e-12
 """Tokens must cost something, or nothing could be divided."""
 
@@ -90,9 +93,9 @@ class StepTimePredictor:
         """``cost``: as profiled; None: nothing is predicted before ``MIN_OBSERVATIONS`` steps.
 
         ``efficiency``: throughput of a pipeline of so many stages over that of as many instances, until one has been
-        seen. ``copy_bytes_per_s``: how fast bytes are copied beside a step; until such steps have been seen, it waits
-        for them all. None: copies cost nothing, and nothing is learned of them. ``catch_up``: has groups tell of all
-        steps that have ended (``observe``); called before each answer that depends on them.
+        seen. ``copy_bytes_per_s``: how fast bytes are copied between two steps (None: as usual); until such steps have
+        been seen, they wait for them all. ``catch_up``: has groups tell of all steps that have ended (``observe``);
+        called before each answer that depends on them.
         """
         self._cost = cost or nominal_cost(num_layers)
         self._fit = StepFit(is_profiled=cost is not None)
@@ -100,7 +103,7 @@ class StepTimePredictor:
         """Of what a stage computes: there is no waiting in it, for other workers or for the controller."""
         self._efficiency = efficiency
         self._catch_up = catch_up
-        self._copied_byte_s = 1.0 / copy_bytes_per_s if copy_bytes_per_s else 0.0
+        self._copied_byte_s = 1.0 / (copy_bytes_per_s or USUAL_COPY_BYTES_PER_S)
         self._notes, self._stage_notes = StepNotes(), StepNotes()
         self._known_terms: dict[tuple[int, int, Part], ModelTerms] = {}
         """Most steps are decodes of as many rows as the one before."""
@@ -115,7 +118,7 @@ class StepTimePredictor:
         """Add steps of a group with the same rows that followed each other, usually one.
 
         ``times_ns``: when the first began and when each ended, and the next began; ``work``: of the first. Each attends
-        to its tokens more than the one before.
+        to its tokens more than the one before, and only the first waits for copies.
         """
         notes = self._stage_notes if part.measure is Measure.STAGE else self._notes
         notes.add(times_ns, group_id, part, work)
@@ -149,8 +152,15 @@ class StepTimePredictor:
         fixed, tokens, pair_s, kv_token_s, rows = self._model_terms(num_rows, num_tokens, part)
         return (
             fixed, tokens, pair_s * num_pairs, kv_token_s * (num_kv_tokens + num_tokens), rows,
-            num_copied_bytes * self._copied_byte_s,
+            self._copied_s(num_copied_bytes, part) if num_copied_bytes else 0.0,
         )
+
+    def _copied_s(self, num_copied_bytes: int, part: Part) -> float:
+        """A step waits for copies at each of its stages, which copy at the same time; no stage computes meanwhile."""
+        if part.measure is Measure.STAGE:
+            return 0.0
+        seconds = num_copied_bytes * self._copied_byte_s
+        return seconds / part.num_stages if part.measure is Measure.PERIOD else seconds
 
     def _model_terms(self, num_rows: int, num_tokens: int, part: Part) -> ModelTerms:
         """Seconds of a step with so many rows and tokens by the cost model; of pairs and KV, what one of them takes."""
@@ -199,12 +209,13 @@ class StepTimePredictor:
         if coefficients is None:
             return None
         low, high = 0, most + 1  # low fits, high does not
+        middle = most  # often all of it fits
         while high - low > 1:
-            middle = (low + high) // 2
             if _product(coefficients, self._terms(work_of(middle), part)) <= seconds:
                 low = middle
             else:
                 high = middle
+            middle = (low + high) // 2
         return low
 
     def prefill_tokens_per_s(

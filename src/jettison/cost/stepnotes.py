@@ -24,7 +24,7 @@ Totals = tuple[int, int, int, int, int]
 _Run = tuple[Sequence[int], GroupId, Part, StepWork]
 """Steps of a group with the same rows, one after the other, usually one: when the first began and when each ended (the
 next began then), their group, what the times are of, and the work of the first. Each attends to its tokens more than
-the one before. Plain tuples, which are cheaper to make."""
+the one before, and only the first waits for copies. Plain tuples, which are cheaper to make."""
 
 
 class StepNotes:
@@ -64,7 +64,7 @@ class StepNotes:
             begin_ns = times_ns[0]
             for end_ns in times_ns[1:]:
                 steps.append((end_ns, group_id, part, (rows, tokens, pairs, kv_tokens, copied), end_ns - begin_ns))
-                begin_ns, pairs, kv_tokens = end_ns, pairs + tokens, kv_tokens + tokens
+                begin_ns, pairs, kv_tokens, copied = end_ns, pairs + tokens, kv_tokens + tokens, 0
         if len(steps) > 1:
             steps.sort(key=lambda step: step[:2])
             del steps[:-MEMORY_STEPS]

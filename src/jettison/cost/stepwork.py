@@ -22,7 +22,7 @@ class StepWork(NamedTuple):
     num_kv_tokens: int
     """Cached tokens that the chunks attend to."""
     num_copied_bytes: int = 0
-    """To or from the host beside it."""
+    """To or from the host, on its workers, behind the step before it: it begins when they are copied."""
 
     @classmethod
     def of(cls, chunks: Iterable[tuple[int, int]], num_copied_bytes: int = 0) -> StepWork:

@@ -7,7 +7,7 @@ so that no step waits for the link. What does not fit the host pool is left to t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,14 +90,13 @@ def choose_swap_ins(
     return tuple(chosen)
 
 
-def swap_budget(params: SwapParams, step_s: float | None, block_copy_s: float | None) -> int:
+def swap_budget(params: SwapParams, blocks_within: Callable[[float], int | None]) -> int:
     """Blocks that the next step may carry: at least one, or nothing would ever move.
 
-    ``step_s`` is what a step takes and ``block_copy_s`` what copying one block takes, both as measured lately; a
-    first guess of 8 blocks until both are known.
+    ``blocks_within``: how many add at most such a share of its time to a step; a first guess of 8 while that is not
+    known (None).
     """
     if params.budget_blocks is not None:
         return params.budget_blocks
-    if step_s is None or block_copy_s is None or block_copy_s <= 0.0:
-        return 8
-    return max(1, int(params.time_share * step_s / block_copy_s))
+    num_blocks = blocks_within(params.time_share)
+    return 8 if num_blocks is None else max(1, num_blocks)

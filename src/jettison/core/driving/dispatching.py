@@ -9,8 +9,6 @@ The choices are ``policy.dispatch``'s and ``policy.rebalance``'s; here are their
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from jettison.core.driving.grouporder import GroupOrder
 from jettison.core.ladder.climb import Ladder
 from jettison.core.moving.hosted import Hosted
@@ -29,7 +27,7 @@ from jettison.types import GroupId
 class Dispatcher:
     """Queues requests in groups."""
 
-    def __init__(self, state: ClusterState, moves: Moves, hosted: Hosted, ladder: Callable[[], Ladder]) -> None:
+    def __init__(self, state: ClusterState, moves: Moves, hosted: Hosted, ladder: Ladder) -> None:
         self._state = state
         self._moves = moves
         self._hosted = hosted
@@ -137,7 +135,7 @@ class Dispatcher:
         full = {g.group_id for g in queued if len(g.queues.waiting) > max(0, num_free_places(g)) or self._is_blocked(g)}
         if not full:
             return []
-        busy = self._ladder().worker_ids().union(self._moves.moving_workers())
+        busy = self._ladder.worker_ids().union(self._moves.moving_workers())
         takers = {
             g.group_id for g in groups.values()
             if num_free_places(g) > len(g.queues.waiting) and g.blocks.admission_cap is None

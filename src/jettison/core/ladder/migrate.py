@@ -44,6 +44,8 @@ class MigrateRung(Rung):
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._looked_ns: int | None = None
+        self._ended: list[Relocation] = []
+        """Over since it looked last."""
         self._stale: set[GroupId] = set()
         """Groups that were touched since ``_loads`` was made from them."""
         self._loads: dict[GroupId, InstanceLoad] = {}
@@ -86,7 +88,7 @@ class MigrateRung(Rung):
         if moment is not Moment.BEFORE_STEPS:
             return
         self._stale |= {g.group_id for g in self.means.state.changed_groups()}
-        ended = self.means.migrations.take_ended()
+        ended, self._ended = self._ended, []
         self._note_lost(ended, now_ns)
         period_ns = self.means.state.params.migration.period_s * NANOSECONDS
         if ended or self._looked_ns is None or now_ns - self._looked_ns >= period_ns:
@@ -98,11 +100,8 @@ class MigrateRung(Rung):
         assert isinstance(offer, MigrationOffer), offer
         groups = self.means.state.groups
         source, destination = groups[offer.source], groups[offer.destination]
-        return self.means.migrations.start(source.queues.running[offer.request_id], source, destination, now_ns)
-
-    def give_way(self, worker_ids: Collection[WorkerId], by: Rung, why: str, now_ns: int) -> list[Action]:
-        """Requests stay where they are."""
-        return self.means.migrations.give_way(worker_ids)
+        state = source.queues.running[offer.request_id]
+        return self.means.migrations.start(state, source, destination, now_ns, lambda m: self._ended.append(m))
 
     def _note_lost(self, ended: Sequence[Relocation], now_ns: int) -> None:
         """What failed is not tried again at once, nor the way back."""

@@ -93,7 +93,11 @@ class Rung:
         raise AssertionError(f"{self.name} has made an offer that it cannot begin: {offer}")
 
     def give_way(self, worker_ids: Collection[WorkerId], by: Rung, why: str, now_ns: int) -> list[Action]:
-        """A rung above needs these workers now, and why."""
+        """A rung above needs these workers now, and why.
+
+        Copies to and from arenas whose layouts a move changes are broken off by the move (``Moves``), whichever rung
+        has begun them.
+        """
         return []
 
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:

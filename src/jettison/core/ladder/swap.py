@@ -95,11 +95,6 @@ class SwapRung(Rung):
             hosted.bring_back(requests[request_id])
         return []
 
-    def give_way(self, worker_ids: Collection[WorkerId], by: Rung, why: str, now_ns: int) -> list[Action]:
-        """What is on its way stops; what is stored goes along."""
-        self.means.hosted.give_way(worker_ids)
-        return []
-
     def after_steps(self, now_ns: int) -> list[Action]:
         """Pieces within each group's allowance."""
         return self.means.hosted.send(self._budget_blocks)
@@ -113,8 +108,9 @@ class SwapRung(Rung):
                 group.blocks.reserve_landing({})
 
     def _budget_blocks(self, group: Group) -> int:
-        params = self.means.state.params.swap
-        return swap_budget(params, self.means.loads.step_s(group), self.means.hosted.block_copy_s)
+        return swap_budget(
+            self.means.state.params.swap, lambda time_share: self.means.loads.blocks_beside_step(group, time_share)
+        )
 
     # --- views ------------------------------------------------------------------------------------------------
 

@@ -195,11 +195,20 @@ class Loads:
             found = self._monitors[group.group_id] = GroupMonitor(self.ticks)
         return found
 
-    def step_s(self, group: Group) -> float | None:
-        """Of the step that the group has issued last; where none is in flight, of its next decodes."""
+    def blocks_beside_step(self, group: Group, time_share: float) -> int | None:
+        """Blocks whose copies to or from the host add at most so much of its time to a step like the group's last;
+        where none is in flight, to its next decodes. None while too little is known."""
+        state, part = self._state, step_of(len(group.stages))
         last = next(reversed(group.in_flight.values()), None)
-        work = self._microbatch(group) if last is None else last.work
-        return self._state.predictor.predict_s(work, step_of(len(group.stages)))
+        work = self._microbatch(group) if last is None else last.work._replace(num_copied_bytes=0)
+        step_s = state.predictor.predict_s(work, part)
+        if step_s is None:
+            return None
+        block_bytes = state.shape.num_layers * state.shape.block_bytes_per_layer(state.limits.block_size)
+        return state.predictor.largest_batch(
+            (1.0 + time_share) * step_s, state.params.swap.num_host_slots,
+            lambda num_blocks: work._replace(num_copied_bytes=num_blocks * block_bytes), part,
+        )
 
     def group_rates(self) -> dict[int, float]:
         """Tokens of answers a second of groups by their number of stages, for what arrives; empty without a profile.

@@ -13,7 +13,8 @@ What is where is said by the request's residences; here is what is done about it
 
 Rule 1. A step carries at most the budget's blocks, both directions together, leavers before returners. The allowance is
         renewed with every step issued, and where no step is in flight. Pieces follow the step in the worker's stream:
-        they are copied while the controller takes the step's tokens and plans the next.
+        they are copied while the controller takes the step's tokens and plans the next, which begins when they are:
+        its time has them in it, and the predictor is told of them with it (``Group.copies``).
 Rule 2. Blocks are given back, and a request is scheduled again, only when the copy has ended. A leaver has no step in
         flight, so nothing writes what is being read; sealed blocks that it shares may be read meanwhile.
 Rule 3. No request of a group whose layouts change is in OUT or IN (``give_way``): a stored one is in no arena.
@@ -35,10 +36,7 @@ from jettison.core.residence import NOWHERE, Residence, changed, hosted_only, in
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.kvmoves import KVMovePlan, plan_kv_moves
-from jettison.types import NANOSECONDS, GroupId, RequestId, TransferId, WorkerId
-
-_SMOOTHING = 0.2
-"""Weight of the newest measurement in the mean time of a copy."""
+from jettison.types import GroupId, RequestId, TransferId, WorkerId
 
 
 class HostedPhase(StrEnum):
@@ -94,8 +92,8 @@ class Hosted:
         self._num_stored = 0
         """So far."""
         self._allowances: dict[GroupId, _Allowance] = {}
-        self.block_copy_s: float | None = None
-        """Seconds a block takes, as measured; None before the first piece has ended."""
+        self._num_dissolved = 0
+        """Groups dissolved when ``_allowances`` was last rid of them."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -168,6 +166,7 @@ class Hosted:
 
     def send(self, budget_blocks: Callable[[Group], int]) -> list[Action]:
         """Issue pieces behind the steps just issued, within each group's allowance for a step (rule 1)."""
+        self._forget_dissolved()
         by_group: dict[GroupId, list[HostedKV]] = {}
         for entry in self._travelling.values():
             by_group.setdefault(entry.state.group_id, []).append(entry)
@@ -191,6 +190,12 @@ class Hosted:
             allowance.left = budget_blocks(group)
         return allowance
 
+    def _forget_dissolved(self) -> None:
+        groups, num_dissolved = self._cluster.groups, self._cluster.num_dissolved
+        if self._num_dissolved != num_dissolved:
+            self._num_dissolved = num_dissolved
+            self._allowances = {g: allowance for g, allowance in self._allowances.items() if g in groups}
+
     def _send(self, entry: HostedKV, num_blocks: int) -> list[Action]:
         state, workers = entry.state, self._cluster.workers
         piece = slice(entry.num_sent, entry.num_sent + num_blocks)
@@ -200,19 +205,25 @@ class Hosted:
             for (worker_id, _), layers in entry.pools.places.items():
                 blocks = workers[worker_id].ledger.table(state.request_id).ids[piece]
                 slots = self.pools[worker_id].slots(state.request_id)[piece]
-                actions.append(self._cluster.send_kv(
+                actions.append(self._noted(self._cluster.send_kv(
                     state, worker_id, worker_id, layers, blocks, slots, owner=self, waiter=self,
                     purpose=Purpose.HOST, to_host=True,
-                ))
+                ), self._group(entry)))
             return actions
         for part in entry.parts:
             slots = self.pools[part.src].slots(state.request_id)[piece]
             blocks = workers[part.dst].ledger.table(state.request_id).ids[piece]
-            actions.append(self._cluster.send_kv(
+            actions.append(self._noted(self._cluster.send_kv(
                 state, part.src, part.dst, part.layers, slots, blocks, owner=self, waiter=self,
                 purpose=Purpose.HOST, from_host=True,
-            ))
+            ), self._group(entry)))
         return actions
+
+    def _noted(self, piece: SendKV, group: Group) -> SendKV:
+        """What a worker copies by itself runs between two steps; from another's pool it comes in bulk turns."""
+        if piece.src == piece.dst:
+            group.copies[piece.transfer_id] = self._cluster.book.transfers[piece.transfer_id].num_bytes
+        return piece
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -223,9 +234,8 @@ class Hosted:
         self._cluster.touch(state)
         entry = self._entries[state.request_id]
         entry.failed |= not event.complete
-        if event.complete:
-            took_s = event.duration_ns / NANOSECONDS / len(pending.transfer.src_blocks)
-            self.block_copy_s = smoothed(self.block_copy_s, took_s, _SMOOTHING)
+        if (group := self._cluster.groups.get(state.group_id)) is not None:
+            group.copies.pop(event.transfer_id, None)
         if self._has_pieces(state):
             return []
         if not entry.failed:
@@ -383,8 +393,3 @@ class Hosted:
             if entry.phase is HostedPhase.STORED:
                 holders = [w for w in self._cluster.workers.values() if w.ledger.has(request_id)]
                 assert not holders, f"{state} is stored and holds blocks"
-
-
-def smoothed(mean: float | None, value: float, weight: float) -> float:
-    """An exponential mean, of which the first value is the first mean."""
-    return value if mean is None else mean + weight * (value - mean)

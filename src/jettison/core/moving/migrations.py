@@ -6,7 +6,7 @@ or a worker dies. Which request goes where is decided elsewhere (``core.ladder.m
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from jettison.core.moving.relocate import Relocation, RelocationPhase
 from jettison.core.pending import PendingTransfer, Purpose
@@ -26,8 +26,6 @@ class Migrations:
     def __init__(self, cluster: ClusterState) -> None:
         self._cluster = cluster
         self.under_way: list[Relocation] = []
-        self._ended: list[Relocation] = []
-        """Over, and not taken yet."""
         self._left: dict[TransferId, tuple[WorkerId, RequestId]] = {}
         """Transfers of migrations that gave way -> the destination's table that they still write to, under a name of
         its own."""
@@ -45,22 +43,29 @@ class Migrations:
 
     # --- progress ---------------------------------------------------------------------------------------------
 
-    def start(self, state: RequestState, source: Group, destination: Group, now_ns: int) -> list[Action]:
-        """Begin to move a running request; nothing where the destination has no room for it."""
+    def start(
+        self, state: RequestState, source: Group, destination: Group, now_ns: int,
+        on_over: Callable[[Relocation], None] = lambda migration: None,
+    ) -> list[Action]:
+        """Begin to move a running request; nothing where the destination has no room for it.
+
+        ``on_over`` is told when it has ended or failed; not of one that gave way.
+        """
         assert not set(source.worker_ids) & set(destination.worker_ids), "groups that share a worker"
         needed = source.limits.blocks_for(state.num_tokens)
         if needed + destination.blocks.watermark > destination.blocks.num_free:
             return []
         migration = Relocation(
-            self._cluster, state, source, destination, Purpose.MIGRATION, now_ns, self._over, max_rounds=MAX_ROUNDS
+            self._cluster, state, source, destination, Purpose.MIGRATION, now_ns,
+            lambda migration: self._over(migration, on_over), max_rounds=MAX_ROUNDS,
         )
         self.under_way.append(migration)
         migration.reserve(needed)
         return migration.advance(now_ns)
 
-    def _over(self, migration: Relocation) -> list[Action]:
+    def _over(self, migration: Relocation, on_over: Callable[[Relocation], None]) -> list[Action]:
         self.under_way.remove(migration)
-        self._ended.append(migration)
+        on_over(migration)
         counters = self._cluster.counters
         if migration.phase is RelocationPhase.FAILED:
             counters.num_failed_migrations += 1
@@ -90,11 +95,6 @@ class Migrations:
             if migration.source.group_id in changed or migration.destination.group_id in changed:
                 actions += migration.advance(now_ns)
         return actions
-
-    def take_ended(self) -> list[Relocation]:
-        """Those that are over since this was asked last."""
-        ended, self._ended = self._ended, []
-        return ended
 
     # --- what others do ---------------------------------------------------------------------------------------
 

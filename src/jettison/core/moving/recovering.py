@@ -350,12 +350,9 @@ class Recoveries:
         unplaced: list[RequestState] = []
         for state in states:
             self._leave_ghosts(state)
-            if state.ending is not None:
-                state.phase = Phase.FINISHED
-                del self._cluster.requests[state.request_id]
-                continue
             self._cluster.unplaced[state.request_id] = state
-            unplaced.append(state)
+            if not self._cluster.reap(state):
+                unplaced.append(state)
         return unplaced
 
     def _leave_ghosts(self, state: RequestState) -> None:
@@ -367,9 +364,8 @@ class Recoveries:
                 self._num_ghosts += 1
                 worker.ledger.rename(state.request_id, ghost)
                 worker.ghosts[ghost] = set(state.moves)
-        for transfer_id in state.moves:
-            cluster.book.transfers[transfer_id].request = None
-        state.moves.clear()
+        for transfer_id in list(state.moves):
+            cluster.book.disown(cluster.book.transfers[transfer_id])
         cluster.counters.num_recomputed_tokens += state.num_computed
         state.num_preemptions += state.num_computed > 0
         state.num_computed = state.num_pending = state.num_sealed = 0

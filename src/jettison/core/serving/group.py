@@ -39,6 +39,7 @@ from jettison.types import (
     RequestId,
     SampledToken,
     TokenLogprobs,
+    TransferId,
     WorkerId,
 )
 
@@ -112,6 +113,8 @@ class Group:
         self.blocks = GroupBlocks(group_id, self.worker_ids, ledgers, limits, hasher, self._changes)
         self.counters = GroupCounters()
         self.in_flight: dict[int, _InFlight] = {}
+        self.copies: dict[TransferId, int] = {}
+        """Bytes that its workers copy to or from the host behind its last step, and have not: the next one waits."""
         self.stranded: dict[RequestId, RequestState] = {}
         """Of steps that failed because a member is lost: under way when it died, though its death is not known yet."""
         self.head_blocked_by: BlockedBy | None = None
@@ -208,7 +211,11 @@ class Group:
         queues.note_change()
         self.counters.num_steps += 1
         step = RunStep(step_id, self.group_id, self.epoch, self.stages, tuple(rows))
-        self.in_flight[step_id] = _InFlight(step, now_ns, _work(rows))
+        work = _work(rows)
+        if self.copies:
+            work = work._replace(num_copied_bytes=sum(self.copies.values()))
+            self.copies.clear()
+        self.in_flight[step_id] = _InFlight(step, now_ns, work)
         return step
 
     def _steps_aside(self, state: RequestState) -> bool:
