@@ -16,7 +16,7 @@ from jettison.core.load.monitor import MAX_DOUBLINGS
 from jettison.core.pending import Purpose
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.policy.migration import MigrationParams
 from jettison.policy.order import SchedulingPolicy

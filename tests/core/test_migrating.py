@@ -179,7 +179,7 @@ def test_a_migration_gives_way_to_a_drop_and_its_request_stays_at_its_source() -
     cluster.order("drop")
     assert len(cluster.core.merges) == 1, "at once"
     assert migration.phase is RelocationPhase.FAILED and state.group_id == migration.source.group_id
-    assert not state.moves and not state.paused, "nothing of the migration holds the request up"
+    assert not state.transfers and not state.paused, "nothing of the migration holds the request up"
     (destination,) = migration.destination.worker_ids
     assert cluster.core.state.workers[destination].ghosts, "what is still being written is nobody else's yet"
     cluster.run()

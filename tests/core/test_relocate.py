@@ -142,7 +142,7 @@ def test_cancelled_it_has_never_left_its_source(
     phase: RelocationPhase, make: Callable[[], tuple[FakeCluster, Relocation]]
 ) -> None:
     cluster, relocation = make()
-    cluster.run(stop=lambda: relocation.phase is phase and bool(relocation.state.moves))
+    cluster.run(stop=lambda: relocation.phase is phase and bool(relocation.state.transfers))
     cluster.carry_out(relocation.cancel())
     assert relocation.phase is RelocationPhase.FALLING_BACK and not relocation.state.paused, "it runs on at once"
     assert relocation.cancel() == []
@@ -155,7 +155,7 @@ def test_cancelled_it_has_never_left_its_source(
 
 def test_a_lost_transfer_calls_the_others_of_its_round_off() -> None:
     cluster, relocation = strangers(to_pipeline=True)
-    round_1 = set(relocation.state.moves)
+    round_1 = set(relocation.state.transfers)
     assert len(round_1) > 1
     cluster.fails_move = lambda move: move.transfer_id in round_1
     cluster.run(stop=lambda: relocation.is_over)

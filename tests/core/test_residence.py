@@ -21,7 +21,7 @@ from jettison.core.residence import (
     in_arenas,
     pools_of,
 )
-from jettison.memory.kvmoves import Place, plan_kv_moves
+from jettison.memory.kvtransfers import Place, plan_kv_transfers
 from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
@@ -50,7 +50,7 @@ def test_a_checkpoint_is_a_residence_in_host_pools_with_a_prefix_and_outlives_th
     here, pools = arenas_of(PAIR), pools_of(PAIR).at(8)
     check((here, pools), runs_in=here, num_computed=40, held_tokens=holds(arena0=40, arena1=40, host0=8, host1=8))
     assert hosted_only((here, pools)) == (pools,) and in_arenas((pools, here)) is here
-    assert plan_kv_moves(pools.places, ALONE) == ((0, 2, (0, 2), True), (1, 2, (2, 4), True))
+    assert plan_kv_transfers(pools.places, ALONE) == ((0, 2, (0, 2), True), (1, 2, (2, 4), True))
 
 
 def test_only_the_group_s_residence_runs() -> None:
@@ -150,17 +150,17 @@ def test_out_to_host_pools_and_back() -> None:
     computed = state.num_computed
     assert tokens_at(state) == [(False, computed), (True, 0)]
     cluster.carry_out(hosted.send(lambda group: 3))
-    cluster.run(stop=lambda: not state.moves)
+    cluster.run(stop=lambda: not state.transfers)
     assert tokens_at(state) == [(False, computed), (True, 12)]
     while state.phase is Phase.MOVING:
         cluster.carry_out(hosted.send(lambda group: 3))
-        cluster.run(stop=lambda: not state.moves)
+        cluster.run(stop=lambda: not state.transfers)
         cluster.core.check()
     assert tokens_at(state) == [(True, computed)]
     hosted.bring_back(state)
     assert tokens_at(state) == [(True, computed), (False, 0)]
     cluster.carry_out(hosted.send(lambda group: 2))
-    cluster.run(stop=lambda: not state.moves)
+    cluster.run(stop=lambda: not state.transfers)
     assert tokens_at(state) == [(True, computed), (False, 8)]
     hosted.give_way(group.worker_ids)
     assert tokens_at(state) == [(True, computed)]
@@ -168,7 +168,7 @@ def test_out_to_host_pools_and_back() -> None:
     hosted.bring_back(state)
     while state.phase is Phase.MOVING:
         cluster.carry_out(hosted.send(lambda group: 100))
-        cluster.run(stop=lambda: not state.moves)
+        cluster.run(stop=lambda: not state.transfers)
     assert state.residences == (group.residence,)
     cluster.run()
     cluster.expect_outputs()
@@ -201,7 +201,7 @@ def test_what_a_dead_worker_s_pool_had_of_a_request_that_lives_elsewhere_is_comp
     if comes_back is not None:
         hosted.bring_back(state)
         cluster.carry_out(hosted.send(lambda group: comes_back))
-        assert bool(state.moves) == bool(comes_back)
+        assert bool(state.transfers) == bool(comes_back)
     cluster.kill(1 - home)
     cluster.restart_at(1 - home, cluster.now / MS + 200)
     cluster.run(stop=lambda: state.phase in (Phase.WAITING, Phase.RUNNING))

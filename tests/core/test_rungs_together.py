@@ -112,7 +112,7 @@ def test_what_is_on_its_way_gives_way_at_once(phase: HostedPhase, seed: int) -> 
     hosted = cluster.core.hosted
 
     def on_the_way() -> bool:
-        return any(hosted.of(g, phase) and any(e.state.moves for e in hosted.of(g, phase))
+        return any(hosted.of(g, phase) and any(e.state.transfers for e in hosted.of(g, phase))
                    for g in cluster.core.groups.values())
 
     cluster.run(stop=on_the_way)
@@ -244,10 +244,10 @@ def test_a_drop_over_requests_that_have_just_turned_back_from_the_host(exchange:
 
     cluster._copy_here = late  # type: ignore[method-assign,assignment]
     crowd(cluster, 24)
-    cluster.run(stop=lambda: any(e.phase is HostedPhase.OUT and e.state.moves for e in entries.values()))
+    cluster.run(stop=lambda: any(e.phase is HostedPhase.OUT and e.state.transfers for e in entries.values()))
     cluster.order("drop")
     leaving = [entry.state for entry in entries.values() if entry.phase is HostedPhase.LEAVING]
     cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
-    assert any(state.moves for state in leaving), "a piece outlasts the change of layouts"
+    assert any(state.transfers for state in leaving), "a piece outlasts the change of layouts"
     cluster.run()
     expect_all_well(cluster)

@@ -280,4 +280,4 @@ def test_the_walk_sees_a_mechanism_that_decides(name, sources):
     rung = next(module for module in sources if module.name == "jettison.core.ladder.drop")
     assert list(complaints_about(moving, [(name, 1)]))
     assert not list(complaints_about(rung, [(name, 1)]))
-    assert not list(complaints_about(moving, [("jettison.memory.kvmoves.plan_kv_moves", 1)]))
+    assert not list(complaints_about(moving, [("jettison.memory.kvtransfers.plan_kv_transfers", 1)]))

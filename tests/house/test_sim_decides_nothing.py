@@ -299,7 +299,7 @@ def fingerprint(core: ClusterCore) -> object:
             for g in core.groups.values()
         ],
         [
-            (r, s.phase, s.num_computed, s.num_pending, s.num_tokens, sorted(s.moves), s.paused, s.remote)
+            (r, s.phase, s.num_computed, s.num_pending, s.num_tokens, sorted(s.transfers), s.paused, s.remote)
             for r, s in state.requests.items()
         ],
         [(w.worker_id, w.ledger.version, w.ledger.capacity, sorted(w.unfilled), w.layout) for w in

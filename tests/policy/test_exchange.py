@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.memory.kvmoves import ExchangeMode, by_layers, split_layers
+from jettison.memory.kvtransfers import ExchangeMode, by_layers, split_layers
 from jettison.policy.exchange import ExchangeCosts, ExchangeQueue, StalledRequest, choose_exchange
 from jettison.types import LayerRange
 

@@ -13,7 +13,7 @@ from jettison.core.params import ClusterParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
 from jettison.policy.overload import OverloadParams

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from jettison.memory.kvmoves import ExchangeMode, KVMovePlan
+from jettison.memory.kvtransfers import ExchangeMode, KVTransferPlan
 from jettison.types import RequestId, WorkerId
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class Stalled(NamedTuple):
     """A request of a merged group that stands still."""
 
     state: RequestState
-    moves: tuple[KVMovePlan, ...]
+    transfers: tuple[KVTransferPlan, ...]
     """What would have to travel."""
     num_given_up_tokens: int
     """Of those before it, to be computed again."""

@@ -12,7 +12,7 @@ from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 from jettison.policy.dispatch import ORDERS
 from jettison.policy.links import MachineId
 from jettison.policy.lookahead import LookaheadParams

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jettison.cost.hardware import HardwareProfile
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 from jettison.policy.dispatch import DispatchOrder, by_freeness
 from jettison.policy.links import MachineId
 from jettison.policy.merge import MergeStrategy

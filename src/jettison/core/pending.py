@@ -183,7 +183,7 @@ class Book:
         self.transfers[transfer.transfer_id] = pending
         self._count(pending, pending.num_bytes)
         if request is not None:
-            request.moves.add(transfer.transfer_id)
+            request.transfers.add(transfer.transfer_id)
         return pending
 
     def _count(self, pending: PendingTransfer, num_bytes: int) -> None:
@@ -228,13 +228,13 @@ class Book:
             return None
         self._count(pending, -pending.num_bytes)
         if pending.request is not None:
-            pending.request.moves.discard(transfer_id)
+            pending.request.transfers.discard(transfer_id)
         return pending
 
     def disown(self, pending: PendingTransfer) -> None:
         """The transfer is no more its request's: nothing of the request waits for its end."""
         if pending.request is not None:
-            pending.request.moves.discard(pending.transfer.transfer_id)
+            pending.request.transfers.discard(pending.transfer.transfer_id)
             pending.request = None
 
     def take_told(self) -> set[Owner]:
@@ -269,7 +269,7 @@ class Book:
         sums: dict[Link, Counter[Purpose]] = {}
         for transfer_id, pending in self.transfers.items():
             assert pending.transfer.transfer_id == transfer_id
-            assert pending.request is None or transfer_id in pending.request.moves, pending
+            assert pending.request is None or transfer_id in pending.request.transfers, pending
             sums.setdefault(Link(*pending.ends), Counter())[pending.purpose] += pending.num_bytes
         left = {link: +by_purpose for link, by_purpose in sums.items()}
         assert self._link_bytes == {link: by_purpose for link, by_purpose in left.items() if by_purpose}

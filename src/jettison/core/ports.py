@@ -240,7 +240,7 @@ class LoadShard(NamedTuple):
 
 
 class CancelTransfer(NamedTuple):
-    """Stop a move at its next piece; its TransferEnded still comes."""
+    """Stop a transfer at its next piece; its TransferEnded still comes."""
 
     src: WorkerId
     transfer_id: TransferId
@@ -281,7 +281,7 @@ class Record:
 
 
 Transfer = SendKV | SendShard
-"""What a move id names: each ends with one TransferEnded, as long as its destination lives."""
+"""What a transfer id names: each ends with one TransferEnded, as long as its destination lives."""
 
 Action = (
     RunStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | CancelTransfer | FenceWorker | Emit | Record

@@ -48,7 +48,7 @@ class RemotePart(NamedTuple):
 
 
 FIRST_TRIAL_TOKENS = 4
-"""What a suspect has to produce alone before it is acquitted; each further trial takes four times as many."""
+"""What a suspect has to produce alone before it is cleared; each further trial takes four times as many."""
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Suspicion:
     """
 
     num_deaths: int = 0
-    """Workers that died while a step with this request was under way, since its last acquittal."""
+    """Workers that died while a step with this request was under way, since its last clearance."""
     num_deaths_alone: int = 0
     """Of all deaths, those with no other request under way."""
     on_trial: bool = False
@@ -81,7 +81,7 @@ class Suspicion:
         return max(self.num_deaths, self.num_deaths_alone) >= max_deaths
 
     def note_token_alone(self) -> bool:
-        """It got a token in a step of its own, on trial; whether that acquits it."""
+        """It got a token in a step of its own, on trial; whether that clears it."""
         self.num_tokens_alone += 1
         if self.num_tokens_alone < FIRST_TRIAL_TOKENS * 4 ** (self.num_trials - 1):
             return False
@@ -99,7 +99,7 @@ class RequestState:
     __slots__ = (
         "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
         "group_id", "residences", "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns",
-        "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "moves", "paused", "remote",
+        "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "transfers", "paused", "remote",
         "recompute", "tenant", "is_offline", "turn", "_suspicion",
     )
 
@@ -141,15 +141,15 @@ class RequestState:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if request.params.prompt_logprobs is not None else None
         )
-        self.moves: set[int] = set()
-        """Moves of its KV that have not ended: until then its blocks stay reserved on both sides."""
+        self.transfers: set[int] = set()
+        """Transfers of its KV that have not ended: until then its blocks stay reserved on both sides."""
         self.paused = False
         """Not scheduled: the last blocks of its KV are on their way to its new home."""
         self.remote: tuple[RemotePart, ...] = ()
         """KV that its steps attend to elsewhere (live exchange)."""
         self.recompute = False
         """Its KV cannot be completed or trusted: not scheduled, and computed again from its tokens as soon as no step
-        and no move touches it."""
+        and no transfer touches it."""
 
     # --- tokens: the prompt, which is the request's own and never copied, then the output ---------------------
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from jettison.memory.kvmoves import Place
+from jettison.memory.kvtransfers import Place
 from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange, WorkerId
 

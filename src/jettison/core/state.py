@@ -21,7 +21,7 @@ from jettison.cost.linkrate import LinkRate
 from jettison.cost.predictor import StepTimePredictor
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.hostpool import HostPool
-from jettison.memory.kvmoves import Place
+from jettison.memory.kvtransfers import Place
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
@@ -321,7 +321,7 @@ class ClusterState:
             # Those of a dead worker's group have started again elsewhere.
             if state.ending is None and state.recompute:
                 group = self.groups[state.group_id]
-                if state.num_pending or state.moves or any(self.workers[w].ledger_locked for w in group.worker_ids):
+                if state.num_pending or state.transfers or any(self.workers[w].ledger_locked for w in group.worker_ids):
                     continue
                 group.preempt(state)
             del self.distrusted[request_id]
@@ -358,7 +358,7 @@ class ClusterState:
             state.phase = Phase.FINISHED
             return True
         group = self.groups[state.group_id]
-        if state.num_pending or state.moves or any(self.workers[w].ledger_locked for w in group.worker_ids):
+        if state.num_pending or state.transfers or any(self.workers[w].ledger_locked for w in group.worker_ids):
             return False
         group.queues.take_out(state)
         group.release_blocks(state)
@@ -427,7 +427,7 @@ class ClusterState:
             place = Place(worker.worker_id)
             for request_id in worker.ledger.requests():
                 holder = self.requests.get(request_id)
-                if holder is not None and not holder.moves:
+                if holder is not None and not holder.transfers:
                     assert any(place in r.places for r in holder.residences), f"{holder} holds blocks at {place}"
 
     def unplaced_online(self) -> list[RequestState]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 from jettison.types import WorkerId
 
 LIVE_FROM_STEPS = 4.0

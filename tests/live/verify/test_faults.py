@@ -17,7 +17,7 @@ from jettison.live.verify.fault_schedules import FaultRounds, Schedule, Wake, ki
 from jettison.live.verify.run import death_plan
 from jettison.live.verify.scenarios import Outcome, Setting
 from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 
 pytestmark = pytest.mark.live
 

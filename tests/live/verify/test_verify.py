@@ -31,7 +31,7 @@ from jettison.live.verify.scenarios import (
 )
 from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.solo_reference import SoloReference
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 from jettison.types import FinishReason, SamplingParams
 
 

@@ -132,7 +132,7 @@ def _steps_left(state: RequestState, max_model_len: int) -> int:
     params = state.request.params
     is_plain = (
         state.first_token_ns is not None and state.ending is None and state.prompt_logprobs is None
-        and not (state.paused or state.recompute or state.remote or state.moves)
+        and not (state.paused or state.recompute or state.remote or state.transfers)
         and params.ignore_eos and not params.stop_token_ids
     )  # fmt: skip
     if not is_plain:

@@ -11,7 +11,7 @@ from jettison.core.pending import KV_PURPOSES
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 from jettison.policy.exchange import ExchangeQueue, LinkId, StalledRequest, choose_exchange
 from jettison.policy.links import NEAR
 from jettison.policy.restore import PlacedRequest, place_requests
@@ -27,7 +27,7 @@ class Adviser:
 
     def run_again(self, group: Group, stalled: Stalled) -> ExchangeMode | None:
         """What to do with a stalled request, given all that goes before it."""
-        state, moves = stalled.state, stalled.moves
+        state, moves = stalled.state, stalled.transfers
         size = self._state.limits.block_size
         num_full, num_blocks = state.num_computed // size, group.limits.blocks_for(state.num_computed)
         layer_bytes = self._state.shape.block_bytes_per_layer(size)

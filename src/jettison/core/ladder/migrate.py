@@ -170,5 +170,5 @@ def _rows(group: Group) -> list[MigrationRow]:
         MigrationRow(s.request_id, s.request.priority, group.blocks.ledgers[0].num_blocks_of(s.request_id))
         for s in group.queues.running.values()
         if s.num_output > 0 and s.num_tokens - s.num_computed <= 1
-        and s.ending is None and not (s.moves or s.paused or s.remote or s.recompute)
+        and s.ending is None and not (s.transfers or s.paused or s.remote or s.recompute)
     ]

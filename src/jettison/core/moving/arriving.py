@@ -1,7 +1,7 @@
-"""Requests whose KV is on its way: which moves each of them waits for, and what it may do meanwhile.
+"""Requests whose KV is on its way: which transfers each of them waits for, and what it may do meanwhile.
 
-Bookkeeping of one exchange: nothing here sends, allocates or decides. A move may carry blocks for several requests
-(a shared prefix travels once), so a move that ends tells all of its users.
+Bookkeeping of one exchange: nothing here sends, allocates or decides. A transfer may carry blocks for several requests
+(a shared prefix travels once), so a transfer that ends tells all of its users.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Arriving:
     @property
     def remote(self) -> tuple[RemotePart, ...]:
         """What is elsewhere now."""
-        return tuple(part for part, moves in self.parts.items() if moves)
+        return tuple(part for part, transfers in self.parts.items() if transfers)
 
     @property
     def is_complete(self) -> bool:
@@ -34,7 +34,7 @@ class Arriving:
 
 
 class ArrivingSet:
-    """All requests of an exchange that wait for moves."""
+    """All requests of an exchange that wait for transfers."""
 
     def __init__(self) -> None:
         self.entries: dict[RequestId, Arriving] = {}
@@ -46,27 +46,27 @@ class ArrivingSet:
     def add(self, entry: Arriving) -> None:
         """A request's transfers have been started."""
         self.entries[entry.state.request_id] = entry
-        for moves in (entry.first, *entry.parts.values()):
-            for transfer_id in moves:
+        for transfers in (entry.first, *entry.parts.values()):
+            for transfer_id in transfers:
                 self._users.setdefault(transfer_id, set()).add(entry.state.request_id)
 
     def forget(self, request_id: RequestId) -> None:
         """The request waits for nothing any more, for whatever reason."""
         entry = self.entries.pop(request_id, None)
         if entry is not None:
-            for moves in (entry.first, *entry.parts.values()):
-                for transfer_id in moves:
+            for transfers in (entry.first, *entry.parts.values()):
+                for transfer_id in transfers:
                     self._users.get(transfer_id, set()).discard(request_id)
 
     def others_need(self, transfer_id: TransferId, request_id: RequestId) -> bool:
-        """Whether some other request waits for this move."""
+        """Whether some other request waits for this transfer."""
         return bool(self._users.get(transfer_id, set()) - {request_id})
 
     def ended(self, transfer_id: TransferId) -> list[Arriving]:
-        """A move is over: those who waited for it, and now do so no more."""
+        """A transfer is over: those who waited for it, and now do so no more."""
         entries = [self.entries[r] for r in sorted(self._users.pop(transfer_id, set()))]
         for entry in entries:
             entry.first.discard(transfer_id)
-            for moves in entry.parts.values():
-                moves.discard(transfer_id)
+            for transfers in entry.parts.values():
+                transfers.discard(transfer_id)
         return entries

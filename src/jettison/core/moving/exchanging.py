@@ -8,7 +8,7 @@ other groups or drops parameters: that is ``core.moving.merging``, which drives 
     begin(group)    the merged group exists; its requests are resumed, stalled or recomputed
     advance(now)    transfers start in service order as landing space allows; foreign pages are given back
 
-Ownership: until its last move has ended, a request's blocks stay reserved at both ends. Landing space comes first:
+Ownership: until its last transfer has ended, a request's blocks stay reserved at both ends. Landing space comes first:
 admission leaves free what the exchange still needs, so two members cannot fill each other's room and wait forever;
 should no landing be possible at all, the youngest stalled request is recomputed instead.
 
@@ -34,7 +34,7 @@ from jettison.core.requests import Phase, RemotePart, RequestState
 from jettison.core.residence import changed, in_arenas
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
-from jettison.memory.kvmoves import ExchangeMode, KVMovePlan, by_layers, plan_kv_moves, split_layers
+from jettison.memory.kvtransfers import ExchangeMode, KVTransferPlan, by_layers, plan_kv_transfers, split_layers
 from jettison.memory.layout import LayoutSpec, RetainedKV
 from jettison.memory.stages import StagePlan
 from jettison.types import NANOSECONDS, LayerRange, TransferId, WorkerId
@@ -58,13 +58,13 @@ class Exchange:
         self.group: Group | None = None
         self.num_moved_bytes = 0
         self._relayouts: list[Relayout] = []
-        self._landing: list[tuple[RequestState, tuple[KVMovePlan, ...]]] = []
+        self._landing: list[tuple[RequestState, tuple[KVTransferPlan, ...]]] = []
         """Stalled requests whose transfers have not started, in service order."""
-        self._moves: dict[TransferId, SendKV] = {}
+        self._transfers: dict[TransferId, SendKV] = {}
         self._links: set[Link] = set()
         """On which something has been sent."""
         self._landed = LandedBlocks(cluster)
-        """Shared prefixes move once."""
+        """Shared prefixes travel once."""
         self._arriving = ArrivingSet()
         self.num_by_choice: Counter[ExchangeMode] = Counter()
         self._started_ns = 0
@@ -86,7 +86,7 @@ class Exchange:
         """Every request is in place and no member keeps KV of layers that it no longer runs."""
         assert self.group is not None
         return not (
-            self._landing or self._moves or self._arriving or self._relayouts
+            self._landing or self._transfers or self._arriving or self._relayouts
             or self.group.queues.moving or self._kept()
         )
 
@@ -100,7 +100,7 @@ class Exchange:
     def plan(self, states: Iterable[RequestState]) -> None:
         """Note which requests have KV that must survive the drop until it has been sent."""
         stalled = [
-            (state, plan_kv_moves(in_arenas(state.residences).places, self._stage_order))
+            (state, plan_kv_transfers(in_arenas(state.residences).places, self._stage_order))
             for state in states
             if state.ending is None and state.num_computed > 0
         ]
@@ -114,12 +114,12 @@ class Exchange:
         """Of these members, KV of layers outside the new range that must still be sent, or may still be attended to."""
         tables = {w: self._cluster.workers[w].ledger for w in worker_ids}
         foreign: dict[WorkerId, list[tuple[LayerRange, Sequence[int]]]] = {w: [] for w in tables}
-        for state, moves in self._landing:
-            for move in moves:
-                if (ledger := tables.get(move.src)) is not None:
+        for state, transfers in self._landing:
+            for transfer in transfers:
+                if (ledger := tables.get(transfer.src)) is not None:
                     ids = ledger.table(state.request_id).ids[: -(-state.num_computed // ledger.block_size)]
-                    foreign[move.src].append((move.layers, ids))
-        for sent in self._moves.values():
+                    foreign[transfer.src].append((transfer.layers, ids))
+        for sent in self._transfers.values():
             if sent.src in tables:
                 foreign[sent.src].append((sent.layers, sent.src_blocks))
         # Steps in flight name the same parts again and again.
@@ -164,8 +164,8 @@ class Exchange:
                 continue
             state.paused = False
             old = in_arenas(state.residences)
-            moves = plan_kv_moves(old.places, self._stage_order)
-            if not moves and state.ending is None:
+            transfers = plan_kv_transfers(old.places, self._stage_order)
+            if not transfers and state.ending is None:
                 group.queues.resume(state)
                 continue
             state.phase = Phase.MOVING
@@ -177,7 +177,7 @@ class Exchange:
             elif state.num_computed == 0:
                 self._recompute(state)
             else:
-                self._landing.append((state, moves))
+                self._landing.append((state, transfers))
 
     def advance(self, now_ns: int) -> list[Action]:
         """Start what can be started, and tell admission what is still to land."""
@@ -198,7 +198,7 @@ class Exchange:
         repeats = now_ns < self._retry_ns and self._num_refused <= WAITED_FOR_ATTEMPTS
         assert self.group is not None
         leaves = any(s.recompute for s in self.group.queues.moving.values())
-        return bool(self._moves or self._relayouts) or repeats or leaves or any(self._in_flight())
+        return bool(self._transfers or self._relayouts) or repeats or leaves or any(self._in_flight())
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -214,14 +214,14 @@ class Exchange:
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
         """Take the end of a transfer."""
-        move, state = self._moves.pop(event.transfer_id), pending.request
+        transfer, state = self._transfers.pop(event.transfer_id), pending.request
         assert state is not None, pending
         self._cluster.touch(state)
-        self._account(move, event)
+        self._account(transfer, event)
         entries = self._arriving.ended(event.transfer_id)
         actions: list[Action] = []
         if not event.complete:
-            self._landed.forget(state, move)
+            self._landed.forget(state, transfer)
             # A request that counted on the prefix that this transfer carried has to start again, too.
             for entry in entries:
                 actions += self.cancel(entry.state)
@@ -232,13 +232,14 @@ class Exchange:
             self._try_resume(entry, now_ns)
         return actions
 
-    def _account(self, move: SendKV, event: TransferEnded) -> None:
-        """Book what a move has carried."""
+    def _account(self, transfer: SendKV, event: TransferEnded) -> None:
+        """Book what a transfer has carried."""
         self.num_moved_bytes += event.num_bytes
         self._cluster.counters.exchanged_bytes += event.num_bytes
-        self._cluster.link_rate(Link(move.src, move.dst)).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
+        link = Link(transfer.src, transfer.dst)
+        self._cluster.link_rate(link).observe(event.num_bytes, event.duration_ns / NANOSECONDS)
         self._num_ended += 1
-        if self._num_ended * COUNTS_PER_EXCHANGE > len(self._moves):
+        if self._num_ended * COUNTS_PER_EXCHANGE > len(self._transfers):
             self._num_foreign = None
 
     def cancel(self, state: RequestState) -> list[Action]:
@@ -248,14 +249,14 @@ class Exchange:
             self._num_foreign = None
         self._arriving.forget(state.request_id)
         cancelled = [
-            self._moves[m]
-            for m in sorted(state.moves)
-            if m in self._moves and not self._arriving.others_need(m, state.request_id)
+            self._transfers[m]
+            for m in sorted(state.transfers)
+            if m in self._transfers and not self._arriving.others_need(m, state.request_id)
         ]
-        for move in cancelled:
+        for transfer in cancelled:
             # No request may count on blocks of which perhaps nothing has arrived.
-            self._landed.forget(state, move)
-        return [CancelTransfer(move.src, move.transfer_id) for move in cancelled]
+            self._landed.forget(state, transfer)
+        return [CancelTransfer(transfer.src, transfer.transfer_id) for transfer in cancelled]
 
     # --- transfers --------------------------------------------------------------------------------------------
 
@@ -266,13 +267,13 @@ class Exchange:
         bulk: list[tuple[int, Action]] = []
         begun: list[Arriving] = []
         given_up: list[RequestState] = []
-        for state, moves in self._landing:
-            choice = self._choose(self.group, state, moves, given_up, now_ns)
+        for state, transfers in self._landing:
+            choice = self._choose(self.group, state, transfers, given_up, now_ns)
             if choice is ExchangeMode.RECOMPUTE:
                 given_up.append(state)
                 self.num_by_choice[choice] += 1
                 continue
-            entry = None if choice is None else self._start(state, moves, choice is ExchangeMode.LIVE, urgent, bulk)
+            entry = None if choice is None else self._start(state, transfers, choice is ExchangeMode.LIVE, urgent, bulk)
             if choice is None or entry is None:
                 break
             begun.append(entry)
@@ -290,96 +291,100 @@ class Exchange:
         return actions + self._give_back_foreign(bool(self._landing or self.group.queues.has_waiting), now_ns)
 
     def _choose(
-        self, group: Group, state: RequestState, moves: tuple[KVMovePlan, ...], given_up: list[RequestState],
+        self, group: Group, state: RequestState, transfers: tuple[KVTransferPlan, ...], given_up: list[RequestState],
         now_ns: int,
     ) -> ExchangeMode | None:
         """What to do with a stalled request, given all that goes before it."""
         waited_s = (now_ns - self._started_ns) / NANOSECONDS
         num_given_up = sum(s.num_computed for s in given_up)
-        stalled = Stalled(state, moves, num_given_up, waited_s, self._links)
+        stalled = Stalled(state, transfers, num_given_up, waited_s, self._links)
         return self._cluster.advice.run_again(group, stalled)
 
     def _start(
-        self, state: RequestState, moves: tuple[KVMovePlan, ...], live: bool,
+        self, state: RequestState, transfers: tuple[KVTransferPlan, ...], live: bool,
         urgent: list[Action], bulk: list[tuple[int, Action]],
     ) -> Arriving | None:
         """Reserve landing blocks and start all transfers of a request; None if a destination lacks room."""
-        prefixes = self._reserve(state, moves)
+        prefixes = self._reserve(state, transfers)
         if prefixes is None:
             return None
         assert self.group is not None
         state.residences = changed(state.residences, None, self.group.residence.at(0))
         num_full, num_sent = self._num_full(state), -(-state.num_computed // self._cluster.limits.block_size)
         entry = Arriving(state)
-        for move in moves:
-            prefix = prefixes.get(move.dst, [])
+        for transfer in transfers:
+            prefix = prefixes.get(transfer.dst, [])
             if not live:
-                entry.first |= self._carriers(prefix, move)
-                action = self._send(state, move, len(prefix), num_sent)
+                entry.first |= self._carriers(prefix, transfer)
+                action = self._send(state, transfer, len(prefix), num_sent)
                 entry.first.add(action.transfer_id)
                 bulk.append((-1, action))
                 continue
             if num_sent > num_full:
-                action = self._send(state, move, num_full, num_sent, urgent=True)
+                action = self._send(state, transfer, num_full, num_sent, urgent=True)
                 entry.first.add(action.transfer_id)
                 urgent.append(action)
-            for index, layers in enumerate(split_layers(move.layers)):
-                part = move._replace(layers=layers)
+            for index, layers in enumerate(split_layers(transfer.layers)):
+                part = transfer._replace(layers=layers)
                 waits = self._carriers(prefix, part)
                 if num_full > len(prefix):
                     action = self._send(state, part, len(prefix), num_full)
                     waits.add(action.transfer_id)
                     bulk.append((index, action))
-                entry.parts[RemotePart(move.src, move.dst, layers, num_full)] = waits
+                entry.parts[RemotePart(transfer.src, transfer.dst, layers, num_full)] = waits
         self._arriving.add(entry)
         return entry
 
-    def _reserve(self, state: RequestState, moves: tuple[KVMovePlan, ...]) -> dict[WorkerId, list[Landed]] | None:
+    def _reserve(
+        self, state: RequestState, transfers: tuple[KVTransferPlan, ...]
+    ) -> dict[WorkerId, list[Landed]] | None:
         """Take landing blocks at every destination; what of them is shared, or None if one lacks room."""
         workers = self._cluster.workers
-        table_len = max(workers[m.src].ledger.num_blocks_of(state.request_id) for m in moves)
-        new_here = [dst for dst in sorted({m.dst for m in moves}) if not workers[dst].ledger.has(state.request_id)]
-        shared = {dst: self._shared_prefix(state, moves, dst) for dst in new_here}
+        table_len = max(workers[m.src].ledger.num_blocks_of(state.request_id) for m in transfers)
+        new_here = [dst for dst in sorted({m.dst for m in transfers}) if not workers[dst].ledger.has(state.request_id)]
+        shared = {dst: self._shared_prefix(state, transfers, dst) for dst in new_here}
         if any(not workers[dst].ledger.can_allocate(table_len - len(shared[dst])) for dst in new_here):
             return None
         for dst in new_here:
             ledger = workers[dst].ledger
             ledger.adopt_prefix(state.request_id, [landed.block for landed in shared[dst]])
             ledger.allocate(state.request_id, table_len - len(shared[dst]))
-        for src, dst in sorted({(m.src, m.dst) for m in moves}):
+        for src, dst in sorted({(m.src, m.dst) for m in transfers}):
             self._landed.note(state, src, dst)
         return shared
 
     def _num_full(self, state: RequestState) -> int:
         return state.num_computed // self._cluster.limits.block_size
 
-    def _send(self, state: RequestState, move: KVMovePlan, first: int, end: int, *, urgent: bool = False) -> SendKV:
+    def _send(
+        self, state: RequestState, transfer: KVTransferPlan, first: int, end: int, *, urgent: bool = False
+    ) -> SendKV:
         """Send blocks ``first`` to ``end`` of a request's table."""
         workers = self._cluster.workers
-        there = workers[move.src].ledger.table(state.request_id).ids[first:end]
-        here = workers[move.dst].ledger.table(state.request_id).ids[first:end]
+        there = workers[transfer.src].ledger.table(state.request_id).ids[first:end]
+        here = workers[transfer.dst].ledger.table(state.request_id).ids[first:end]
         action = self._cluster.send_kv(
-            state, move.src, move.dst, move.layers, there, here, owner=self._owner, waiter=self,
+            state, transfer.src, transfer.dst, transfer.layers, there, here, owner=self._owner, waiter=self,
             purpose=Purpose.EXCHANGE, urgent=urgent,
         )
-        self._moves[action.transfer_id] = action
-        self._links.add(Link(move.src, move.dst))
+        self._transfers[action.transfer_id] = action
+        self._links.add(Link(transfer.src, transfer.dst))
         return action
 
-    def _shared_prefix(self, state: RequestState, moves: tuple[KVMovePlan, ...], dst: WorkerId) -> list[Landed]:
+    def _shared_prefix(self, state: RequestState, transfers: tuple[KVTransferPlan, ...], dst: WorkerId) -> list[Landed]:
         """Blocks at ``dst`` that already hold (or will hold) this request's leading blocks."""
-        sources = {m.src for m in moves if m.dst == dst}
+        sources = {m.src for m in transfers if m.dst == dst}
         return self._landed.prefix(state, sources.pop(), dst) if len(sources) == 1 else []
 
-    def _carriers(self, prefix: list[Landed], move: KVMovePlan) -> set[TransferId]:
-        """Unfinished moves that carry blocks of a shared prefix between the ends of ``move``, in its layers."""
-        theirs = {m for owner in {p.owner for p in prefix} for m in self._cluster.requests[owner].moves}
+    def _carriers(self, prefix: list[Landed], transfer: KVTransferPlan) -> set[TransferId]:
+        """Unfinished transfers that carry blocks of a shared prefix between the ends of ``transfer``, in its layers."""
+        theirs = {m for owner in {p.owner for p in prefix} for m in self._cluster.requests[owner].transfers}
         blocks = {p.block for p in prefix}
         return {
             m
-            for m in theirs & self._moves.keys()
-            if (sent := self._moves[m]).src == move.src and sent.dst == move.dst
-            and sent.layers.lo < move.layers.hi and move.layers.lo < sent.layers.hi
+            for m in theirs & self._transfers.keys()
+            if (sent := self._transfers[m]).src == transfer.src and sent.dst == transfer.dst
+            and sent.layers.lo < transfer.layers.hi and transfer.layers.lo < sent.layers.hi
             and not blocks.isdisjoint(sent.dst_blocks)
         }
 
@@ -402,10 +407,10 @@ class Exchange:
                     ledger.seal(state.request_id, index, state.hashes[index])
 
     def _recompute(self, state: RequestState) -> None:
-        """Do not move this request's KV: it starts again from its tokens, when nothing copies from its blocks."""
+        """Do not transfer this request's KV: it starts again from its tokens, when nothing copies from its blocks."""
         assert self.group is not None
         self._num_foreign = None
-        if state.moves:  # it has just turned back from the host, and pieces are still under way
+        if state.transfers:  # it has just turned back from the host, and pieces are still under way
             self._cluster.distrust(state)
         else:
             self.group.preempt(state)
@@ -413,9 +418,9 @@ class Exchange:
     def _reserve_landing(self, group: Group) -> None:
         """Tell admission how many blocks the transfers that have not started will take."""
         blocks: dict[WorkerId, int] = {}
-        for state, moves in self._landing:
-            length = max(self._cluster.workers[m.src].ledger.num_blocks_of(state.request_id) for m in moves)
-            for dst in {m.dst for m in moves}:
+        for state, transfers in self._landing:
+            length = max(self._cluster.workers[m.src].ledger.num_blocks_of(state.request_id) for m in transfers)
+            for dst in {m.dst for m in transfers}:
                 if not self._cluster.workers[dst].ledger.has(state.request_id):
                     blocks[dst] = blocks.get(dst, 0) + length
         group.blocks.reserve_landing(blocks)
@@ -428,8 +433,8 @@ class Exchange:
         """Free pages of foreign layers: all at once when a member has sent everything, earlier under pressure."""
         if now_ns < self._retry_ns or not self._kept():
             return []
-        if self._num_foreign is None or not self._moves:
-            # Without a move the last steps that ask for foreign KV are what it still waits for.
+        if self._num_foreign is None or not self._transfers:
+            # Without a transfer the last steps that ask for foreign KV are what it still waits for.
             self._num_ended = 0
             found = self._foreign_blocks(self._stages)
             self._num_foreign = {w: sum(len(k.block_ids) for k in kept) for w, kept in found.items()}

@@ -1,7 +1,7 @@
 """Shards that workers have mapped and lack: from peers, then from the model folder.
 
     wanted --a worker has it--> pulled from there --did not arrive--> from the next holder ... --none is left--.
-       '--no worker has it----------------------------------------------------------------------------------> loaded
+       '--no worker has it--------------------------------------------------------------------------------------> loaded
 
 The nearest are asked first, and of these a move's members: their links are the group's own. Any other live worker that
 has the shard is asked before the folder; it may change its layout meanwhile, which ends the transfer incomplete, and
@@ -32,7 +32,7 @@ class Gather:
         self.failure: str | None = None
         """Why the last load that failed did; see ``take_failure``."""
         self._is_called_off = False
-        self.moves: dict[TransferId, SendShard] = {}
+        self.transfers: dict[TransferId, SendShard] = {}
         """Under way."""
         self.loads: dict[int, LoadShard] = {}
         """Under way, by call id: one a worker."""
@@ -47,7 +47,7 @@ class Gather:
     @property
     def is_idle(self) -> bool:
         """Nothing is on its way."""
-        return not self.moves and not self.loads
+        return not self.transfers and not self.loads
 
     def fetch_all(self, worker_id: WorkerId) -> list[Action]:
         """Everything that a worker has mapped and not filled."""
@@ -61,10 +61,10 @@ class Gather:
             self._asked[worker_id, shard].add(source)
             self._num_asked[source] += 1
             book = self._cluster.book
-            move = SendShard(book.next_transfer_id, source, worker_id, shard)
-            book.open_transfer(move, self._owner, self, Purpose.PARAMETERS)
-            self.moves[move.transfer_id] = move
-            return [move]
+            transfer = SendShard(book.next_transfer_id, source, worker_id, shard)
+            book.open_transfer(transfer, self._owner, self, Purpose.PARAMETERS)
+            self.transfers[transfer.transfer_id] = transfer
+            return [transfer]
         if any(load.worker_id == worker_id for load in self.loads.values()):
             self._to_load[worker_id].append(shard)
             return []
@@ -76,19 +76,19 @@ class Gather:
             return []
         self._is_called_off = True
         self._to_load.clear()
-        return [CancelTransfer(move.src, move.transfer_id) for move in self.moves.values()]
+        return [CancelTransfer(transfer.src, transfer.transfer_id) for transfer in self.transfers.values()]
 
     # --- events -----------------------------------------------------------------------------------------------
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
         """Take the end of a transfer; what did not arrive is fetched elsewhere."""
-        move = self.moves.pop(event.transfer_id)
+        transfer = self.transfers.pop(event.transfer_id)
         self.num_bytes += event.num_bytes
         self._cluster.counters.pulled_bytes += event.num_bytes
         if event.complete:
-            self._cluster.workers[move.dst].unfilled.discard(move.shard)
+            self._cluster.workers[transfer.dst].unfilled.discard(transfer.shard)
             return []
-        return [] if self._is_called_off else self.fetch(move.dst, move.shard)
+        return [] if self._is_called_off else self.fetch(transfer.dst, transfer.shard)
 
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
         """Take the end of a load, or its failure."""

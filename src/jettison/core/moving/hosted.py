@@ -35,7 +35,7 @@ from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import NOWHERE, Residence, changed, hosted_only, in_arenas, pools_of
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
-from jettison.memory.kvmoves import KVMovePlan, plan_kv_moves
+from jettison.memory.kvtransfers import KVTransferPlan, plan_kv_transfers
 from jettison.types import GroupId, RequestId, TransferId, WorkerId
 
 
@@ -67,7 +67,7 @@ class HostedKV:
     failed: bool = False
     is_lost: bool = False
     """A worker that has some of it in its pool is dead."""
-    parts: tuple[KVMovePlan, ...] = ()
+    parts: tuple[KVTransferPlan, ...] = ()
     """IN: from which pool to which stage."""
 
 
@@ -155,7 +155,7 @@ class Hosted:
         entry, group = self._entries[state.request_id], self._cluster.groups[state.group_id]
         assert entry.phase is HostedPhase.STORED, entry
         entry.phase, entry.num_sent = HostedPhase.IN, 0
-        entry.parts = plan_kv_moves(entry.pools.places, group.stages)
+        entry.parts = plan_kv_transfers(entry.pools.places, group.stages)
         self._travelling[state.request_id] = entry
         group.queues.take_out(state)
         state.phase = Phase.MOVING
@@ -184,7 +184,7 @@ class Hosted:
         self, group: Group, travelling: Sequence[HostedKV], budget_blocks: Callable[[Group], int]
     ) -> _Allowance:
         allowance = self._allowances.setdefault(group.group_id, _Allowance())
-        nothing_to_hide_behind = not group.in_flight and not any(e.state.moves for e in travelling)
+        nothing_to_hide_behind = not group.in_flight and not any(e.state.transfers for e in travelling)
         if allowance.num_steps != group.counters.num_steps or nothing_to_hide_behind:
             allowance.num_steps = group.counters.num_steps
             allowance.left = budget_blocks(group)
@@ -255,7 +255,7 @@ class Hosted:
     def _has_pieces(self, state: RequestState) -> bool:
         """Pieces of it are under way. One that runs on may be in an exchange besides, with transfers of that."""
         transfers = self._cluster.book.transfers
-        return any(transfers[transfer_id].purpose is Purpose.HOST for transfer_id in state.moves)
+        return any(transfers[transfer_id].purpose is Purpose.HOST for transfer_id in state.transfers)
 
     def go_on(self, now_ns: int) -> list[Action]:
         """What a piece's end makes possible begins before the next step."""
@@ -319,7 +319,7 @@ class Hosted:
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: forget it. With a piece under way it is forgotten when that has ended."""
         entry = self._entries.get(state.request_id)
-        if entry is not None and not state.moves:
+        if entry is not None and not state.transfers:
             self._forget(entry)
         return []
 
@@ -338,13 +338,13 @@ class Hosted:
             # All of its blocks are still its own, and nothing has been written since.
             entry.phase = HostedPhase.LEAVING
             group.queues.resume(state)
-            if not state.moves:
+            if not state.transfers:
                 self._forget(entry)
             return
         entry.phase = HostedPhase.TURNING
         state.residences = hosted_only(state.residences)
         group.queues.keep_stored(state)
-        if not state.moves:
+        if not state.transfers:
             self._turned(entry)
 
     def abandon(self, broken: Collection[Group]) -> set[TransferId]:
@@ -353,7 +353,7 @@ class Hosted:
         pieces: set[TransferId] = set()
         ids = {group.group_id for group in broken}
         for entry in [e for e in self._entries.values() if e.state.group_id in ids]:
-            pieces |= entry.state.moves
+            pieces |= entry.state.transfers
             if entry.phase is HostedPhase.STORED:
                 self._cluster.counters.hosted_given_up += 1
             self._forget(entry)
@@ -365,7 +365,7 @@ class Hosted:
             if entry.phase is HostedPhase.LEAVING or entry.state.ending is not None:
                 continue
             entry.failed = entry.is_lost = True
-            if not entry.state.moves:  # else when those have ended
+            if not entry.state.transfers:  # else when those have ended
                 self._give_up(entry)
 
     def _give_up(self, entry: HostedKV) -> None:

@@ -58,9 +58,9 @@ class LandedBlocks:
             if self.find(src, dst, block) is None:
                 self._entries[src, dst, block] = Landed(here, state.request_id, table.generation)
 
-    def forget(self, state: RequestState, move: SendKV) -> None:
+    def forget(self, state: RequestState, transfer: SendKV) -> None:
         """A transfer of the request did not or will not arrive: no request may count on its blocks."""
-        for block in move.src_blocks:
-            landed = self._entries.get((move.src, move.dst, block))
+        for block in transfer.src_blocks:
+            landed = self._entries.get((transfer.src, transfer.dst, block))
             if landed is not None and landed.owner == state.request_id:
-                del self._entries[move.src, move.dst, block]
+                del self._entries[transfer.src, transfer.dst, block]

@@ -162,7 +162,7 @@ class Migrations:
         actions: list[Action] = []
         for migration in list(self.under_way):
             if migration.source in broken:
-                moves |= migration.state.moves
+                moves |= migration.state.transfers
             elif migration.destination in broken:
                 actions += migration.cancel()
         self.under_way = [m for m in self.under_way if m.source not in broken]

@@ -171,7 +171,7 @@ class Recovery:
         return actions
 
     def _release_ghosts(self) -> None:
-        for ghost in [ghost for ghost, moves in self.worker.ghosts.items() if not moves]:
+        for ghost in [ghost for ghost, transfers in self.worker.ghosts.items() if not transfers]:
             self.worker.ledger.release(ghost)
             del self.worker.ghosts[ghost]
 
@@ -214,7 +214,7 @@ class _Fence:
     """A survivor that has been told of a death and has not answered."""
 
     survivor: WorkerId
-    moves: list[TransferId] = field(default_factory=list)
+    transfers: list[TransferId] = field(default_factory=list)
     """Transfers from the dead worker to this one: with the answer they are over."""
 
 
@@ -363,8 +363,8 @@ class Recoveries:
                 ghost = f"{state.request_id}\0{self._num_ghosts}"
                 self._num_ghosts += 1
                 worker.ledger.rename(state.request_id, ghost)
-                worker.ghosts[ghost] = set(state.moves)
-        for transfer_id in list(state.moves):
+                worker.ghosts[ghost] = set(state.transfers)
+        for transfer_id in list(state.transfers):
             cluster.book.disown(cluster.book.transfers[transfer_id])
         cluster.counters.num_recomputed_tokens += state.num_computed
         state.num_preemptions += state.num_computed > 0
@@ -431,7 +431,7 @@ class Recoveries:
     def on_answer(self, pending: PendingCall, event: CallAnswer, now_ns: int) -> list[Action]:
         """A survivor uses nothing of a dead worker any more: transfers from there are over with that."""
         fence = self._fences.pop(event.call_id, None)
-        return [] if fence is None else self._cluster.book.end_lost(fence.moves, now_ns)
+        return [] if fence is None else self._cluster.book.end_lost(fence.transfers, now_ns)
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
         """A transfer of the past has ended: what waited for it at either end may go on."""
@@ -440,8 +440,8 @@ class Recoveries:
         if event.complete and isinstance(transfer, SendShard):
             self._cluster.workers[transfer.dst].unfilled.discard(transfer.shard)
         for worker in self._cluster.workers.values():
-            for moves in worker.ghosts.values():
-                moves.discard(event.transfer_id)
+            for transfers in worker.ghosts.values():
+                transfers.discard(event.transfer_id)
         return []
 
     def go_on(self, now_ns: int) -> list[Action]:

@@ -28,7 +28,7 @@ from jettison.core.residence import Residence, changed, in_arenas
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.blocks import BlockLedger
-from jettison.memory.kvmoves import plan_kv_moves
+from jettison.memory.kvtransfers import plan_kv_transfers
 from jettison.types import TransferId, WorkerId
 
 MAX_FINAL_BLOCKS = 16
@@ -80,10 +80,10 @@ class Relocation:
         """Since when the request stands still."""
         self.ended_ns: int | None = None
         """When the destination had everything."""
-        self._plan = plan_kv_moves(in_arenas(state.residences).places, destination.stages)
+        self._plan = plan_kv_transfers(in_arenas(state.residences).places, destination.stages)
         self._there: Residence | None = None
         self._resides_there(destination.residence.at(0))
-        self._moves: dict[TransferId, WorkerId] = {}
+        self._transfers: dict[TransferId, WorkerId] = {}
         """Under way -> where from."""
         self._final_sent = False
 
@@ -119,15 +119,15 @@ class Relocation:
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
         """Take the end of one of its transfers."""
-        del self._moves[event.transfer_id]
+        del self._transfers[event.transfer_id]
         self._cluster.touch(self.state)
         self.num_bytes += event.num_bytes
         if self.phase is RelocationPhase.FALLING_BACK:
-            return [] if self._moves else self._give_back()
+            return [] if self._transfers else self._give_back()
         if not event.complete:
             self.lost_transfer = True
             return self._fall_back("a transfer did not complete")
-        if self._moves:
+        if self._transfers:
             return []
         num_tokens = self.num_sent_blocks * self._cluster.limits.block_size
         self._resides_there(self.destination.residence.at(min(num_tokens, self.state.num_computed)))
@@ -147,7 +147,7 @@ class Relocation:
         """Leave the request where it is, at once: the caller takes care of what is under way and reserved."""
         self.phase = RelocationPhase.FAILED
         self.failure = "it gave way to a change of layouts"
-        self._moves.clear()
+        self._transfers.clear()
         self._resides_there(None)
         self._let_run()
 
@@ -160,7 +160,7 @@ class Relocation:
 
     def advance(self, now_ns: int) -> list[Action]:
         """Go as far as the state allows."""
-        if self._moves or self.is_over:
+        if self._transfers or self.is_over:
             return []
         if self.phase is RelocationPhase.FALLING_BACK:
             return self._give_back()
@@ -173,7 +173,7 @@ class Relocation:
                 return []
             self._final_sent = True
             actions = self._send(self.source.limits.blocks_for(self.state.num_computed))
-            if self._moves or self.phase is not RelocationPhase.FINAL:
+            if self._transfers or self.phase is not RelocationPhase.FINAL:
                 return actions
         return self._hand_over(now_ns)
 
@@ -204,12 +204,12 @@ class Relocation:
         for part in self._plan if end > first else ():
             there = self._cluster.workers[part.src].ledger.table(state.request_id).ids[first:end]
             here = self._cluster.workers[part.dst].ledger.table(state.request_id).ids[first:end]
-            move = self._cluster.send_kv(
+            transfer = self._cluster.send_kv(
                 state, part.src, part.dst, part.layers, there, here,
                 owner=self._owner, waiter=self, purpose=self._purpose,
             )
-            self._moves[move.transfer_id] = move.src
-            actions.append(move)
+            self._transfers[transfer.transfer_id] = transfer.src
+            actions.append(transfer)
         return actions
 
     # --- ends -------------------------------------------------------------------------------------------------
@@ -232,9 +232,9 @@ class Relocation:
         self.failure = reason
         self._resides_there(None)
         self._let_run()
-        if not self._moves:
+        if not self._transfers:
             return self._give_back()
-        return [CancelTransfer(src, transfer_id) for transfer_id, src in self._moves.items()]
+        return [CancelTransfer(src, transfer_id) for transfer_id, src in self._transfers.items()]
 
     def _resides_there(self, there: Residence | None) -> None:
         """So much of its KV is at the destination now."""

@@ -257,7 +257,7 @@ class Restoring:
                     "group": self.group.group_id,
                     "workers": list(self.worker_ids),
                     "intact_shards": num_intact,
-                    "pulled_shards": len(self._fetching.moves),
+                    "pulled_shards": len(self._fetching.transfers),
                     "capacity_blocks": self.group.blocks.capacity,
                 },
             )
@@ -401,7 +401,7 @@ def overflow(
     num_blocks_of = group.blocks.ledgers[0].num_blocks_of
     left = {r: num_blocks_of(r) for r in (*group.queues.running, *group.queues.moving)}
     victims: list[RequestState] = []
-    candidates = [s for s in group.queues.running.values() if s.ending is None and not s.moves]
+    candidates = [s for s in group.queues.running.values() if s.ending is None and not s.transfers]
     while True:
         homes = cluster.advice.place(left, room, most // HEADROOM)
         if homes is not None and _has_room(cluster, split, room, victims):

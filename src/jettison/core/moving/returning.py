@@ -73,7 +73,7 @@ class Returning:
             self._cluster.counters.hosted_carried += 1
         actions: list[Action] = []
         for state in list(self._pipeline.queues.running.values()):
-            if state.ending is not None or state.moves or state.recompute:
+            if state.ending is not None or state.transfers or state.recompute:
                 continue
             relocation = self.on_their_way.get(state.request_id)
             if relocation is None:

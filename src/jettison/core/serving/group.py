@@ -360,7 +360,7 @@ class Group:
 
     def preempt(self, state: RequestState) -> None:
         """Drop the request's KV and queue it again; it is recomputed from all its tokens."""
-        assert state.num_pending == 0 and not state.moves, "a request in flight cannot be preempted"
+        assert state.num_pending == 0 and not state.transfers, "a request in flight cannot be preempted"
         self.queues.take_out(state)
         self.blocks.release(state)
         self.counters.num_preemptions += 1

@@ -171,7 +171,7 @@ class StepPlanner:
         return [
             VictimRow(s.request_id, min(ledger.num_exclusive_blocks(s.request_id) for ledger in ledgers))
             for s in reversed(self._group.queues.running.values())
-            if s.num_pending == 0 and not (s.paused or s.recompute or s.ending or s.moves or s.remote)
+            if s.num_pending == 0 and not (s.paused or s.recompute or s.ending or s.transfers or s.remote)
         ]
 
     def _lookahead_view(self) -> LookaheadView:

@@ -34,7 +34,7 @@ from jettison.live.engine.engine import Engine
 from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.verify.scenarios import Observed, Outcome, Setting
 from jettison.live.worker.failpoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 from jettison.memory.stages import Pull, StagePlan
 from jettison.types import FinishReason, LayerRange, Request, SamplingParams, WorkerId
 

@@ -30,7 +30,7 @@ from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
 from jettison.live.verify.solo_reference import SoloReference
 from jettison.live.worker.failpoints import ALONE, LIVE_ONLY, NAMES
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 from jettison.report.terminal import note_phase, progress_bar
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from jettison.core.requests import RequestState
 from jettison.core.totals import counters
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.local_cluster import Completion, LocalCluster, Until
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 from jettison.types import FinishReason, SamplingParams
 
 BLOCK_SIZE = 4
@@ -414,7 +414,7 @@ def _on_a_link(cluster: LocalCluster, mode: ExchangeMode) -> list[RequestState]:
     """Requests that stand still for their KV, or run meanwhile, by the mode."""
     groups = cluster.core.groups.values()
     states = [s for g in groups for s in (g.queues.running if mode is ExchangeMode.LIVE else g.queues.moving).values()]
-    return [s for s in states if s.moves]
+    return [s for s in states if s.transfers]
 
 
 SENDING_MODES = (ExchangeMode.TRANSFER, ExchangeMode.LIVE)

@@ -22,7 +22,7 @@ from jettison.live.verify.scenarios import (
     produced,
     submit,
 )
-from jettison.memory.kvmoves import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode
 
 
 def _merge_all(cluster: LocalCluster) -> int:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.memory.kvmoves import KVMovePlan, Place, plan_kv_moves
+from jettison.memory.kvtransfers import KVTransferPlan, Place, plan_kv_transfers
 from jettison.memory.stages import StagePlan
 from jettison.types import LayerRange
 
@@ -23,47 +23,49 @@ def arenas(layers: Mapping[int, LayerRange]) -> dict[Place, LayerRange]:
 
 
 def test_an_instance_joins_a_pipeline() -> None:
-    assert plan_kv_moves(arenas({0: LayerRange(0, 4)}), stages((0, 2), (2, 4))) == (KVMovePlan(0, 1, LayerRange(2, 4)),)
+    planned = plan_kv_transfers(arenas({0: LayerRange(0, 4)}), stages((0, 2), (2, 4)))
+    assert planned == (KVTransferPlan(0, 1, LayerRange(2, 4)),)
 
 
 def test_a_pipeline_returns_home() -> None:
     home = [StagePlan(1, LayerRange(0, 4))]
-    moves = plan_kv_moves(arenas({0: LayerRange(0, 2), 1: LayerRange(2, 4)}), home)
-    assert moves == (KVMovePlan(0, 1, LayerRange(0, 2)),)
+    moves = plan_kv_transfers(arenas({0: LayerRange(0, 2), 1: LayerRange(2, 4)}), home)
+    assert moves == (KVTransferPlan(0, 1, LayerRange(0, 2)),)
 
 
 def test_a_pipeline_grows_by_a_member() -> None:
     grown = [StagePlan(0, LayerRange(0, 2)), StagePlan(2, LayerRange(2, 4)), StagePlan(1, LayerRange(4, 6))]
-    moves = plan_kv_moves(arenas({0: LayerRange(0, 3), 1: LayerRange(3, 6)}), grown)
-    assert moves == (KVMovePlan(0, 2, LayerRange(2, 3)), KVMovePlan(1, 2, LayerRange(3, 4)))
+    moves = plan_kv_transfers(arenas({0: LayerRange(0, 3), 1: LayerRange(3, 6)}), grown)
+    assert moves == (KVTransferPlan(0, 2, LayerRange(2, 3)), KVTransferPlan(1, 2, LayerRange(3, 4)))
 
 
 def test_from_host_pools_everything_comes_and_what_is_in_the_workers_own_comes_from_there() -> None:
     pools = {Place(w, is_host=True): r for w, r in {0: LayerRange(0, 2), 1: LayerRange(2, 4)}.items()}
-    assert plan_kv_moves(pools, stages((0, 2), (2, 4))) == (
-        KVMovePlan(0, 0, LayerRange(0, 2), from_host=True), KVMovePlan(1, 1, LayerRange(2, 4), from_host=True),
+    assert plan_kv_transfers(pools, stages((0, 2), (2, 4))) == (
+        KVTransferPlan(0, 0, LayerRange(0, 2), from_host=True), KVTransferPlan(1, 1, LayerRange(2, 4), from_host=True),
     )
     everywhere = {Place(w, is_host=True): LayerRange(0, 4) for w in range(3)}
-    assert plan_kv_moves(everywhere, [StagePlan(2, LayerRange(0, 4))]) == (
-        KVMovePlan(2, 2, LayerRange(0, 4), from_host=True),
+    assert plan_kv_transfers(everywhere, [StagePlan(2, LayerRange(0, 4))]) == (
+        KVTransferPlan(2, 2, LayerRange(0, 4), from_host=True),
     )
-    assert plan_kv_moves(pools, [StagePlan(1, LayerRange(0, 4))]) == (
-        KVMovePlan(0, 1, LayerRange(0, 2), from_host=True), KVMovePlan(1, 1, LayerRange(2, 4), from_host=True),
+    assert plan_kv_transfers(pools, [StagePlan(1, LayerRange(0, 4))]) == (
+        KVTransferPlan(0, 1, LayerRange(0, 2), from_host=True), KVTransferPlan(1, 1, LayerRange(2, 4), from_host=True),
     )
 
 
 def test_what_is_in_place_does_not_move() -> None:
-    assert plan_kv_moves(arenas({0: LayerRange(0, 2), 1: LayerRange(2, 4)}), stages((0, 2), (2, 4))) == ()
+    assert plan_kv_transfers(arenas({0: LayerRange(0, 2), 1: LayerRange(2, 4)}), stages((0, 2), (2, 4))) == ()
 
 
 def test_the_source_that_reaches_furthest_is_taken() -> None:
     have = {0: LayerRange(0, 2), 1: LayerRange(0, 6), 2: LayerRange(1, 3)}
-    assert plan_kv_moves(arenas(have), [StagePlan(9, LayerRange(0, 6))]) == (KVMovePlan(1, 9, LayerRange(0, 6)),)
+    planned = plan_kv_transfers(arenas(have), [StagePlan(9, LayerRange(0, 6))])
+    assert planned == (KVTransferPlan(1, 9, LayerRange(0, 6)),)
 
 
 def test_kv_that_is_nowhere_has_to_be_recomputed() -> None:
     with pytest.raises(ValueError, match="layer 2 is nowhere"):
-        plan_kv_moves(arenas({0: LayerRange(0, 2), 1: LayerRange(3, 4)}), stages((0, 2), (2, 4)))
+        plan_kv_transfers(arenas({0: LayerRange(0, 2), 1: LayerRange(3, 4)}), stages((0, 2), (2, 4)))
 
 
 def fewest_pieces(kv_at: Mapping[int, LayerRange], stage: StagePlan) -> int:
@@ -93,9 +95,9 @@ def test_every_stage_gets_every_layer_from_somebody_who_has_it(
     everywhere = {layer for r in kv_at.values() for layer in r.layers()}
     if everywhere != set(range(6)):
         with pytest.raises(ValueError, match="nowhere"):
-            plan_kv_moves(arenas(kv_at), plan)
+            plan_kv_transfers(arenas(kv_at), plan)
         return
-    moves = plan_kv_moves(arenas(kv_at), plan)
+    moves = plan_kv_transfers(arenas(kv_at), plan)
     assert all(kv_at[m.src].covers(m.layers) and m.src != m.dst for m in moves)
     for stage in plan:
         arriving = [layer for m in moves if m.dst == stage.worker_id for layer in m.layers.layers()]

@@ -1,7 +1,7 @@
 """Which KV must travel so that a request can run in a new group: the common core of exchange, return and migration.
 
 A request's KV lies as layer ranges at places; a group's stages want layer ranges in workers' arenas; the difference is
-what moves.
+what travels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Place(NamedTuple):
     is_host: bool = False
 
 
-class KVMovePlan(NamedTuple):
+class KVTransferPlan(NamedTuple):
     """Layers of one request's KV that go from one place into the arenas of a worker."""
 
     src: WorkerId
@@ -48,24 +48,24 @@ class KVMovePlan(NamedTuple):
         return Place(self.src, self.from_host)
 
 
-def plan_kv_moves(places: Mapping[Place, LayerRange], stages: Sequence[StagePlan]) -> tuple[KVMovePlan, ...]:
+def plan_kv_transfers(places: Mapping[Place, LayerRange], stages: Sequence[StagePlan]) -> tuple[KVTransferPlan, ...]:
     """Moves that give every stage its layers, as few as contiguous ranges allow.
 
     What is in a worker's own arenas stays; what is in its own host pool comes from there. Raises ValueError if some
     layer's KV is nowhere: such a request has to be recomputed.
     """
-    moves: list[KVMovePlan] = []
+    transfers: list[KVTransferPlan] = []
     for stage in stages:
         pool = Place(stage.worker_id, is_host=True)
         for layer in stage.layers.layers():
             if _has(places, Place(stage.worker_id), layer):
                 continue
             is_pooled = _has(places, pool, layer)
-            last = moves[-1] if moves else None
+            last = transfers[-1] if transfers else None
             extends = last is not None and last.dst == stage.worker_id and last.layers.hi == layer
             extends = extends and (not is_pooled or last is None or last.source == pool)
             if last is not None and extends and places[last.source].hi > layer:
-                moves[-1] = last._replace(layers=LayerRange(last.layers.lo, layer + 1))
+                transfers[-1] = last._replace(layers=LayerRange(last.layers.lo, layer + 1))
                 continue
             # Of several that have it the one that reaches furthest: the fewest ranges.
             sources = [(-r.hi, place) for place, r in places.items() if r.lo <= layer < r.hi]
@@ -73,8 +73,8 @@ def plan_kv_moves(places: Mapping[Place, LayerRange], stages: Sequence[StagePlan
                 raise ValueError(f"KV of layer {layer} is nowhere")
             source = pool if is_pooled else min(sources)[1]
             layers = LayerRange(layer, layer + 1)
-            moves.append(KVMovePlan(source.worker_id, stage.worker_id, layers, source.is_host))
-    return tuple(moves)
+            transfers.append(KVTransferPlan(source.worker_id, stage.worker_id, layers, source.is_host))
+    return tuple(transfers)
 
 
 def _has(places: Mapping[Place, LayerRange], place: Place, layer: int) -> bool:
