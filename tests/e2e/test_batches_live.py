@@ -33,6 +33,8 @@ from jettison.server.batches.store import DATABASE
 pytestmark = pytest.mark.live
 
 NUM_LINES = 240
+NUM_KILLS = int(os.environ.get("JETTISON_BATCH_KILLS", "0"))
+"""The long run: a batch of 2,000 lines, and its server killed so many times."""
 BAD_EVERY = 40
 
 
@@ -100,8 +102,7 @@ def check_whole(outputs: list[dict], errors: list[dict], num_lines: int = NUM_LI
     assert all(d["response"]["body"]["usage"]["completion_tokens"] == 40 for d in outputs)
 
 
-@pytest.mark.parametrize(
-    ("num_lines", "num_kills"), [(NUM_LINES, 4), pytest.param(2000, 10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_lines", "num_kills"), [(2000, NUM_KILLS) if NUM_KILLS else (NUM_LINES, 4)])
 def test_killed_again_and_again_every_line_ends_once(starting, num_lines, num_kills):
     """The first kill comes at once, mostly while lines are validated; later ones behind some more results."""
     chance = random.Random(5)
