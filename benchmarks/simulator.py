@@ -210,7 +210,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=12.0, help="requests a second, mean")
     parser.add_argument("--policy", default="drop")
     parser.add_argument("--naive", action="store_true", help="one event a step (with --peers: a row more)")
-    parser.add_argument("--json", help="write the rows here; with --peers, behind the rows that it holds")
+    parser.add_argument("--json", type=Path, help="write the rows here; with --peers, behind the rows that it holds")
     parser.add_argument("--peers", action="store_true", help="the same day in other simulators too")
     parser.add_argument("--dynamo-python", metavar="PATH", help="an environment that has ai-dynamo")
     parser.add_argument("--vidur", metavar="CHECKOUT")
