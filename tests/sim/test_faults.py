@@ -142,6 +142,10 @@ def test_a_schedule_that_fails_in_any_way_names_its_seed(monkeypatch: pytest.Mon
         run_schedule(3, replays=False)
 
 
+def test_a_request_that_ended_while_its_migration_gave_way_is_freed() -> None:
+    run_schedule(12125, replays=False)
+
+
 def test_requests_that_a_bug_has_failed_are_not_taken_for_victims_of_deaths() -> None:
     watched = Watched(make_setup())
     watched.load(1, num_requests=3)

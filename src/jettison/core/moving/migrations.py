@@ -135,6 +135,8 @@ class Migrations:
         for pending in transfers:
             pending.owner = pending.waiter = self
             book.disown(pending)
+        if state.ending is not None:
+            self._cluster.reap(state)  # it waited for these transfers, and for nothing else
         return [CancelTransfer(p.transfer.src, p.transfer.transfer_id) for p in transfers]
 
     def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
