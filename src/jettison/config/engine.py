@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Literal
 
+from jettison.config.offline import harvest_parts
 from jettison.config.rungs import uses_host_pool
 from jettison.config.sections import (
     API_KEY_VARIABLE,
@@ -23,6 +24,7 @@ from jettison.config.sections import (
     LogLevel,
     MemoryConfig,
     ModelConfig,
+    OfflineConfig,
     OverloadConfig,
     SchedulerConfig,
     ServerConfig,
@@ -43,6 +45,7 @@ class EngineConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     overload: OverloadConfig = field(default_factory=OverloadConfig)
+    offline: OfflineConfig = field(default_factory=OfflineConfig)
     faults: FaultsConfig = field(default_factory=FaultsConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
     instances: int = config_key(
@@ -129,6 +132,7 @@ _SECTIONS: dict[str, Callable[..., Any]] = {
     "memory": MemoryConfig,
     "scheduler": SchedulerConfig,
     "overload": OverloadConfig,
+    "offline": OfflineConfig,
     "faults": FaultsConfig,
     "server": ServerConfig,
 }
@@ -261,7 +265,8 @@ def _complete(values: dict[str, Any], num_cores: int, given: Mapping[str, _Given
     if values["served_model_name"] is None:
         values["served_model_name"] = os.path.basename(os.path.abspath(values["model"])) if values["model"] else ""
     if values["host_memory"] is None:
-        values["host_memory"] = values["memory"] if uses_host_pool(values["overload"]) else 0
+        uses_pool = uses_host_pool(values["overload"]) or "checkpoint" in harvest_parts(values["offline"])
+        values["host_memory"] = values["memory"] if uses_pool else 0
     if "rebalance" not in given:
         values["rebalance"] = values["dispatch"] == "freest"  # who counts connections knows of no queue behind them
     if values["num_threads"] is None:

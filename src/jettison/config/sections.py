@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from jettison.config.offline import offline_mode
 from jettison.config.rungs import overload_list
 from jettison.config.values import (
     Choice,
@@ -99,8 +100,8 @@ class MemoryConfig:
         name="page_size", metavar="SIZE")
     block_size: int = config_key(16, int_from(1, 1024), "Tokens of one KV-cache block.", metavar="N")
     host_memory_bytes: int = config_key(
-        None, size_from(0), "Host memory of each instance for KV (auto: as --memory where --overload has swap, else "
-        "none).",
+        None, size_from(0), "Host memory of each instance for KV (auto: as --memory where --overload has swap or "
+        "--offline checkpoints, else none).",
         name="host_memory", metavar="SIZE", unset="auto", bare=1 << 30)
     enable_prefix_caching: bool = config_key(
         True, truth, "Reuse the KV cache of equal prompt prefixes.", metavar="BOOL")
@@ -199,6 +200,29 @@ class OverloadConfig:
     coordinate_links: bool = config_key(
         True, truth, "Bulk transfers are cut up and yield to activations; no: for experiments only.", metavar="BOOL",
         name="coordination")
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineConfig:
+    """Offline requests (batches, service_tier flex) beside online ones."""
+
+    mode: str = config_key(
+        "harvest", offline_mode,
+        "Offline requests: fill what online ones leave without touching their latency (harvest), be served behind them "
+        "by priority alone (priority, a baseline), or be refused (none). Parts of harvesting by themselves: scheduler, "
+        "scheduler+checkpoint (docs/harvest.md).", name="offline", metavar="MODE")
+    slo_ttft_ms: float | None = config_key(
+        None, float_from(0.001), "Time to the first token that offline work must leave to online requests (auto: 14 "
+        "times the next).", metavar="MS", unset="auto")
+    slo_tpot_ms: float | None = config_key(
+        None, float_from(0.001), "Time between two tokens of an online request that offline work must leave to it "
+        "(auto: 9 times the decode step of one request).", metavar="MS", unset="auto")
+    safepoint_layers: int | None = config_key(
+        None, int_from(1), "Layers after which a step of offline requests alone may be abandoned (auto: as many as "
+        "take a tenth of --slo-ttft-ms, at most half of the model).", metavar="N", unset="auto")
+    checkpoint_free: float = config_key(
+        0.5, float_from(0.0, 1.0), "Part of the KV blocks that is free when KV of offline requests begins to be copied "
+        "to host memory.", metavar="FRACTION")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from jettison.config import EngineConfig
+from jettison.config.offline import harvest_parts
+from jettison.config.sections import OfflineConfig
 from jettison.core.ladder.lists import parse_overload
 from jettison.core.params import ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
@@ -17,6 +19,7 @@ from jettison.policy.dispatch import ORDERS
 from jettison.policy.links import MachineId
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.migration import MigrationParams
+from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
@@ -68,6 +71,7 @@ def cluster_params(
         restore=RestoreParams(
             usage_threshold=overload.restore_threshold, min_settled_s=overload.restore_dwell_ms / 1e3
         ),
+        offline=_offline_params(config.offline),
         swap=SwapParams(num_host_slots=num_host_slots, budget_blocks=overload.swap_budget_blocks),
         migration=MigrationParams(
             threshold_blocks=overload.migrate_threshold, period_s=overload.migrate_period_ms / 1e3
@@ -80,3 +84,20 @@ def cluster_params(
         faults=FaultParams(max_outage_s=config.faults.outage_timeout_s),
         exchange=ExchangeMode(overload.exchange),
     )
+
+
+def _offline_params(offline: OfflineConfig) -> OfflineParams:
+    parts = harvest_parts(offline.mode)
+    return OfflineParams(
+        serves=offline.mode != "none",
+        slo_aware="scheduler" in parts,
+        checkpoints="checkpoint" in parts,
+        prefetches="prefetch" in parts,
+        slo=SloParams(ttft_s=_seconds(offline.slo_ttft_ms), tpot_s=_seconds(offline.slo_tpot_ms)),
+        safepoint_layers=offline.safepoint_layers,
+        checkpoint_below_free=offline.checkpoint_free,
+    )
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3

@@ -14,6 +14,7 @@ from jettison.policy.dispatch import DispatchOrder, by_freeness
 from jettison.policy.links import MachineId
 from jettison.policy.merge import MergeStrategy
 from jettison.policy.migration import MigrationParams
+from jettison.policy.offline import OfflineParams
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
 from jettison.policy.swapping import SwapParams
@@ -40,6 +41,7 @@ class ClusterParams:
     """Workers serve as pipelines from the start, and stay so (a baseline)."""
     overload: OverloadParams = field(default_factory=OverloadParams)
     restore: RestoreParams = field(default_factory=RestoreParams)
+    offline: OfflineParams = field(default_factory=OfflineParams)
     swap: SwapParams = field(default_factory=SwapParams)
     migration: MigrationParams = field(default_factory=MigrationParams)
     drop_dwell_s: float = 0.5

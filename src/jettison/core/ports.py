@@ -73,6 +73,12 @@ class StepFailed(NamedTuple):
     """Nothing is wrong with its rows: a peer did not compute attention that it needed."""
 
 
+class StepAbandoned(NamedTuple):
+    """A step was given up at a safepoint, as AbandonStep asked: nothing of it counts, and nothing is wrong."""
+
+    step_id: int
+
+
 class LayoutOffered(NamedTuple):
     """Answer to OfferLayout."""
 
@@ -180,6 +186,16 @@ class RunStep(NamedTuple):
     epoch: int
     stages: tuple[StagePlan, ...]
     rows: tuple[StepRow, ...]
+    safepoint_layers: int = 0
+    """The first stage may give the step up after every so many layers (AbandonStep); 0: nowhere."""
+
+
+class AbandonStep(NamedTuple):
+    """Give a step up at its next safepoint. One that has none left, or has passed its first stage, runs to its end."""
+
+    worker_id: WorkerId
+    """Of the step's first stage."""
+    step_id: int
 
 
 class OfferLayout(NamedTuple):
@@ -220,6 +236,9 @@ class SendKV(NamedTuple):
     """Goes before other KV: a request can run as soon as it is there."""
     from_host: bool = False
     to_host: bool = False
+    beside_steps: bool = False
+    """Inside one worker: the copy runs while steps do. No step issued before its end reads what it writes, and nothing
+    writes what it reads."""
 
 
 class SendShard(NamedTuple):
