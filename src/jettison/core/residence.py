@@ -82,6 +82,13 @@ def hosted_only(residences: Residences) -> Residences:
     return tuple(r for r in residences if r.is_hosted)
 
 
+def hosted_tokens(residences: Residences) -> int:
+    """Leading tokens whose KV is in host pools, too. O(1) for one that runs and has nothing there."""
+    if len(residences) == 1 and residences[0].runs:
+        return 0
+    return max((r.num_tokens or 0 for r in residences if r.is_hosted), default=0)
+
+
 def changed(residences: Residences, old: Residence | None, new: Residence | None) -> Residences:
     """``new`` in the place of ``old``; either may be none. What is not among them (any more) is not taken out."""
     kept = tuple(r for r in residences if r is not old)

@@ -26,6 +26,7 @@ from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
 from jettison.policy.exchange import LinkId
+from jettison.policy.slo import Pace
 from jettison.types import (
     FinishReason,
     GroupId,
@@ -246,6 +247,7 @@ class ClusterState:
             self.changes,
             self.turns,
             self.offline_turns,
+            lambda: Pace(self.params.offline, self.predictor),
         )
         self.next_group_id += 1
         self.next_epoch += 1

@@ -96,6 +96,10 @@ class BlockLedger:
         """Whether a request holds this block; False for ids beyond the capacity."""
         return 0 <= block_id < len(self._held) and self._held[block_id] > 0
 
+    def is_shared(self, block_id: int) -> bool:
+        """Whether more than one request holds this block."""
+        return block_id in self._more_holders
+
     # --- tables -----------------------------------------------------------------------------------------------
 
     def has(self, request_id: RequestId) -> bool:

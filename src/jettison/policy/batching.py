@@ -42,6 +42,8 @@ class RunningRow(NamedTuple):
     """Part of it is in an unfinished step: it may be given more prefill, but not be preempted."""
     awaits_first: bool = False
     """It has not produced a token yet."""
+    num_context: int = 0
+    """Tokens before the ready ones."""
 
 
 class WaitingRow(NamedTuple):
@@ -56,6 +58,8 @@ class WaitingRow(NamedTuple):
     """Allocatable blocks that admission takes from the tightest stage."""
     is_oversized: bool = False
     """It needs more blocks than the tightest stage has, whatever runs: waiting for others to end does not help."""
+    num_blocks_at_risk: int = 0
+    """Blocks of its cached prefix with one holder: they are needed as well, should that one give way."""
 
 
 class VictimRow(NamedTuple):
@@ -64,6 +68,8 @@ class VictimRow(NamedTuple):
     request_id: RequestId
     num_reclaimable_blocks: int
     """Blocks that each stage gets back at least (shared ones do not count)."""
+    num_hosted_tokens: int = 0
+    """Leading tokens whose KV is in host pools, too."""
 
 
 class BatchLimits(NamedTuple):
@@ -127,6 +133,8 @@ class BatchPlan(NamedTuple):
     chunks: tuple[Chunk, ...]
     admissions: tuple[Admission, ...]
     head_blocked_by: BlockedBy | None
+    lacks_blocks: bool = False
+    """A running request got no tokens, for want of blocks."""
 
     @property
     def is_empty(self) -> bool:
@@ -144,21 +152,22 @@ def plan_batch(view: BatchView, limits: BatchLimits, shares: Mapping[RequestId, 
     With ``shares`` (``policy.lookahead``) no request gets more tokens than its share, and one without is left out; all
     other rules hold as they do without.
     """
-    rows = _in_order(view.running, shares)
+    rows = in_order(view.running, shares)
     max_rows = limits.max_rows
     if shares is None and limits.num_microbatches > 1:
         max_rows = min(max_rows, max(1, -(-view.num_running // limits.num_microbatches)))
-    chunks, preempted, free_blocks, budget = _plan_running(view, rows, limits, max_rows)
+    chunks, preempted, free_blocks, budget, lacks = plan_running(view, rows, limits, max_rows)
     if preempted:
-        return BatchPlan(view.version, tuple(preempted), tuple(chunks), (), BlockedBy.MEMORY)
+        return BatchPlan(view.version, tuple(preempted), tuple(chunks), (), BlockedBy.MEMORY, lacks)
     places = limits.max_rows - len(chunks)
-    admissions, blocked = _plan_admissions(
-        view, limits, shares, free_blocks=free_blocks - view.num_reserved_blocks, budget=budget, places=places
+    share_of = None if shares is None else lambda row, most: min(most, shares.get(row.request_id, 0))
+    admissions, blocked = plan_admissions(
+        view, limits, share_of, free_blocks=free_blocks - view.num_reserved_blocks, budget=budget, places=places
     )
-    return BatchPlan(view.version, (), tuple(chunks), tuple(admissions), blocked)
+    return BatchPlan(view.version, (), tuple(chunks), tuple(admissions), blocked, lacks)
 
 
-def _in_order(running: Sequence[RunningRow], shares: Mapping[RequestId, int] | None) -> Sequence[RunningRow]:
+def in_order(running: Sequence[RunningRow], shares: Mapping[RequestId, int] | None) -> Sequence[RunningRow]:
     """Decodes before prefill remainders, no request with more ready tokens than its share."""
     decodes = [row for row in running if row[1] == 1]
     rows = decodes if len(decodes) == len(running) else decodes + [r for r in running if r[1] > 1]
@@ -167,16 +176,18 @@ def _in_order(running: Sequence[RunningRow], shares: Mapping[RequestId, int] | N
     return [r._replace(num_ready_tokens=min(r[1], shares[r[0]])) for r in rows if shares.get(r[0])]
 
 
-def _plan_running(
+def plan_running(
     view: BatchView, rows: Sequence[RunningRow], limits: BatchLimits, max_rows: int
-) -> tuple[list[Chunk], list[RequestId], int, int]:
-    """Chunks of running requests, who is preempted for them, and the blocks and tokens that are left."""
+) -> tuple[list[Chunk], list[RequestId], int, int, bool]:
+    """Chunks of running requests, who is preempted for them, the blocks and tokens that are left, and whether blocks
+    have been too few for one of them."""
     free_blocks = view.num_free_blocks
     budget = limits.max_num_tokens
     block_size = limits.block_size
     chunks: list[Chunk] = []
     preempted: list[RequestId] = []
     victims: _Victims | None = None
+    lacks_blocks = False
     for row in rows:
         if budget <= 0 or len(chunks) >= max_rows:
             break
@@ -196,23 +207,27 @@ def _plan_running(
             if victim.request_id == request_id:
                 break
         if grow > free_blocks or request_id in preempted:
+            lacks_blocks = True
             continue
         free_blocks -= grow
         budget -= num_tokens
         chunks.append(Chunk(request_id, num_tokens, grow))
-    return chunks, preempted, free_blocks, budget
+    return chunks, preempted, free_blocks, budget, lacks_blocks
 
 
-def _plan_admissions(
+def plan_admissions(
     view: BatchView,
     limits: BatchLimits,
-    shares: Mapping[RequestId, int] | None,
+    share_of: Callable[[WaitingRow, int], int] | None,
     *,
     free_blocks: int,
     budget: int,
     places: int,
 ) -> tuple[list[Admission], BlockedBy | None]:
-    """Waiting requests that start, in their order, and what the first that does not start lacks."""
+    """Waiting requests that start, in their order, and what the first that does not start lacks.
+
+    ``share_of``: how many tokens a request that memory admits may get, out of so many; None: all of them.
+    """
     admissions: list[Admission] = []
     num_running = view.num_running
     blocked: BlockedBy | None = None
@@ -221,7 +236,7 @@ def _plan_admissions(
             blocked = blocked or BlockedBy.MEMORY
             continue
         reason = _reason_to_wait(waiting, free_blocks, num_running, limits)
-        share = budget if shares is None else min(budget, shares.get(waiting.request_id, 0))
+        share = budget if reason is not None or share_of is None else share_of(waiting, budget)
         if reason is None and (share <= 0 or len(admissions) >= places):
             reason = BlockedBy.TOKEN_BUDGET
         if reason is not None:
@@ -252,6 +267,7 @@ def plan_prefill_first(view: BatchView, limits: BatchLimits) -> BatchPlan:
     )  # fmt: skip
     if first.is_empty:
         plan = plan_batch(view._replace(waiting=()), limits)
+        plan = plan._replace(lacks_blocks=plan.lacks_blocks or first.lacks_blocks)
         return plan if plan.preemptions else plan._replace(head_blocked_by=first.head_blocked_by)
     budget = limits.max_num_tokens - sum(c.num_tokens for c in first.chunks)
     budget -= sum(a.num_tokens for a in first.admissions)
@@ -267,7 +283,7 @@ def plan_prefill_first(view: BatchView, limits: BatchLimits) -> BatchPlan:
             running=decodes, waiting=(), victims=_nobody, num_free_blocks=free_blocks, num_reserved_blocks=0
         ), limits._replace(max_num_tokens=budget, max_num_seqs=places, num_microbatches=1),
     )  # fmt: skip
-    return first._replace(chunks=first.chunks + rest.chunks)
+    return first._replace(chunks=first.chunks + rest.chunks, lacks_blocks=first.lacks_blocks or rest.lacks_blocks)
 
 
 def _nobody() -> Sequence[VictimRow]:

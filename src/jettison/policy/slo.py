@@ -102,26 +102,47 @@ def within_tokens(chunks: Sequence[Chunk], num_tokens: int) -> list[Chunk]:
 class StepBudget(NamedTuple):
     """What one step may take."""
 
-    predictor: StepTimePredictor
+    predictor: StepTimePredictor | None
+    """None: there is no limit."""
     seconds: float | None
     """Of ``part``; None: as long as it likes."""
     part: Part = LONE_STEP
+    num_copied_bytes: int = 0
+    """That the step waits for, whatever is in it."""
+
+    def keeps(self, work: StepWork) -> bool | None:
+        """Whether such a step keeps to it; None while too little is known."""
+        if self.seconds is None or self.predictor is None:
+            return True
+        took_s = self.predictor.predict_s(work._replace(num_copied_bytes=self.num_copied_bytes), self.part)
+        return None if took_s is None else took_s <= self.seconds
 
     def largest(self, most: int, work_of: Callable[[int], StepWork]) -> int:
         """The largest size up to ``most`` whose work keeps to it; 0 where none does, or nothing is known."""
-        if self.seconds is None or most <= 0:
+        if self.seconds is None or self.predictor is None or most <= 0:
             return max(0, most)
-        return self.predictor.largest_batch(self.seconds, most, work_of, self.part) or 0
+        num_bytes = self.num_copied_bytes
+
+        def work(size: int) -> StepWork:
+            return work_of(size)._replace(num_copied_bytes=num_bytes) if num_bytes else work_of(size)
+
+        return self.predictor.largest_batch(self.seconds, most, work, self.part) or 0
 
 
-def step_budget(predictor: StepTimePredictor, seconds: float | None, num_stages: int) -> StepBudget:
+NO_LIMIT = StepBudget(None, None)
+
+
+def step_budget(
+    predictor: StepTimePredictor, seconds: float | None, num_stages: int, num_copied_bytes: int = 0
+) -> StepBudget:
     """What a microbatch may take if a token's way through the group is to take ``seconds``.
 
     In a pipeline as many microbatches as stages are under way, and a token comes out once they all have passed.
     """
     if num_stages == 1:
-        return StepBudget(predictor, seconds)
-    return StepBudget(predictor, None if seconds is None else seconds / num_stages, period_of(num_stages))
+        return StepBudget(predictor, seconds, LONE_STEP, num_copied_bytes)
+    seconds = None if seconds is None else seconds / num_stages
+    return StepBudget(predictor, seconds, period_of(num_stages), num_copied_bytes)
 
 
 def filler_s(

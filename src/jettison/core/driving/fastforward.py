@@ -122,6 +122,8 @@ def _is_steady(group: Group) -> bool:
         return False
     if group.paused or group.holds_preemption or group.blocks.landing or group.limits.enable_prefix_caching:
         return False
+    if group.shares_steps:
+        return False
     (flight,) = group.in_flight.values()
     rows = flight.step.rows
     return len(rows) == len(queues.running) and all(row.num_tokens == 1 and row.samples for row in rows)

@@ -190,6 +190,14 @@ class GroupBlocks:
         )
         return num * self._limits.block_size, total - shared
 
+    def num_with_one_holder(self, state: RequestState, num_cached_tokens: int) -> int:
+        """Of a request's cached prefix the blocks, in some stage, that one other request holds and nobody else."""
+        hashes = self._hashes(state, num_cached_tokens // self._limits.block_size)
+        return max(
+            sum(ledger.is_held(block) and not ledger.is_shared(block) for block in ledger.lookup(hashes))
+            for ledger in self.ledgers
+        )
+
     def seal(self, state: RequestState) -> None:
         """Register the blocks that have become full."""
         # Blocks that lie elsewhere are not in the prefix cache of the stage that lacks them.

@@ -31,6 +31,7 @@ from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BatchPlan, BlockedBy
 from jettison.policy.lookahead import ChunkCost
+from jettison.policy.slo import Pace
 from jettison.types import (
     FAILED_TOKEN_ID,
     FinishReason,
@@ -98,8 +99,12 @@ class Group:
         changes: Changes | None = None,
         turns: Turns | None = None,
         offline_turns: Turns | None = None,
+        pace: Callable[[], Pace | None] = lambda: None,
     ) -> None:
-        """``prices``: what chunks cost its last stage, as far as is known; ``changes`` and ``turns``: the cluster's."""
+        """``prices``: what chunks cost its last stage, as far as is known; ``changes`` and ``turns``: the cluster's.
+
+        ``pace``: what its steps may take; None: offline requests are behind online ones by priority alone.
+        """
         self.group_id = group_id
         self.epoch = epoch
         self.stages = stages
@@ -120,6 +125,7 @@ class Group:
         self.head_blocked_by: BlockedBy | None = None
         """What keeps the head of the online queue out; an offline head that has to wait is no news."""
         self.prices = prices
+        self.pace = pace
         self.planner = StepPlanner(self)
         self._paused = False
         self._holds_preemption = False
@@ -162,6 +168,13 @@ class Group:
             self._holds_preemption = holds
             self.touch()
 
+    @property
+    def shares_steps(self) -> bool:
+        """Offline requests fill its steps as far as objectives of online ones allow: what a step holds depends on what
+        it would take."""
+        pace = self.pace()
+        return pace is not None and pace.offline.slo_aware and self.queues.has_both_classes
+
     def oversized(self) -> list[RequestState]:
         """Waiting requests that have to wait for a larger group. O(1) where there can be none."""
         queues = self.queues
@@ -178,7 +191,7 @@ class Group:
         queues = self.queues
         if not queues.running and not queues.has_waiting:
             return None
-        step = self._apply(self.planner.next_plan(), step_id, now_ns)
+        step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
         if len(self.stages) > 1:
             self.planner.note_applied()
         return step

@@ -84,6 +84,28 @@ class Queues:
         """Requests of some class wait."""
         return bool(self.waiting) or bool(self.waiting_offline)
 
+    @property
+    def has_offline(self) -> bool:
+        """Some offline request runs or waits."""
+        return self._num_offline > 0 or bool(self._offline_ids)
+
+    @property
+    def serves_online(self) -> bool:
+        """Some online request has been admitted: it runs, moves or is stored."""
+        if len(self.running) > self._num_offline:
+            return True
+        return any(not s.is_offline for s in chain(self.moving.values(), self.stored.values()))
+
+    @property
+    def has_both_classes(self) -> bool:
+        """Offline requests run or wait here, and online ones are served or wait."""
+        return self.has_offline and (bool(self.waiting) or self.serves_online)
+
+    @property
+    def num_running_offline(self) -> int:
+        """Running offline requests."""
+        return self._num_offline
+
     def queue_of(self, state: RequestState) -> WaitingQueue:
         """Where a request of its class waits."""
         return self.waiting_offline if state.is_offline else self.waiting

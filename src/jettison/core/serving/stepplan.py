@@ -1,22 +1,25 @@
 """What a group's next microbatch is: its queues as the policies see them, and the microbatches planned ahead.
 
 Reads a group, changes nothing in it; ``Group`` applies the plans. Which tokens go where is decided in
-``policy.lookahead`` (pipelines) and ``policy.batching`` (everything else, and all that concerns memory).
+``policy.lookahead`` (pipelines), ``policy.filling`` (offline requests beside online ones) and ``policy.batching``
+(everything else, and all that concerns memory).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from jettison.core.requests import Phase, RequestState
+from jettison.core.serving.planviews import EachTime, running_rows, victim_rows, waiting_row
+from jettison.core.serving.sharedsteps import Planned, plan_shared, planned_within
 from jettison.policy.batching import (
     BatchLimits,
     BatchPlan,
     BatchView,
-    RunningRow,
     VictimRow,
     WaitingRow,
     plan_batch,
@@ -50,37 +53,50 @@ class StepPlanner:
         """Good for ``_limits_capacity``: nothing else in them ever changes."""
         self._limits_capacity = -1
 
-    def next_plan(self) -> BatchPlan:
+    def next_plan(self, now_ns: int) -> BatchPlan:
         """The next microbatch, for the group as it is now."""
         group = self._group
-        if group.queues.suspects:
+        queues = group.queues
+        if queues.suspects:
             return self._trial_plan()
-        if len(group.stages) > 1 and group.limits.lookahead.enabled:
-            plan = self._balanced_plan()
-            if plan is not None:
-                return plan
-        planned = plan_prefill_first if group.limits.prefill_first else plan_batch
-        return planned(self.view(), self.limits())
+        pace = group.pace()
+        if pace is not None:
+            if pace.offline.slo_aware and queues.has_both_classes:
+                return plan_shared(group, pace, self.limits(), self._planned(online_only=True), now_ns)
+            if pace.bounds_online and not queues.has_offline:
+                return planned_within(group, pace, self._planned(), self.view(), self.limits())
+        return self._planned()(self.view(), self.limits())
 
     def note_applied(self) -> None:
         """The plan was applied: what is planned beyond it still holds, until something else happens."""
         self._ahead_version = self._group.version
 
-    def _balanced_plan(self) -> BatchPlan | None:
-        """The next of the microbatches planned ahead; they are planned anew whenever the group has changed.
+    def _planned(self, *, online_only: bool = False) -> Planned:
+        """What plans the next microbatch: within the shares of those planned ahead, or plain budgets where there is
+        little to balance."""
+        limits = self._group.limits
+        if len(self._group.stages) > 1 and limits.lookahead.enabled:
+            shares = self._next_shares(online_only)
+            if shares is not None:
+                return partial(self._plan_balanced, shares)
+        return plan_prefill_first if limits.prefill_first else plan_batch
 
-        None where plain budgets apply: there is little to balance, or memory allows nothing of what was planned.
-        """
+    def _next_shares(self, online_only: bool) -> dict[RequestId, int] | None:
+        """The next of the microbatches planned ahead, if any; they are planned anew whenever the group has changed."""
         if not self._ahead or self._ahead_version != self._group.version:
             least_tokens = self._group.limits.lookahead.min_tokens or LEAST_TOKENS
-            plan_ahead = plan_microbatches(self._lookahead_view(), self._group.prices(), least_tokens)
-            self._ahead = deque(plan_ahead.microbatches)
-        if not self._ahead:
-            return None
-        plan = plan_batch(self.view(), self.limits(), self._ahead.popleft())
+            view = self._lookahead_view(online_only)
+            self._ahead = deque(plan_microbatches(view, self._group.prices(), least_tokens).microbatches)
+        return self._ahead.popleft() if self._ahead else None
+
+    def _plan_balanced(self, shares: dict[RequestId, int], view: BatchView, limits: BatchLimits) -> BatchPlan:
+        """Within shares; by plain budgets where memory allows nothing of what was planned."""
+        plan = plan_batch(view, limits, shares)
         if plan.is_empty or plan.preemptions:
             self._ahead.clear()
-        return None if plan.is_empty else plan
+        if not plan.is_empty:
+            return plan
+        return plan_prefill_first(view, limits) if self._group.limits.prefill_first else plan_batch(view, limits)
 
     def _trial_plan(self) -> BatchPlan:
         """While some request may be what kills workers: it runs alone, in turn with steps of all others.
@@ -94,7 +110,7 @@ class StepPlanner:
         running = [s for s in group.queues.suspects.values() if s.phase is Phase.RUNNING]
         suspect = in_service_order(running or group.queues.suspects.values(), group.limits.scheduling_policy)[0]
         limits = self.limits()._replace(num_microbatches=1)
-        own_row = [self._waiting_row(suspect)] if suspect.phase is Phase.WAITING else []
+        own_row = [waiting_row(group, suspect)] if suspect.phase is Phase.WAITING else []
         alone = plan_batch(
             self.view()._replace(waiting=own_row), limits, {suspect.request_id: limits.max_num_tokens}
         )
@@ -105,7 +121,7 @@ class StepPlanner:
         others = self.view()
         others = others._replace(
             running=[row for row in others.running if row.request_id not in group.queues.suspects],
-            waiting=() if waits else [self._waiting_row(s) for s in self._waiting() if not s.on_trial],
+            waiting=() if waits else [waiting_row(group, s) for s in self._waiting() if not s.on_trial],
         )
         together = plan_batch(others, limits)
         self._was_alone = False
@@ -131,55 +147,33 @@ class StepPlanner:
         return self._limits
 
     def view(self) -> BatchView:
-        """The group as ``policy.batching`` sees it."""
+        """The group as ``policy.batching`` sees it, all its requests together."""
         group, blocks, running = self._group, self._group.blocks, self._group.queues.running
-        block_size = group.limits.block_size
-        tables = blocks.ledgers[0].tables
-        rows = []
-        for request_id, state in running.items():
-            scheduled = state.num_computed + state.num_pending
-            ready = state.num_tokens - scheduled
-            if ready <= 0 or state.paused or state.recompute or state.ending is not None:
-                continue
-            room = len(tables[request_id].ids) * block_size - scheduled
-            rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, not state.num_output))
         num_allocatable = blocks.num_allocatable
         return BatchView(
-            group.version, rows, len(running), self._waiting_rows(), self._victims, num_allocatable,
-            num_allocatable - blocks.num_free,
+            group.version, running_rows(group, running.values()), len(running), EachTime(self._waiting_rows),
+            self._victims, num_allocatable, num_allocatable - blocks.num_free,
         )
 
     def _waiting_rows(self) -> Iterator[WaitingRow]:
-        return map(self._waiting_row, self._waiting())
+        return map(partial(waiting_row, self._group), self._waiting())
 
     def _waiting(self) -> Iterator[RequestState]:
         """Online requests, then offline ones; each in the order of service."""
         return chain(self._group.queues.waiting, self._group.queues.waiting_offline)
 
-    def _waiting_row(self, state: RequestState) -> WaitingRow:
-        blocks = self._group.blocks
-        if blocks.is_oversized(state):
-            total = self._group.limits.blocks_for(state.num_tokens)
-            return WaitingRow(state.request_id, state.num_tokens, 0, total, True)
-        num_cached, num_needed = blocks.cached_prefix(state)
-        return WaitingRow(state.request_id, state.num_tokens, num_cached, num_needed)
-
     def _victims(self) -> list[VictimRow]:
-        if self._group.holds_preemption:
-            return []
-        ledgers = self._group.blocks.ledgers
-        return [
-            VictimRow(s.request_id, min(ledger.num_exclusive_blocks(s.request_id) for ledger in ledgers))
-            for s in reversed(self._group.queues.running.values())
-            if s.num_pending == 0 and not (s.paused or s.recompute or s.ending or s.transfers or s.remote)
-        ]
+        group = self._group
+        return [] if group.holds_preemption else victim_rows(group, reversed(group.queues.running.values()))
 
-    def _lookahead_view(self) -> LookaheadView:
+    def _lookahead_view(self, online_only: bool) -> LookaheadView:
         group = self._group
         decodes: list[QueuedChunk] = []
         decodes_in_flight: list[QueuedChunk] = []
         prompts: list[QueuedChunk] = []
         for request_id, state in group.queues.running.items():
+            if online_only and state.is_offline:
+                break
             scheduled = state.num_computed + state.num_pending
             ready = state.num_tokens - scheduled
             if state.ending is not None or state.paused or state.recompute:
@@ -193,20 +187,25 @@ class StepPlanner:
                 (decodes if ready == 1 else prompts).append(QueuedChunk(request_id, ready, scheduled))
         limits = self.limits()
         horizon = HORIZON_MICROBATCHES * len(group.stages) * limits.max_num_tokens
-        prompts += self._admissible(horizon - sum(c.num_tokens for c in prompts), limits)
+        prompts += self._admissible(horizon - sum(c.num_tokens for c in prompts), limits, online_only)
         return LookaheadView(
             group.version, len(group.stages), limits.max_num_tokens, decodes, decodes_in_flight, prompts
         )
 
-    def _admissible(self, horizon: int, limits: BatchLimits) -> list[QueuedChunk]:
+    def _admissible(self, horizon: int, limits: BatchLimits, online_only: bool) -> list[QueuedChunk]:
         """Waiting requests that memory would admit now, up to ``horizon`` tokens."""
         group = self._group
+        queues, num_free, rows = group.queues, group.blocks.num_free, self._waiting_rows()
+        num_running = len(queues.running)
+        if online_only:
+            rows = map(partial(waiting_row, group), queues.waiting)
+            num_running -= queues.num_running_offline
+            if queues.waiting:
+                num_free += sum(v.num_reclaimable_blocks for v in victim_rows(group, queues.running_offline()))
         chunks: list[QueuedChunk] = []
-        num_free = group.blocks.num_free
-        for row in self._waiting_rows():
+        for row in rows:
             if row.is_oversized:
                 continue
-            num_running = len(group.queues.running) + len(chunks)
             watermark = limits.watermark_blocks if num_running else 0
             num_free -= row.num_blocks_needed
             if horizon <= 0 or num_running >= limits.max_num_seqs or num_free < watermark:
@@ -214,4 +213,5 @@ class StepPlanner:
             left = row.num_tokens - row.num_cached_tokens
             chunks.append(QueuedChunk(row.request_id, left, row.num_cached_tokens))
             horizon -= left
+            num_running += 1
         return chunks

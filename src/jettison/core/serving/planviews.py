@@ -1,0 +1,70 @@
+"""The requests of a group as the batching policy sees them. Reads a group, changes nothing in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from jettison.core.requests import RequestState
+from jettison.core.residence import hosted_tokens
+from jettison.policy.batching import RunningRow, VictimRow, WaitingRow
+
+if TYPE_CHECKING:
+    from jettison.core.serving.group import Group
+
+
+def running_rows(group: Group, states: Iterable[RequestState]) -> list[RunningRow]:
+    """Of running requests those that have tokens to schedule."""
+    block_size = group.limits.block_size
+    tables = group.blocks.ledgers[0].tables
+    rows = []
+    for state in states:
+        scheduled = state.num_computed + state.num_pending
+        ready = state.num_tokens - scheduled
+        if ready <= 0 or state.paused or state.recompute or state.ending is not None:
+            continue
+        request_id = state.request_id
+        room = len(tables[request_id].ids) * block_size - scheduled
+        rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, not state.num_output, scheduled))
+    return rows
+
+
+def waiting_row(group: Group, state: RequestState) -> WaitingRow:
+    """A waiting request, and what its admission takes."""
+    blocks = group.blocks
+    if blocks.is_oversized(state):
+        total = group.limits.blocks_for(state.num_tokens)
+        return WaitingRow(state.request_id, state.num_tokens, 0, total, True)
+    num_cached, num_needed = blocks.cached_prefix(state)
+    return WaitingRow(state.request_id, state.num_tokens, num_cached, num_needed)
+
+
+def waiting_row_beside_victims(group: Group, state: RequestState) -> WaitingRow:
+    """The same where others may give way: they may be all that holds blocks of its cached prefix."""
+    row = waiting_row(group, state)
+    if not row.num_cached_tokens:
+        return row
+    return row._replace(num_blocks_at_risk=group.blocks.num_with_one_holder(state, row.num_cached_tokens))
+
+
+def victim_rows(group: Group, states: Iterable[RequestState]) -> list[VictimRow]:
+    """Of running requests those that may be preempted, in the order given."""
+    ledgers = group.blocks.ledgers
+    return [
+        VictimRow(
+            s.request_id, min(ledger.num_exclusive_blocks(s.request_id) for ledger in ledgers),
+            hosted_tokens(s.residences),
+        )
+        for s in states
+        if s.num_pending == 0 and not (s.paused or s.recompute or s.ending or s.transfers or s.remote)
+    ]  # fmt: skip
+
+
+class EachTime:
+    """Rows that are made anew whenever they are iterated over, and only as far."""
+
+    def __init__(self, make: Callable[[], Iterator[WaitingRow]]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[WaitingRow]:
+        return self._make()

@@ -1,0 +1,118 @@
+"""Steps of a group that has online and offline requests: its classes as ``policy.filling`` sees them, and what a step
+of both may take.
+
+Reads a group, changes nothing in it. Only where the group has requests of both classes, and objectives are kept
+(``--offline harvest``): everywhere else ``core.serving.stepplan`` plans all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from jettison.core.requests import RequestState
+from jettison.core.serving.planviews import (
+    EachTime,
+    running_rows,
+    victim_rows,
+    waiting_row,
+    waiting_row_beside_victims,
+)
+from jettison.policy.batching import BatchLimits, BatchPlan, BatchView
+from jettison.policy.filling import OfflineView, plan_beside, plan_within
+from jettison.policy.slo import Objectives, Pace, StepBudget, filler_s, step_budget
+
+if TYPE_CHECKING:
+    from jettison.core.serving.group import Group
+
+Planned = Callable[[BatchView, BatchLimits], BatchPlan]
+
+
+def plan_shared(group: Group, pace: Pace, limits: BatchLimits, planned: Planned, now_ns: int) -> BatchPlan:
+    """The next microbatch; ``planned``: how online requests alone would be planned."""
+    goals = pace.objectives()
+    num_stages, num_bytes = len(group.stages), sum(group.copies.values())
+    planned = partial(planned_within, group, pace, planned) if pace.bounds_online else planned
+    online = online_view(group)
+    decoding = {row.request_id for row in online.running if not row.awaits_first}
+
+    def budget_of(plan: BatchPlan) -> StepBudget:
+        seconds = _seconds(group, goals, any(c.request_id in decoding for c in plan.chunks), now_ns)
+        return step_budget(pace.predictor, seconds, num_stages, num_bytes)
+
+    return plan_beside(
+        online, offline_view(group), limits, lambda view: planned(view, limits), budget_of,
+        fills_after_eviction=pace.offline.fills_after_eviction, is_busy=bool(group.in_flight),
+    )
+
+
+def planned_within(
+    group: Group, pace: Pace, planned: Planned, view: BatchView, limits: BatchLimits
+) -> BatchPlan:
+    """What ``planned`` makes of online requests, cut to the TPOT objective where they decode.
+
+    Where prompts come first decodes wait for them whatever they take.
+    """
+    if group.limits.prefill_first:
+        return planned(view, limits)
+    budget = step_budget(
+        pace.predictor, pace.offline.slo.tpot_s, len(group.stages), sum(group.copies.values())
+    )
+    return plan_within(view, planned, limits, budget)
+
+
+def _seconds(group: Group, goals: Objectives, decodes_online: bool, now_ns: int) -> float | None:
+    """What a step may take; None: nobody online is here to wait for it."""
+    queues = group.queues
+    if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
+        return None
+    return filler_s(
+        goals, decodes_online=decodes_online, least_left_s=lambda: least_left_s(group, goals, now_ns)
+    )
+
+
+def least_left_s(group: Group, goals: Objectives, now_ns: int) -> float | None:
+    """Until the earliest first token is due of online requests that run or wait; None without any. O(their number)."""
+    queues, blocks = group.queues, group.blocks
+    arrivals = [s.request.arrival_ns for s in online_states(group) if s.first_token_ns is None]
+    arrivals += [
+        s.request.arrival_ns for s in queues.waiting if s.first_token_ns is None and not blocks.is_oversized(s)
+    ]
+    return goals.left_s(min(arrivals), now_ns) if arrivals else None
+
+
+# --- views
+
+
+def online_states(group: Group) -> list[RequestState]:
+    """Running online requests, in the order of service."""
+    queues = group.queues
+    return list(islice(queues.running.values(), len(queues.running) - queues.num_running_offline))
+
+
+def online_view(group: Group) -> BatchView:
+    """Online requests as if they were alone, in the blocks that are free. Its waiting rows may be iterated over again;
+    they are made anew each time."""
+    blocks, states = group.blocks, online_states(group)
+    num_allocatable = blocks.num_allocatable
+    make = waiting_row_beside_victims if blocks.seals else waiting_row
+    return BatchView(
+        group.version, running_rows(group, states), len(states),
+        EachTime(lambda: map(partial(make, group), group.queues.waiting)),
+        lambda: [] if group.holds_preemption else victim_rows(group, reversed(states)),
+        num_allocatable, num_allocatable - blocks.num_free,
+    )
+
+
+def offline_view(group: Group) -> OfflineView:
+    """Offline requests. They give way even while preemption is held: what is on its way to a host pool is not theirs
+    to wait for."""
+    newest_first = group.queues.running_offline()
+    return OfflineView(
+        running_rows(group, reversed(newest_first)), len(newest_first),
+        EachTime(lambda: map(partial(waiting_row, group), group.queues.waiting_offline)),
+        lambda: victim_rows(group, newest_first),
+        any(s.num_pending for s in newest_first),
+    )
