@@ -56,6 +56,7 @@ from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
 from jettison.policy.pipeline import plan_static_groups
+from jettison.policy.refusal import why_not_offline
 from jettison.types import FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
 
 __all__ = ["ClusterCore", "ClusterParams", "initial_groups"]
@@ -293,6 +294,8 @@ class ClusterCore:
         state = RequestState(request, self.state.next_order)
         self.state.next_order += 1
         why_not = self.unplaced.cut_to_room(state)
+        if state.is_offline:
+            why_not = why_not_offline(self.params.offline.serves) or why_not
         if why_not is not None:
             return [self.state.refuse(state, why_not, now_ns)]
         self.loads.note_accepted(state)

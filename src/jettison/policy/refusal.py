@@ -66,6 +66,16 @@ def why_never_in_share(num_asked: int, limit: int | None) -> str | None:
     return f"This request asks for {num_asked} choices (prompts times n); a key may have {limit} under way."
 
 
+# --- not served
+
+
+def why_not_offline(serves: bool) -> str | None:
+    """Why no offline request is taken; None where they are."""
+    if serves:
+        return None
+    return "This server takes no offline requests: it was started with --offline none."
+
+
 # --- when to try again
 
 

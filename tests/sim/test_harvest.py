@@ -1,0 +1,81 @@
+"""Offline requests beside online ones, in virtual time: what each class gets, by mode."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+from scenarios import Watched, make_setup
+
+from jettison.policy.offline import OfflineParams, SloParams
+from jettison.types import ServiceClass
+
+HARVEST = OfflineParams()
+PRIORITY = OfflineParams(slo_aware=False)
+NONE = OfflineParams(serves=False, slo_aware=False)
+NAMED = SloParams(tpot_s=0.008)
+
+
+def run(offline: OfflineParams, *, num_offline: int, num_blocks: int = 120) -> Watched:
+    """Online requests for two seconds, beside more offline work than there is time for."""
+    setup = make_setup("recompute", num_workers=1, num_blocks=num_blocks)
+    watched = Watched(replace(setup, params=replace(setup.params, offline=offline)))
+    rng = random.Random(5)
+    at_s = 0.05
+    while at_s < 2.0:
+        watched.submit(f"chat-{at_s}", rng.randint(20, 120), rng.randint(2, 40), at_s)
+        at_s += rng.expovariate(25.0)
+    for i in range(num_offline):
+        watched.submit(f"batch-{i}", rng.randint(100, 300), rng.randint(5, 40), 0.0, ServiceClass.OFFLINE)
+    watched.cluster.run(until_ns=2 * 10**9)
+    return watched
+
+
+def first_tokens(watched: Watched) -> list[float]:
+    times = watched.times
+    return sorted(times[n][0] - r.arrival_ns for n, r in watched.requests.items() if n in times and n[0] == "c")
+
+
+def gaps(watched: Watched) -> list[int]:
+    return sorted(b - a for n, t in watched.times.items() if n[0] == "c" for a, b in pairwise(t))
+
+
+def num_offline_tokens(watched: Watched) -> int:
+    return sum(len(t) for n, t in watched.times.items() if n[0] == "b")
+
+
+def at(times: list[float] | list[int], quantile: float) -> float:
+    return times[int(quantile * (len(times) - 1))] / 1e6
+
+
+def test_offline_work_is_done_and_online_requests_hardly_notice() -> None:
+    for slo in (SloParams(), NAMED):
+        alone = run(replace(NONE, slo=slo), num_offline=0)
+        shared, priority = (run(replace(mode, slo=slo), num_offline=300) for mode in (HARVEST, PRIORITY))
+        assert num_offline_tokens(shared) > 300
+        goals = shared.cluster.core.groups[0].pace()
+        assert goals is not None
+        tpot_s = goals.objectives().tpot_s
+        assert tpot_s is not None
+        # Without safepoints a newcomer waits for the step under way: at most the largest batch, about 11 ms.
+        assert at(first_tokens(shared), 0.99) <= at(first_tokens(alone), 0.99) + 1.5 * max(11.0, 1e3 * tpot_s)
+        assert at(gaps(shared), 0.99) <= max(at(gaps(alone), 0.99), 1e3 * tpot_s) * 1.2
+        assert len(first_tokens(shared)) >= 0.95 * len(first_tokens(alone))
+        if slo is NAMED:
+            assert at(gaps(priority), 0.99) > 1.2 * at(gaps(shared), 0.99)
+
+
+def test_memory_full_of_offline_kv_keeps_no_online_request_waiting() -> None:
+    alone = run(NONE, num_offline=0, num_blocks=60)
+    shared = run(replace(HARVEST, slo=NAMED), num_offline=300, num_blocks=60)
+    priority = run(PRIORITY, num_offline=300, num_blocks=60)
+    assert shared.cluster.core.groups[0].counters.num_preemptions > 0
+    assert at(first_tokens(shared), 0.99) <= at(first_tokens(alone), 0.99) + 20.0
+    assert at(first_tokens(priority), 0.99) > at(first_tokens(shared), 0.99)
+
+
+def test_refused_requests_change_nothing() -> None:
+    alone, refusing = (run(NONE, num_offline=num) for num in (0, 50))
+    assert first_tokens(alone) == first_tokens(refusing) and gaps(alone) == gaps(refusing)
+    assert num_offline_tokens(refusing) == 0 and len(refusing.errors) == 50
