@@ -229,7 +229,8 @@ def test_offline_requests_are_refused_where_they_are_not_served() -> None:
     cluster.submit("chat", [5] * 10, 20)
     cluster.submit("batch", [5] * 10, 20, service_class=ServiceClass.OFFLINE)
     cluster.run()
-    assert cluster.ends["batch"] == [FinishReason.ERROR] and "--offline none" in (cluster.errors["batch"] or "")
+    assert cluster.ends["batch"] == [FinishReason.ERROR]
+    assert cluster.errors["batch"] == "No offline requests are taken here: --offline is none."
     assert cluster.ends["chat"] != [FinishReason.ERROR]
     cluster.expect_nothing_left()
 

@@ -421,3 +421,29 @@ async def test_a_flexible_request_is_offline(serve):
         assert engine.accepted[1].service_class is ServiceClass.ONLINE
         text = (await served.http.get(f"{served.url}/metrics")).text
         assert 'vllm:time_to_first_token_seconds_count{model_name="fake"} 1.0' in text
+
+
+async def test_offline_work_is_refused_where_it_is_not_served_and_what_is_there_waits(serve, batch_settings, caplog):
+    held = FakeEngine(bytes_of("x"), delay_s=None)
+    async with serve(held, batches=batch_settings()) as served, served.openai() as client:
+        batches = [await begin(client, jsonl(line("a"))) for _ in range(2)]
+        for batch in batches:
+            await until(client, batch, {"in_progress"})
+    engine = FakeEngine(bytes_of("x"))
+    async with serve(engine, batches=batch_settings(), serves_offline=False) as served, served.openai() as client:
+        assert "2 batches in" in caplog.text and "--offline is none" in caplog.text
+        answer = await served.completion(service_tier="flex")
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "offline_disabled", "service_tier")
+        with pytest.raises(openai.BadRequestError) as refused:
+            await begin(client, jsonl(line("a")))
+        assert refused.value.code == "offline_disabled"
+        assert (await served.completion()).status_code == 200
+        waits, cancelled = batches
+        await client.batches.cancel(cancelled.id)
+        assert (await until(client, cancelled)).status == "cancelled"
+        kept = await client.batches.retrieve(waits.id)
+        assert kept.status == "in_progress" and kept.to_dict()["estimated_completion_at"] is None
+        assert len(engine.accepted) == 1, "the online one"
+    async with serve(engine, batches=batch_settings()) as served, served.openai() as client:
+        assert (await until(client, waits)).status == "completed"

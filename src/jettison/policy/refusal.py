@@ -73,7 +73,7 @@ def why_not_offline(serves: bool) -> str | None:
     """Why no offline request is taken; None where they are."""
     if serves:
         return None
-    return "This server takes no offline requests: it was started with --offline none."
+    return "No offline requests are taken here: --offline is none."
 
 
 # --- when to try again

@@ -124,6 +124,8 @@ class GenerationEndpoint(ABC):
         check_content_type(scope)
         document = parse_json(await arrival.read_body(receive))
         plan, prompts, answer = await self.prepare(document)
+        if plan.wants_offline:
+            state.check_offline("service_tier")
         arrival.claim(len(prompts) * plan.num_samples)
         generation = self.generation(plan, prompts, arrival_ns, tenant)
         state.generations.add(generation)

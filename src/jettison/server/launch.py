@@ -141,6 +141,7 @@ async def _serve(config: EngineConfig) -> int:
         write_timeout_s=config.server.write_timeout_s,
         max_upload_bytes=config.server.batch_file_bytes + OVERHEAD_BYTES,
         max_connections=connection_limit(config.instances, _most_requests(config)),
+        serves_offline=config.offline.mode != "none",
         health_details=health_details(assembly),
         record_request=None if recorder is None else recorder.record,
         event_log=engine.event_document,

@@ -42,6 +42,8 @@ class ServerSettings:
     """Prompts times ``n`` of one HTTP request."""
     max_template_chars: int = 8 << 20
     """A rendered chat prompt."""
+    serves_offline: bool = True
+    """False: offline requests and new batches are refused, and batches that are there stay as they are."""
     header_timeout_s: float = 20.0
     body_timeout_s: float = 60.0
     idle_timeout_s: float = 5.0

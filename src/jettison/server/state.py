@@ -6,6 +6,7 @@ import asyncio
 
 from jettison.errors import NotReadyError
 from jettison.live.engine.api import EngineClient, EngineState
+from jettison.policy.refusal import why_not_offline
 from jettison.server.auth import KeyRing
 from jettison.server.errors import NOT_READY_RETRY_MS, ApiError, bad_request, retry_headers
 from jettison.server.fields import FieldWarnings
@@ -61,6 +62,12 @@ class ServerState:
             message = f"The model {model[:200]!r} is not served here: this server serves {served}."
             raise ApiError(404, message, param="model", code="model_not_found")
         return model
+
+    def check_offline(self, param: str | None = None) -> None:
+        """Raises ApiError 400 where no offline requests are taken; ``param``: the field that asks for one."""
+        why_not = why_not_offline(self.settings.serves_offline)
+        if why_not is not None:
+            raise bad_request(why_not, param, "offline_disabled")
 
     def begin_drain(self) -> None:
         """New requests get 503 from now on; running ones go on. Idempotent."""

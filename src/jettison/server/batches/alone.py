@@ -21,6 +21,7 @@ import msgspec
 from jettison.config import EngineConfig
 from jettison.errors import JettisonError, UserError
 from jettison.live.engine.engine import Engine
+from jettison.policy.refusal import why_not_offline
 from jettison.report.output import check_writable
 from jettison.server.batches.lines import read_lines
 from jettison.server.batches.outcome import open_private
@@ -56,6 +57,8 @@ def run_alone(config: EngineConfig, path: Path, out: Path, progress: Progress) -
 
     Raises UserError where the caller can mend it, JettisonError where the engine fails. The batch says the rest.
     """
+    if (why_not := why_not_offline(config.offline.mode != "none")) is not None:
+        raise UserError(why_not)
     check_writable(out)
     with asyncio.Runner() as runner:
         return runner.run(_run(config, path, out, progress))

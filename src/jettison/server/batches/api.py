@@ -197,6 +197,7 @@ class BatchRoutes:
             require(getattr(fields, name), name)
         assert fields.endpoint is not None and fields.completion_window is not None
         _check_batch(fields)
+        self._state.check_offline()
         owner, now_s = self._owner(request), int(time.time())
         seconds = _window(fields.completion_window)
         file = await self._find_file(owner, fields.input_file_id or "", "input_file_id")

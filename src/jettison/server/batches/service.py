@@ -79,8 +79,19 @@ class BatchService:
             self._forecast.remember(await self.call(self.store.notes))
             self._results.start()
             self._spawn(self._tick())
-            for batch in await self.call(self.store.open_batches):
+            batches = await self.call(self.store.open_batches)
+            if not self._state.settings.serves_offline:
+                batches = self._without_lines_to_compute(batches)
+            for batch in batches:
                 self.take_up(batch)
+
+    def _without_lines_to_compute(self, batches: Sequence[Batch]) -> list[Batch]:
+        """Those that only have to be ended; says how many others stay as they are."""
+        num_waiting = sum(batch.status in CANCELLABLE for batch in batches)
+        if num_waiting:
+            logger.warning("%d batches in %s have lines to compute, and stay as they are: --offline is none",
+                           num_waiting, self.settings.folder)
+        return [batch for batch in batches if batch.status not in CANCELLABLE]
 
     async def stop(self) -> None:
         """No more lines are fed, and what runs is cancelled: it is computed again after the next start."""
@@ -124,12 +135,19 @@ class BatchService:
 
     async def cancel(self, batch: Batch) -> Batch:
         """Begin to cancel: one that is validated or in progress. Others come back as they are."""
+        was_working = True
+
         def cancelling(now: Batch) -> Batch:
+            nonlocal was_working
+            was_working = now.status not in CANCELLABLE or self._state.settings.serves_offline
             return now.to(Status.CANCELLING, int(time.time())) if now.status in CANCELLABLE else now
 
         batch = await self.call(self.store.change, batch.seq, cancelling)
-        if batch.status is Status.CANCELLING and batch.seq in self._runs:
-            self._runs[batch.seq].end(Status.CANCELLED)
+        if batch.status is Status.CANCELLING:
+            if batch.seq in self._runs:
+                self._runs[batch.seq].end(Status.CANCELLED)
+            elif not was_working:
+                self.take_up(batch)
         return batch
 
     def estimated_completion_at(self, batch: Batch) -> int | None:
@@ -139,7 +157,7 @@ class BatchService:
 
     def seconds_left(self, batch: Batch) -> float | None:
         """As ``estimated_completion_at``, from now on."""
-        if batch.status is not Status.IN_PROGRESS:
+        if batch.status is not Status.IN_PROGRESS or not self._state.settings.serves_offline:
             return None
         return self._forecast.seconds_to_end(batch, self._open_batches)
 
