@@ -107,15 +107,15 @@ class Watched:
         for name in request_ids:
             self.times[name] += ends_ns.tolist()
 
-    def submit(self, name: str, num_prompt: int, num_output: int, at_s: float) -> None:
+    def submit(self, name: str, num_prompt: int, num_output: int, at_s: float, tenant: str = "") -> None:
         params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
         at_ns = round(at_s * 1e9)
-        request = Request(name, (0,) * num_prompt, params, at_ns)
+        request = Request(name, (0,) * num_prompt, params, at_ns, tenant=tenant)
         self.requests[name] = request
         self.cluster.submit(request, at_ns)
 
     def load(self, seed: int, num_requests: int = 40, span_s: float = 0.5, mean_prompt: int = 60,
-             mean_output: int = 40) -> None:
+             mean_output: int = 40, num_tenants: int = 1) -> None:
         """A burst: most arrive in the first part of the span."""
         rng = random.Random(seed)
         room = min(w.full_blocks for w in self.cluster.core.state.workers.values()) * BLOCK_SIZE
@@ -123,7 +123,7 @@ class Watched:
             at_s = span_s * rng.random() ** 2
             prompt = 1 + min(600, room // 2, int(rng.expovariate(1 / mean_prompt)))
             output = 1 + min(300, room // 2 - 2, int(rng.expovariate(1 / mean_output)))
-            self.submit(f"r{i}", prompt, output, at_s)
+            self.submit(f"r{i}", prompt, output, at_s, f"t{i % num_tenants}")
 
     def kinds(self) -> list[str]:
         return [record.kind for record in self.records]

@@ -37,6 +37,7 @@ def scenario(seed: int) -> tuple[ClusterSetup, dict[str, int | float]]:
     load = {
         "num_requests": rng.choice([1, 5, 20, 50]), "span_s": rng.choice([0.0, 0.2, 1.0, 4.0]),
         "mean_prompt": rng.choice([5, 40, 120]), "mean_output": rng.choice([5, 40, 120]),
+        "num_tenants": (1, 2, 1, 3)[seed % 4],
     }
     return replace(setup, limits=replace(setup.limits, prefill_first=rng.random() < 0.3)), load
 
