@@ -67,6 +67,7 @@ async def test_the_whole_life(serve, batch_settings):
         assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
         assert batch.metadata == {"who": "me"}
         assert all(request.service_class is ServiceClass.OFFLINE and request.deadline_ns for request in engine.accepted)
+        assert len({request.deadline_ns for request in engine.accepted}) == 1, "so they are served as they stand"
 
         done = {d["custom_id"]: d for d in documents(await text_of(client, batch.output_file_id))}
         assert set(done) == {"a", "b"}
