@@ -279,12 +279,13 @@ class FakeCluster:
     def submit(
         self, request_id: str, prompt: list[int], max_tokens: int, at_ms: float = 0.0, *, priority: int = 0,
         salt: str = "", has_default_length: bool = False, tenant: str = "",
-        service_class: ServiceClass = ServiceClass.ONLINE, **params: object,
+        service_class: ServiceClass = ServiceClass.ONLINE, deadline_ns: int | None = None, **params: object,
     ) -> None:
         when = int(at_ms * MS)
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, **params)  # type: ignore[arg-type]
         request = Request(
-            request_id, tuple(prompt), sampling, when, priority, salt, has_default_length, tenant, service_class
+            request_id, tuple(prompt), sampling, when, priority, salt, has_default_length, tenant, service_class,
+            deadline_ns,
         )
         self.requests[request_id] = request
         self.at(when, ports.Arrived(request))

@@ -17,7 +17,7 @@ from jettison.cost.hardware import BatchPoint, HardwareProfile
 from jettison.cost.model import COEFFICIENTS, CostModel
 from jettison.memory.stages import StagePlan
 from jettison.policy.batching import BlockedBy
-from jettison.types import LayerRange
+from jettison.types import LayerRange, ServiceClass
 
 N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "36"))
 
@@ -27,7 +27,9 @@ STAGES = (StagePlan(0, LayerRange(0, 2)), StagePlan(1, LayerRange(2, 4)))
 PROFILE = HardwareProfile(CostModel(4, *[1e-5] * len(COEFFICIENTS)), 1e9, 1e-4, 1e-3, 1e-11, 5e9, 1e9, POINTS)
 
 
-def crowd(cluster: FakeCluster, outputs: dict[int, list[int]]) -> None:
+def crowd(
+    cluster: FakeCluster, outputs: dict[int, list[int]], service_class: ServiceClass = ServiceClass.ONLINE
+) -> None:
     """For each group requests of 60 tokens that want so many more; all of them at once, each to its group."""
     rng = random.Random(0)
     dispatcher = cluster.core.dispatcher
@@ -44,7 +46,7 @@ def crowd(cluster: FakeCluster, outputs: dict[int, list[int]]) -> None:
         for i, output in enumerate(wanted):
             places[f"g{group_id}-{i}"] = group_id
             tokens = [rng.randrange(1, 60) for _ in range(60)]
-            cluster.submit(f"g{group_id}-{i}", tokens, output, ignore_eos=True)
+            cluster.submit(f"g{group_id}-{i}", tokens, output, ignore_eos=True, service_class=service_class)
 
 
 def merged_with_a_third(*, rebalance: bool = True, num_at_third: int = 0) -> FakeCluster:
@@ -230,3 +232,32 @@ def test_nobody_is_lost_and_nobody_moves_while_there_is_nowhere_better(
     cluster.expect_nothing_left()
     assert {r.fields["group"] for r in cluster.records if r.kind == "drop"} <= witness.asked_in_time
     assert rebalance or witness.num_moved == 0
+
+
+def test_no_instance_stands_still_while_offline_requests_wait_at_another() -> None:
+    cluster = FakeCluster(num_workers=3, full_blocks=200, max_seqs=4, policy="recompute")
+    crowd(cluster, {0: [40] * 60, 1: [2]}, ServiceClass.OFFLINE)
+    cluster.run(until_ms=99)
+    assert [g.queues.num_served for g in cluster.core.groups.values()] == [4, 0, 0]
+    looked = []
+
+    def look() -> bool:
+        if cluster.log and cluster.log[-1][1] == "Tick":
+            groups = cluster.core.groups.values()
+            waits = any(len(g.queues.waiting_offline) > 1 for g in groups)
+            looked.append(waits)
+            assert not waits or all(g.in_flight for g in groups), "an instance stands still"
+        return False
+
+    cluster.run(stop=look)
+    assert sum(looked) >= 2 and cluster.core.state.counters.num_rebalanced >= 30
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+
+
+def test_offline_requests_go_nowhere_where_something_waits() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=500, max_seqs=4, policy="recompute")
+    crowd(cluster, {0: [400] * 20, 1: [400] * 6}, ServiceClass.OFFLINE)
+    cluster.run(until_ms=350)
+    assert sum(name == "Tick" for _, name in cluster.log) >= 3
+    assert [len(g.queues.waiting_offline) for g in cluster.core.groups.values()] == [16, 2]

@@ -1,19 +1,18 @@
-"""The waiting queue: one tenant's order is what it always was, several take turns, and none is passed over twice."""
+"""The waiting queue: one tenant's order is its own, and of several the one that has been served least is next."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 from fakes import FakeCluster
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jettison.core import ports
 from jettison.core.requests import RequestState
-from jettison.core.serving.waiting import Turns, WaitingQueue
-from jettison.policy.order import SchedulingPolicy
-from jettison.types import Request, SamplingParams
+from jettison.core.serving.virtualtokens import LEAST_SWEEP, VirtualTokens
+from jettison.core.serving.waiting import WaitingQueue
+from jettison.policy.order import OUTPUT_WEIGHT, PROMPT_WEIGHT, SchedulingPolicy
+from jettison.types import Request, SamplingParams, ServiceClass
 
 TENANTS = "abcd"
 
@@ -21,14 +20,21 @@ TENANTS = "abcd"
 class Queue:
     """A queue, and what has come of it."""
 
-    def __init__(self, policy: SchedulingPolicy = "fcfs", turns: Turns | None = None) -> None:
-        self.queue = WaitingQueue(turns, policy)
+    def __init__(self, policy: SchedulingPolicy = "fcfs") -> None:
         self.num = 0
+        self.asked: list[RequestState] = []
+        self.tokens = VirtualTokens(lambda: (s.tenant for s in self.asked))
+        self.policy: SchedulingPolicy = policy
+        self.queue = WaitingQueue(self.tokens, policy)
 
-    def ask(self, tenant: str, priority: int = 0) -> RequestState:
-        request = Request(f"{tenant}{self.num}", (1,), SamplingParams(), 0, priority, tenant=tenant)
-        state = RequestState(request, self.num)
+    def ask(self, tenant: str, priority: int = 0, num_prompt: int = 1, deadline_ns: int | None = None) -> RequestState:
+        request = Request(
+            f"{tenant}{self.num}", (1,) * num_prompt, SamplingParams(), 0, priority, tenant=tenant,
+            deadline_ns=deadline_ns,
+        )
+        state = RequestState(request, self.num, self.policy)
         self.num += 1
+        self.asked.append(state)
         self.queue.add(state)
         self.queue.check()
         return state
@@ -38,16 +44,29 @@ class Queue:
         before = [s.request_id for s in self.queue]
         taken = self.queue.take([s.request_id for s in able], lambda s: s.request_id in aside)
         assert taken == able
+        for state in taken:
+            if state.first_scheduled_ns is None:
+                state.first_scheduled_ns = 0
+                self.tokens.charge(state.tenant, PROMPT_WEIGHT * state.num_prompt)
         self.queue.check()
+        self.tokens.check(self.asked)
         if not aside:  # what was planned ahead still holds
             assert [s.request_id for s in self.queue] == before[count:]
         return taken
+
+    def deal(self) -> None:
+        """All that wait are queued again, in another group."""
+        queue = WaitingQueue(self.tokens, self.policy)
+        for state in sorted(self.queue.clear(), key=lambda s: s.order):
+            queue.add(state)
+        self.queue = queue
 
 
 ACTS = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.sampled_from(TENANTS), st.integers(-1, 1)),
         st.tuples(st.just("serve"), st.integers(1, 3), st.just(0)),
+        st.tuples(st.just("compute"), st.integers(0, 9), st.integers(1, 20)),
         st.tuples(st.just("preempt"), st.integers(0, 9), st.just(0)),
         st.tuples(st.just("leave"), st.integers(0, 9), st.just(0)),
         st.tuples(st.just("deal"), st.just(0), st.just(0)),
@@ -74,23 +93,18 @@ def test_with_one_tenant_the_order_is_priority_and_arrival(acts: list[tuple[str,
             mirror.append(running.pop(0))
         mirror.sort(key=lambda s: s.order)
         assert list(told.queue) == mirror and told.queue.head is (mirror[0] if mirror else None)
+    assert told.tokens.of("only") == 0, "whatever a lone tenant has been served, the next one is lifted to it"
 
 
 @given(ACTS, st.sampled_from(["fcfs", "priority"]))
-def test_nobody_who_waits_is_passed_over_twice_and_preempted_requests_come_first(
+def test_who_has_been_served_least_is_next_and_preempted_requests_come_first(
     acts: list[tuple[str, object, int]], policy: SchedulingPolicy
 ) -> None:
-    """Whatever comes, is served, preempted, cancelled or dealt again to another group."""
-    turns = Turns()
-    told, running = Queue(policy, turns), []
-    passed: dict[str, Counter[str]] = {}
-    """Tenant that waits -> how often each other one got a turn since it began to wait, or had its last turn."""
-    for what, number, priority in acts:
+    """Whatever comes, is served, computed, preempted, cancelled or dealt again to another group."""
+    told, running = Queue(policy), []
+    for what, number, other in acts:
         if what == "ask":
-            tenant = str(number)
-            # Under the policy priority only equal ones take turns.
-            told.ask(tenant, priority if policy == "fcfs" else 0)
-            passed.setdefault(tenant, Counter())
+            told.ask(str(number), other if policy == "fcfs" else 0, num_prompt=3 + 5 * other + len(told.asked) % 4)
         elif what == "serve":
             for _ in range(int(number)):  # type: ignore[call-overload]
                 if not told.queue:
@@ -100,32 +114,94 @@ def test_nobody_who_waits_is_passed_over_twice_and_preempted_requests_come_first
                 for state in sorted(told.queue, key=lambda s: s.order):
                     lines.setdefault(state.tenant, state)
                 again = [s for s in lines.values() if s.turn is not None]
+                least = min(told.tokens.of(tenant) for tenant in lines)
                 (taken,) = told.serve()
                 if again:
                     assert taken is min(again, key=lambda s: s.turn or 0)
                 else:
-                    for tenant, counts in passed.items():
-                        if tenant != taken.tenant:
-                            counts[taken.tenant] += 1
-                            assert counts[taken.tenant] <= 1, f"{tenant} was passed over twice"
-                    passed[taken.tenant] = Counter()
+                    assert told.tokens.of(taken.tenant) - least in (0, taken.num_prompt)
                 running.append(taken)
+        elif what == "compute" and running:
+            told.tokens.charge(running[int(number) % len(running)].tenant, OUTPUT_WEIGHT * other)  # type: ignore[call-overload]
         elif what == "preempt" and running:
-            state = running.pop(int(number) % len(running))  # type: ignore[call-overload]
-            told.queue.add(state)
-            passed.setdefault(state.tenant, Counter())
+            told.queue.add(running.pop(int(number) % len(running)))  # type: ignore[call-overload]
         elif what == "leave" and told.queue:
-            told.queue.remove(list(told.queue)[int(number) % len(told.queue)])  # type: ignore[call-overload]
+            state = list(told.queue)[int(number) % len(told.queue)]  # type: ignore[call-overload]
+            told.queue.remove(state)
+            told.tokens.leave(state)
         elif what == "deal":
-            queue, before = WaitingQueue(turns, policy), list(told.queue)
-            for state in sorted(told.queue.clear(), key=lambda s: s.order):
-                queue.add(state)
-            told.queue = queue
-            assert list(queue) == before, "turns survive when queues are dealt again"
+            before = list(told.queue)
+            told.deal()
+            assert list(told.queue) == before, "what was served is not forgotten when queues are dealt again"
         told.queue.check()
-        waits = {s.tenant for s in told.queue}
-        passed = {tenant: counts for tenant, counts in passed.items() if tenant in waits}
+        told.tokens.check(told.asked)
         assert told.queue.head is next(iter(told.queue), None) and len(told.queue) == len(list(told.queue))
+
+
+# --- what idleness earns
+
+
+def counts(told: Queue, tenants: str = "abc") -> list[int]:
+    return [told.tokens.of(tenant) for tenant in tenants]
+
+
+def test_who_comes_to_an_empty_line_is_lifted_to_the_least_of_those_in_line() -> None:
+    told = Queue()
+    for tenant in "aab":
+        told.ask(tenant, num_prompt=10)
+    told.serve(2)
+    told.tokens.charge("b", 7)
+    told.ask("b", num_prompt=10)
+    assert counts(told) == [10, 17, 0], "one that has been served more than that keeps its count"
+    told.ask("c")
+    assert counts(told) == [10, 17, 10]
+    told.ask("c")
+    assert counts(told) == [10, 17, 10], "with one in line already nothing is lifted"
+
+
+def test_where_nobody_is_in_line_it_is_lifted_to_who_left_last() -> None:
+    told = Queue()
+    for tenant in "ab":
+        told.ask(tenant, num_prompt=10)
+    told.serve(2)
+    told.tokens.charge("b", 30)
+    told.ask("c")
+    assert counts(told) == [10, 40, 40], "b left last, and goes on being served"
+    told.ask("a")
+    assert counts(told) == [40, 40, 40]
+
+
+def test_being_dealt_out_again_is_no_return() -> None:
+    told = Queue()
+    for tenant, num_prompt in (("a", 1), ("b", 50), ("a", 1), ("b", 1)):
+        told.ask(tenant, num_prompt=num_prompt)
+    told.serve(2)
+    told.deal()
+    assert counts(told, "ab") == [1, 50] and [s.request_id for s in told.queue] == ["a2", "b3"]
+
+
+def test_a_request_that_has_had_its_turn_is_in_line_no_more() -> None:
+    told = Queue()
+    told.ask("a", num_prompt=1)
+    told.ask("b", num_prompt=50)
+    again, _ = told.serve(2)
+    told.queue.add(again)
+    told.ask("c")
+    assert counts(told) == [1, 50, 50], "a waits, but is owed nothing: its next request would be lifted, too"
+
+
+def test_tenants_that_are_gone_are_forgotten_and_it_makes_no_difference() -> None:
+    told = Queue()
+    for i in range(1_000):
+        told.ask("stays", num_prompt=5)
+        told.ask(f"t{i}", num_prompt=3)
+        told.serve(len(told.queue) - 1)
+        told.asked = [s for s in told.asked if s.turn is None]  # what is served ends at once
+        assert len(told.tokens._counts) < 3 * LEAST_SWEEP
+    (left,) = told.queue
+    assert told.tokens.of("t0") == 0 and told.tokens.of(left.tenant) > 1_000
+    told.ask("t0")
+    assert told.tokens.of("t0") == told.tokens.of(left.tenant), "where it would have been lifted to, had it been kept"
 
 
 def test_one_that_steps_aside_has_had_its_turn_and_stays_the_head() -> None:
@@ -188,7 +264,7 @@ def test_a_tenant_with_many_requests_does_not_shut_out_another(priority: int) ->
     for i in range(100):
         cluster.submit(f"a{i}", [1, 2, 3], 3, 0.0, tenant="a")
     cluster.submit("b", [1, 2, 3], 3, 0.01, tenant="b", priority=priority)
-    assert first_served(cluster).index("b") == 2, "one of a's runs, and a's turn comes before a newcomer's"
+    assert first_served(cluster).index("b") == 1, "one of a's runs, which counts from when b is there"
 
 
 def test_whoever_asks_for_the_policy_priority_gets_it() -> None:
@@ -200,7 +276,7 @@ def test_whoever_asks_for_the_policy_priority_gets_it() -> None:
 
 
 @pytest.mark.parametrize("policy", ["drop", "recompute", "migrate"])
-def test_turns_survive_deaths_and_drops(policy: str) -> None:
+def test_counts_survive_deaths_and_drops(policy: str) -> None:
     """Requests that wait are dealt out again when a worker dies and comes back, and when groups merge."""
     cluster = FakeCluster(num_workers=3, full_blocks=10, max_seqs=2, policy=policy)
     for i in range(60):
@@ -214,5 +290,73 @@ def test_turns_survive_deaths_and_drops(policy: str) -> None:
         cluster.order_at("drop", 8.0)
     served = first_served(cluster)
     last_light = max(served.index(f"{tenant}{i}") for tenant in "bc" for i in range(3))
-    # Up to 6 had begun before b and c came; then each turn of theirs lets two others go first, in each of 3 groups.
+    # Up to 6 had begun before b and c came; then each of theirs lets two others go first, in each of 3 groups.
     assert last_light <= 6 + 3 * 3 * 3, served[: last_light + 1]
+
+
+def backlogged(
+    sizes: dict[str, list[tuple[int, int]]], max_seqs: int, full_blocks: int, service_class: ServiceClass
+) -> FakeCluster:
+    """One instance and, for each tenant, requests of so many prompt and output tokens; all of them at once."""
+    cluster = FakeCluster(
+        num_workers=1, full_blocks=full_blocks, max_seqs=max_seqs, policy="recompute", prefix_caching=False
+    )
+    for tenant, asked in sizes.items():
+        for i, (num_prompt, num_output) in enumerate(asked):
+            tokens = [1 + (7 * i + j) % 50 for j in range(num_prompt)]
+            cluster.submit(
+                f"{tenant}{i}", tokens, num_output, 0.0, tenant=tenant, ignore_eos=True, service_class=service_class
+            )
+    return cluster
+
+
+SIZES = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 30)), min_size=5, max_size=25)
+
+
+@settings(deadline=None, max_examples=30)
+@given(SIZES, SIZES, st.integers(1, 5), st.integers(18, 40), st.sampled_from(ServiceClass))
+def test_between_two_backlogged_tenants_counts_stay_within_the_papers_bound(
+    a: list[tuple[int, int]], b: list[tuple[int, int]], max_seqs: int, full_blocks: int, service_class: ServiceClass
+) -> None:
+    """Lemma 4.3: a prompt, or twice what runs may hold: with one place twice the largest request. And no step is left
+    out while anybody waits, however blocks run out and requests are preempted."""
+    cluster = backlogged({"a": a, "b": b}, max_seqs, full_blocks, service_class)
+    largest = max(sum(size) for size in a + b)
+    bound, core = max(PROMPT_WEIGHT, OUTPUT_WEIGHT) * max_seqs * largest, cluster.core
+    is_offline = service_class is ServiceClass.OFFLINE
+    tokens = core.state.offline_tokens if is_offline else core.state.tokens
+    apart: list[int] = []
+
+    def look() -> bool:
+        (group,) = core.groups.values()
+        queue = group.queues.waiting_offline if is_offline else group.queues.waiting
+        assert not queue or group.in_flight, "a request waits, and nothing runs"
+        if len(queue.num_by_tenant()) == 2:
+            apart.append(abs(tokens.of("a") - tokens.of("b")))
+        return False
+
+    cluster.run(stop=look)
+    assert apart and max(apart) <= bound
+    cluster.expect_outputs()
+    cluster.expect_nothing_left()
+    served = sum(PROMPT_WEIGHT * p + OUTPUT_WEIGHT * o for p, o in a + b)
+    assert tokens.of("a") + tokens.of("b") <= served + bound, "nothing is charged twice, whatever was preempted"
+
+
+@pytest.mark.parametrize("service_class", ServiceClass)
+def test_five_hundred_long_requests_hold_up_no_other_tenants_one(service_class: ServiceClass) -> None:
+    cluster = backlogged({"many": [(40, 30)] * 500, "one": []}, 4, 40, service_class)
+    cluster.submit("one", [1] * 10, 5, 50.0, tenant="one", service_class=service_class)
+    cluster.run(stop=lambda: "one" in cluster.core.state.requests)
+    before = cluster.core.groups[0].counters.num_steps
+    cluster.run(stop=lambda: "one" not in cluster.core.state.requests)
+    assert cluster.core.groups[0].counters.num_steps - before < 3 * 30, "those that run end, and it is next"
+    assert len(cluster.core.state.requests) > 450
+
+
+def test_the_earlier_deadline_of_a_tenant_goes_first() -> None:
+    cluster = FakeCluster(num_workers=1, full_blocks=8, max_seqs=1)
+    for name, deadline_s in (("runs", None), ("late", 900), ("soon", 60), ("now", None)):
+        deadline_ns = None if deadline_s is None else deadline_s * 10**9
+        cluster.submit(name, [1, 2, 3], 3, tenant="a", service_class=ServiceClass.OFFLINE, deadline_ns=deadline_ns)
+    assert first_served(cluster) == ["runs", "now", "soon", "late"]

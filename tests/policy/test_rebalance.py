@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +44,13 @@ def test_what_memory_keeps_out_goes_where_there_is_room() -> None:
 
 def test_two_that_are_short_of_memory_send_each_other_nothing() -> None:
     assert plan_rebalance([group(0, 8, 3, 2, [3, 1], blocked=True), group(1, 8, 1, 2, [4], blocked=True)]) == ()
+
+
+def test_what_is_kept_at_most_is_kept_though_there_are_places_and_room() -> None:
+    queue, dry = group(0, 8, 1, 100, [2, 2, 2], open_=False), group(1, 8, 1, 3, [])
+    assert plan_rebalance([queue, dry]) == ()
+    plan = plan_rebalance([replace(queue, most_kept=2), dry])
+    assert [(m.request_id, m.destination) for m in plan] == [("g0-2", 1)]
 
 
 GROUPS = st.lists(

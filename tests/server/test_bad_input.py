@@ -403,7 +403,7 @@ async def test_a_full_queue_is_refused_on_arrival(serve):
     async with serve(engine) as served:
         running = [asyncio.create_task(served.completion(max_tokens=1)) for _ in range(2)]
         await eventually(lambda: len(engine.accepted) == 2)
-        answer = await served.post("/v1/completions", content=b"never read, so never found to be no JSON")
+        answer = await served.post("/v1/completions", content=b"never parsed, so never found to be no JSON")
         assert answer.status_code == 429
         assert answer.json()["error"]["message"] == "The queue is full: 2 requests wait, and 2 may; retry later."
         assert answer.headers["retry-after-ms"] == "1500"

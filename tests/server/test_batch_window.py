@@ -35,9 +35,9 @@ def test_a_shown_time_is_read_back(seconds):
 
 
 def batch(seq=1, *, runnable=100, prompt=1000, most=10_000, done=0, expires_at=3600, bad=0,
-          status=Status.IN_PROGRESS) -> Batch:  # fmt: skip
+          status=Status.IN_PROGRESS, owner="") -> Batch:  # fmt: skip
     return Batch(
-        id=f"b{seq}", owner="", endpoint="/v1/completions", input_file_id="f", completion_window="1h", created_at=0,
+        id=f"b{seq}", owner=owner, endpoint="/v1/completions", input_file_id="f", completion_window="1h", created_at=0,
         expires_at=expires_at, num_lines=runnable + bad, num_runnable=runnable, num_prompt_tokens=prompt,
         max_output_tokens=most, seq=seq, num_completed=done, num_failed=bad, status=status)
 
@@ -73,6 +73,14 @@ def test_only_what_is_due_before_is_ahead():
     others += [batch(n, expires_at=60, status=s) for n, s in enumerate(Status, 4) if s is not Status.IN_PROGRESS]
     others.append(batch())  # itself
     assert seen().seconds_to_end(batch(), others) == pytest.approx(400)
+
+
+def test_other_owners_get_as_much_whatever_is_due_when():
+    large, small = batch(2, owner="b", runnable=10_000, expires_at=9999), batch(3, owner="c", done=75)
+    assert seen().seconds_to_end(batch(), [large]) == pytest.approx(200 + 200)
+    assert seen().seconds_to_end(batch(), [large, small]) == pytest.approx(200 + 200 + 50)
+    own = batch(4, expires_at=60)
+    assert seen().seconds_to_end(batch(), [large, small, own]) == pytest.approx(400 + 400 + 50)
 
 
 def test_infeasible_says_when_it_would_be():

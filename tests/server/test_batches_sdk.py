@@ -67,6 +67,7 @@ async def test_the_whole_life(serve, batch_settings):
         assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
         assert batch.metadata == {"who": "me"}
         assert all(request.service_class is ServiceClass.OFFLINE and request.deadline_ns for request in engine.accepted)
+        assert len({request.deadline_ns for request in engine.accepted}) == 1, "so they are served as they stand"
 
         done = {d["custom_id"]: d for d in documents(await text_of(client, batch.output_file_id))}
         assert set(done) == {"a", "b"}
@@ -411,10 +412,10 @@ async def test_a_flexible_request_is_offline(serve):
     engine = FakeEngine()
     engine.max_waiting = 0  # its queue keeps no online request waiting
     async with serve(engine) as served:
+        for asked in ({}, {"service_tier": "default"}, {"user": "flex"}):
+            assert (await served.completion(**asked)).status_code == 429
         answer = await served.completion(service_tier="flex")
-        assert answer.status_code == 429  # on arrival nothing is known of its class
         engine.max_waiting = None
-        answer = await served.completion(service_tier="flex")
         assert answer.json()["service_tier"] == "flex"
         assert engine.accepted[0].service_class is ServiceClass.OFFLINE
         assert (await served.completion(service_tier="default")).json()["service_tier"] == "default"

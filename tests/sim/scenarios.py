@@ -110,16 +110,16 @@ class Watched:
 
     def submit(
         self, name: str, num_prompt: int, num_output: int, at_s: float,
-        service_class: ServiceClass = ServiceClass.ONLINE,
+        service_class: ServiceClass = ServiceClass.ONLINE, tenant: str = "",
     ) -> None:
         params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
         at_ns = round(at_s * 1e9)
-        request = Request(name, (0,) * num_prompt, params, at_ns, service_class=service_class)
+        request = Request(name, (0,) * num_prompt, params, at_ns, service_class=service_class, tenant=tenant)
         self.requests[name] = request
         self.cluster.submit(request, at_ns)
 
     def load(self, seed: int, num_requests: int = 40, span_s: float = 0.5, mean_prompt: int = 60,
-             mean_output: int = 40, offline_share: float = 0.0) -> None:
+             mean_output: int = 40, offline_share: float = 0.0, num_tenants: int = 1) -> None:
         """A burst: most arrive in the first part of the span."""
         rng, classes = random.Random(seed), random.Random(seed + 1)
         room = min(w.full_blocks for w in self.cluster.core.state.workers.values()) * BLOCK_SIZE
@@ -128,7 +128,8 @@ class Watched:
             prompt = 1 + min(600, room // 2, int(rng.expovariate(1 / mean_prompt)))
             output = 1 + min(300, room // 2 - 2, int(rng.expovariate(1 / mean_output)))
             is_offline = classes.random() < offline_share
-            self.submit(f"r{i}", prompt, output, at_s, ServiceClass.OFFLINE if is_offline else ServiceClass.ONLINE)
+            service_class = ServiceClass.OFFLINE if is_offline else ServiceClass.ONLINE
+            self.submit(f"r{i}", prompt, output, at_s, service_class, f"t{i % num_tenants}")
 
     def kinds(self) -> list[str]:
         return [record.kind for record in self.records]

@@ -38,6 +38,7 @@ def scenario(seed: int) -> tuple[ClusterSetup, dict[str, int | float]]:
         "num_requests": rng.choice([1, 5, 20, 50]), "span_s": rng.choice([0.0, 0.2, 1.0, 4.0]),
         "mean_prompt": rng.choice([5, 40, 120]), "mean_output": rng.choice([5, 40, 120]),
         "offline_share": 0.4 if seed % 3 == 1 else 0.0,
+        "num_tenants": (1, 2, 1, 3)[seed % 4],
     }
     return replace(setup, limits=replace(setup.limits, prefill_first=rng.random() < 0.3)), load
 

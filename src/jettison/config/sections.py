@@ -120,9 +120,9 @@ class SchedulerConfig:
     admission_watermark: float = config_key(
         0.01, float_from(0.0, 0.9), "Part of the blocks kept free when a request is admitted.", metavar="FRACTION")
     scheduling_policy: SchedulingPolicy = config_key(
-        "fcfs", Choice(SchedulingPolicy), "Whose waiting requests are served first. fcfs: keys take turns, and a "
-        "request's priority counts among its own key's only; priority: it counts against all others' (any client "
-        "may send any priority).")
+        "fcfs", Choice(SchedulingPolicy), "Whose waiting requests are served first. fcfs: those of the key that "
+        "was served least, and a request's priority counts among its own key's only; priority: it counts against all "
+        "others' (any client may send any priority).")
     step_priority: StepPriority = config_key(
         "decode", Choice(StepPriority), "Who gets a step's token budget first. decode: a long prompt holds up no "
         "answer; prefill: first tokens come sooner, answers stand still while prompts fill the budget. Pipelines that "

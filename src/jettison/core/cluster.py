@@ -286,12 +286,12 @@ class ClusterCore:
             if group is not None and state in group.queues.queue_of(state):
                 group.queues.take_out(state)
             self.state.unplaced.pop(request_id, None)
-            del self.state.requests[request_id]
+            self.state.forget(state)
         self.check()
         return True
 
     def _dispatch(self, request: Request, now_ns: int) -> list[Action]:
-        state = RequestState(request, self.state.next_order)
+        state = RequestState(request, self.state.next_order, self.state.limits.scheduling_policy)
         self.state.next_order += 1
         why_not = self.unplaced.cut_to_room(state)
         if state.is_offline:

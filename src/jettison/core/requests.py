@@ -9,6 +9,7 @@ from math import ceil
 from typing import NamedTuple
 
 from jettison.core.residence import NOWHERE, Residences
+from jettison.policy.order import SchedulingPolicy, own_key
 from jettison.types import (
     FinishReason,
     GroupId,
@@ -100,10 +101,11 @@ class RequestState:
         "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
         "group_id", "residences", "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns",
         "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "transfers", "paused", "remote",
-        "recompute", "tenant", "is_offline", "turn", "_suspicion",
+        "recompute", "tenant", "is_offline", "turn", "is_in_line", "_suspicion",
     )
 
-    def __init__(self, request: Request, order: int) -> None:
+    def __init__(self, request: Request, order: int, policy: SchedulingPolicy = "fcfs") -> None:
+        """``order``: the number of its arrival."""
         self.request = request
         self.request_id: RequestId = request.request_id
         self.num_prompt = len(request.prompt_token_ids)
@@ -132,12 +134,14 @@ class RequestState:
         self.finished_ns: int | None = None
         self.num_preemptions = 0
         self._suspicion: Suspicion | None = None
-        self.order = (request.priority, order)
-        """Among its tenant's own: priority first, then arrival. Who else goes before it: ``policy.order``."""
+        self.order = own_key(request.deadline_ns, request.priority, order, policy)
+        """Among its tenant's own. Who else goes before it: ``policy.order``."""
         self.tenant = request.tenant
         self.is_offline = request.service_class is ServiceClass.OFFLINE
         self.turn: int | None = None
-        """When it was first served, as ``core.serving.waiting`` counts turns."""
+        """When it was first served, as ``core.serving.virtualtokens`` counts turns."""
+        self.is_in_line = False
+        """It waits for that (``core.serving.virtualtokens``)."""
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if request.params.prompt_logprobs is not None else None
         )

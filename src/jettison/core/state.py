@@ -16,7 +16,7 @@ from jettison.core.pending import Book, Owner, Purpose, TransferWaiter
 from jettison.core.ports import Action, Emit, SendKV
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group, SchedulerLimits
-from jettison.core.serving.waiting import Turns
+from jettison.core.serving.virtualtokens import VirtualTokens
 from jettison.cost.linkrate import LinkRate
 from jettison.cost.predictor import StepTimePredictor
 from jettison.memory.blocks import BlockLedger
@@ -164,9 +164,9 @@ class ClusterState:
     """Version of each worker's ledger that ``check`` has found in order."""
     changes: Changes = field(default_factory=Changes)
     """What the groups write into; shared with all of them."""
-    turns: Turns = field(default_factory=Turns)
-    """Whose turn it is; shared with all groups."""
-    offline_turns: Turns = field(default_factory=Turns)
+    tokens: VirtualTokens = field(init=False)
+    """What each tenant's online requests have been served; shared with all groups."""
+    offline_tokens: VirtualTokens = field(init=False)
     """The same of offline requests."""
     groups_of: dict[WorkerId, list[Group]] = field(default_factory=dict)
     """Groups that use a worker: one, but during a restore after its split; none of a dead one."""
@@ -187,6 +187,10 @@ class ClusterState:
 
     def __post_init__(self) -> None:
         self.predict_anew()
+        self.tokens, self.offline_tokens = (
+            VirtualTokens(lambda: (s.tenant for s in self.requests.values()), lambda: self.catch_up_all())
+            for _ in range(2)
+        )
         self.book = Book(self.shape.block_bytes_per_layer(self.limits.block_size), self.shape.shard_bytes)
         for worker_id, worker in self.workers.items():
             self.groups_of[worker_id] = []
@@ -245,8 +249,8 @@ class ClusterState:
             self.hasher,
             lambda: self.predictor.chunk_prices(len(stages), len(stages[-1].layers)),
             self.changes,
-            self.turns,
-            self.offline_turns,
+            self.tokens,
+            self.offline_tokens,
             lambda: Pace(self.params.offline, self.predictor),
         )
         self.next_group_id += 1
@@ -356,7 +360,8 @@ class ClusterState:
         if state.ending is None or state.phase is Phase.FINISHED:
             return False
         if state.request_id in self.unplaced:
-            del self.unplaced[state.request_id], self.requests[state.request_id]
+            del self.unplaced[state.request_id]
+            self.forget(state)
             state.phase = Phase.FINISHED
             return True
         group = self.groups[state.group_id]
@@ -365,8 +370,13 @@ class ClusterState:
         group.queues.take_out(state)
         group.release_blocks(state)
         state.phase = Phase.FINISHED
-        del self.requests[state.request_id]
+        self.forget(state)
         return True
+
+    def forget(self, state: RequestState) -> None:
+        """It is in no queue, and nothing of it is left."""
+        del self.requests[state.request_id]
+        (self.offline_tokens if state.is_offline else self.tokens).leave(state)
 
     def alive_workers(self) -> tuple[int, int]:
         """How many can serve, and the least capacity of one with every layer resident (0 if none can): what holds of
@@ -403,6 +413,8 @@ class ClusterState:
         lost = {w.worker_id for w in self.workers.values() if not w.alive}
         assert not any(lost & set(g.worker_ids) for g in self.groups.values()), "a group with a dead member"
         self.book.check()
+        for tokens, is_offline in ((self.tokens, False), (self.offline_tokens, True)):
+            tokens.check(s for s in self.requests.values() if s.is_offline is is_offline)
         assert self.pipelines == {i: g for i, g in self.groups.items() if len(g.stages) > 1}
         assert self.changes.queued == {i for i, g in self.groups.items() if g.queues.has_waiting}
         assert self.changes.queued_online == {i for i, g in self.groups.items() if g.queues.waiting}

@@ -5,14 +5,17 @@ everything else that has to put requests into order asks ``in_service_order``. A
 nothing else.
 
 - Online requests go before offline ones; what follows holds within a class.
-- Among a tenant's own requests the lower ``priority`` goes first, then the earlier arrival.
+- Among a tenant's own requests the earlier deadline goes first, then the lower ``priority``, then the earlier arrival.
+  One without a deadline is due at once: a client waits for it, while the lines of a batch have hours.
 - A tenant whose next request has had its turn already (it was preempted, or stepped aside because its group could not
   hold it) goes before all others: the earliest turn first.
-- Other tenants take turns (round robin): of those that wait, the one whose last turn is longest ago. So between two of
-  its turns none is passed over by another more than once.
-- With the policy ``priority`` the priorities of all tenants count against each other before all that.
+- Of the other tenants the one that has been served least goes first, in virtual tokens (VTC: Sheng et al., "Fairness in
+  Serving Large Language Models", OSDI 2024); of equal ones the one whose next request came first. A prompt is charged
+  when it is first served, so that what is picked next knows of it; output as it comes; computing anything again, or
+  taking it from the prefix cache, costs nothing.
+- With the policy ``priority`` the priorities of all tenants count against each other before all that, also deadlines.
 
-With one tenant all of this is the first rule.
+With one tenant all of this is the second rule.
 """
 
 from __future__ import annotations
@@ -22,11 +25,17 @@ from typing import Literal, Protocol, TypeVar
 
 SchedulingPolicy = Literal["fcfs", "priority"]
 
-OwnKey = tuple[int, int]
-"""(priority, number of the arrival), lower first; no two requests have the same."""
+PROMPT_WEIGHT = 1
+OUTPUT_WEIGHT = 2
+"""Virtual tokens that a token costs, as in the paper: a token of an answer takes a step of its own."""
 
-LineKey = tuple[int, bool, int]
-"""(priority that counts against all tenants, whether it still has to get a turn, turn), lower first."""
+OwnKey = tuple[int, int, int]
+"""(deadline, priority, number of the arrival), or with the policy ``priority`` that first; lower first. No two requests
+have the same."""
+
+LineKey = tuple[int, bool, int, int]
+"""(priority that counts against all tenants, whether its next request still has to get a turn, that turn or else
+virtual tokens, number of that request's arrival), lower first."""
 
 
 class Ordered(Protocol):
@@ -56,13 +65,20 @@ def counts_priority(policy: SchedulingPolicy) -> bool:
     return policy == "priority"
 
 
-def line_key(head: Ordered, last_turn: int, policy: SchedulingPolicy) -> LineKey:
-    """Where a tenant stands among the others: ``head`` is its next request, ``last_turn`` when it was last served.
+def own_key(deadline_ns: int | None, priority: int, arrival: int, policy: SchedulingPolicy) -> OwnKey:
+    """A request's place among its tenant's own; ``arrival`` numbers them all."""
+    due_ns = 0 if deadline_ns is None else deadline_ns
+    return (priority, due_ns, arrival) if counts_priority(policy) else (due_ns, priority, arrival)
 
-    Distinct for distinct tenants, as turns are.
+
+def line_key(head: Ordered, num_virtual: int, policy: SchedulingPolicy) -> LineKey:
+    """Where a tenant stands among the others: ``head`` is its next request, ``num_virtual`` what it has been served.
+
+    Distinct for distinct tenants, as arrivals are.
     """
-    priority = head.order[0] if counts_priority(policy) else 0
-    return (priority, True, last_turn) if head.turn is None else (priority, False, head.turn)
+    first, _, arrival = head.order
+    priority = first if counts_priority(policy) else 0
+    return (priority, True, num_virtual, arrival) if head.turn is None else (priority, False, head.turn, arrival)
 
 
 R = TypeVar("R", bound=Ordered)
@@ -95,8 +111,8 @@ def _of_one_class(requests: Iterable[R], policy: SchedulingPolicy) -> list[R]:
 
 
 def _place(request: Ordered, policy: SchedulingPolicy) -> tuple[int, bool, int, int]:
-    priority, arrival = request.order
-    return priority if counts_priority(policy) else 0, request.turn is None, request.turn or 0, arrival
+    first, _, arrival = request.order
+    return first if counts_priority(policy) else 0, request.turn is None, request.turn or 0, arrival
 
 
 def goes_before(waiting: Ordered, served: Ordered, policy: SchedulingPolicy) -> bool:

@@ -6,6 +6,9 @@ where there is none they stay, and their group may run them beyond its limit.
 Requests that memory keeps out of one group while another has room go there, too, before a drop is thought of: it
 was dispatched by what was known then, and long answers may have gathered in its group since. A waiting request holds no
 KV, so moving it costs nothing.
+
+The same is asked of offline requests by themselves, behind online ones. Of those a group where nothing waits is given
+up to half of what waits elsewhere, although it could begin there in time: nothing should stand still beside a batch.
 """
 
 from __future__ import annotations
@@ -43,6 +46,8 @@ class GroupQueue:
     takes_new: bool = True
     sends_blocked: bool = False
     """What memory keeps out may go, not only what the batch has no place for."""
+    most_kept: int | None = None
+    """Waiting requests that it keeps at most, whatever it has places and room for; None: all those."""
 
     @property
     def num_spare_places(self) -> int:
@@ -57,6 +62,8 @@ class GroupQueue:
     def overflow(self) -> Sequence[QueuedRequest]:
         """Waiting requests that its batch has no place for, or its memory no room, in order of service."""
         num_served = max(0, self.batch_limit - self.num_running)
+        if self.most_kept is not None:
+            num_served = min(num_served, self.most_kept)
         if self.sends_blocked:
             needs = itertools.accumulate(request.num_blocks for request in self.waiting)
             num_served = min(num_served, sum(1 for _ in itertools.takewhile(self.num_free_blocks.__ge__, needs)))

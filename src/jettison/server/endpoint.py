@@ -23,7 +23,7 @@ from jettison.server.fields import parse_json
 from jettison.server.generation import Generation, Job
 from jettison.server.limits import Arrival
 from jettison.server.prompts import Prompt
-from jettison.server.sampling import GenerationPlan, too_long
+from jettison.server.sampling import OFFLINE_TIER, GenerationPlan, too_long
 from jettison.server.sse import EventStream, error_event
 from jettison.server.state import ServerState
 from jettison.types import Request, ServiceClass
@@ -122,7 +122,10 @@ class GenerationEndpoint(ABC):
     ) -> None:
         state = self.state
         check_content_type(scope)
-        document = parse_json(await arrival.read_body(receive))
+        body = await arrival.read_body(receive)
+        arrival.check_queue(is_offline=OFFLINE_TIER.encode() in body)  # it may be: the others need not be parsed
+        document = parse_json(body)
+        arrival.check_queue(is_offline=document.get("service_tier") == OFFLINE_TIER)
         plan, prompts, answer = await self.prepare(document)
         if plan.wants_offline:
             state.check_offline("service_tier")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from starlette.types import Receive
@@ -72,16 +72,15 @@ class Admission:
 
     @contextmanager
     def arrival(self, tenant: str) -> Iterator[Arrival]:
-        """Count one request in, as one choice at first. Raises OverCapacityError when the queue is full already, or
-        KeyLimitError when the tenant's share is used. Whatever comes of the request, what it was counted for is given
-        back once, here.
+        """Count one request in, as one choice at first. Raises KeyLimitError when the tenant's share is used. Where the
+        queue is full already the request is not counted among those that come to it, and ``Arrival.check_queue`` says
+        so. Whatever comes of the request, what it was counted for is given back once, here.
         """
         arrival = Arrival(self, self._settings, self._shares[tenant])
         arrival.claim(1)
         try:
-            self._engine.check_queue(tenant, self.num_arriving)
+            arrival.come(lambda: self._engine.check_queue(tenant, self.num_arriving))
             self.num_active += 1
-            self.num_arriving += 1
             try:
                 yield arrival
             finally:
@@ -165,8 +164,26 @@ class Arrival(_Body):
         self._share = share
         self._num_choices = 0
         """Places of its tenant's that it holds."""
-        self._is_arriving = True
+        self._why_full: OverCapacityError | None = None
+        """The queue of online requests was full when it came."""
+        self._is_arriving = False
         self._is_accepted = False
+
+    def come(self, check_queue: Callable[[], None]) -> None:
+        """Count it among those on their way to the queue, where ``check_queue`` does not raise OverCapacityError."""
+        try:
+            check_queue()
+        except OverCapacityError as error:
+            self._why_full = error
+            return
+        self._is_arriving = True
+        self._admission.num_arriving += 1
+
+    def check_queue(self, *, is_offline: bool) -> None:
+        """Raises OverCapacityError where the queue was full and this is no offline request: those queue, and are not
+        shed. Of them there are as many as their keys may have under way, and as there are connections."""
+        if self._why_full is not None and not is_offline:
+            raise self._why_full
 
     def claim(self, num_choices: int) -> None:
         """It has so many choices: take places for those that have none yet, all or none. Raises KeyLimitError, and
@@ -202,7 +219,7 @@ class Arrival(_Body):
         if self._is_arriving:
             self._is_arriving = False
             self._admission.num_arriving -= 1
-            self.release()
+        self.release()
 
 
 class Share:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
 from jettison.live.wire import messages as m
 from jettison.memory.prefix import PrefixHasher
-from jettison.types import FinishReason, Request, SamplingParams
+from jettison.types import FinishReason, Request, SamplingParams, ServiceClass
 
 BLOCK_SIZE = 4
 
@@ -339,12 +340,15 @@ async def test_requests_that_no_worker_can_take_are_waiting_ones(model_dir: Path
             while any(w.alive for w in engine.core.state.workers.values()):
                 await asyncio.sleep(0.001)
             streams = [asyncio.create_task(collect(engine, request(f"h{i}", [i, 2, 3], 4))) for i in range(3)]
+            batch = replace(request("batch", [1, 2, 3], 4), service_class=ServiceClass.OFFLINE)
+            streams.append(asyncio.create_task(collect(engine, batch)))
             await asyncio.sleep(0)
             snapshot = engine.snapshot()
             assert (snapshot.num_unplaced, snapshot.num_waiting, snapshot.groups) == (3, 3, [])
-            assert [reason for _, reason in await asyncio.gather(*streams)] == [FinishReason.LENGTH] * 3
+            assert snapshot.num_unplaced_offline == 1
+            assert [reason for _, reason in await asyncio.gather(*streams)] == [FinishReason.LENGTH] * 4
         snapshot = engine.snapshot()
-        assert snapshot.num_unplaced == 0 and snapshot.counters["worker_losses"] == 2
+        assert snapshot.num_unplaced == snapshot.num_unplaced_offline == 0 and snapshot.counters["worker_losses"] == 2
 
 
 async def test_what_would_break_further_in_is_refused(model_dir: Path) -> None:

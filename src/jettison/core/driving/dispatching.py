@@ -9,6 +9,8 @@ The choices are ``policy.dispatch``'s and ``policy.rebalance``'s; here are their
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jettison.core.driving.grouporder import GroupOrder
 from jettison.core.ladder.climb import Ladder
 from jettison.core.moving.hosted import Hosted
@@ -17,11 +19,15 @@ from jettison.core.params import ClusterParams
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
+from jettison.core.serving.waiting import WaitingQueue
 from jettison.core.state import ClusterState
 from jettison.policy.batching import BlockedBy
 from jettison.policy.dispatch import GroupFreeness
 from jettison.policy.rebalance import GroupQueue, QueuedRequest, plan_rebalance
 from jettison.types import GroupId
+
+_BatchLimits = Mapping[int, int]
+"""Requests that groups can usefully run at once, by their number of stages."""
 
 
 class Dispatcher:
@@ -97,15 +103,18 @@ class Dispatcher:
             self.place(state)
         if not self._state.params.rebalance:
             return []
-        plan = plan_rebalance(self._group_queues())
-        for entry in plan:
-            state = self._state.requests[entry.request_id]
-            groups[entry.source].queues.take_out(state)
-            groups[entry.destination].queues.enqueue(state)
-        if not plan:
+        limits = {n: self._batch_limit(n) for n in {len(g.stages) for g in groups.values()}}
+        destinations: list[GroupId] = []
+        for group_queues in (self._group_queues, self._offline_queues):
+            for entry in plan_rebalance(group_queues(limits)):
+                state = self._state.requests[entry.request_id]
+                groups[entry.source].queues.take_out(state)
+                groups[entry.destination].queues.enqueue(state)
+                destinations.append(entry.destination)
+        if not destinations:
             return []
-        self._state.counters.num_rebalanced += len(plan)
-        return [Record("rebalanced", now_ns, {"requests": len(plan), "to": sorted({e.destination for e in plan})})]
+        self._state.counters.num_rebalanced += len(destinations)
+        return [Record("rebalanced", now_ns, {"requests": len(destinations), "to": sorted(set(destinations))})]
 
     def rebalance_merged(self, now_ns: int) -> list[Action]:
         """The same where this event has executed a merge: ask before the merged group plans a step."""
@@ -123,30 +132,40 @@ class Dispatcher:
         largest = max((g.blocks.capacity for g in is_open), default=0)
         return [s for s in oversized if -(-s.num_tokens // self._state.limits.block_size) <= largest]
 
-    def _group_queues(self) -> list[GroupQueue]:
-        """Groups that have too many requests, and groups that could take some; none unless there are both."""
+    def _group_queues(self, limits: _BatchLimits) -> list[GroupQueue]:
+        """Groups that have too many online requests, and groups that could take some; none unless there are both."""
         groups = self._state.groups
-        limits = {n: self._batch_limit(n) for n in {len(g.stages) for g in groups.values()}}
-
-        def num_free_places(group: Group) -> int:
-            return limits[len(group.stages)] - group.queues.num_served
-
-        queued = [groups[g] for g in sorted(self._state.changes.queued)]
-        full = {g.group_id for g in queued if len(g.queues.waiting) > max(0, num_free_places(g)) or self._is_blocked(g)}
+        queued = [groups[g] for g in sorted(self._state.changes.queued_online)]
+        full = {
+            g.group_id for g in queued
+            if len(g.queues.waiting) > max(0, _num_free_places(g, limits)) or self._is_blocked(g)
+        }
         if not full:
             return []
-        busy = self._ladder.worker_ids().union(self._moves.moving_workers())
-        takers = {
-            g.group_id for g in groups.values()
-            if num_free_places(g) > len(g.queues.waiting) and g.blocks.admission_cap is None
-            and busy.isdisjoint(g.worker_ids)
-        }
+        takers = self._takers(limits)
         if not takers:
             return []
         return [
-            self._group_queue(g, limits[len(g.stages)], takes_new=i in takers)
-            for i, g in groups.items() if i in full or i in takers
+            self._group_queue(g, limits, takes_new=i in takers) for i, g in groups.items() if i in full or i in takers
         ]
+
+    def _offline_queues(self, limits: _BatchLimits) -> list[GroupQueue]:
+        """Groups where offline requests wait, and groups that have run dry; none unless there are both."""
+        groups, changes = self._state.groups, self._state.changes
+        queued = [groups[g] for g in sorted(changes.queued) if groups[g].queues.waiting_offline]
+        if not queued:
+            return []
+        dry = [groups[g] for g in sorted(self._takers(limits) - changes.queued)]
+        return [self._offline_queue(g, limits) for g in (*queued, *dry)] if dry else []
+
+    def _takers(self, limits: _BatchLimits) -> set[GroupId]:
+        """Groups with a place that no online request will take, and nothing about to change in them."""
+        busy = self._ladder.worker_ids().union(self._moves.moving_workers())
+        return {
+            g.group_id for g in self._state.groups.values()
+            if _num_free_places(g, limits) > len(g.queues.waiting) and g.blocks.admission_cap is None
+            and busy.isdisjoint(g.worker_ids)
+        }
 
     def _is_blocked(self, group: Group) -> bool:
         """Memory keeps its queue out."""
@@ -159,14 +178,36 @@ class Dispatcher:
         # A pipeline has as many microbatches in flight as stages, each of them a batch.
         return num_stages * (most if limit is None else min(limit, most))
 
-    def _group_queue(self, group: Group, batch_limit: int, *, takes_new: bool) -> GroupQueue:
+    def _group_queue(self, group: Group, limits: _BatchLimits, *, takes_new: bool) -> GroupQueue:
         self._state.catch_up(group.group_id)
         return GroupQueue(
             group.group_id,
-            batch_limit,
+            limits[len(group.stages)],
             group.queues.num_served,
             group.blocks.num_free - group.blocks.watermark,
-            [QueuedRequest(s.request_id, group.limits.blocks_for(s.num_tokens)) for s in group.queues.waiting],
+            _rows(group, group.queues.waiting),
             takes_new=takes_new,
             sends_blocked=self._is_blocked(group),
         )
+
+    def _offline_queue(self, group: Group, limits: _BatchLimits) -> GroupQueue:
+        self._state.catch_up(group.group_id)
+        queues = group.queues
+        return GroupQueue(
+            group.group_id,
+            limits[len(group.stages)],
+            queues.num_served + len(queues.waiting),
+            group.blocks.num_free - group.blocks.watermark - queues.queued_blocks(),
+            _rows(group, queues.waiting_offline),
+            takes_new=not queues.has_waiting,
+            sends_blocked=True,
+            most_kept=-(-len(queues.waiting_offline) // 2),
+        )
+
+
+def _num_free_places(group: Group, limits: _BatchLimits) -> int:
+    return limits[len(group.stages)] - group.queues.num_served
+
+
+def _rows(group: Group, waiting: WaitingQueue) -> list[QueuedRequest]:
+    return [QueuedRequest(s.request_id, group.limits.blocks_for(s.num_tokens)) for s in waiting]

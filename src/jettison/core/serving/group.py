@@ -22,7 +22,7 @@ from jettison.core.serving.blocks import GroupBlocks
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.stepplan import StepPlanner
-from jettison.core.serving.waiting import Turns
+from jettison.core.serving.virtualtokens import VirtualTokens
 from jettison.cost.predictor import UNKNOWN_PRICES
 from jettison.cost.stepwork import StepWork
 from jettison.errors import StalePlanError
@@ -97,11 +97,11 @@ class Group:
         hasher: PrefixHasher,
         prices: Callable[[], ChunkCost] = lambda: UNKNOWN_PRICES,
         changes: Changes | None = None,
-        turns: Turns | None = None,
-        offline_turns: Turns | None = None,
+        tokens: VirtualTokens | None = None,
+        offline_tokens: VirtualTokens | None = None,
         pace: Callable[[], Pace | None] = lambda: None,
     ) -> None:
-        """``prices``: what chunks cost its last stage, as far as is known; ``changes`` and ``turns``: the cluster's.
+        """``prices``: what chunks cost its last stage, as far as is known; ``changes``, ``tokens``: the cluster's.
 
         ``pace``: what its steps may take; None: offline requests are behind online ones by priority alone.
         """
@@ -114,7 +114,7 @@ class Group:
         self._changes = changes or Changes()
         self.residence = arenas_of(stages)
         """Where its requests run; all of them share it."""
-        self.queues = Queues(group_id, self.residence, limits, self._changes, turns, offline_turns)
+        self.queues = Queues(group_id, self.residence, limits, self._changes, tokens, offline_tokens)
         self.blocks = GroupBlocks(group_id, self.worker_ids, ledgers, limits, hasher, self._changes)
         self.counters = GroupCounters()
         self.in_flight: dict[int, _InFlight] = {}
@@ -246,6 +246,7 @@ class Group:
         if state.first_scheduled_ns is None:
             state.first_scheduled_ns = now_ns
             state.num_cached = num_cached_tokens
+            self.queues.charge(state, state.num_prompt - num_cached_tokens)
         state.num_computed = num_cached_tokens
         state.num_sealed = num_cached_tokens // self.limits.block_size
         self.queues.resume(state)
@@ -305,6 +306,10 @@ class Group:
             results.append(StepResult(state, token, *self._finish_reason(state, token.token_id)))
         if queues.prefilling:
             queues.note_tokens(result.state for result in results)
+        if queues.are_charged:
+            for result in results:
+                if result.token is not None and result.finish_reason is not FinishReason.ERROR:
+                    queues.charge(result.state, 0, 1)
         return results
 
     def repeat(self, num_steps: int, token_id: int, now_ns: int) -> tuple[RunStep, list[int]]:
@@ -328,6 +333,7 @@ class Group:
         for state, context_len, *_ in rows:
             state.num_computed += num_steps
             state.add_tokens(token_id, num_steps)
+            self.queues.charge(state, 0, num_steps)
             repeated.append(StepRow(state, context_len + num_steps, 1, True))
         self.queues.version += 2 * num_steps
         self.counters.num_steps += num_steps

@@ -13,8 +13,9 @@ from jettison.core.changes import Changes
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import Residence, hosted_only
 from jettison.core.serving.limits import SchedulerLimits
-from jettison.core.serving.waiting import Turns, WaitingQueue
-from jettison.policy.order import counts_priority, in_service_order
+from jettison.core.serving.virtualtokens import VirtualTokens
+from jettison.core.serving.waiting import WaitingQueue
+from jettison.policy.order import OUTPUT_WEIGHT, PROMPT_WEIGHT, counts_priority, in_service_order
 from jettison.types import NANOSECONDS, GroupId, RequestId
 
 
@@ -27,22 +28,24 @@ class Queues:
         residence: Residence,
         limits: SchedulerLimits,
         changes: Changes,
-        turns: Turns | None = None,
-        offline_turns: Turns | None = None,
+        tokens: VirtualTokens | None = None,
+        offline_tokens: VirtualTokens | None = None,
     ) -> None:
         """``residence``: where its requests run; all of them share it."""
-        self.waiting = WaitingQueue(turns, limits.scheduling_policy)
+        self._tokens = tokens or VirtualTokens()
+        self._offline_tokens = offline_tokens or VirtualTokens()
+        self.waiting = WaitingQueue(self._tokens, limits.scheduling_policy)
         """Online requests: what waits here is what overload, restores and dispatch are about."""
-        self.waiting_offline = WaitingQueue(offline_turns, limits.scheduling_policy)
+        self.waiting_offline = WaitingQueue(self._offline_tokens, limits.scheduling_policy)
         """Offline requests: let in behind the others, and no reason for anything."""
         self._offline_ids: set[RequestId] = set()
         """Of ``waiting_offline``."""
         self.running: dict[RequestId, RequestState] = {}
         """In service order (``policy.order``), as it was when the last one came."""
         self._tenants: set[str] = set()
-        """Whose requests have run here."""
-        self._newest_turn = 0
-        """Of those that have run here."""
+        """Whose requests have run here since nobody did."""
+        self._newest_turns = [0, 0]
+        """Of those that have run here: online, offline."""
         self.moving: dict[RequestId, RequestState] = {}
         self.stored: dict[RequestId, RequestState] = {}
         """Requests whose KV is in host pools only: they hold no blocks and wait to be brought back."""
@@ -233,9 +236,13 @@ class Queues:
 
     def _goes_last(self, state: RequestState) -> bool:
         """Whether a request is certainly the last of the running ones in service order. Hardly ever more than O(1)."""
-        self._tenants.add(state.tenant)
-        is_newest, self._newest_turn = (state.turn or 0) > self._newest_turn, max(self._newest_turn, state.turn or 0)
         last = next(reversed(self.running.values()), None)
+        if last is None:
+            self._tenants.clear()
+        self._tenants.add(state.tenant)
+        turn, newest = state.turn or 0, self._newest_turns[state.is_offline]
+        self._newest_turns[state.is_offline] = max(turn, newest)
+        is_newest = turn > newest
         if last is None:
             return True
         if last.is_offline != state.is_offline:
@@ -251,6 +258,16 @@ class Queues:
         """Each of these has got a token: its prompt is computed."""
         for state in states:
             self.prefilling.pop(state.request_id, None)
+
+    @property
+    def are_charged(self) -> bool:
+        """Whether anybody asks what tenants have been served."""
+        return self._tokens.are_shared or self._offline_tokens.are_shared
+
+    def charge(self, state: RequestState, num_prompt: int, num_output: int = 0) -> None:
+        """So many of its tokens have been computed for the first time, or will be from now on: its tenant's count."""
+        tokens = self._offline_tokens if state.is_offline else self._tokens
+        tokens.charge(state.tenant, PROMPT_WEIGHT * num_prompt + OUTPUT_WEIGHT * num_output)
 
     def note_trusted(self, state: RequestState) -> None:
         """A suspect has shown that it kills no worker."""

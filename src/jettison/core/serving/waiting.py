@@ -1,7 +1,8 @@
-"""The waiting queue of one group: a line for each tenant, and whose turn it is.
+"""The waiting queue of one group: a line for each tenant, and who is next.
 
 Keeps what ``policy.order`` decides; what else a request needs to be let in is ``policy.batching``'s business. A pick
-costs O(log tenants); with one tenant the queue is that tenant's line and nothing else.
+costs O(log tenants), and as much for each tenant that was served meanwhile; with one tenant the queue is that tenant's
+line and nothing else.
 """
 
 from __future__ import annotations
@@ -12,51 +13,24 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from jettison.core.requests import RequestState
-from jettison.policy.order import LineKey, SchedulingPolicy, goes_before, line_key
+from jettison.core.serving.virtualtokens import TenantId, VirtualTokens
+from jettison.policy.order import PROMPT_WEIGHT, LineKey, SchedulingPolicy, goes_before, line_key
 from jettison.types import RequestId
-
-TenantId = str
-
-
-class Turns:
-    """When each tenant was last served, counted over all groups: so the turns survive when requests change groups.
-
-    Who has never been served takes its place behind all others when it is first seen. One small entry a tenant is kept.
-    """
-
-    __slots__ = ("_of", "last")
-
-    def __init__(self) -> None:
-        self.last = 0
-        """The newest turn."""
-        self._of: dict[TenantId, int] = {}
-
-    def of(self, tenant: TenantId) -> int:
-        """Its last turn."""
-        turn = self._of.get(tenant)
-        return self.take(tenant) if turn is None else turn
-
-    def take(self, tenant: TenantId) -> int:
-        """It is served now."""
-        self.last += 1
-        self._of[tenant] = self.last
-        return self.last
 
 
 class WaitingQueue:
     """Iterates in the order of service. Must not change while it is iterated over."""
 
-    def __init__(self, turns: Turns | None = None, policy: SchedulingPolicy = "fcfs") -> None:
-        """``turns``: shared by all groups of a cluster."""
-        self._turns = turns or Turns()
+    def __init__(self, tokens: VirtualTokens | None = None, policy: SchedulingPolicy = "fcfs") -> None:
+        """``tokens``: shared by all groups of a cluster."""
+        self._tokens = tokens or VirtualTokens()
         self._policy: SchedulingPolicy = policy
         self._lines: dict[TenantId, deque[RequestState]] = {}
         """Of tenants that wait; each in its tenant's own order, none empty."""
-        self._last_turn: dict[TenantId, int] = {}
-        """Of those tenants: the last turn in this group, or in any before they came to wait in this one."""
         self._keys: dict[TenantId, LineKey] = {}
+        """Of those tenants, as they were ranked: ``line_key``, or less where they have been served since."""
         self._ranked: list[tuple[LineKey, TenantId]] = []
-        """Tenants by ``line_key``. Empty (and ``_keys``, too) while fewer than two wait."""
+        """Tenants by ``_keys``. Empty (and ``_keys``, too) while fewer than two wait."""
         self._num = 0
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -69,7 +43,7 @@ class WaitingQueue:
 
     def __iter__(self) -> Iterator[RequestState]:
         if len(self._lines) > 1:
-            return self._by_turns()
+            return self._by_tokens()
         return iter(next(iter(self._lines.values()), ()))
 
     def num_by_tenant(self) -> dict[TenantId, int]:
@@ -79,49 +53,54 @@ class WaitingQueue:
     @property
     def head(self) -> RequestState | None:
         """The request that is next; None where none waits."""
-        if not self._lines:
-            return None
-        return self._lines[self._ranked[0][1]][0] if self._ranked else next(iter(self._lines.values()))[0]
+        if not self._ranked:
+            return next(iter(self._lines.values()))[0] if self._lines else None
+        self._tokens.catch_up()
+        while self._key(tenant := self._ranked[0][1]) != self._ranked[0][0]:
+            self._rank(tenant)
+        return self._lines[tenant][0]
 
     def ahead_of(self, served: RequestState) -> list[RequestState]:
         """Who would go before a request that has been served, if that had to wait again. O(length)."""
         return [s for line in self._lines.values() for s in line if goes_before(s, served, self._policy)]
 
-    def _by_turns(self) -> Iterator[RequestState]:
-        """The order in which ``take`` would serve them, each turn taken as it comes."""
+    def _by_tokens(self) -> Iterator[RequestState]:
+        """The order in which ``take`` would serve them, each charged for its prompt as it comes."""
+        self._tokens.catch_up()
         heap = self._ranked.copy()  # sorted, so a heap
         lines: dict[TenantId, Iterator[RequestState]] = {}
         """Of tenants that have been come to: what follows their heads in the heap."""
         heads: dict[TenantId, RequestState] = {}
-        last_turn: dict[TenantId, int] = {}
-        turn = self._turns.last
+        tokens: dict[TenantId, int] = {}
         while heap:
-            tenant = heap[0][1]
+            ranked, tenant = heap[0]
             if tenant not in lines:
+                if (key := self._key(tenant)) != ranked:
+                    heapq.heapreplace(heap, (key, tenant))
+                    continue
                 lines[tenant] = iter(self._lines[tenant])
-                heads[tenant], last_turn[tenant] = next(lines[tenant]), self._last_turn[tenant]
+                heads[tenant], tokens[tenant] = next(lines[tenant]), self._tokens.of(tenant)
             state = heads[tenant]
             yield state
-            if state.turn is None:
-                turn += 1
-                last_turn[tenant] = turn
+            if state.first_scheduled_ns is None:
+                tokens[tenant] += PROMPT_WEIGHT * state.num_prompt
             following = next(lines[tenant], None)
             if following is None:
                 heapq.heappop(heap)
             else:
                 heads[tenant] = following
-                heapq.heapreplace(heap, (line_key(following, last_turn[tenant], self._policy), tenant))
+                heapq.heapreplace(heap, (line_key(following, tokens[tenant], self._policy), tenant))
 
     # --- changing ---------------------------------------------------------------------------------------------
 
     def add(self, state: RequestState) -> None:
         """Put a request into its tenant's line."""
         tenant = state.tenant
+        self._tokens.queue(state)
         self._num += 1
         line = self._lines.get(tenant)
         if line is None:
             line = self._lines[tenant] = deque()
-            self._last_turn[tenant] = self._turns.of(tenant)
         if not line or line[-1].order <= state.order:
             line.append(state)
         else:
@@ -130,7 +109,7 @@ class WaitingQueue:
             self._rank(tenant)
 
     def remove(self, state: RequestState) -> None:
-        """It waits no longer, and had no turn. Raises ValueError where it does not wait here."""
+        """It waits here no longer, and was not served. Raises ValueError where it does not wait here."""
         line = self._lines.get(state.tenant, deque())
         if line and line[0] is state:
             line.popleft()
@@ -142,7 +121,7 @@ class WaitingQueue:
     def clear(self) -> list[RequestState]:
         """Empty it; returns what was in it, in the order of service."""
         states = list(self)
-        for part in (self._lines, self._last_turn, self._keys, self._ranked):
+        for part in (self._lines, self._keys, self._ranked):
             part.clear()
         self._num = 0
         return states
@@ -150,7 +129,7 @@ class WaitingQueue:
     def take(
         self, request_ids: Sequence[RequestId], steps_aside: Callable[[RequestState], bool]
     ) -> list[RequestState]:
-        """Serve these, which come in the order of service: each takes its tenant's turn.
+        """Serve these, which come in the order of service.
 
         A request that is passed over stays; one that steps aside has had its turn by that, and is first again as soon
         as the group can hold it.
@@ -178,12 +157,12 @@ class WaitingQueue:
 
     def _note_turn(self, state: RequestState) -> None:
         if state.turn is None:
-            state.turn = self._last_turn[state.tenant] = self._turns.take(state.tenant)
+            self._tokens.take_turn(state)
 
     def _rank(self, tenant: TenantId) -> None:
-        """A tenant's next request may be another one, or it has had a turn."""
+        """A tenant's next request may be another one, or has had a turn; or it has been served."""
         if not self._lines[tenant]:
-            del self._lines[tenant], self._last_turn[tenant]
+            del self._lines[tenant]
         if len(self._lines) < 2:
             self._keys.clear()
             self._ranked.clear()
@@ -199,14 +178,14 @@ class WaitingQueue:
             insort(self._ranked, (key, tenant))
 
     def _key(self, tenant: TenantId) -> LineKey:
-        return line_key(self._lines[tenant][0], self._last_turn[tenant], self._policy)
+        return line_key(self._lines[tenant][0], self._tokens.of(tenant), self._policy)
 
     def check(self) -> None:
         """Invariants, for tests and idle moments. Raises AssertionError."""
         assert self._num == sum(map(len, self._lines.values())) and all(self._lines.values())
-        assert self._lines.keys() == self._last_turn.keys()
         for tenant, line in self._lines.items():
             orders = [s.order for s in line]
             assert orders == sorted(orders) and {s.tenant for s in line} == {tenant}, f"the line of {tenant!r}"
-        ranked = sorted((self._key(name), name) for name in self._lines) if len(self._lines) > 1 else []
-        assert self._ranked == ranked and self._keys == {name: key for key, name in ranked}
+        assert self._keys.keys() == (self._lines.keys() if len(self._lines) > 1 else set())
+        assert self._ranked == sorted((key, name) for name, key in self._keys.items())
+        assert all(key <= self._key(name) for name, key in self._keys.items()), "ranked behind its place"

@@ -91,7 +91,9 @@ class EngineSnapshot:
     drop_seconds, restore_seconds, exchanged_bytes, pulled_bytes, recomputed_tokens, cancelled,
     worker_losses, worker_joins, recoveries, recovery_seconds, rebalanced, and what else the engine counts."""
     num_unplaced: int = 0
-    """Accepted requests that wait outside all groups, because no living worker can take them now."""
+    """Accepted online requests that wait outside all groups, because no living worker can take them now."""
+    num_unplaced_offline: int = 0
+    """Offline ones."""
     troubles: tuple[str, ...] = ()
     """Why workers that live cannot serve again yet, a line each: weights that no worker has, and what to do."""
     weights: str | None = None
@@ -99,7 +101,7 @@ class EngineSnapshot:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait, in the groups' queues and outside them."""
+        """Online requests that wait, in the groups' queues and outside them."""
         return sum(group.num_waiting for group in self.groups) + self.num_unplaced
 
 

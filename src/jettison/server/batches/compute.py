@@ -21,6 +21,7 @@ from jettison.server.generation import Generation, Job
 from jettison.server.prompts import Prompt
 from jettison.server.sampling import GenerationPlan
 from jettison.server.state import ServerState
+from jettison.types import NANOSECONDS
 
 MAX_ATTEMPTS = 3
 """Of a line that the engine fails while it can serve."""
@@ -49,6 +50,8 @@ class Computer:
         self._state = state
         self._note_tokens = note_tokens
         self._note_answer = note_answer
+        self._clock_ns = time.monotonic_ns() - time.time_ns()
+        """Read once: lines of one batch are due at one time, to the nanosecond, or their deadlines would order them."""
 
     async def prepare(self, endpoint: GenerationEndpoint, number: int, line: Line) -> Prepared | Result:
         """What was checked already is checked again: the server may have been restarted with another model."""
@@ -59,7 +62,7 @@ class Computer:
             return _failed(number, line.custom_id, error)
 
     async def compute(
-        self, endpoint: GenerationEndpoint, number: int, line: Line, prepared: Prepared, tenant: str, expires_at: float
+        self, endpoint: GenerationEndpoint, number: int, line: Line, prepared: Prepared, tenant: str, expires_at: int
     ) -> Result | None:
         """Its result; None where the server ends first. Cancelling this task cancels the line's requests."""
         num_failed = 0
@@ -89,11 +92,10 @@ class Computer:
         return bool(self._state.engine.snapshot().groups)
 
     async def _attempt(
-        self, endpoint: GenerationEndpoint, number: int, line: Line, prepared: Prepared, tenant: str, expires_at: float
+        self, endpoint: GenerationEndpoint, number: int, line: Line, prepared: Prepared, tenant: str, expires_at: int
     ) -> Result:
-        now_ns = time.monotonic_ns()
-        deadline_ns = now_ns + int((expires_at - time.time()) * 1e9)
-        generation = endpoint.generation(prepared.plan, prepared.prompts, now_ns, tenant, deadline_ns)
+        deadline_ns = expires_at * NANOSECONDS + self._clock_ns
+        generation = endpoint.generation(prepared.plan, prepared.prompts, time.monotonic_ns(), tenant, deadline_ns)
         generation.submit()
 
         async def keep(job: Job, event: TokenEvent, delta: Delta) -> None:

@@ -34,7 +34,8 @@ class _Waiter:
 
 
 class Window:
-    """Places for choices in the core. The owner that holds fewest is next, and of its batches the one due first."""
+    """Places for choices in the core. The owner that holds fewest is next, and of its batches the one due first: so the
+    core has lines of every owner to choose from, and among an owner's own goes by the same deadlines."""
 
     def __init__(self, num_places: int) -> None:
         self._num_places = num_places

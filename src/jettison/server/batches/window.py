@@ -7,6 +7,7 @@ and no batch is refused.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -109,15 +110,17 @@ class Forecast:
         return (batch.num_prompt_tokens / rates.prompt + output / rates.output) * left
 
     def seconds_to_end(self, batch: Batch, others: Iterable[Batch]) -> float | None:
-        """Until a batch is done: itself, and what of ``others`` is due before it. None while too little is known."""
-        ahead = [
-            other for other in others
-            if other.status is Status.IN_PROGRESS and other.seq != batch.seq
-            and (other.expires_at, other.seq) < (batch.expires_at, batch.seq)
-        ]
-        left = [self._seconds_left(each) for each in (batch, *ahead)]
-        known = [seconds for seconds in left if seconds is not None]
-        return sum(known) if len(known) == len(left) else None
+        """Until a batch is done: itself, what of its owner's is due before it, and of each other owner's work as much:
+        they share the engine alike (``policy.order``). None while too little is known."""
+        seconds_of: defaultdict[str, float] = defaultdict(float)
+        for other in (batch, *(o for o in others if o.status is Status.IN_PROGRESS and o.seq != batch.seq)):
+            if other.owner == batch.owner and (other.expires_at, other.seq) > (batch.expires_at, batch.seq):
+                continue
+            seconds = self._seconds_left(other)
+            if seconds is None:
+                return None
+            seconds_of[other.owner] += seconds
+        return sum(min(seconds, seconds_of[batch.owner]) for seconds in seconds_of.values())
 
     def why_infeasible(self, batch: Batch, others: Iterable[Batch], now_s: float) -> str | None:
         """Why a validated batch cannot be done in its window, and when it could be; None where it can, or may."""
