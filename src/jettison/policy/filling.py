@@ -219,25 +219,23 @@ class _Filling:
             num_rows = min(num_rows, max(1, -(-self._offline.num_running // limits.num_microbatches)))
         if num_tokens <= 0 or places <= 0:
             return self._with((), (), ())
-        work = self._work
-        shares = None if budget.seconds is None else shares_within(budget, work, self._rows, num_tokens, num_rows)
+        is_bounded = budget.seconds is not None
+        shares = shares_within(budget, self._work, self._rows, num_tokens, num_rows) if is_bounded else None
         chunks, preempted, num_free, num_tokens, _ = plan_running(
             self._view, in_order(self._rows, shares), limits._replace(max_num_tokens=num_tokens), num_rows
         )
         admissions: list[Admission] = []
         if not preempted and not self._part.evicted and not plan.preemptions:
-            for chunk, row in self._scheduled(chunks):
-                work = work.with_prompt(chunk.num_tokens, row.num_context)
             admissions, _ = plan_admissions(
                 self._view._replace(waiting=self._offline.waiting), limits,
-                None if budget.seconds is None else _Admitting(budget, work),
+                _Admitting(budget, lambda: self._work_with(chunks)) if is_bounded else None,
                 free_blocks=num_free - self._view.num_reserved_blocks, budget=num_tokens, places=places - len(chunks),
             )
         return self._with(preempted, chunks, admissions)
 
-    def _scheduled(self, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, RunningRow]]:
-        rows = {row.request_id: row for row in self._rows}
-        return ((chunk, rows[chunk.request_id]) for chunk in chunks)
+    def _work_with(self, chunks: Sequence[Chunk]) -> StepWork:
+        contexts = {row.request_id: row.num_context for row in self._rows}
+        return added(self._work, StepWork.of((c.num_tokens, contexts[c.request_id]) for c in chunks))
 
     def _with(
         self, preempted: Sequence[RequestId], chunks: Sequence[Chunk], admissions: Sequence[Admission]
@@ -252,15 +250,23 @@ class _Filling:
 class _Admitting:
     """How many tokens each waiting request may get, one after the other."""
 
-    def __init__(self, budget: StepBudget, work: StepWork) -> None:
+    def __init__(self, budget: StepBudget, work: Callable[[], StepWork]) -> None:
+        """``work``: what is in the step already; mostly no request gets so far that it is asked for."""
         self._budget = budget
-        self._work = work
+        self._first_work = work
+        self._work: StepWork | None = None
 
     def __call__(self, row: WaitingRow, most: int) -> int:
+        work = self._first_work() if self._work is None else self._work
         most, context = min(most, row.num_tokens - row.num_cached_tokens), row.num_cached_tokens
-        num_tokens = self._budget.largest(most, partial(self._work.with_prompt, num_context=context))
-        self._work = self._work.with_prompt(num_tokens, context)
+        num_tokens = self._budget.largest(most, partial(work.with_prompt, num_context=context))
+        self._work = work.with_prompt(num_tokens, context)
         return num_tokens
+
+
+def added(work: StepWork, more: StepWork) -> StepWork:
+    """Both in one step."""
+    return StepWork(*(a + b for a, b in zip(work, more, strict=True)))
 
 
 def shares_within(
@@ -272,8 +278,7 @@ def shares_within(
     contexts = [0, *accumulate(row.num_context for row in decodes)]
 
     def with_decodes(size: int) -> StepWork:
-        more = StepWork.decodes(size, contexts[size])
-        return StepWork(*(a + b for a, b in zip(work, more, strict=True)))
+        return added(work, StepWork.decodes(size, contexts[size]))
 
     num = budget.largest(len(decodes), with_decodes)
     shares = {row.request_id: 1 for row in decodes[:num]}
