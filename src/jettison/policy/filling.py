@@ -102,7 +102,7 @@ def plan_online_part(
     """What online requests get, and which offline ones are evicted for that: none that it can do without."""
     needs: dict[RequestId, int] = {}
     plan = plan_online(online._replace(waiting=_Noted(online.waiting, needs, at_risk=False)))
-    num_over = online.num_running + offline.num_running + len(plan.admissions) - limits.max_num_seqs
+    num_over = _places_lacking(plan, online, offline, limits)
     lacks_memory = plan.preemptions or plan.lacks_blocks or plan.head_blocked_by is BlockedBy.MEMORY
     victims: list[VictimRow] = []
     if offline.num_running and (num_over > 0 or lacks_memory):
@@ -117,7 +117,7 @@ def plan_online_part(
         plan = plan._replace(admissions=plan.admissions[: max(0, places)], head_blocked_by=BlockedBy.SEQUENCES)
     num_free = online.num_free_blocks - _blocks_taken(plan, online, needs)
     reserved = _blocks_kept(plan, online, limits)
-    num_over = online.num_running + offline.num_running + len(plan.admissions) - limits.max_num_seqs
+    num_over = _places_lacking(plan, online, offline, limits)
     evicted: list[RequestId] = []
     for victim in victims:
         if num_free >= reserved and len(evicted) >= num_over:
@@ -125,6 +125,12 @@ def plan_online_part(
         evicted.append(victim.request_id)
         num_free += victim.num_reclaimable_blocks
     return OnlinePart(plan, tuple(evicted), num_free)
+
+
+def _places_lacking(plan: BatchPlan, online: BatchView, offline: OfflineView, limits: BatchLimits) -> int:
+    """Places that admissions need of offline requests; those may be too many already, where a group has been split."""
+    num_more = len(plan.admissions)
+    return min(num_more, online.num_running + offline.num_running + num_more - limits.max_num_seqs)
 
 
 def _blocks_taken(plan: BatchPlan, online: BatchView, needs: dict[RequestId, int]) -> int:
