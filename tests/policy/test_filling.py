@@ -173,8 +173,9 @@ def test_places_are_taken_from_offline_requests_only_where_one_is_needed() -> No
 
 def test_who_is_in_flight_keeps_its_place_and_a_kept_out_head_drains_the_pipeline() -> None:
     off = offline([decode("x", in_flight=True), decode("y", in_flight=True), decode("z")])
-    plan = beside(online([decode("a")], [waiting("b", 4)]), off, limits=LIMITS._replace(max_num_seqs=3))
-    assert plan.preemptions == ("z",) and plan.head_blocked_by is BlockedBy.SEQUENCES and names(plan) == ["a"]
+    newcomers = [waiting("b", 4), waiting("c", 4)]
+    plan = beside(online([decode("a")], newcomers), off, limits=LIMITS._replace(max_num_seqs=4))
+    assert plan.preemptions == ("z",) and plan.head_blocked_by is BlockedBy.SEQUENCES and names(plan) == ["a", "b"]
     plan = beside(online((), [waiting("b", 40)], free=3), off)
     assert plan.is_empty and plan.head_blocked_by is BlockedBy.MEMORY
 
@@ -193,6 +194,12 @@ def test_microbatches_share_the_offline_requests() -> None:
     off = offline([decode(f"x{i}") for i in range(6)])
     plan = beside(online([decode("a")]), off, limits=LIMITS._replace(num_microbatches=2, max_num_seqs=64))
     assert names(plan) == ["a", "x0", "x1", "x2"]
+
+
+def test_a_group_that_runs_too_many_evicts_none_while_no_newcomer_needs_a_place() -> None:
+    off = offline([decode(f"x{i}") for i in range(10)])
+    assert not beside(online([decode("a")]), off).preemptions
+    assert beside(online([decode("a")], [waiting("b", 4)]), off).preemptions == ("x9",)
 
 
 # --- online steps within an objective
@@ -313,10 +320,11 @@ def test_no_plan_of_both_classes_breaks_a_bound(case: Drawn, planned, most_s: fl
     chunks = chunks_of(plan, rows)
     assert sum(num for num, _ in chunks) <= limits.max_num_tokens and len(chunks) <= limits.max_rows
     after = len(rows) - len(plan.preemptions) + len(plan.admissions)
-    assert after <= max(limits.max_num_seqs, len(rows) - len(plan.preemptions))
+    assert after <= max(limits.max_num_seqs, len(rows))
 
     # Time.
     assert fills or not evicted or not set(in_step) & is_offline
+    assert not evicted or alone.chunks or admitted, "nobody is evicted for nothing"
     filler = [r for r in (*in_step, *(a.request_id for a in plan.admissions)) if r in is_offline]
     if filler and most_s is not None and not budget.keeps(StepWork.of(chunks)):
         assert len(chunks) == 1 and chunks[0][0] <= LEAST_PROMPT_TOKENS

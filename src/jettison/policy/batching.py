@@ -173,7 +173,9 @@ def in_order(running: Sequence[RunningRow], shares: Mapping[RequestId, int] | No
     rows = decodes if len(decodes) == len(running) else decodes + [r for r in running if r[1] > 1]
     if shares is None:
         return rows
-    return [r._replace(num_ready_tokens=min(r[1], shares[r[0]])) for r in rows if shares.get(r[0])]
+    return [
+        r if r[1] <= shares[r[0]] else r._replace(num_ready_tokens=shares[r[0]]) for r in rows if shares.get(r[0])
+    ]
 
 
 def plan_running(

@@ -102,7 +102,7 @@ def plan_online_part(
     """What online requests get, and which offline ones are evicted for that: none that it can do without."""
     needs: dict[RequestId, int] = {}
     plan = plan_online(online._replace(waiting=_Noted(online.waiting, needs, at_risk=False)))
-    num_over = online.num_running + offline.num_running + len(plan.admissions) - limits.max_num_seqs
+    num_over = _places_lacking(plan, online, offline, limits)
     lacks_memory = plan.preemptions or plan.lacks_blocks or plan.head_blocked_by is BlockedBy.MEMORY
     victims: list[VictimRow] = []
     if offline.num_running and (num_over > 0 or lacks_memory):
@@ -117,7 +117,7 @@ def plan_online_part(
         plan = plan._replace(admissions=plan.admissions[: max(0, places)], head_blocked_by=BlockedBy.SEQUENCES)
     num_free = online.num_free_blocks - _blocks_taken(plan, online, needs)
     reserved = _blocks_kept(plan, online, limits)
-    num_over = online.num_running + offline.num_running + len(plan.admissions) - limits.max_num_seqs
+    num_over = _places_lacking(plan, online, offline, limits)
     evicted: list[RequestId] = []
     for victim in victims:
         if num_free >= reserved and len(evicted) >= num_over:
@@ -125,6 +125,12 @@ def plan_online_part(
         evicted.append(victim.request_id)
         num_free += victim.num_reclaimable_blocks
     return OnlinePart(plan, tuple(evicted), num_free)
+
+
+def _places_lacking(plan: BatchPlan, online: BatchView, offline: OfflineView, limits: BatchLimits) -> int:
+    """Places that admissions need of offline requests; those may be too many already, where a group has been split."""
+    num_more = len(plan.admissions)
+    return min(num_more, online.num_running + offline.num_running + num_more - limits.max_num_seqs)
 
 
 def _blocks_taken(plan: BatchPlan, online: BatchView, needs: dict[RequestId, int]) -> int:
@@ -219,25 +225,23 @@ class _Filling:
             num_rows = min(num_rows, max(1, -(-self._offline.num_running // limits.num_microbatches)))
         if num_tokens <= 0 or places <= 0:
             return self._with((), (), ())
-        work = self._work
-        shares = None if budget.seconds is None else shares_within(budget, work, self._rows, num_tokens, num_rows)
+        is_bounded = budget.seconds is not None
+        shares = shares_within(budget, self._work, self._rows, num_tokens, num_rows) if is_bounded else None
         chunks, preempted, num_free, num_tokens, _ = plan_running(
             self._view, in_order(self._rows, shares), limits._replace(max_num_tokens=num_tokens), num_rows
         )
         admissions: list[Admission] = []
         if not preempted and not self._part.evicted and not plan.preemptions:
-            for chunk, row in self._scheduled(chunks):
-                work = work.with_prompt(chunk.num_tokens, row.num_context)
             admissions, _ = plan_admissions(
                 self._view._replace(waiting=self._offline.waiting), limits,
-                None if budget.seconds is None else _Admitting(budget, work),
+                _Admitting(budget, lambda: self._work_with(chunks)) if is_bounded else None,
                 free_blocks=num_free - self._view.num_reserved_blocks, budget=num_tokens, places=places - len(chunks),
             )
         return self._with(preempted, chunks, admissions)
 
-    def _scheduled(self, chunks: Sequence[Chunk]) -> Iterator[tuple[Chunk, RunningRow]]:
-        rows = {row.request_id: row for row in self._rows}
-        return ((chunk, rows[chunk.request_id]) for chunk in chunks)
+    def _work_with(self, chunks: Sequence[Chunk]) -> StepWork:
+        contexts = {row.request_id: row.num_context for row in self._rows}
+        return added(self._work, StepWork.of((c.num_tokens, contexts[c.request_id]) for c in chunks))
 
     def _with(
         self, preempted: Sequence[RequestId], chunks: Sequence[Chunk], admissions: Sequence[Admission]
@@ -252,15 +256,23 @@ class _Filling:
 class _Admitting:
     """How many tokens each waiting request may get, one after the other."""
 
-    def __init__(self, budget: StepBudget, work: StepWork) -> None:
+    def __init__(self, budget: StepBudget, work: Callable[[], StepWork]) -> None:
+        """``work``: what is in the step already; mostly no request gets so far that it is asked for."""
         self._budget = budget
-        self._work = work
+        self._first_work = work
+        self._work: StepWork | None = None
 
     def __call__(self, row: WaitingRow, most: int) -> int:
+        work = self._first_work() if self._work is None else self._work
         most, context = min(most, row.num_tokens - row.num_cached_tokens), row.num_cached_tokens
-        num_tokens = self._budget.largest(most, partial(self._work.with_prompt, num_context=context))
-        self._work = self._work.with_prompt(num_tokens, context)
+        num_tokens = self._budget.largest(most, partial(work.with_prompt, num_context=context))
+        self._work = work.with_prompt(num_tokens, context)
         return num_tokens
+
+
+def added(work: StepWork, more: StepWork) -> StepWork:
+    """Both in one step."""
+    return StepWork(*(a + b for a, b in zip(work, more, strict=True)))
 
 
 def shares_within(
@@ -272,8 +284,7 @@ def shares_within(
     contexts = [0, *accumulate(row.num_context for row in decodes)]
 
     def with_decodes(size: int) -> StepWork:
-        more = StepWork.decodes(size, contexts[size])
-        return StepWork(*(a + b for a, b in zip(work, more, strict=True)))
+        return added(work, StepWork.decodes(size, contexts[size]))
 
     num = budget.largest(len(decodes), with_decodes)
     shares = {row.request_id: 1 for row in decodes[:num]}
