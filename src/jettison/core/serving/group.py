@@ -330,10 +330,12 @@ class Group:
             self.blocks.grow(rows[index].state, 1)
         self.counters.num_grown_blocks += len(growth)
         repeated: list[StepRow] = []
+        is_charged = self.queues.are_charged
         for state, context_len, *_ in rows:
             state.num_computed += num_steps
             state.add_tokens(token_id, num_steps)
-            self.queues.charge(state, 0, num_steps)
+            if is_charged:
+                self.queues.charge(state, 0, num_steps)
             repeated.append(StepRow(state, context_len + num_steps, 1, True))
         self.queues.version += 2 * num_steps
         self.counters.num_steps += num_steps
