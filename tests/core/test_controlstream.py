@@ -29,7 +29,8 @@ def has_input(stage: Stage) -> bool:
 Stream = ControlStream[Stage, str]
 KINDS = {
     "offer": Kind.OFFER_LAYOUT, "apply": Kind.APPLY_LAYOUT, "transfer": Kind.TRANSFER, "swap": Kind.COPY,
-    "out": Kind.COPY_OUT_BESIDE, "in": Kind.COPY_IN_BESIDE, "load": Kind.LOAD, "report": Kind.REPORT, "fence": Kind.FENCE,
+    "out": Kind.COPY_OUT_BESIDE, "in": Kind.COPY_IN_BESIDE, "load": Kind.LOAD,
+    "report": Kind.REPORT, "fence": Kind.FENCE,
 }  # fmt: skip
 
 

@@ -20,14 +20,14 @@ Rule 6. A step ends once, and its last stage tells. A stage that fails, refuses 
 Rule 7. A fence takes effect at once: nothing that the lost worker sent is used any more, and steps received before that
         wait for its output are orphaned. (Steps that wait for its next life are received after the fence.)
         The answer comes in order, as a command's: when every step received before has been run here.
-Rule 9. A copy beside steps (``ports.SendKV.beside_steps``) begins when every layout received before it has been applied;
-        one that writes blocks also when every step received before it has been run, for they may have been such a step's.
-        It waits for no other command, and nothing waits for it. From then on it copies while steps run, in pieces,
-        one copy after the other; only sealed blocks are read, and blocks that are written belong to no step before
-        the end is told. A layout stops the copying between two pieces, and then changes what is mapped. After it the
-        copies whose layers or blocks are not there any more end incomplete; the others go on where they were, in
-        the blocks' new places. A cancellation ends a copy at its next piece, a fence does not touch it, the end of the
-        worker waits for one piece. What has begun, or was cancelled before it could, ends with one TransferEnded.
+Rule 9. A copy beside steps (``ports.SendKV.beside_steps``) begins when every layout received before it has been
+        applied; one that writes blocks also when every step received before it has been run, for they may have been
+        such a step's. It waits for no other command, and nothing waits for it. From then on it copies while steps run,
+        in pieces, one copy after the other; only sealed blocks are read, and blocks that are written belong to no step
+        before the end is told. A layout stops the copying between two pieces, and then changes what is mapped. After
+        it the copies whose layers or blocks are not there any more end incomplete; the others go on where they were,
+        in the blocks' new places. A cancellation ends a copy at its next piece, a fence does not touch it, the end of
+        the worker waits for one piece. What has begun, or was cancelled before it could, ends with one TransferEnded.
 """
 
 from __future__ import annotations
