@@ -29,7 +29,8 @@ def has_input(stage: Stage) -> bool:
 Stream = ControlStream[Stage, str]
 KINDS = {
     "offer": Kind.OFFER_LAYOUT, "apply": Kind.APPLY_LAYOUT, "transfer": Kind.TRANSFER, "swap": Kind.COPY,
-    "load": Kind.LOAD, "report": Kind.REPORT, "fence": Kind.FENCE,
+    "out": Kind.COPY_OUT_BESIDE, "in": Kind.COPY_IN_BESIDE, "load": Kind.LOAD,
+    "report": Kind.REPORT, "fence": Kind.FENCE,
 }  # fmt: skip
 
 
@@ -90,6 +91,11 @@ def steps_and_commands(stream: Stream) -> list[str]:
     ("loading apply first", None),
     ("loading offer fence", None),
     ("loading waits transfer", None),
+    # Rule 9: a copy beside steps passes what waits, but for a layout; one that writes blocks waits for steps.
+    ("waits out", 1), ("waits in", None), ("waits in out", 2), ("waits in first", 2), ("in first", 0),
+    ("waits transfer out", 2), ("waits transfer in", None), ("loading in", 1), ("loading load out", 2),
+    ("loading load in", 2), ("waits apply out", None), ("loading apply out", None), ("loading apply in", None),
+    ("waits in transfer", None),
 ])  # fmt: skip
 def test_what_may_start_next(words: str, index: int | None) -> None:
     stream, entries = stream_of(words)
@@ -132,7 +138,7 @@ def test_what_is_on_its_way_has_not_been_received_and_neither_has_what_comes_beh
     assert stream.next_entry(29) is None and stream.next_entry(30) is not None
 
 
-def test_a_transfer_is_withdrawn_until_it_begins_and_nothing_else_is() -> None:
+def test_transfers_and_copies_beside_steps_are_withdrawn_until_they_begin_and_nothing_else_is() -> None:
     stream, _ = stream_of("waits transfer swap")
     assert stream.withdraw(6) is None
     assert stream.withdraw(5) == "transfer"
@@ -140,6 +146,9 @@ def test_a_transfer_is_withdrawn_until_it_begins_and_nothing_else_is() -> None:
     assert len(stream) == 2
     stream.append_command("swap", Kind.COPY, transfer_id=8)
     assert stream.withdraw(8) is None
+    for number, kind in enumerate((Kind.COPY_OUT_BESIDE, Kind.COPY_IN_BESIDE), start=9):
+        stream.append_command("beside", kind, transfer_id=number)
+        assert stream.withdraw(number) == "beside" and stream.withdraw(number) is None
 
 
 def test_the_dead_have_nothing_to_do() -> None:
@@ -271,18 +280,29 @@ class History:
         return loads[0] if loads else None
 
     def may_start(self, this: Received) -> bool:
-        """Rules 1 to 3, word by word."""
+        """Rules 1 to 3 and 9, word by word."""
         before = self.received[: self.received.index(this)]
         if isinstance(this.entry, StepEntry):
             is_first_stage = this.entry.previous is None
             waits_for_input = not (is_first_stage or this.entry.step.has_input or this.is_orphaned)
             return not waits_for_input and all(each.is_over for each in before if each.kind is Kind.APPLY_LAYOUT)
+        is_beside = self.kind_is_beside(this)
+        if is_beside and not all(each.is_over for each in before if each.kind is Kind.APPLY_LAYOUT):
+            return False
+        if this.kind is Kind.COPY_OUT_BESIDE:
+            return True
         if not all(each.is_over for each in before if each.kind is None):
             return False
-        if not all(each.has_begun for each in before):
+        if is_beside:
+            return True
+        if not all(each.has_begun for each in before if not self.kind_is_beside(each)):
             return False
         layout_or_load = this.kind in (Kind.OFFER_LAYOUT, Kind.APPLY_LAYOUT, Kind.LOAD)
         return not (layout_or_load and self.load is not None)
+
+    @staticmethod
+    def kind_is_beside(this: Received) -> bool:
+        return this.kind in (Kind.COPY_OUT_BESIDE, Kind.COPY_IN_BESIDE)
 
     def lose_the_stage_before(self) -> None:
         for each in self.received:
@@ -343,7 +363,8 @@ def test_any_stream_is_obeyed_in_the_order_of_the_rules(doings, choices) -> None
         else:
             assert history.load is not None, "nothing may start, and nothing is being loaded"
             history.end_load(history.load)
-    commands = [history.received.index(each) for each in begun if each.kind is not None]
+    in_order = [each for each in begun if each.kind is not None and not history.kind_is_beside(each)]
+    commands = [history.received.index(each) for each in in_order]
     assert commands == sorted(commands) and len(history.stream) == 0
 
 

@@ -255,6 +255,29 @@ def test_of_steps_that_follow_each_other_the_first_alone_waits_for_copies() -> N
     assert at_once.take() == one_by_one.take()
 
 
+def test_what_copies_beside_steps_add_is_learned_by_itself() -> None:
+    """From steps with both kinds: a byte that a step waits for costs what it did, one beside it a fifth of what was
+    thought."""
+    predictor, work, rng = StepTimePredictor(8, COST, copy_bytes_per_s=GB), StepWork.decodes(10, 1000), random.Random(3)
+    step_s, end_ns = whole_s([(1, 100)] * 10), 0
+    for _ in range(200):
+        before, beside = rng.choice((0, 4_000_000)), rng.choice((0, 0, 8_000_000))
+        begin_ns, end_ns = end_ns, end_ns + round((step_s + before / GB + 0.1 * beside / GB) * 1e9)
+        predictor.observe(work._replace(num_copied_bytes=before, num_beside_bytes=beside), (begin_ns, end_ns))
+    for name, wanted_s in (("num_copied_bytes", 0.004), ("num_beside_bytes", 0.0004)):
+        predicted_s = predictor.predict_s(work._replace(**{name: 4_000_000}))
+        assert predicted_s == pytest.approx(step_s + wanted_s, rel=0.06), name
+
+
+def test_copies_beside_steps_cost_what_the_profile_says_and_without_one_half_of_those_before() -> None:
+    work, num_bytes = StepWork.decodes(10, 1000), 10_000_000
+    for profiled_s, wanted_s in ((3e-10, 0.003), (0.0, 0.0), (None, 0.005)):
+        predictor = StepTimePredictor(8, COST, copy_bytes_per_s=GB, beside_byte_s=profiled_s)
+        for part, share in ((LONE_STEP, 1.0), (step_of(2), 1.0), (period_of(2), 0.5), (last_stage_of(2), 0.5)):
+            seconds = [predictor.predict_s(work._replace(num_beside_bytes=n), part) for n in (0, num_bytes)]
+            assert seconds[1] - seconds[0] == pytest.approx(share * wanted_s)
+
+
 def test_stages_copy_at_the_same_time_and_do_not_compute_meanwhile() -> None:
     predictor, work = StepTimePredictor(8, COST, copy_bytes_per_s=GB), StepWork.decodes(10, 1000)
 
@@ -333,8 +356,9 @@ def test_of_steps_without_a_question_the_last_are_kept() -> None:
 # --- what holds whatever was seen -------------------------------------------------------------------------------
 
 works = st.builds(
-    lambda chunks, num_bytes: StepWork.of(chunks, num_bytes),
+    lambda chunks, before, beside: StepWork.of(chunks, before)._replace(num_beside_bytes=beside),
     st.lists(st.tuples(st.integers(1, 400), st.integers(0, 4000)), min_size=1, max_size=6), st.integers(0, 10**8),
+    st.integers(0, 10**8),
 )
 parts = st.sampled_from([
     LONE_STEP, step_of(2), period_of(2), last_stage_of(2), Part(Measure.STAGE, 3, 2, is_first=True, is_last=False)

@@ -27,6 +27,7 @@ points = st.builds(BatchPoint, st.integers(1, 8), st.integers(1, 256), st.intege
 profiles = st.builds(
     HardwareProfile, costs, rates, times, times, times, rates, rates, st.lists(points, max_size=4).map(tuple),
     st.none() | rates, st.none() | times, st.floats(1.0, 1e3), st.integers(1, 9),
+    st.none() | rates, st.none() | times,
 )
 marks = st.builds(Fingerprint, *[st.text(max_size=9)] * 4, st.integers(1, 64), st.text(max_size=9))
 

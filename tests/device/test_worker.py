@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -102,6 +103,37 @@ def test_two_workers_that_each_hold_a_part_say_the_same(started, new_driver, exp
         return high.hidden_from_bytes(memoryview(hidden.numpy()).cast("B"), hidden.shape[0])
 
     assert run(new_driver([(low.run_step, LOW), (high.run_step, HIGH)], NUM_BLOCKS, wire=wire), 60) == expected
+
+
+def test_copies_to_the_host_and_back_beside_steps_tear_no_block_and_change_no_token(started, new_driver, expected):
+    """Blocks beyond those of the requests go out and come back all the time, on a thread, while steps write theirs."""
+    worker = started(host_bytes=1 << 20, budget_bytes=8 << 20)
+    theirs = [NUM_BLOCKS + i for i in range(4)]
+    landing = [NUM_BLOCKS + 4 + i for i in range(4)]
+    content = torch.arange(4 * 4 * worker.kv_block_bytes, dtype=torch.int64).to(torch.uint8)
+    worker.kv_scatter(ALL, theirs, content)
+    is_over, rounds = threading.Event(), []
+    ways = ((theirs, True), (landing, False))
+    pairs = [[worker.copy_beside(ALL, ids, range(4), to_host=to_host) for ids, to_host in ways] for _ in range(2000)]
+
+    def copy():
+        for pair in pairs:
+            for each in pair:
+                each.run()
+            rounds.append(all(each.is_complete for each in pair))
+            if is_over.is_set():
+                return
+
+    thread = threading.Thread(target=copy)
+    thread.start()
+    outputs = run(new_driver([(worker.run_step, ALL)], NUM_BLOCKS), 60)
+    is_over.set()
+    thread.join()
+    assert outputs == expected and rounds and all(rounds)
+    arrived = torch.empty_like(content)
+    for blocks in (theirs, landing):
+        worker.kv_gather(ALL, blocks, arrived)
+        assert torch.equal(arrived, content)
 
 
 @pytest.mark.parametrize("refill", ["peer", "disk", "intact"])

@@ -12,12 +12,13 @@ from dataclasses import replace
 import pytest
 from scenarios import COST, Watched, make_setup
 
+from jettison.core import ports
 from jettison.cost.stepwork import StepWork, step_of
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.executor import ModelledExecutor, StageShape, StepLoad
 from jettison.sim.faults import draw_faults
 from jettison.sim.setup import ClusterSetup, Hops
-from jettison.types import Request, SamplingParams
+from jettison.types import LayerRange, Request, SamplingParams
 
 NUM_SCENARIOS = int(os.environ.get("JETTISON_FAST_FORWARD_SCENARIOS", "300"))
 BATCH = 20
@@ -141,3 +142,27 @@ def test_steps_at_once_take_what_they_take_one_by_one(noise: float, count: int) 
     load, stage = StepLoad(7, 1234, 1241, 7), StageShape(4, True, True)
     singly = [executor.stage_ns(2, 30 + i, load.after(i), stage) for i in range(count)]
     assert executor.decode_ns(2, 30, load, stage, count).tolist() == singly
+
+
+def test_a_copy_beside_steps_slows_the_steps_that_it_would_slow_one_by_one() -> None:
+    """It is issued in the middle of steps that are told of together."""
+
+    def times(*, compress: bool, num_copies: int) -> list[int]:
+        setup = make_setup("recompute", num_workers=1, num_blocks=300)
+        profile = replace(setup.profile, beside_bytes_per_s=1e6, beside_byte_s=2e-7)
+        watched = Watched(replace(setup, profile=profile, compress=compress), checks=False)
+        watched.submit("long", 20, 200, 0.0)
+        for number in range(num_copies):
+            blocks = tuple(range(10))
+            copy = ports.SendKV(number, 0, 0, LayerRange(0, 4), blocks, blocks, to_host=True, beside_steps=True)
+            at_ns = 100_000_000 + number * 30_000_000
+            watched.cluster.loop.at(at_ns, lambda copy=copy: watched.cluster._carry_out([copy]))  # type: ignore[misc]
+        watched.cluster.run(until_ns=10**10)
+        watched.expect_all_served()
+        assert bool(watched.cluster.fast_forwards.num_steps) == compress
+        return watched.times["long"]
+
+    for num_copies in (1, 3):
+        copied = times(compress=True, num_copies=num_copies)
+        assert copied == times(compress=False, num_copies=num_copies)
+        assert copied[-1] > times(compress=True, num_copies=0)[-1]

@@ -20,16 +20,24 @@ Rule 6. A step ends once, and its last stage tells. A stage that fails, refuses 
 Rule 7. A fence takes effect at once: nothing that the lost worker sent is used any more, and steps received before that
         wait for its output are orphaned. (Steps that wait for its next life are received after the fence.)
         The answer comes in order, as a command's: when every step received before has been run here.
+Rule 9. A copy beside steps (``ports.SendKV.beside_steps``) begins when every layout received before it has been
+        applied; one that writes blocks also when every step received before it has been run, for they may have been
+        such a step's. It waits for no other command, and nothing waits for it. From then on it copies while steps run,
+        in pieces, one copy after the other; only sealed blocks are read, and blocks that are written belong to no step
+        before the end is told. A layout stops the copying between two pieces, and then changes what is mapped. After
+        it the copies whose layers or blocks are not there any more end incomplete; the others go on where they were,
+        in the blocks' new places. A cancellation ends a copy at its next piece, a fence does not touch it, the end of
+        the worker waits for one piece. What has begun, or was cancelled before it could, ends with one TransferEnded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Generic, NamedTuple, TypeVar
 
-from jettison.types import TransferId, WorkerId
+from jettison.types import LayerRange, TransferId, WorkerId
 
 MAX_GROUPS_KNOWN = 256
 """Groups whose epoch a worker remembers: far more than exist at one time."""
@@ -61,7 +69,11 @@ class Kind(Enum):
     TRANSFER = auto()
     """KV or a shard to a peer; it may be withdrawn until it begins."""
     COPY = auto()
-    """KV to this worker's host pool, or from there."""
+    """KV to this worker's host pool, or from there, between steps."""
+    COPY_OUT_BESIDE = auto()
+    """To the host pool, while steps run; it may be withdrawn until it begins."""
+    COPY_IN_BESIDE = auto()
+    """From there, likewise."""
     LOAD = auto()
     """A shard from the model folder, in pieces."""
     REPORT = auto()
@@ -70,6 +82,11 @@ class Kind(Enum):
 
 WAITS_FOR_LOAD = (Kind.OFFER_LAYOUT, Kind.APPLY_LAYOUT, Kind.LOAD)
 """They change what is mapped, or fill it: not while a shard is being filled."""
+
+BESIDE = (Kind.COPY_OUT_BESIDE, Kind.COPY_IN_BESIDE)
+"""They keep to rule 9 in place of rule 2."""
+
+WITHDRAWABLE = (Kind.TRANSFER, *BESIDE)
 
 Step = TypeVar("Step")
 """One stage's part of a step, as the worker keeps it."""
@@ -97,7 +114,7 @@ class CommandEntry(Generic[Command]):
     command: Command
     kind: Kind
     transfer_id: TransferId | None = None
-    """Of a transfer."""
+    """Of what may be withdrawn."""
     arrives_ns: int = 0
 
 
@@ -165,7 +182,7 @@ class ControlStream(Generic[Step, Command]):
     def append_command(
         self, command: Command, kind: Kind, transfer_id: TransferId | None = None, arrives_ns: int = 0
     ) -> None:
-        """Take a command into the stream; ``transfer_id``: of a transfer."""
+        """Take a command into the stream; ``transfer_id``: of one that may be withdrawn."""
         self._entries.append(CommandEntry(command, kind, transfer_id, arrives_ns))
 
     # --- what comes next --------------------------------------------------------------------------------------
@@ -175,7 +192,7 @@ class ControlStream(Generic[Step, Command]):
         return entry.previous is None or entry.orphaned or self._has_input(entry.step)
 
     def next_entry(self, now_ns: int = 0) -> StepEntry[Step] | CommandEntry[Command] | None:
-        """The first entry that may start (rules 1 to 3); None if all have to wait."""
+        """The first entry that may start (rules 1 to 3 and 9); None if all have to wait."""
         earlier_step = earlier_command = False
         for entry in self._entries:
             if entry.arrives_ns > now_ns:
@@ -186,6 +203,10 @@ class ControlStream(Generic[Step, Command]):
                 earlier_step = True
                 continue
             if entry is self._loading:
+                continue
+            if entry.kind in BESIDE:
+                if entry.kind is Kind.COPY_OUT_BESIDE or not earlier_step:
+                    return entry
                 continue
             waits_for_load = self._loading is not None and entry.kind in WAITS_FOR_LOAD
             if not earlier_step and not earlier_command and not waits_for_load:
@@ -239,10 +260,10 @@ class ControlStream(Generic[Step, Command]):
             entry.failure = Failure.of_lost_input(worker)
 
     def withdraw(self, transfer_id: TransferId) -> Command | None:
-        """Take a transfer out that has not begun; None if no such one waits. It need not wait for the steps before it:
-        nothing of it will be read."""
+        """Take a transfer out that has not begun, or a copy beside steps; None if no such one waits. It need not wait
+        for the steps before it: nothing of it will be read."""
         for entry in self._entries:
-            if isinstance(entry, CommandEntry) and entry.kind is Kind.TRANSFER and entry.transfer_id == transfer_id:
+            if isinstance(entry, CommandEntry) and entry.kind in WITHDRAWABLE and entry.transfer_id == transfer_id:
                 self._entries.remove(entry)
                 return entry.command
         return None
@@ -255,3 +276,63 @@ class ControlStream(Generic[Step, Command]):
         """The worker is dead."""
         self._entries.clear()
         self._loading = None
+
+
+@dataclass(slots=True, eq=False)
+class BesideCopy:
+    """A copy inside one worker that runs beside its steps."""
+
+    transfer_id: TransferId
+    layers: LayerRange
+    blocks: Sequence[int]
+    """Of the arenas. A layout may move them."""
+    slots: Sequence[int]
+    """Of the host pool."""
+    to_host: bool
+
+
+class CopiesBeside:
+    """The copies that have begun and not ended, in order: the first one copies (rule 9)."""
+
+    def __init__(self) -> None:
+        self._copies: dict[TransferId, BesideCopy] = {}
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def __iter__(self) -> Iterator[BesideCopy]:
+        return iter(self._copies.values())
+
+    @property
+    def first(self) -> BesideCopy | None:
+        """What copies now, unless a layout is being applied."""
+        return next(iter(self), None)
+
+    def begin(self, copy: BesideCopy) -> None:
+        """Copy it behind those that have begun."""
+        assert copy.transfer_id not in self._copies, f"copy {copy.transfer_id} begins twice"
+        self._copies[copy.transfer_id] = copy
+
+    def end(self, transfer_id: TransferId) -> BesideCopy | None:
+        """It is complete, has failed or is cancelled; None where it has ended before: its end is told once."""
+        return self._copies.pop(transfer_id, None)
+
+    def change_layout(
+        self, kv_layers: LayerRange, capacity_blocks: int, moved: Sequence[tuple[int, int]]
+    ) -> list[BesideCopy]:
+        """A layout has been applied while nothing was copied: with KV of these layers, so many blocks, and the contents
+        of some blocks moved ``(from, to)``. Returns the copies that end incomplete with it."""
+        places = dict(moved)
+        for copy in self:
+            copy.blocks = [places.get(block, block) for block in copy.blocks]
+        gone = [
+            copy for copy in self
+            if not kv_layers.covers(copy.layers) or max(copy.blocks, default=0) >= capacity_blocks
+        ]
+        for copy in gone:
+            del self._copies[copy.transfer_id]
+        return gone
+
+    def clear(self) -> None:
+        """The worker is dead."""
+        self._copies.clear()

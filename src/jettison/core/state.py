@@ -206,6 +206,7 @@ class ClusterState:
         self.predictor = StepTimePredictor(
             self.shape.num_layers, None if profile is None else profile.cost, efficiency=efficiency,
             copy_bytes_per_s=None if profile is None else profile.host_copy_bytes_per_s,
+            beside_byte_s=None if profile is None else profile.beside_byte_s,
             catch_up=lambda: self.catch_up_all(),  # attached later
         )
 

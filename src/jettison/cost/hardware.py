@@ -16,6 +16,10 @@ from jettison.cost.model import CostModel
 SATURATED = 0.9
 """A batch has reached its limit where a larger one would gain less than the rest."""
 
+USUAL_BESIDE = 0.5
+"""Of the time that a byte takes to be copied, what it adds to a step that it is copied beside, where that was not
+measured: both want the same memory, and the copies have a thread of their own."""
+
 
 class BatchPoint(NamedTuple):
     """Measured decode steps of one batch size on the slowest stage of a pipeline without bubbles."""
@@ -57,14 +61,21 @@ class HardwareProfile:
     a machine's cores, caches and memory. 1 where each has an accelerator of its own."""
     contention_instances: int = 1
     """That ``contention`` was measured with; 1: with no others."""
+    beside_bytes_per_s: float | None = None
+    """Between KV and host pool while steps run, as reached. None: ``host_copy_bytes_per_s``."""
+    beside_byte_s: float | None = None
+    """What a byte that is copied beside a step adds to the step. None: it was not measured."""
 
     def __post_init__(self) -> None:
-        rates = ("link_bytes_per_s", "host_copy_bytes_per_s", "disk_bytes_per_s", "device_copy_bytes_per_s")
+        rates = (
+            "link_bytes_per_s", "host_copy_bytes_per_s", "disk_bytes_per_s", "device_copy_bytes_per_s",
+            "beside_bytes_per_s",
+        )
         bad = [name for name in rates if (rate := getattr(self, name)) is not None and not 0.0 < rate < float("inf")]
         times = ("link_latency_s", "remap_fixed_s", "remap_s_per_byte")
         bad += [name for name in times if not 0.0 <= getattr(self, name) < float("inf")]
-        if self.hop_s is not None and not 0.0 <= self.hop_s < float("inf"):
-            bad.append("hop_s")
+        rare = ("hop_s", "beside_byte_s")
+        bad += [name for name in rare if (s := getattr(self, name)) is not None and not 0.0 <= s < float("inf")]
         if bad:
             raise ValueError(f"rates must be finite and > 0, times finite and >= 0: {', '.join(bad)}")
         if not 1.0 <= self.contention < float("inf") or self.contention_instances < 1:
@@ -95,6 +106,18 @@ class HardwareProfile:
     def host_copy_cost_s(self, num_bytes: int) -> float:
         """Seconds to copy inside the host's memory."""
         return num_bytes / self.host_copy_bytes_per_s
+
+    @property
+    def copies_beside_bytes_per_s(self) -> float:
+        """Between KV and host pool while steps run."""
+        return self.beside_bytes_per_s or self.host_copy_bytes_per_s
+
+    @property
+    def copies_beside_byte_s(self) -> float:
+        """What each byte of them adds to the step."""
+        if self.beside_byte_s is not None:
+            return self.beside_byte_s
+        return USUAL_BESIDE / self.host_copy_bytes_per_s
 
     def device_copy_cost_s(self, num_bytes: int) -> float:
         """Seconds to copy inside a device's memory."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from jettison.cost.hardware import USUAL_BESIDE
 from jettison.cost.model import CostModel
 from jettison.cost.stepfit import StepFit, Terms
 from jettison.cost.stepnotes import StepNotes, Totals
@@ -88,13 +89,14 @@ class StepTimePredictor:
     def __init__(
         self, num_layers: int, cost: CostModel | None = None, *,
         efficiency: Callable[[int], float] = lambda num_stages: 1.0, copy_bytes_per_s: float | None = None,
-        catch_up: Callable[[], None] = lambda: None,
+        beside_byte_s: float | None = None, catch_up: Callable[[], None] = lambda: None,
     ) -> None:
         """``cost``: as profiled; None: nothing is predicted before ``MIN_OBSERVATIONS`` steps.
 
         ``efficiency``: throughput of a pipeline of so many stages over that of as many instances, until one has been
         seen. ``copy_bytes_per_s``: how fast bytes are copied between two steps (None: as usual); until such steps have
-        been seen, they wait for them all. ``catch_up``: has groups tell of all steps that have ended (``observe``);
+        been seen, they wait for them all. ``beside_byte_s``: what a byte adds that is copied beside a step (None: as
+        usual). ``catch_up``: has groups tell of all steps that have ended (``observe``);
         called before each answer that depends on them.
         """
         self._cost = cost or nominal_cost(num_layers)
@@ -104,6 +106,7 @@ class StepTimePredictor:
         self._efficiency = efficiency
         self._catch_up = catch_up
         self._copied_byte_s = 1.0 / (copy_bytes_per_s or USUAL_COPY_BYTES_PER_S)
+        self._beside_byte_s = USUAL_BESIDE * self._copied_byte_s if beside_byte_s is None else beside_byte_s
         self._notes, self._stage_notes = StepNotes(), StepNotes()
         self._known_terms: dict[tuple[int, int, Part], ModelTerms] = {}
         """Most steps are decodes of as many rows as the one before."""
@@ -118,7 +121,7 @@ class StepTimePredictor:
         """Add steps of a group with the same rows that followed each other, usually one.
 
         ``times_ns``: when the first began and when each ended, and the next began; ``work``: of the first. Each attends
-        to its tokens more than the one before, and only the first waits for copies.
+        to its tokens more than the one before, and only the first has to do with copies.
         """
         notes = self._stage_notes if part.measure is Measure.STAGE else self._notes
         notes.add(times_ns, group_id, part, work)
@@ -148,11 +151,12 @@ class StepTimePredictor:
 
     def _terms(self, work: Totals, part: Part) -> Terms:
         """Seconds by the cost model."""
-        num_rows, num_tokens, num_pairs, num_kv_tokens, num_copied_bytes = work
+        num_rows, num_tokens, num_pairs, num_kv_tokens, num_copied_bytes, num_beside_bytes = work
         fixed, tokens, pair_s, kv_token_s, rows = self._model_terms(num_rows, num_tokens, part)
         return (
             fixed, tokens, pair_s * num_pairs, kv_token_s * (num_kv_tokens + num_tokens), rows,
             self._copied_s(num_copied_bytes, part) if num_copied_bytes else 0.0,
+            self._beside_s(num_beside_bytes, part) if num_beside_bytes else 0.0,
         )
 
     def _copied_s(self, num_copied_bytes: int, part: Part) -> float:
@@ -161,6 +165,11 @@ class StepTimePredictor:
             return 0.0
         seconds = num_copied_bytes * self._copied_byte_s
         return seconds / part.num_stages if part.measure is Measure.PERIOD else seconds
+
+    def _beside_s(self, num_beside_bytes: int, part: Part) -> float:
+        """Each stage is slowed by the copies beside it."""
+        seconds = num_beside_bytes * self._beside_byte_s
+        return seconds if part.measure is Measure.STEP else seconds / part.num_stages
 
     def _model_terms(self, num_rows: int, num_tokens: int, part: Part) -> ModelTerms:
         """Seconds of a step with so many rows and tokens by the cost model; of pairs and KV, what one of them takes."""
@@ -260,7 +269,7 @@ class StepTimePredictor:
         return found
 
     def _prices_by(self, coefficients: Terms, part: Part) -> ChunkPrices:
-        fixed, token, pair, kv, row, _ = coefficients
+        fixed, token, pair, kv, row, *_ = coefficients
         fixed_s, tokens_s, pair_s, kv_token_s, rows_s = self._model_terms(LONG_CHUNK, LONG_CHUNK, part)
         kv_s = kv * kv_token_s
         return ChunkPrices(
@@ -270,6 +279,6 @@ class StepTimePredictor:
 
 
 def _product(coefficients: Terms, terms: Terms) -> float:
-    fixed, token, pair, kv, row, copied = coefficients
-    x0, x1, x2, x3, x4, x5 = terms
-    return fixed * x0 + token * x1 + pair * x2 + kv * x3 + row * x4 + copied * x5
+    fixed, token, pair, kv, row, copied, beside = coefficients
+    x0, x1, x2, x3, x4, x5, x6 = terms
+    return fixed * x0 + token * x1 + pair * x2 + kv * x3 + row * x4 + copied * x5 + beside * x6

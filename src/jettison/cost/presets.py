@@ -147,6 +147,12 @@ class InstancePreset:
         return self.num_gpus * self.gpu.copy_bytes_per_s
 
     @property
+    def beside_byte_s(self) -> float:
+        """What a byte that a copy engine moves beside a step adds to it: the step does without the processors' memory
+        for as long as the byte is read or written there. An assumption: nothing published says it by itself."""
+        return 1.0 / (self.num_gpus * self.gpu.memory_bytes_per_s * self.gpu.efficiency.memory)
+
+    @property
     def collective(self) -> Collective:
         """What all-reduces run over: the network where the instance does not fit into one node."""
         reached = self.gpu.efficiency
@@ -171,6 +177,7 @@ class InstancePreset:
             disk_bytes_per_s=self.disk_bytes_per_s,
             batch_points=batch_points(cost),
             device_copy_bytes_per_s=self.device_copy_bytes_per_s,
+            beside_byte_s=self.beside_byte_s,
         )
 
 

@@ -81,7 +81,7 @@ class StoredProfile:
 
 _OPTIONAL: dict[str, tuple[Any, Any]] = {
     "device_copy_bytes_per_s": (float, None), "hop_s": (float, None), "contention": (float, 1.0),
-    "contention_instances": (int, 1),
+    "contention_instances": (int, 1), "beside_bytes_per_s": (float, None), "beside_byte_s": (float, None),
 }  # fmt: skip
 """Keys that are absent where they say nothing: their kind, and the value that says nothing."""
 

@@ -1,7 +1,7 @@
 """Coefficients of step times, learned from all groups at once. Pure arithmetic in plain floats.
 
-A step's time is a sum of terms (fixed costs, tokens, pairs, KV, rows, copied bytes), each as a cost model has it. The
-fit bends them in two ways:
+A step's time is a sum of terms (fixed costs, tokens, pairs, KV, rows, bytes copied before it and beside it), each as a
+cost model has it. The fit bends them in two ways:
 
 - ``shared`` coefficients, one a term, for all that is observed: least squares that forget, weighted by one over the
   time (between absolute and relative error), a step that is far off counting less (Huber). None is below 0, and where
@@ -10,8 +10,9 @@ fit bends them in two ways:
   follow the last few dozen steps by normalized least mean squares (Nagumo and Noda 1967). An error goes to the terms in
   the proportion in which they make up the step, and deviations fade towards what is shared.
 
-What copies add has one coefficient of its own, learned from steps with copies alone: they are few, and a small part of
-a step, of whose error deviations would hardly give them any.
+What copies add has coefficients of its own, one for those that a step waits for and one for those beside it, learned
+from steps with such copies alone: they are few, and a small part of a step, of whose error deviations would hardly give
+them any.
 
 The first learns what a token costs this model here, from every group; the second what this minute and this number of
 stages make of it. Shared coefficients learn from times with the deviations taken off.
@@ -43,17 +44,37 @@ DOUBT_PROFILED, DOUBT_NOMINAL = 1.0, 10.0
 """Standard deviation of a coefficient over the level of all: of a cost model that was measured, and of one made up."""
 
 NUM_FITTED = 5
-"""Terms with shared coefficients and deviations; a sixth (copied bytes) has a coefficient of its own."""
-COPIES = (0.2, 100.0)
-"""What that may be: never nothing, or there was no end to what a step could carry."""
+"""Terms with shared coefficients and deviations; two more (bytes copied before, beside) have coefficients of their
+own."""
+COPIES, BESIDE = (0.2, 100.0), (0.02, 100.0)
+"""What these may be: never nothing, or there was no end to what a step could carry."""
 COPIES_TRUST = NOISE / DOUBT_NOMINAL**2
 """However the rate was measured: not with blocks that lie scattered."""
 
 Kind = tuple[str, int]
 """What is measured, and of how many stages (``cost.stepwork.Part``)."""
 
-Terms = tuple[float, float, float, float, float, float]
-"""Seconds by a cost model: fixed, tokens, pairs, KV, rows, copied bytes."""
+Terms = tuple[float, float, float, float, float, float, float]
+"""Seconds by a cost model: fixed, tokens, pairs, KV, rows, bytes copied before the step, and beside it."""
+
+
+class CopiesFactor:
+    """What copies of one kind add, over the seconds that they are said to add."""
+
+    __slots__ = ("_bounds", "_moment", "_normal", "value")
+
+    def __init__(self, bounds: tuple[float, float]) -> None:
+        self.value = 1.0
+        self._bounds = bounds
+        self._normal = self._moment = 0.0
+
+    def learn(self, share: float, error: float) -> None:
+        """Of a step whose copies are said to take such a share of its prediction, which was off by so much of it."""
+        self._normal = FORGETTING * self._normal + share * share
+        self._moment = FORGETTING * self._moment + share * (self.value * share + error)
+        low, high = self._bounds
+        found = (self._moment + COPIES_TRUST) / (self._normal + COPIES_TRUST)
+        self.value = min(max(found, low), high)
 
 
 class StepFit:
@@ -73,9 +94,7 @@ class StepFit:
         """Steps that the sums remember."""
         self._num_observations = 0
         self._deviations: dict[Kind, list[float]] = {}
-        self._copies = 1.0
-        """What copies add, over the seconds that they are said to take."""
-        self._copies_normal = self._copies_moment = 0.0
+        self._copies, self._beside = CopiesFactor(COPIES), CopiesFactor(BESIDE)
 
     @property
     def is_known(self) -> bool:
@@ -92,19 +111,21 @@ class StepFit:
         if self._shared is None:
             return None
         fixed, token, pair, kv, row = self._shared
+        copied, beside = self._copies.value, self._beside.value
         dev = self._deviations.get(kind)
         if dev is None:
-            return fixed, token, pair, kv, row, self._copies
+            return fixed, token, pair, kv, row, copied, beside
         d0, d1, d2, d3, d4 = dev
         return (
-            fixed * (1.0 + d0), token * (1.0 + d1), pair * (1.0 + d2), kv * (1.0 + d3), row * (1.0 + d4), self._copies
+            fixed * (1.0 + d0), token * (1.0 + d1), pair * (1.0 + d2), kv * (1.0 + d3), row * (1.0 + d4), copied,
+            beside,
         )
 
     def observe(self, kind: Kind, terms: Terms, seconds: float) -> None:
         """One time of a kind. Times that are not above 0 are left out."""
         if seconds <= 0.0:
             return
-        x0, x1, x2, x3, x4, x5 = terms
+        x0, x1, x2, x3, x4, x5, x6 = terms
         dev = self._deviations.get(kind)
         if dev is None:
             dev = self._deviations[kind] = [0.0] * NUM_FITTED
@@ -114,12 +135,13 @@ class StepFit:
             c0, c1, c2, c3, c4 = t0 * x0, t1 * x1, t2 * x2, t3 * x3, t4 * x4
             d0, d1, d2, d3, d4 = dev
             base_s = c0 + c1 + c2 + c3 + c4
-            deviation_s = d0 * c0 + d1 * c1 + d2 * c2 + d3 * c3 + d4 * c4 + self._copies * x5
+            deviation_s = d0 * c0 + d1 * c1 + d2 * c2 + d3 * c3 + d4 * c4
+            deviation_s += self._copies.value * x5 + self._beside.value * x6
             if base_s > 0.0:
                 predicted_s = base_s + deviation_s
                 most_s = CLIP * predicted_s
                 error_s = min(max(seconds - predicted_s, -most_s), most_s)
-                gain = self._learning * error_s / (c0 * c0 + c1 * c1 + c2 * c2 + c3 * c3 + c4 * c4 + x5 * x5)
+                gain = self._learning * error_s / (c0 * c0 + c1 * c1 + c2 * c2 + c3 * c3 + c4 * c4 + x5 * x5 + x6 * x6)
                 dev = [
                     FADING * (d0 + gain * c0), FADING * (d1 + gain * c1), FADING * (d2 + gain * c2),
                     FADING * (d3 + gain * c3), FADING * (d4 + gain * c4),
@@ -129,20 +151,14 @@ class StepFit:
                     dev = [min(max(d, low), high) for d in dev]
                 self._deviations[kind] = dev
                 if x5 > 0.0:
-                    self._learn_copies(x5 / predicted_s, error_s / predicted_s)
+                    self._copies.learn(x5 / predicted_s, error_s / predicted_s)
+                if x6 > 0.0:
+                    self._beside.learn(x6 / predicted_s, error_s / predicted_s)
                 told_s = max(seconds - deviation_s, 0.1 * seconds)
                 # By what deviations make of it: a fit that is far off for good is no row of outliers.
                 off_s = abs(seconds - predicted_s)
                 weight = (1.0 if off_s <= most_s else most_s / off_s) / predicted_s
         self._add(x0, x1, x2, x3, x4, weight, told_s)
-
-    def _learn_copies(self, share: float, error: float) -> None:
-        """Of a step whose copies are said to take such a share of its prediction, which was off by so much of it."""
-        self._copies_normal = FORGETTING * self._copies_normal + share * share
-        self._copies_moment = FORGETTING * self._copies_moment + share * (self._copies * share + error)
-        low, high = COPIES
-        found = (self._copies_moment + COPIES_TRUST) / (self._copies_normal + COPIES_TRUST)
-        self._copies = min(max(found, low), high)
 
     def _add(self, x0: float, x1: float, x2: float, x3: float, x4: float, weight: float, seconds: float) -> None:
         n, keep = self._normal, FORGETTING

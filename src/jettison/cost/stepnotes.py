@@ -17,14 +17,14 @@ MEMORY_STEPS = 1024
 MAX_NOTED = 8 * MEMORY_STEPS
 """Observations that are kept before the oldest are let go."""
 
-Totals = tuple[int, int, int, int, int]
+Totals = tuple[int, int, int, int, int, int]
 """``StepWork``, which is one."""
 
 
 _Run = tuple[Sequence[int], GroupId, Part, StepWork]
 """Steps of a group with the same rows, one after the other, usually one: when the first began and when each ended (the
 next began then), their group, what the times are of, and the work of the first. Each attends to its tokens more than
-the one before, and only the first waits for copies. Plain tuples, which are cheaper to make."""
+the one before, and only the first has to do with copies. Plain tuples, which are cheaper to make."""
 
 
 class StepNotes:
@@ -60,11 +60,12 @@ class StepNotes:
         """(part, work, nanoseconds) of the newest steps, in order of end and group; as noted where both are equal."""
         steps: list[tuple[int, GroupId, Part, Totals, int]] = []
         for times_ns, group_id, part, work in self._runs:
-            rows, tokens, pairs, kv_tokens, copied = work
+            rows, tokens, pairs, kv_tokens, copied, beside = work
             begin_ns = times_ns[0]
             for end_ns in times_ns[1:]:
-                steps.append((end_ns, group_id, part, (rows, tokens, pairs, kv_tokens, copied), end_ns - begin_ns))
-                begin_ns, pairs, kv_tokens, copied = end_ns, pairs + tokens, kv_tokens + tokens, 0
+                totals = rows, tokens, pairs, kv_tokens, copied, beside
+                steps.append((end_ns, group_id, part, totals, end_ns - begin_ns))
+                begin_ns, pairs, kv_tokens, copied, beside = end_ns, pairs + tokens, kv_tokens + tokens, 0, 0
         if len(steps) > 1:
             steps.sort(key=lambda step: step[:2])
             del steps[:-MEMORY_STEPS]

@@ -23,6 +23,8 @@ class StepWork(NamedTuple):
     """Cached tokens that the chunks attend to."""
     num_copied_bytes: int = 0
     """To or from the host, on its workers, behind the step before it: it begins when they are copied."""
+    num_beside_bytes: int = 0
+    """Likewise, while it runs: they cost it less, and other than those that it waits for."""
 
     @classmethod
     def of(cls, chunks: Iterable[tuple[int, int]], num_copied_bytes: int = 0) -> StepWork:
@@ -47,7 +49,7 @@ class StepWork(NamedTuple):
         pairs = num_tokens * (2 * num_context + num_tokens + 1) // 2
         return StepWork(
             self.num_rows + 1, self.num_tokens + num_tokens, self.num_pairs + pairs, self.num_kv_tokens + num_context,
-            self.num_copied_bytes,
+            self.num_copied_bytes, self.num_beside_bytes,
         )
 
 

@@ -14,6 +14,7 @@ import torch
 
 from jettison.device.bytesview import as_tensor_uint8, widened
 from jettison.device.memory import DeviceMemory
+from jettison.device.rowcopy import RowCopy
 from jettison.types import LayerRange
 
 
@@ -75,6 +76,21 @@ class HostBuffers:
     ) -> int:
         """Slots to KV blocks: the inverse."""
         return self._copy(memory, layers, blocks, slots, to_host=False)
+
+    def beside(
+        self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], *, to_host: bool,
+        skip_bytes: int = 0,
+    ) -> RowCopy:
+        """The same copies, to be run on another thread: nothing is copied here, all is checked, and blocks that will be
+        written count as written. It is stopped before a layout changes, and made anew after it. Raises like them."""
+        if len(slots) != len(blocks):
+            raise ValueError(f"{len(blocks)} blocks for {len(slots)} host slots")
+        index = self._index(layers, slots).numpy()
+        in_arenas = memory.block_addresses(layers, blocks, are_written=not to_host)
+        first = np.array([self._opened[layer].data_ptr() if len(index) else 0 for layer in layers.layers()], np.int64)
+        in_pool = (first[:, None] + index * self._shape[2]).reshape(-1)
+        sources, targets = (in_arenas, in_pool) if to_host else (in_pool, in_arenas)
+        return RowCopy(sources, targets, self._shape[2], skip_bytes=skip_bytes)
 
     def _copy(
         self, memory: DeviceMemory, layers: LayerRange, blocks: Sequence[int], slots: Sequence[int], *, to_host: bool

@@ -284,6 +284,19 @@ class DeviceMemory:
                 self._mark_written(layer, listed)
                 self._kv_bytes[layer].view(rows.dtype).index_copy_(0, ids, row)
 
+    def block_addresses(
+        self, layers: LayerRange, block_ids: Sequence[int], *, are_written: bool
+    ) -> npt.NDArray[np.int64]:
+        """Where blocks begin, layer by layer; they hold for as long as the layout. ``are_written``: the caller will
+        write them. Raises IndexError for a block that is not mapped in one of the layers."""
+        ids = self._block_ids(layers, block_ids).numpy()
+        if are_written:
+            for layer in layers.layers():
+                self._mark_written(layer, ids.tolist())
+        first = np.array([self._kv_bytes[layer].data_ptr() for layer in layers.layers()], dtype=np.int64)
+        addresses: npt.NDArray[np.int64] = (first[:, None] + ids * self._sizes.kv_block_bytes).reshape(-1)
+        return addresses
+
     # --- private: start ---------------------------------------------------------------------------------------
 
     def _pages(self, num_bytes: int) -> int:

@@ -37,6 +37,7 @@ from jettison.device.model.identity import (
 from jettison.device.model.shards import model_shape
 from jettison.device.model.weights import WeightFolder
 from jettison.device.remote import AttentionPort, Bytes, Int32s
+from jettison.device.rowcopy import RowCopy
 from jettison.device.runner import Runner
 from jettison.device.step import StepInput, StepOutput
 from jettison.errors import ConfigError, ModelError, NotReadyError
@@ -395,6 +396,14 @@ class DeviceWorker:
     def copy_from_host(self, layers: LayerRange, block_ids: Sequence[int], slots: Sequence[int]) -> int:
         """Copy host slots to blocks; returns the bytes."""
         return self._open_host.copy_in(self._open_memory, layers, block_ids, slots)
+
+    def copy_beside(
+        self, layers: LayerRange, block_ids: Sequence[int], slots: Sequence[int], *, to_host: bool, skip_bytes: int = 0
+    ) -> RowCopy:
+        """Either copy as an object that runs on another thread, while steps do. See ``HostBuffers.beside``."""
+        return self._open_host.beside(
+            self._open_memory, layers, block_ids, slots, to_host=to_host, skip_bytes=skip_bytes
+        )
 
     def memory_report(self) -> dict[str, int]:
         """Bytes by use."""

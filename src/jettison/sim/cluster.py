@@ -254,6 +254,9 @@ class SimulatedCluster:
                     self._after_hop(action.worker_id, partial(self.breaking.close_link, lost=action.lost))
                     self._workers[action.worker_id].deliver(action, arrives_ns)
                 case ports.SendKV() | ports.SendShard():
+                    if isinstance(action, ports.SendKV) and action.beside_steps:
+                        # It begins between the steps that are told of together, and slows those after it.
+                        self.fast_forwards.cut_at(action.src, self._tell_tokens, including_now=self._including_now)
                     self._workers[action.src].deliver(action, arrives_ns)
                 case _:
                     self._workers[action.worker_id].deliver(action, arrives_ns)

@@ -24,7 +24,7 @@ from jettison.sim.executor import StageShape
 from jettison.sim.loop import EventLoop, Scheduled
 from jettison.sim.tasks import TOKEN, StepRun
 from jettison.sim.worker import Plant, SimWorker
-from jettison.types import GroupId, RequestId
+from jettison.types import GroupId, RequestId, WorkerId
 
 LEAST_STEPS = 3
 """Shorter ones cost more than they save."""
@@ -137,6 +137,12 @@ class FastForwards:
         forward.worker.last_report_ns = int(forward.ends_ns[now - 1]) if now else forward.reported_ns
         ended_ns = int(forward.ends_ns[now]) - forward.around_ns
         self._tell_last(forward.run, forward.worker, ended_ns, int(forward.took_ns[now]))
+
+    def cut_at(self, worker_id: WorkerId, tell: Tell, *, including_now: bool) -> None:
+        """The same of whatever group computes on a worker, which is about to get something else to do."""
+        for group_id, forward in list(self._away.items()):
+            if forward.worker.worker_id == worker_id:
+                self.cut(group_id, tell, including_now=including_now)
 
     def cut_all(self, tell: Tell, *, including_now: bool = True) -> None:
         """End all fast-forwards."""

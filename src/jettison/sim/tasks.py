@@ -73,6 +73,8 @@ KINDS: dict[type, Kind] = {
 def kind_of(command: Command) -> Kind:
     """What a command is in the control stream."""
     if isinstance(command, ports.SendKV) and command.src == command.dst:
+        if command.beside_steps:
+            return Kind.COPY_OUT_BESIDE if command.to_host else Kind.COPY_IN_BESIDE
         return Kind.COPY
     return KINDS[type(command)]
 

@@ -2,7 +2,8 @@
 
 The model of ``live.worker.loop``. Both have a ``core.controlstream``, which says what may start next, which steps
 cannot run and what a fence does (rules 1 to 3, 6 and 7); rules 4, 5 and 8, on links, are ``live.worker.loop``'s. What
-things take is asked of ``sim.executor`` and of the profile; bytes travel in ``sim.transfers``.
+things take is asked of ``sim.executor`` and of the profile; bytes travel in ``sim.transfers``, and beside steps in
+``sim.copies`` (rule 9).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from jettison.core import ports
 from jettison.core.controlstream import ControlStream, Failure, GroupEpochs, StepEntry
 from jettison.cost.hardware import HardwareProfile
 from jettison.errors import JettisonError
+from jettison.sim.copies import SimCopies
 from jettison.sim.executor import Executor, StageShape
 from jettison.sim.links import host_of
 from jettison.sim.loop import EventLoop, Scheduled
@@ -106,6 +108,9 @@ class SimWorker:
         self._running: _Running | None = None
         self._wake: Scheduled | None = None
         self._loading: ShardLoading | None = None
+        self._copies = SimCopies(
+            plant.loop, lambda: self.memory, plant.profile, plant.transfers.network.topology.host, self._tell_copy
+        )
         self._shards_out: dict[TransferId, ShardId] = {}
         """Being sent from here."""
         self._runnable: set[LayerRange] = set()
@@ -118,6 +123,7 @@ class SimWorker:
         self.alive = False
         self.life += 1
         self._stream.clear()
+        self._copies.clear()
         self._shards_out.clear()
         self._loading = None
         if self._running is not None and self._running.end_ns > self._plant.loop.now_ns:
@@ -144,7 +150,7 @@ class SimWorker:
         is_linked = previous is None or self._plant.is_linked(previous, self.worker_id)
         refusal = self._epochs.refusal(step.group_id, step.epoch)
         entry = self._stream.admit(task, previous, refusal, is_linked=is_linked, arrives_ns=arrives_ns)
-        is_idle = self._free_ns <= arrives_ns and not self._stream and self._wake_ns() is None
+        is_idle = self._free_ns <= arrives_ns and not self._stream and self._wake_ns() is None and not self._copies
         if is_idle and self._stream.is_ready(entry) and not self._plant.shares_cores:
             self._run_step(entry, arrives_ns)  # nothing can come between: one event less
             return
@@ -159,6 +165,7 @@ class SimWorker:
         """A step that arrives then would start at once, and no observer minds if it is not told of by itself."""
         return (
             self.alive and not self._stream and self._free_ns <= arrives_ns and not self.memory.has_intact_shards
+            and not self._copies
         )
 
     def hold(self, run: StepRun, end: Scheduled, end_ns: int) -> None:
@@ -183,7 +190,7 @@ class SimWorker:
         command = self._stream.withdraw(transfer_id)
         if isinstance(command, ports.SendKV | ports.SendShard):
             self._tell_end(command, TransferEnd(False, 0, 0))
-        else:
+        elif not self._copies.cancel(transfer_id):
             self._plant.transfers.cancel(self.worker_id, transfer_id)
 
     def take_input(self, run: StepRun, failure: Failure | None) -> None:
@@ -261,6 +268,7 @@ class SimWorker:
             took_ns = round(took_ns * slowness)
         for far in run.far.get(self.worker_id, ()):
             took_ns += self._far_ns(far)
+        took_ns = self._copies.slowed_ns(took_ns)
         self.num_steps += 1
         self.busy_ns += took_ns
         self._free_ns = start_ns + took_ns
@@ -334,6 +342,8 @@ class SimWorker:
 
     def _run_command(self, command: Command, now_ns: int) -> None:
         match command:
+            case ports.SendKV() if command.src == command.dst and command.beside_steps:
+                self._copies.begin(command)
             case ports.SendKV() if command.src == command.dst:
                 self._copy(command, now_ns)
             case ports.SendKV() | ports.SendShard():
@@ -367,6 +377,7 @@ class SimWorker:
         for transfer_id in [transfer_id for transfer_id, shard in self._shards_out.items() if shard not in self.filled]:
             self._plant.transfers.cancel(self.worker_id, transfer_id)
         self._runnable.clear()
+        self._copies.follow_layout(command.copies, now_ns + took_ns)
         result = replace(result, duration_ns=took_ns)
         self._answer(ports.LayoutApplied(self.worker_id, command.call_id, result), now_ns + took_ns)
 
@@ -404,6 +415,11 @@ class SimWorker:
 
         self._plant.transfers.start(Transfer(command.transfer_id, src, dst, num_bytes, FlowClass.KV, end))
 
+    def _tell_copy(self, transfer_id: TransferId, is_complete: bool, num_bytes: int, duration_ns: int) -> None:
+        """Between two steps, when the worker's thread gets to it."""
+        ended = ports.TransferEnded(transfer_id, is_complete, num_bytes, duration_ns)
+        self._plant.report(self, ended, max(self._plant.loop.now_ns, self._free_ns))
+
     # --- transfers --------------------------------------------------------------------------------------------
 
     def _send(self, transfer: ports.SendKV | ports.SendShard) -> None:
@@ -436,7 +452,7 @@ class SimWorker:
 
     def _tell_end(self, transfer: ports.SendKV | ports.SendShard, end: TransferEnd) -> None:
         """A transfer that ends before its first byte: its destination tells, as long as it is there."""
-        if not self._plant.is_linked(self.worker_id, transfer.dst):
+        if transfer.dst == self.worker_id or not self._plant.is_linked(self.worker_id, transfer.dst):
             self._plant.report(self, ports.TransferEnded(transfer.transfer_id, *end), self._plant.loop.now_ns)
             return
         latency_ns = self._plant.transfers.network.latency_ns(self.worker_id, transfer.dst)

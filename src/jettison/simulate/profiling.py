@@ -56,6 +56,7 @@ def profile_of_preset(stored: StoredProfile, instance: InstancePreset, where: st
     inside = stored.profile.device_copy_bytes_per_s or instance.device_copy_bytes_per_s
     return replace(
         stored.profile, host_copy_bytes_per_s=instance.host_link_bytes_per_s, device_copy_bytes_per_s=inside,
+        beside_bytes_per_s=None, beside_byte_s=instance.beside_byte_s,
         hop_s=None, contention=1.0, contention_instances=1,
     )
 

@@ -76,6 +76,7 @@ def test_speeds_and_batches_were_measured(result: ProfileResult) -> None:
     assert profile.link_latency_s > 0
     assert profile.hop_s is not None and 0.0 < profile.hop_s < 1.0
     assert profile.contention == 1.0 and profile.contention_instances == 1, "there is but one instance"
+    assert (profile.beside_bytes_per_s is None) == (profile.beside_byte_s is None), "None on a machine too busy for it"
     assert profile.remap_fixed_s + profile.remap_s_per_byte > 0
     assert {point.num_stages for point in profile.batch_points} == {1, 2}
     assert profile.batch_limit(2) in {point.batch_size for point in profile.batch_points}

@@ -153,6 +153,32 @@ async def test_a_start_that_takes_too_long_leaves_nothing_running():
     assert len(pids) == 2 and not any(is_alive(pid) for pid in pids)
 
 
+def copy_out(transfer_id):
+    return m.SendKV(transfer_id, 0, 0, 4, [1, 2], [3, 4], to_host=True, beside_steps=True)
+
+
+def copy_ends(cluster):
+    return [event for event in cluster.events if isinstance(event, m.TransferEnded)]
+
+
+async def test_a_copy_beside_steps_is_told_of_by_a_worker_that_has_nothing_else_to_do():
+    async with Cluster(1) as cluster:
+        for transfer_id in range(3):
+            cluster.launcher.send(0, copy_out(transfer_id))
+            await cluster.until(lambda wanted=transfer_id: len(copy_ends(cluster)) == wanted + 1)
+        assert [(end.transfer_id, end.complete) for end in copy_ends(cluster)] == [(0, True), (1, True), (2, True)]
+
+
+async def test_steps_run_and_a_worker_dies_in_the_middle_of_a_copy():
+    async with Cluster(1, "0:slow copies") as cluster:
+        cluster.launcher.send(0, copy_out(1))
+        cluster.launcher.send(0, codec.step_command(make_step(2, [5], (0, 4))))
+        await cluster.until(lambda: any(isinstance(event, m.StepDone) for event in cluster.events))
+        os.kill(cluster.launcher.pids[0], signal.SIGKILL)
+        await cluster.until(lambda: cluster.exits)
+        assert copy_ends(cluster) == []
+
+
 async def test_a_killed_worker_is_reported_once_after_its_events():
     async with Cluster(2) as cluster:
         for worker, command in pipeline_step(1, [5]):

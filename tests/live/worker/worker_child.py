@@ -23,6 +23,8 @@ class ProcessDevice(FakeDevice):
         super().__init__(spec.worker_id)
         worker, _, what = spec.model_dir.partition(":")
         self.what = what if worker == str(spec.worker_id) else ""
+        if self.what == "slow copies":
+            self.copy_gate = lambda copy: time.sleep(60)
 
     def start(self):
         if self.what == "budget":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 
 import numpy as np
 
@@ -18,6 +19,38 @@ HIDDEN = 24
 def fresh_bytes(seed: object, num_bytes: int) -> np.ndarray:
     digest = int.from_bytes(hashlib.sha256(repr(seed).encode()).digest()[:8], "little")
     return np.random.default_rng(digest).integers(0, 256, num_bytes, dtype=np.uint8)
+
+
+class FakeCopy:
+    """A block of a layer is a piece. ``device.copy_gate`` is called in each, and may wait or raise."""
+
+    def __init__(self, device, layers, blocks, slots, to_host, skip_bytes):
+        self._device, self._to_host = device, to_host
+        self._units = [(layer, b, s) for layer in layers.layers() for b, s in zip(blocks, slots, strict=True)]
+        self.copied_bytes = skip_bytes
+        self.stopped = threading.Event()
+
+    @property
+    def is_complete(self):
+        return self.copied_bytes == len(self._units) * self._device.kv_block_bytes
+
+    def stop(self):
+        self.stopped.set()
+
+    def run(self, most_bytes=None):
+        device, unit = self._device, self._device.kv_block_bytes
+        until = len(self._units) * unit if most_bytes is None else self.copied_bytes + most_bytes
+        while not self.is_complete and self.copied_bytes < until and not self.stopped.is_set():
+            device.copying = True
+            device.copy_gate(self)
+            layer, block, slot = self._units[self.copied_bytes // unit]
+            assert device.kv_layers.lo <= layer < device.kv_layers.hi and block < device.capacity_blocks, "unmapped"
+            if self._to_host:
+                device.host[layer, slot] = device.kv[layer, block]
+            else:
+                device.kv[layer, block] = device.host[layer, slot]
+            self.copied_bytes += unit
+            device.copying = False
 
 
 class FakeDevice:
@@ -43,6 +76,10 @@ class FakeDevice:
         self.poisoned: set[int] = set()
         """Step ids that raise."""
         self.running = False
+        self.kv_layers = LayerRange(0, num_layers)
+        self.copying = False
+        """A piece of a copy beside steps is being copied."""
+        self.copy_gate = lambda copy: None
 
     def start(self):
         self.running = True
@@ -75,7 +112,11 @@ class FakeDevice:
         self.log.append(("apply", live_blocks))
         if version != self.layout_version:
             raise StalePlanError(f"layout {version} asked, {self.layout_version} in force")
+        assert not self.copying, "pages change under a copy"
         self.layout_version += 1
+        self.kv_layers = spec.kv_layers
+        for source, target in copies:
+            self.kv[:, target] = self.kv[:, source]
         return LayoutResult(self.layout_version, self.capacity_blocks, 0, 0, 0, frozenset(), frozenset())
 
     @property
@@ -102,6 +143,11 @@ class FakeDevice:
         self.log.append(("copy_from_host", list(block_ids)))
         self.kv[layers.lo : layers.hi, block_ids] = self.host[layers.lo : layers.hi, slots]
         return len(layers) * len(block_ids) * self.kv_block_bytes
+
+    def copy_beside(self, layers: LayerRange, block_ids, slots, *, to_host, skip_bytes=0):
+        if max(slots, default=0) >= self.num_host_slots:
+            raise IndexError(f"slots {slots}")
+        return FakeCopy(self, layers, list(block_ids), list(slots), to_host, skip_bytes)
 
     def shard_bytes(self, shard):
         return self.shards[shard]

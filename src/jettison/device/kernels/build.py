@@ -97,11 +97,12 @@ def build_library(directory: Path) -> Path:
             raise BuildError(f"the compiler failed: {notes[-1]}")
         defines = [f'-DVARIANTS="{" ".join(built)}"', f"-DBUILD_ID={build_id()}"]
         defines += [f"-DHAVE_{variant.upper()}" for variant in built]
-        dispatch, library = scratch / "dispatch.o", scratch / LIBRARY_NAME
+        dispatch, copies, library = scratch / "dispatch.o", scratch / "copies.o", scratch / LIBRARY_NAME
         link = ["-shared"] + (["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else [])
         for command in (
             [*compiler, *_COMMON_FLAGS, *defines, "-c", str(SOURCES / "dispatch.c"), "-o", str(dispatch)],
-            [*compiler, *link, *map(str, objects), str(dispatch), "-lm", "-o", str(library)],
+            [*compiler, *_COMMON_FLAGS, "-c", str(SOURCES / "copies.c"), "-o", str(copies)],
+            [*compiler, *link, *map(str, objects), str(dispatch), str(copies), "-lm", "-o", str(library)],
         ):
             problem = _run(command)
             if problem is not None:

@@ -94,6 +94,14 @@ def supported_variants() -> list[str]:
 
 
 @functools.cache
+def load_copy_rows() -> Any:
+    """``jettison_copy_rows`` of csrc/copies.c; it needs no instruction set. Raises NativeUnavailableError."""
+    function = _library().jettison_copy_rows
+    function.argtypes, function.restype = (_P, _P, _L, _L, _L, _L, _P), None
+    return function
+
+
+@functools.cache
 def _library() -> ctypes.CDLL:
     how = "build it with `python -m jettison.device.kernels.build`"
     if not LIBRARY_PATH.exists():

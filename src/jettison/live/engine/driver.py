@@ -199,6 +199,7 @@ def _to_command(action: ports.Action) -> tuple[WorkerId, m.Command]:
             return action.src, m.SendKV(
                 action.transfer_id, action.dst, action.layers.lo, action.layers.hi,
                 list(action.src_blocks), list(action.dst_blocks), action.urgent, action.from_host, action.to_host,
+                action.beside_steps,
             )
         case ports.SendShard():
             return action.src, m.SendShard(action.transfer_id, action.dst, action.shard)

@@ -119,6 +119,7 @@ def term_rows(result: ProfileResult) -> Rows:
 def speed_rows(result: ProfileResult) -> Rows:
     """Links, remaps, copies."""
     profile = result.stored.profile
+    beside = f"{profile.copies_beside_bytes_per_s / 1e9:.2f} GB/s, and a GB adds"
     return [
         ["speed", ""],
         ["link", f"{profile.link_bytes_per_s / 1e9:.2f} GB/s after {1e6 * profile.link_latency_s:.0f} us"],
@@ -126,6 +127,7 @@ def speed_rows(result: ProfileResult) -> Rows:
         [f"a step while {profile.contention_instances} compute", f"{profile.contention:.2f} times as long"],
         ["remap", f"{1e3 * profile.remap_fixed_s:.2f} ms and {1e12 * profile.remap_s_per_byte:.3g} ms a GB"],
         ["host copy", f"{profile.host_copy_bytes_per_s / 1e9:.2f} GB/s"],
+        ["copies beside steps", f"{beside} {1e12 * profile.copies_beside_byte_s:.0f} ms to the steps"],
         ["model folder (cached)", f"{profile.disk_bytes_per_s / 1e9:.2f} GB/s"],
     ]
 

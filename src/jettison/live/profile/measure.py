@@ -22,6 +22,7 @@ from jettison.cost.profile_document import ModelSizes, StoredProfile
 from jettison.cost.shapes import BatchShape, ProfileShape, ShapeKind, ShapeLimits, ShapePlan, plan_shapes
 from jettison.device.worker import DeviceWorker
 from jettison.live.engine.assembly import Assembly, assemble
+from jettison.live.profile.beside_probe import measure_beside, pool_bytes
 from jettison.live.profile.link_probe import measure_link
 from jettison.live.profile.serving_probe import measure_serving
 from jettison.live.profile.speeds import measure_disk, measure_host_copy, measure_remap
@@ -34,6 +35,8 @@ MAX_KV_TOKENS = 16384
 """KV that all requests of one profiled step hold together."""
 MIN_ROUNDS, MAX_ROUNDS = 3, 25
 SERVING_ROUNDS, QUICK_SERVING_ROUNDS = 5, 2
+BESIDE_S, QUICK_BESIDE_S = 4.0, 0.5
+"""Steps beside copies are measured for so long, and for a few pairs whatever they take."""
 SHORT_S, MAX_REPEATS = 0.1, 5
 """Steps shorter than this run up to so many times a round."""
 
@@ -115,6 +118,7 @@ def run_profile(
         fitted = [m.sample for m in measured if not m.is_held_out]
         cost = fit_cost_model(fitted, limits.num_layers)
         progress(0.9, "remapping, copying, loading")
+        beside = measure_beside(device, timer, limits, budget_s=QUICK_BESIDE_S if quick else BESIDE_S)
         remap, disk = measure_remap(device), measure_disk(device)
         spec = assembly.worker_specs[0]
         mark = fingerprint(Path(spec.model_dir), spec.dtype, spec.num_threads, device.kernels_name)
@@ -128,7 +132,8 @@ def run_profile(
     profile = HardwareProfile(
         cost, link.bytes_per_s, link.latency_s, remap.fixed_s, remap.s_per_byte, host_copy, disk,
         _batch_points(plan.batches, measured), hop_s=serving.hop_s, contention=serving.contention,
-        contention_instances=serving.num_instances,
+        contention_instances=serving.num_instances, beside_bytes_per_s=beside and beside.bytes_per_s,
+        beside_byte_s=beside and beside.byte_s,
     )  # fmt: skip
     models: dict[str, StepPredictor] = {
         FULL_MODEL: cost,
@@ -168,6 +173,7 @@ def make_profile_device(assembly: Assembly, limits: ShapeLimits) -> DeviceWorker
         page_bytes=spec.page_bytes,
         num_threads=spec.num_threads,
         config=spec.model,
+        host_bytes=pool_bytes(assembly.shape, spec.block_size),
     )
 
 

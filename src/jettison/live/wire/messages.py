@@ -72,6 +72,8 @@ class SendKV(msgspec.Struct, tag="send_kv", array_like=True):
     """Before other KV."""
     from_host: bool = False
     to_host: bool = False
+    beside_steps: bool = False
+    """Inside this worker: while steps run, by rule 9 of ``core.controlstream``."""
 
 
 class SendShard(msgspec.Struct, tag="send_shard", array_like=True):

@@ -1,7 +1,7 @@
 """What a worker's loop asks of its device: the seam between ``live`` and ``device.worker.DeviceWorker``.
 
 Byte buffers are flat uint8 numpy arrays here (``device.bytesview`` turns them into tensors), so that the loop
-and its tests need no torch. All calls come from one thread, one at a time.
+and its tests need no torch. All calls come from one thread, one at a time, but for what ``HostCopy`` says.
 """
 
 from __future__ import annotations
@@ -17,6 +17,28 @@ from jettison.types import LayerRange, ShardId
 if TYPE_CHECKING:
     from jettison.device.model.identity import Digest, WeightsIdentity
     from jettison.device.remote import AttentionPort
+
+
+class HostCopy(Protocol):
+    """A copy between arenas and host pool that has been checked: ``run`` and what it reads belong to one thread, which
+    may be another than the device's; the rest may be asked of any."""
+
+    @property
+    def copied_bytes(self) -> int:
+        """So far, with what was skipped."""
+        ...
+
+    @property
+    def is_complete(self) -> bool: ...
+
+    def run(self, most_bytes: int | None = None) -> None:
+        """Copy in pieces until all is copied, at least ``most_bytes`` more are, or it is stopped."""
+        ...
+
+    def stop(self) -> None:
+        """Have ``run`` return after its piece, and copy nothing more."""
+        ...
+
 
 class Device(Protocol):
     """One device's memory, layers and KV cache. Any call may raise; what failed has changed nothing."""
@@ -87,6 +109,13 @@ class Device(Protocol):
 
     def copy_from_host(self, layers: LayerRange, block_ids: Any, slots: Any) -> int:
         """Inverse of ``copy_to_host``."""
+        ...
+
+    def copy_beside(
+        self, layers: LayerRange, block_ids: Any, slots: Any, *, to_host: bool, skip_bytes: int = 0
+    ) -> HostCopy:
+        """One of these copies, to be run beside steps, from byte ``skip_bytes`` on. Over when a layout changes: it is
+        stopped before, and asked for anew."""
         ...
 
     def shard_bytes(self, shard: ShardId) -> Any:

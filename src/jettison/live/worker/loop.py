@@ -6,7 +6,7 @@ go over ``transport`` links, which ``live.worker.peers`` serves; when it does is
 through untouched.
 
 What may start next, and which steps cannot run, are rules of the control stream, the same for simulated workers:
-rules 1 to 3, 6 and 7 stand in ``core.controlstream``. Here are those on links and transfers.
+rules 1 to 3, 6, 7 and 9 stand in ``core.controlstream``. Here are those on links and transfers.
 
 Rule 4. Whenever no step is ready each link gets a bulk turn: at most one received frame is written and at most
         one piece is sent. Between two steps it gets one, and more until a quarter of a stage's time has passed.
@@ -36,6 +36,7 @@ from jettison.errors import JettisonError, RemoteAttentionError, WorkerLostError
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
 from jettison.live.worker.activations import OutgoingActivation
+from jettison.live.worker.copies import Copier, Copies, CopyTurns
 from jettison.live.worker.device_port import Device
 from jettison.live.worker.failpoints import Failpoint, nowhere
 from jettison.live.worker.peers import Emit, Peers
@@ -77,11 +78,12 @@ class WorkerLoop:
         clock_ns: Callable[[], int] = time.monotonic_ns,
         failpoint: Failpoint = nowhere,
         wait: Callable[[], None] | None = None,
+        copier: Copier | None = None,
     ) -> None:
         """``piece_bytes``: the most a bulk piece has; ``adapt_pieces``: less where the link is slow (``.pieces``).
         ``shares_clock``: peers' times can be compared with this one's. ``coordinate=False``: a bulk turn sends all that
         the link takes (for comparison only). ``wait``: returns when a link may have something new (None: watch their
-        descriptors).
+        descriptors). ``copier``: copies beside steps (None: between them, in turns).
         """
         self.worker_id = worker_id
         self.stopped = False
@@ -101,6 +103,7 @@ class WorkerLoop:
             worker_id, device, emit, self._stream.orphan, piece_bytes=piece_bytes, adapt_pieces=adapt_pieces,
             coordinate=coordinate, shares_clock=shares_clock, clock_ns=clock_ns, failpoint=failpoint, wait=wait,
         )
+        self._copies = Copies(worker_id, device, emit, copier or CopyTurns(piece_bytes, clock_ns))
         self._inbox = self._peers.inbox
         self._attention = self._peers.attention
         for peer, link in links.items():
@@ -124,7 +127,7 @@ class WorkerLoop:
             case m.Stop():
                 self.stopped = True
             case m.SendKV() if command.dst_worker == self.worker_id:
-                self._stream.append_command(command, Kind.COPY, command.transfer_id)
+                self._stream.append_command(command, _copy_kind(command), command.transfer_id)
             case m.SendKV() | m.SendShard():
                 self._stream.append_command(command, Kind.TRANSFER, command.transfer_id)
             case _:
@@ -139,6 +142,7 @@ class WorkerLoop:
         if self.stopped:
             return False
         progressed = self._peers.serve_urgent()
+        progressed |= self._copies.serve()
         if self._bulk_turn:
             self._bulk_turn = False
             was_bulk = self._peers.run_bulk_between_steps()
@@ -169,9 +173,15 @@ class WorkerLoop:
         """The links in use; those that failed are gone from it."""
         return self._peers.links
 
+    @property
+    def copies_fd(self) -> int | None:
+        """Readable when a copy beside steps has ended and ``tick`` has to tell; None without a thread that copies."""
+        return self._copies.fileno()
+
     def close(self) -> None:
-        """Close the links. The device belongs to the caller. Idempotent."""
+        """Stop copying and close the links. The device belongs to the caller. Idempotent."""
         self.stopped = True
+        self._copies.close()
         self._loading = None
         self._peers.close()
 
@@ -190,7 +200,10 @@ class WorkerLoop:
 
     def _run_command(self, command: _Command) -> None:
         if isinstance(command, m.SendKV) and command.dst_worker == self.worker_id:
-            self._copy(command)
+            if command.beside_steps:
+                self._copies.begin(command)
+            else:
+                self._copy(command)
             return
         if isinstance(command, m.SendKV | m.SendShard):
             self._peers.start_transfer(command)
@@ -265,7 +278,9 @@ class WorkerLoop:
                 change = self._changes(spec)
                 self._reach("before_remap")
                 self._reach(f"before_{change}")
-                result = device.apply_layout(spec, command.live_blocks, command.version, copies)
+                with self._copies.halted():
+                    result = device.apply_layout(spec, command.live_blocks, command.version, copies)
+                    self._copies.change_layout(spec.kv_layers, device.capacity_blocks, copies)
                 self._peers.forget_shards(spec.shards)
                 self._keeps_foreign_kv = bool(spec.retained)
                 self._spec = spec
@@ -364,6 +379,16 @@ class WorkerLoop:
 
     def _cancel_transfer(self, transfer_id: TransferId) -> None:
         command = self._stream.withdraw(transfer_id)
-        if isinstance(command, m.SendKV | m.SendShard):
+        if isinstance(command, m.SendKV) and command.dst_worker == self.worker_id:
+            self._copies.refuse(command)
+        elif isinstance(command, m.SendKV | m.SendShard):
             self._peers.start_transfer(command)
-        self._peers.cancel_transfer(transfer_id)
+        if not self._copies.cancel(transfer_id):
+            self._peers.cancel_transfer(transfer_id)
+
+
+def _copy_kind(command: m.SendKV) -> Kind:
+    """Of a copy inside this worker."""
+    if not command.beside_steps:
+        return Kind.COPY
+    return Kind.COPY_OUT_BESIDE if command.to_host else Kind.COPY_IN_BESIDE

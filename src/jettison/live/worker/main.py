@@ -1,7 +1,7 @@
 """A worker process: ``python -m jettison.live.worker.main``, configured by JSON on standard input.
 
 Owns what ``WorkerLoop`` does not: sockets, the wait for them, signals, and the bond to its controller. One
-thread; it blocks when there is nothing to do.
+thread, which blocks when there is nothing to do, and one that copies beside it (``live.worker.copies``).
 
 Who ends it: a Stop command, or the end of its controller (end of file on the control channel; the kernel's
 parent-death signal while it is loading). SIGINT, SIGTERM and SIGHUP are ignored on purpose: a terminal or a service
@@ -31,6 +31,7 @@ from jettison.live.wire import messages as m
 from jettison.live.wire.channel import WorkerChannel
 from jettison.live.wire.heartbeat import Heart
 from jettison.live.wire.worker_config import WorkerConfig, WorkerSpec
+from jettison.live.worker.copies import CopyThread
 from jettison.live.worker.device_port import Device
 from jettison.live.worker.failpoints import from_environment
 from jettison.live.worker.loop import WorkerLoop
@@ -104,6 +105,7 @@ class WorkerProcess:
             loop = WorkerLoop(
                 self._me.worker_id, device, {}, channel.emit, spec.piece_bytes, spec.adapt_pieces, spec.coordinate,
                 shares_clock=self._config.shares_clock, failpoint=from_environment(*self._me),
+                copier=CopyThread(),
             )
             for link, life in self._link_peers(device):
                 loop.attach_link(link.peer, link, life)
@@ -239,6 +241,8 @@ class WorkerProcess:
     def _watch(self, channel: WorkerChannel, loop: WorkerLoop) -> None:
         """Bring the epoll set up to date; closed descriptors have left it by themselves."""
         wanted = dict.fromkeys(self._acceptor.filenos(), select.EPOLLIN)
+        if loop.copies_fd is not None:
+            wanted[loop.copies_fd] = select.EPOLLIN
         ends: list[WorkerChannel | Link] = [channel, *loop.links.values()]
         for end in ends:
             fd = end.fileno()

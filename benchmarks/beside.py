@@ -1,0 +1,128 @@
+"""What a step takes alone, and while a worker's thread copies KV to its host pool, or back, beside it.
+
+    PYTHONPATH=src python benchmarks/beside.py --seconds 20 --json beside.json
+
+A device with ``--layers`` layers of ``--hidden`` (random weights, bfloat16, ``--threads`` compute threads) runs the
+same step alone and beside copies, in turns: which comes first changes from pair to pair. Steps: a batch of decodes, and
+a chunk of a prompt. Columns: the step alone, beside copies, and the ratio of the two with the distance between its
+quartiles; bytes copied beside a step, the rate reached, and what a KiB adds to the step. The first row of each kind has
+no copies in either half: what the machine does by itself.
+
+The copying thread is at work all the time: a server copies what a step may cost (``cost.predictor``). Absolute times
+belong to one machine on one day.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from evidence import SERVING, write_result
+
+from jettison.config import EngineConfig
+from jettison.cost.model import StepShape
+from jettison.device.model.create import create_model
+from jettison.device.worker import DeviceWorker
+from jettison.live.engine.assembly import assemble
+from jettison.live.profile.beside_probe import BesidePair, BesideSpeed, measure_pairs, shapes_beside
+from jettison.live.profile.measure import make_profile_device, shape_limits
+from jettison.live.profile.step_timer import StepTimer
+
+MIB = 1 << 20
+
+
+def open_device(folder: Path, args: argparse.Namespace) -> tuple[DeviceWorker, StepTimer, list[StepShape]]:
+    create_model(
+        folder, arch="qwen3", layers=args.layers, hidden=args.hidden, heads=args.hidden // 64,
+        kv_heads=args.hidden // 64, max_position_embeddings=2048,
+    )
+    config = EngineConfig.resolve(
+        model=str(folder), memory="2GiB", num_threads=args.threads, dtype="bfloat16", max_num_batched_tokens=256,
+        max_num_seqs=16,
+    )
+    assembly = assemble(config)
+    limits = shape_limits(assembly)
+    device = make_profile_device(assembly, limits)
+    device.start()
+    timer = StepTimer(device, limits)
+    timer.prepare()
+    return device, timer, shapes_beside(limits)
+
+
+def alone_pairs(timer: StepTimer, shape: StepShape, num: int) -> list[BesidePair]:
+    """Neighbours that both run alone."""
+    return [BesidePair(timer.time_s(shape), timer.time_s(shape), 0) for _ in range(num)]
+
+
+def row_of(kind: str, copies: str, pairs: list[BesidePair]) -> dict[str, Any]:
+    ratios = [pair.beside_s / pair.alone_s for pair in pairs]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    speed = BesideSpeed.of(pairs)
+    return {
+        "step": kind, "copies": copies, "num_pairs": len(pairs),
+        "alone_ms": 1e3 * statistics.median(pair.alone_s for pair in pairs),
+        "beside_ms": 1e3 * statistics.median(pair.beside_s for pair in pairs),
+        "ratio": middle, "ratio_spread": high - low,
+        "step_bytes": statistics.median(pair.num_bytes for pair in pairs),
+        "bytes_per_s": speed.bytes_per_s if speed else 0.0,
+        "byte_s": speed.byte_s if speed else None,
+        "pairs": [pair._asdict() for pair in pairs],
+    }  # fmt: skip
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    kinds = ("decodes", "prompt")
+    with tempfile.TemporaryDirectory(prefix="jettison-beside-") as folder:
+        device, timer, shapes = open_device(Path(folder) / "model", args)
+        try:
+            found = {
+                copies: measure_pairs(device, timer, shapes, budget_s=args.seconds / 2, to_host=copies == "out")
+                for copies in ("out", "in")
+            }
+            rows = []
+            for index, kind in enumerate(kinds):
+                noise = alone_pairs(timer, shapes[index], len(found["out"][index]))
+                rows.append(row_of(kind, "none", noise))
+                rows += [row_of(kind, copies, pairs[index]) for copies, pairs in found.items()]
+        finally:
+            device.close()
+    return rows
+
+
+def print_rows(rows: list[dict[str, Any]]) -> None:
+    columns = ("step", "copies", "pairs", "alone ms", "beside ms", "ratio", "spread", "MiB a step", "GB/s", "ns a KiB")
+    print("  ".join(f"{name:>10}" for name in columns))
+    for row in rows:
+        price = "-" if row["byte_s"] is None else f"{1024e9 * row['byte_s']:.2f}"
+        cells = (
+            row["step"], row["copies"], str(row["num_pairs"]), f"{row['alone_ms']:.2f}", f"{row['beside_ms']:.2f}",
+            f"{row['ratio']:.3f}", f"{row['ratio_spread']:.3f}", f"{row['step_bytes'] / MIB:.1f}",
+            f"{row['bytes_per_s'] / 1e9:.2f}", price,
+        )  # fmt: skip
+        print("  ".join(f"{cell:>10}" for cell in cells))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--hidden", type=int, default=768)
+    parser.add_argument("--threads", type=int, default=1, help="compute threads")
+    parser.add_argument("--seconds", type=float, default=20.0, help="about how long steps are measured")
+    parser.add_argument("--json", type=Path, help="write all pairs here")
+    args = parser.parse_args()
+    rows = measure(args)
+    print_rows(rows)
+    if args.json is not None:
+        setting = {"python": sys.version.split()[0], "torch": torch.__version__, "machine": platform.platform()}
+        options = {name: value for name, value in vars(args).items() if name != "json"}
+        write_result(args.json, {"benchmark": "beside", "setting": setting | options, "rows": rows}, *SERVING)
+
+
+if __name__ == "__main__":
+    main()
