@@ -94,7 +94,7 @@ TotalTimeoutS = Annotated[
 ]
 OfflineLengths = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Lengths of its requests: longbench, sharegpt, ...", rich_help_panel=_BATCH),
+    typer.Option(metavar="NAME", help="Lengths of its requests: longbench, sharegpt, others.", rich_help_panel=_BATCH),
 ]
 OfflineUnfinished = Annotated[
     int | None,
