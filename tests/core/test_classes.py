@@ -10,6 +10,7 @@ from fakes import FakeCluster, Faults
 from jettison.core.ladder.rung import Moment
 from jettison.core.load.monitor import GroupMonitor, Stays
 from jettison.core.requests import RequestState
+from jettison.core.totals import counters
 from jettison.types import ServiceClass
 
 
@@ -232,3 +233,25 @@ def test_both_classes_under_faults_deaths_and_orders(seed: int) -> None:
     cluster.run()
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+def test_tokens_count_once_however_often_they_are_computed() -> None:
+    cluster = FakeCluster(num_workers=2, full_blocks=20, policy="recompute", prefix_caching=False)
+    for i in range(6):
+        cluster.submit(f"chat-{i}", tokens(i, 20), 40, 0.1 * i)
+        offline(cluster, f"batch-{i}", 30, 25, 0.1 * i)
+    cluster.run()
+    total = counters(cluster.core)
+    assert total["recomputed_tokens"] > 0
+    assert (total["online_prompt_tokens"], total["online_output_tokens"]) == (6 * 20, 6 * 40)
+    assert (total["offline_prompt_tokens"], total["offline_output_tokens"]) == (6 * 30, 6 * 25)
+
+
+def test_tokens_of_the_prefix_cache_are_not_computed() -> None:
+    cluster = FakeCluster(num_workers=1, full_blocks=40)
+    for i in range(2):
+        cluster.submit(f"chat-{i}", tokens(7, 20), 5, 50.0 * i)
+    cluster.run()
+    total = counters(cluster.core)
+    assert total["prefix_cache_hits"] > 0
+    assert total["online_prompt_tokens"] == 2 * 20 - total["prefix_cache_hits"]

@@ -31,7 +31,9 @@ def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_every_example_is_run_here() -> None:
-    assert [path.name for path in EXAMPLES] == ["01_serve_and_ask.py", "02_watch_a_drop.py"]
+    assert [path.name for path in EXAMPLES] == [
+        "01_serve_and_ask.py", "02_watch_a_drop.py", "03_batch_beside_chat.py",
+    ]  # fmt: skip
 
 
 @pytest.mark.live
@@ -58,3 +60,16 @@ def test_watch_a_drop(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixt
     (run,) = read_results(tmp_path / "run.json")
     assert run.requests.completed == 4
     assert (tmp_path / "report.html").is_file()
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_batch_beside_chat(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    example = loaded("03_batch_beside_chat.py", monkeypatch)
+    monkeypatch.setattr(example, "CHAT", [*example.CHAT, "--num-requests", "3"])
+    monkeypatch.setattr(example, "NUM_LINES", 40)
+    with as_environment(child_environment()):
+        example.main()
+    shown = capfd.readouterr().out
+    assert "with batch" in shown and "of 40 requests" in shown
+    assert all(label in shown for label in ("first token, median", "first token, P99", "gap of tokens, P99"))

@@ -47,7 +47,8 @@ from jettison.simulate.spec import parse_spec
 NAMES = {
     *(f"kunserve-fig{n}" for n in (2, 5, 12, 13, 14, 15, 16, 17)),
     *(f"kunserve-v1-fig{n}" for n in (4, 5, 10, 11, 12, 13, 14, 15, 16)),
-}
+    *(f"conserve-fig{n}" for n in (2, 5, 6, 7, 8)), "conserve-safepoints", "conserve-slo", "conserve-link",
+}  # fmt: skip
 
 TINY = {
     "name": "tiny",
@@ -77,7 +78,8 @@ def test_every_figure_is_told_of_and_its_specs_are_in_the_tree() -> None:
         assert read_spec(name).name == name
         assert read_spec(name).machine.kv_tokens > 0
     told = (Path(__file__).parents[2] / "docs" / "figures.md").read_text()
-    assert {line.removeprefix("## ") for line in told.splitlines() if line.startswith("## kunserve")} == NAMES
+    sections = (line for line in told.splitlines() if line.startswith(("## kunserve", "## conserve")))
+    assert {line.removeprefix("## ") for line in sections} == NAMES
     assert figures.__doc__
 
 

@@ -138,8 +138,7 @@ def test_what_a_recording_says_and_no_simulation_heeds_is_noted() -> None:
     assert list(run.config["fairness"]["arrivals"]) == [
         "made up", "a note",
         "3,200 of 4,070 input tokens came from a prefix cache where this was recorded: computed here",
-        "2 of 3 requests were offline where this was recorded: served as online here",
-    ]  # fmt: skip
+    ]
     assert run.config["workload"]["notes"] == list(run.config["fairness"]["arrivals"])[1:]
 
 

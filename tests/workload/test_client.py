@@ -6,7 +6,9 @@ import pytest
 
 from jettison.errors import UserError
 from jettison.workload.client import ReplayOptions, replay
+from jettison.workload.lengths import Lengths, LogNormalPair
 from jettison.workload.observe import parse_metrics, shift_log
+from jettison.workload.pool import OfflinePool
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import TraceRow, Workload
 
@@ -173,3 +175,42 @@ def test_an_answer_that_is_no_log_is_none(body: object) -> None:
 def test_a_log_is_moved_to_the_runs_clock() -> None:
     log = shift_log({"now_s": 50.0, "events": [{"t": 42.0, "kind": "drop"}, {"kind": "x"}, 7]}, 10.0)
     assert log == [{"t": 2.0, "kind": "drop"}]
+
+
+OFFLINE = LogNormalPair(Lengths(12, 0.0, 12), Lengths(3, 0.0, 3))
+
+
+async def test_a_batch_beside_the_load_is_flex_and_told_apart(serve) -> None:
+    load = Workload(WORKLOAD.rows, "eight", "made up", span_s=0.3)
+    async with serve(gap_s=0.01) as fake:
+        run = await replay(fake.url, load, ReplayOptions(pool=OfflinePool(OFFLINE, unfinished=2), slo_ttft_s=60))
+    flex = [body for body in fake.bodies if body.get("service_tier") == "flex"]
+    assert len(fake.bodies) - len(flex) == 8 and len(flex) > 2
+    assert run.requests_detail is not None and len(run.requests_detail) == 8 == run.ttft_s.count
+    assert run.classes is not None
+    offline = run.classes["offline"]
+    assert offline["requests"]["completed"] + offline["unfinished"] == len(flex) and offline["unfinished"] <= 2
+    assert offline["tokens"]["prompt"] > 0, "of a server without our counters, as clients saw it"
+    assert (run.requests.failed, run.requests.cancelled) == (0, 0)
+
+
+async def test_a_batch_with_an_end_is_waited_for(serve) -> None:
+    async with serve() as fake:
+        run = await replay(fake.url, WORKLOAD, ReplayOptions(pool=OfflinePool(OFFLINE, num_requests=5)))
+    assert run.classes is not None and run.classes["offline"]["requests"]["completed"] == 5
+    assert run.requests.completed == 13
+
+
+async def test_a_batch_that_is_refused_is_not_sent_again_and_again(serve) -> None:
+    async with serve(behaviour=dict.fromkeys(range(100), "reject")) as fake:
+        run = await replay(fake.url, WORKLOAD, ReplayOptions(pool=OfflinePool(OFFLINE, unfinished=3)))
+    assert run.classes is not None and run.classes["offline"]["requests"]["rejected"] == 3
+    assert len(fake.bodies) == 11
+
+
+async def test_offline_requests_of_a_recording_are_flex_again(serve) -> None:
+    rows = tuple(TraceRow(0.0, 4, 2, 0, index == 1) for index in range(3))
+    async with serve() as fake:
+        run = await replay(fake.url, Workload(rows, "mixed", "made up"), ReplayOptions())
+    assert sorted(body.get("service_tier", "") for body in fake.bodies) == ["", "", "flex"]
+    assert run.ttft_s.count == 2

@@ -10,6 +10,7 @@ import typer
 _LOAD = "Load (one trace or one workload)"
 _SHAPE = "Shaping, in this order"
 _CLIENT = "Client"
+_BATCH = "A batch beside the load, as service_tier flex"
 _OUT = "Results"
 _CONDITIONS = "Conditions, for the report (default: what a Jettison server tells of itself)"
 
@@ -90,6 +91,27 @@ TotalTimeoutS = Annotated[
     typer.Option(
         "--total-timeout", metavar="SECONDS", help="End of the run; what is left has failed.", rich_help_panel=_CLIENT
     ),
+]
+OfflineLengths = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Lengths of its requests: longbench, sharegpt, others.", rich_help_panel=_BATCH),
+]
+OfflineUnfinished = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="So many at any time (default: all at once).", rich_help_panel=_BATCH),
+]
+OfflineRequests = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="So many in all (default: while the load lasts).", rich_help_panel=_BATCH),
+]
+OfflineMaxInput = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Cut its prompts to so many tokens.", rich_help_panel=_BATCH)
+]
+OfflineMaxOutput = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Cut its answers to so many tokens.", rich_help_panel=_BATCH)
+]
+OfflineApiKey = Annotated[
+    str | None, typer.Option(metavar="KEY", help="Key of offline requests.", rich_help_panel=_BATCH)
 ]
 AllowFailures = Annotated[
     float,

@@ -21,6 +21,7 @@ _PANELS = {
     "memory": "Memory",
     "scheduler": "Scheduler",
     "overload": "Overload",
+    "offline": "Offline requests beside online ones",
     "faults": "Faults",
     "server": "Server",
     "": "Workers",

@@ -101,7 +101,7 @@ class RequestState:
         "request", "request_id", "num_prompt", "num_tokens", "output", "num_computed", "num_pending", "phase",
         "group_id", "residences", "num_cached", "num_sealed", "hashes", "ending", "finish_reason", "first_scheduled_ns",
         "first_token_ns", "finished_ns", "num_preemptions", "order", "prompt_logprobs", "transfers", "paused", "remote",
-        "recompute", "tenant", "is_offline", "turn", "is_in_line", "_suspicion",
+        "recompute", "tenant", "is_offline", "turn", "is_in_line", "num_prompt_seen", "_suspicion",
     )
 
     def __init__(self, request: Request, order: int, policy: SchedulingPolicy = "fcfs") -> None:
@@ -122,6 +122,8 @@ class RequestState:
         """Where its KV is."""
         self.num_cached = 0
         """Prompt tokens taken from the prefix cache at the first admission."""
+        self.num_prompt_seen = 0
+        """Leading prompt tokens that have been computed or taken from the cache, whatever was lost since."""
         self.num_sealed = 0
         """Leading blocks registered in the prefix cache."""
         self.hashes: list[bytes] = []

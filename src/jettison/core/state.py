@@ -15,6 +15,7 @@ from jettison.core.params import ClusterParams
 from jettison.core.pending import Book, Owner, Purpose, TransferWaiter
 from jettison.core.ports import Action, Emit, SendKV
 from jettison.core.requests import Phase, RequestState
+from jettison.core.serving.fresh import FreshTokens
 from jettison.core.serving.group import Group, SchedulerLimits
 from jettison.core.serving.virtualtokens import VirtualTokens
 from jettison.cost.linkrate import LinkRate
@@ -116,6 +117,7 @@ class ClusterCounters:
     num_cancelled: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
+    fresh: FreshTokens = field(default_factory=FreshTokens)
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_worker_losses: int = 0
@@ -275,6 +277,7 @@ class ClusterState:
         self.num_dissolved += 1
         self.counters.num_preemptions += group.counters.num_preemptions
         self.counters.num_recomputed_tokens += group.counters.num_recomputed_tokens
+        self.counters.fresh.add(group.counters.fresh)
         self.counters.prefix_queries += group.counters.prefix_queries
         self.counters.prefix_hits += group.counters.prefix_hits
 

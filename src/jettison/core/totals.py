@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jettison.core.cluster import ClusterCore
 
 
@@ -9,9 +11,16 @@ def counters(core: ClusterCore) -> dict[str, float]:
     """Monotone totals of the cluster, groups that are gone included."""
     total = core.state.counters
     live = [g.counters for g in core.groups.values()]
+    fresh = replace(total.fresh)
+    for group in live:
+        fresh.add(group.fresh)
     return {
         "num_preemptions": total.num_preemptions + sum(c.num_preemptions for c in live),
         "recomputed_tokens": total.num_recomputed_tokens + sum(c.num_recomputed_tokens for c in live),
+        "online_prompt_tokens": fresh.online_prompt,
+        "online_output_tokens": fresh.online_output,
+        "offline_prompt_tokens": fresh.offline_prompt,
+        "offline_output_tokens": fresh.offline_output,
         "prefix_cache_queries": total.prefix_queries + sum(c.prefix_queries for c in live),
         "prefix_cache_hits": total.prefix_hits + sum(c.prefix_hits for c in live),
         "drops": total.num_drops,

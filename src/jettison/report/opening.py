@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from jettison.report.classes import CLASSES
 from jettison.report.results import RunResult
 from jettison.report.summary import format_count, format_value
 from jettison.report.variants import Variant, loads_of, variants_of
@@ -210,7 +211,8 @@ def _times(value: float) -> str:
 
 
 def key_rows(variants: Sequence[Variant]) -> list[KeyRow]:
-    """Eight rows, always the same eight but for the sixth: with an objective it is the share within it."""
+    """Eight rows, always the same eight but for the sixth: with an objective it is the share within it. One more where
+    there was a batch beside."""
     sixth = ("end to end p99", "P99 end to end", "99 of 100 answers were whole within", "s")
     if any(variant.figure("goodput share") is not None for variant in variants):
         sixth = ("goodput share", "goodput", "share of all requests within the objectives", "%")
@@ -231,7 +233,19 @@ def key_rows(variants: Sequence[Variant]) -> list[KeyRow]:
         KeyRow(label, meaning, tuple((_shown(v.figure(name), unit), _ratio(v, name)) for v in variants))
         for name, label, meaning, unit in figures
     ]
-    return [answered, *middle, moves]
+    return [answered, *middle, *_class_rows(variants), moves]
+
+
+def _class_rows(variants: Sequence[Variant]) -> list[KeyRow]:
+    """One more row where requests of both classes were served."""
+    total = "first-time tokens/s"
+    if all(variant.figure(total) is None for variant in variants):
+        return []
+    cells = tuple(
+        (" + ".join(_shown(variant.figure(f"{name} {total}"), "") for name in CLASSES), _ratio(variant, total))
+        for variant in variants
+    )
+    return [KeyRow("online + offline tokens/s", "prompt and output, computed for the first time", cells)]
 
 
 def _answered(variant: Variant) -> str:

@@ -117,7 +117,7 @@ _OPENING = """
 {% endfor %}
 
 <section>
-<h2>Eight figures</h2>
+<h2>{{ "Eight" if key_rows | length == 8 else "Nine" }} figures</h2>
 <table class="key{% if columns | length > 6 %} many{% elif columns | length > 1 %} several{% endif %}">
 <thead><tr><td></td>{% for name, color in columns %}
 <th scope="col"><span class="dot" style="background: {{ color }}"></span>{{ name }}</th>

@@ -88,6 +88,8 @@ class RequestRecord:
     output_tokens: int = 0
     gaps_s: list[float] = field(default_factory=list)
     error: str | None = None
+    is_offline: bool = False
+    """No one waits for it."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -129,6 +131,9 @@ class RunResult:
     """The load generator on itself: ``lag_s`` summary, threads, concurrency reached."""
     goodput: dict[str, Any] | None = None
     requests_detail: list[dict[str, Any]] | None = None
+    """Of the requests that latencies are of: the online ones, where there are both classes."""
+    classes: dict[str, dict[str, Any]] | None = None
+    """By class (``report.classes``); None where no request was offline."""
 
 
 def percentile(values: Sequence[float], q: float) -> float | None:
@@ -238,7 +243,8 @@ def detail_row(record: RequestRecord) -> dict[str, Any]:
 
 def first_error(run: RunResult) -> str | None:
     """What the first request that was not answered met, in the order of arrivals; None where that was not kept."""
-    rows = run.requests_detail or ()
+    offline = (run.classes or {}).get("offline", {}).get("requests_detail")
+    rows = [*(run.requests_detail or ()), *(offline or ())]
     return next((row["error"] for row in rows if row["status"] in ("failed", "rejected") and row["error"]), None)
 
 
@@ -296,10 +302,14 @@ _OBJECT_FIELDS = ("config", "events", "client")
 def _parse_run(raw: Any, where: str, version: int) -> RunResult:
     if not isinstance(raw, dict):
         raise UserError(f"{where}: an object is expected")
+    raw = {"classes": None, **raw}  # files from before there were two have none
     _check_keys(raw, {item.name for item in fields(RunResult)}, where)
     if not isinstance(raw["name"], str):
         raise UserError(f"{where}.name: a string is expected")
     values: dict[str, Any] = {"name": raw["name"], "goodput": raw["goodput"], "requests_detail": raw["requests_detail"]}
+    if not isinstance(raw["classes"], dict | None):
+        raise UserError(f"{where}.classes: an object or null is expected")
+    values["classes"] = raw["classes"]
     for key in _OBJECT_FIELDS:
         if not isinstance(raw[key], dict):
             raise UserError(f"{where}.{key}: an object is expected")

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from jettison.report.classes import CLASSES, class_figure, total_per_s
 from jettison.report.failures import print_failures
 from jettison.report.results import (
     METRIC_DEFINITIONS,
@@ -42,6 +43,17 @@ def _figure(field: str, which: str) -> Callable[[RunResult], float | None]:
     return value
 
 
+def _of_class(name: str, *keys: str) -> Callable[[RunResult], float | None]:
+    return lambda run: class_figure(run, name, *keys)
+
+
+_OF_CLASS = (
+    ("first-time tokens/s", ("tokens", "total_per_s"), False),
+    ("first-time output tokens/s", ("tokens", "output_per_s"), False),
+    ("requests completed", ("requests", "completed"), None),
+)
+"""Figures that each class has a row for: label, where it is, direction."""
+
 _DISTRIBUTIONS = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("ITL", "itl_s"), ("end to end", "e2e_s"))
 
 METRICS: tuple[Metric, ...] = (
@@ -51,6 +63,14 @@ METRICS: tuple[Metric, ...] = (
         for which in ("mean", "p50", "p90", "p99", "max")
     ),
     Metric("output tokens/s", lambda run: run.output_tokens_per_s, "", False),
+    Metric("first-time tokens/s", total_per_s, "", False),
+    *(
+        Metric(f"{name} {label}", _of_class(name, *keys), "", lower_is_better)
+        for name in CLASSES
+        for label, keys, lower_is_better in _OF_CLASS
+    ),
+    Metric("online requests within TTFT objective", _of_class("online", "ttft_within"), "", False),
+    Metric("online gaps within TPOT objective", _of_class("online", "gaps_within"), "", False),
     Metric("goodput share", lambda run: run.goodput["share"] if run.goodput else None, "", False),
     Metric("duration", lambda run: run.duration_s, "s", True),
 )
@@ -125,9 +145,15 @@ def _sample_rows(name: str, field: str, runs: Sequence[RunResult]) -> list[list[
     counts = [getattr(run, field).count for run in runs]
     if all(count is None for count in counts):
         return []
-    of = ["" if field == "itl_s" else f" of {format_count(run.requests.submitted)}" for run in runs]
+    of = ["" if field == "itl_s" else f" of {format_count(_num_asked(run))}" for run in runs]
     cells = ["-" if count is None else f"{format_count(count)}{whole}" for count, whole in zip(counts, of, strict=True)]
     return [_plain_row(f"{name}, {'gaps' if field == 'itl_s' else 'requests'}", cells)]
+
+
+def _num_asked(run: RunResult) -> float:
+    """Requests that latencies are of, or would be."""
+    online = class_figure(run, "online", "requests", "submitted")
+    return online or run.requests.submitted
 
 
 def zero_counts(runs: Sequence[RunResult]) -> list[str]:

@@ -27,6 +27,7 @@ from jettison.simulate.machines import (
     described,
     edge_of,
     found_file,
+    objectives_of,
     resolve_config,
     resolve_machine,
     step_executor,
@@ -35,7 +36,7 @@ from jettison.simulate.run import SimulationOptions, simulate_workload
 from jettison.simulate.spec import DEFAULT_POLICY, ExperimentSpec, RandomFaults, parse_spec
 from jettison.simulate.sweeps import SweepPoint, expand_sweep
 from jettison.simulate.workload_spec import WorkloadSpec
-from jettison.simulate.workloads import build_workload
+from jettison.simulate.workloads import build_pool, build_workload
 from jettison.workload.cautions import cautions_of
 from jettison.workload.prompts import PromptMaker
 
@@ -158,6 +159,7 @@ def run_case(
     workload = build_workload(spec.workload, case.seed, base_dir, factor=case.factor)
     variant = spec.variants[0]
     config = resolve_config(machine, spec, variant)
+    objectives = objectives_of(spec, config)
     timeline = None if case.timeline is None else Timeline()
     options = SimulationOptions(
         name=case.name,
@@ -168,8 +170,9 @@ def run_case(
         faults=_faults(spec, machine),
         # The prompts of `jettison bench` with this seed: what was computed before a preemption may still be cached.
         prompts=PromptMaker(seed=case.seed) if config.memory.enable_prefix_caching else None,
-        slo_ttft_s=spec.slo.ttft_s,
-        slo_tpot_s=spec.slo.tpot_s,
+        pool=build_pool(spec.workload, case.seed),
+        slo_ttft_s=objectives.ttft_s,
+        slo_tpot_s=objectives.tpot_s,
         parameter_share=machine.parameter_share,
         on_progress=on_progress,
         on_time=None if on_time is None else lambda now_s: on_time(now_s, workload.rows[-1].arrival_s),

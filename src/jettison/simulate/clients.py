@@ -12,7 +12,9 @@ import numpy.typing as npt
 from jettison.core import ports
 from jettison.report.results import RequestRecord, Summary
 from jettison.sim.cluster import SimulatedCluster
-from jettison.types import NANOSECONDS, FinishReason, Request, RequestId, SamplingParams
+from jettison.simulate.batch_clients import BatchClient
+from jettison.types import NANOSECONDS, FinishReason, Request, RequestId, SamplingParams, ServiceClass
+from jettison.workload.pool import TENANT, OfflinePool
 from jettison.workload.rows import TraceRow, as_columns
 
 _STATUS = {FinishReason.CANCELLED: "cancelled", FinishReason.ERROR: "failed"}
@@ -57,6 +59,12 @@ class GapHistogram:
             self._sum_s += float(gaps_s.sum()) * count
             self._max_s = max(self._max_s, float(gaps_s.max()))
 
+    def share_within(self, limit_s: float) -> float | None:
+        """Part of the gaps that are no longer, to the width of a bin."""
+        total = sum(self._counts.values())
+        last = math.log10(max(limit_s, _LEAST_GAP_S)) * _BINS_PER_DECADE
+        return sum(count for at, count in self._counts.items() if at <= last) / total if total else None
+
     def summary(self) -> Summary:
         """Percentiles at the middle of their bins."""
         if not self._counts:
@@ -75,13 +83,17 @@ class Clients:
     def __init__(
         self, rows: Sequence[TraceRow], edge: Edge, make_prompt: Callable[[int, int], tuple[int, ...]], *,
         keeps_gaps: bool, max_request_tokens: int, on_end: Callable[[int], None] | None = None,
+        pool: OfflinePool | None = None, window_s: float = 0.0,
     ) -> None:
-        """``make_prompt(index, num_tokens)`` gives token ids. Without ``keeps_gaps`` gaps go into ``gaps``."""
+        """``make_prompt(index, num_tokens)`` gives token ids. Without ``keeps_gaps`` gaps go into ``gaps``, those of
+        offline requests into ``offline_gaps``. ``pool``: a batch beside them, endless until ``window_s``."""
         self.records = [
-            RequestRecord(i, row.arrival_s, row.input_tokens, row.output_tokens) for i, row in enumerate(rows)
+            RequestRecord(i, row.arrival_s, row.input_tokens, row.output_tokens, is_offline=row.is_offline)
+            for i, row in enumerate(rows)
         ]
         self._tenants = as_columns(rows).tenant
         self.gaps = GapHistogram()
+        self.offline_gaps = GapHistogram()
         self.num_ended = 0
         self.most_open = 0
         self._edge = edge
@@ -92,19 +104,43 @@ class Clients:
         self._open: dict[RequestId, RequestRecord] = {}
         self._last_s: dict[RequestId, float] = {}
         self._next = 0
+        self._cluster: SimulatedCluster | None = None
+        self._batch: BatchClient | None = None
+        if pool is not None:
+            turnaround_s = edge.response_s + edge.request_s
+            self._batch = BatchClient(
+                pool, len(self.records), window_s, turnaround_s, lambda record: self._ask(record, TENANT)
+            )
 
     def start(self, cluster: SimulatedCluster) -> None:
         """Send every request at its time. One event ahead at a time, so that a long workload needs no heap of it."""
+        self._cluster = cluster
         self._await_next(cluster)
+        if self._batch is not None:
+            self._batch.start(cluster)
 
     @property
     def all_ended(self) -> bool:
-        """Every request was sent and has come to its end."""
-        return self.num_ended == len(self.records)
+        """Every request was sent and has come to its end; of an endless batch no more is sent."""
+        return self.num_ended == len(self.records) and (self._batch is None or self._batch.is_over)
+
+    @property
+    def all_records(self) -> list[RequestRecord]:
+        """Those of the load, and of a batch beside it; but what an endless one had under way when the run ended."""
+        if self._batch is None:
+            return self.records
+        return [*self.records, *(r for r in self._batch.records if r.finished_s is not None)]
+
+    @property
+    def num_unfinished(self) -> int:
+        """Of a batch without end, when the run ended."""
+        return 0 if self._batch is None else self._batch.num_unfinished
 
     def close(self, now_s: float) -> None:
         """The run is over: what is open has failed."""
         for record in self._open.values():
+            if self._is_of_batch(record):
+                continue
             record.error = "the run's time was up"
             record.finished_s = now_s
         for record in self.records[self._next :]:
@@ -122,24 +158,34 @@ class Clients:
             record.finished_s = seen_s
             record.status = _STATUS.get(emit.finish_reason, "completed")  # type: ignore[assignment]
             record.error = emit.error
-            self._end(emit.request_id)
+            self._end(emit.request_id, record)
 
     def on_tokens(self, request_ids: Sequence[RequestId], ends_ns: npt.NDArray[np.int64]) -> None:
         """Each of these requests, all of which have got tokens before, has got one at each of these times."""
         seen_s = ends_ns / NANOSECONDS + self._edge.response_s
         first_s, last_s, later_gaps_s = float(seen_s[0]), float(seen_s[-1]), np.diff(seen_s)
         listed = later_gaps_s.tolist() if self._keeps_gaps else []
+        num_offline = 0
         for request_id in request_ids:
             record = self._open[request_id]
+            num_offline += record.is_offline
             record.output_tokens += len(seen_s)
             if self._keeps_gaps:
                 record.gaps_s.append(first_s - self._last_s[request_id])
                 record.gaps_s += listed
             else:
-                self.gaps.add(first_s - self._last_s[request_id])
+                self._gaps_of(record).add(first_s - self._last_s[request_id])
             self._last_s[request_id] = last_s
         if not self._keeps_gaps:
-            self.gaps.add_all(later_gaps_s, len(request_ids))
+            self.gaps.add_all(later_gaps_s, len(request_ids) - num_offline)
+            if num_offline:
+                self.offline_gaps.add_all(later_gaps_s, num_offline)
+
+    def _gaps_of(self, record: RequestRecord) -> GapHistogram:
+        return self.offline_gaps if record.is_offline else self.gaps
+
+    def _is_of_batch(self, record: RequestRecord) -> bool:
+        return record.index >= len(self.records)
 
     def _note_token(self, request_id: RequestId, record: RequestRecord, seen_s: float) -> None:
         record.output_tokens += 1
@@ -148,15 +194,19 @@ class Clients:
         elif self._keeps_gaps:
             record.gaps_s.append(seen_s - self._last_s[request_id])
         else:
-            self.gaps.add(seen_s - self._last_s[request_id])
+            self._gaps_of(record).add(seen_s - self._last_s[request_id])
         self._last_s[request_id] = seen_s
 
-    def _end(self, request_id: RequestId) -> None:
+    def _end(self, request_id: RequestId, record: RequestRecord) -> None:
         del self._open[request_id]
         self._last_s.pop(request_id, None)
-        self._count_end()
+        self._count_end(record)
 
-    def _count_end(self) -> None:
+    def _count_end(self, record: RequestRecord) -> None:
+        if self._batch is not None and self._is_of_batch(record):
+            assert self._cluster is not None
+            self._batch.on_end(record, self._cluster)
+            return
         self.num_ended += 1
         if self._on_end is not None:
             self._on_end(self.num_ended)
@@ -169,18 +219,25 @@ class Clients:
     def _send(self, cluster: SimulatedCluster) -> None:
         record = self.records[self._next]
         self._next += 1
-        record.sent_s = record.scheduled_s
         self._await_next(cluster)
+        self._ask(record, "" if self._tenants is None else str(self._tenants[record.index]))
+
+    def _ask(self, record: RequestRecord, tenant: str) -> None:
+        cluster = self._cluster
+        assert cluster is not None
+        record.sent_s = record.scheduled_s
         wanted = record.input_tokens + record.wanted_tokens
         if wanted > self._max_request_tokens:
             record.error = f"{wanted} tokens exceed what one request may hold ({self._max_request_tokens} tokens)"
             record.finished_s = record.scheduled_s
-            self._count_end()
+            self._count_end(record)
             return
         request_id = f"r{record.index}"
         self._open[request_id] = record
         self.most_open = max(self.most_open, len(self._open))
         params = SamplingParams(max_tokens=record.wanted_tokens, temperature=0.0, ignore_eos=True)
         prompt = self._make_prompt(record.index, record.input_tokens)
-        tenant = "" if self._tenants is None else str(self._tenants[record.index])
-        cluster.arrive_now(Request(request_id, prompt, params, cluster.loop.now_ns, tenant=tenant))
+        service_class = ServiceClass.OFFLINE if record.is_offline else ServiceClass.ONLINE
+        cluster.arrive_now(
+            Request(request_id, prompt, params, cluster.loop.now_ns, tenant=tenant, service_class=service_class)
+        )

@@ -29,7 +29,7 @@ from jettison.sim.links import LATENCY_S, LinkClass, LinkSpec, Topology
 from jettison.sim.setup import CUDA_PAGE_BYTES, ClusterSetup, Hops, MemorySetup
 from jettison.simulate.clients import Edge
 from jettison.simulate.profiling import profile_of_preset, profiling_command, with_profile
-from jettison.simulate.spec import ClusterSpec, ExperimentSpec, LinkChange, Settings, Timing, VariantSpec
+from jettison.simulate.spec import ClusterSpec, ExperimentSpec, LinkChange, Settings, SloSpec, Timing, VariantSpec
 from jettison.types import ModelShape
 
 DEFAULT_CONTEXT = 131_072
@@ -333,6 +333,15 @@ def resolve_config(machine: Machine, spec: ExperimentSpec, variant: VariantSpec)
         return EngineConfig.resolve(needs_model=False, num_cores=1, **settings)
     except ConfigError as error:
         raise ConfigError(f"variant {variant.name!r}: {error}") from None
+
+
+def objectives_of(spec: ExperimentSpec, config: EngineConfig) -> SloSpec:
+    """By which a run is judged: the spec's, else those that the engine serves by (``slo_ttft_ms``, ``slo_tpot_ms``)."""
+    own = (config.offline.slo_ttft_ms, config.offline.slo_tpot_ms)
+    ttft_s, tpot_s = (None if each is None else each / 1e3 for each in own)
+    return SloSpec(
+        ttft_s if spec.slo.ttft_s is None else spec.slo.ttft_s, tpot_s if spec.slo.tpot_s is None else spec.slo.tpot_s
+    )
 
 
 def cluster_setup(machine: Machine, spec: ExperimentSpec, variant: VariantSpec, seed: int) -> ClusterSetup:

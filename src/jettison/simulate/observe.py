@@ -8,6 +8,7 @@ from typing import Any
 
 from jettison.core import ports
 from jettison.core.totals import counters
+from jettison.report.classes import TOKEN_SERIES
 from jettison.report.results import SeriesPoint
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.loop import LATE
@@ -23,14 +24,17 @@ class Observer:
     """Samples every ``interval_s`` of virtual time until told to stop."""
 
     def __init__(
-        self, cluster: SimulatedCluster, interval_s: float, on_time: Callable[[float], None] | None = None
+        self, cluster: SimulatedCluster, interval_s: float, on_time: Callable[[float], None] | None = None, *,
+        counts_tokens: bool = False,
     ) -> None:
-        """``on_time``: told the virtual time of each sample, in seconds."""
+        """``on_time``: told the virtual time of each sample, in seconds. ``counts_tokens``: first-time tokens by class
+        become series."""
         self.series: dict[str, list[SeriesPoint]] = {}
         self.log: list[dict[str, Any]] = []
         self._cluster = cluster
         self._interval_ns = round(interval_s * NANOSECONDS)
         self._on_time = on_time
+        self._counts_tokens = counts_tokens
         self._is_on = True
         self._shows_workers = cluster.setup.num_workers <= MAX_WORKERS_SHOWN
 
@@ -80,6 +84,10 @@ class Observer:
         self._note("groups", len(groups))
         self._note("kv_blocks_used", used)
         self._note("kv_blocks_total", total)
+        if self._counts_tokens:
+            totals = counters(core)
+            for kind in TOKEN_SERIES:
+                self._note(kind, totals[kind])
         if not self._shows_workers:
             return
         for group in groups:

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from jettison.core.cluster import initial_groups
 from jettison.core.ladder.lists import overload_name
 from jettison.core.observing import RunObserver
+from jettison.report.classes import build_by_class
 from jettison.report.fairness import FairnessHeader, measured_demand, measured_in
-from jettison.report.results import METRIC_DEFINITIONS, RunResult, build_run
+from jettison.report.results import METRIC_DEFINITIONS, RunResult
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.faults import Fault
 from jettison.sim.setup import ClusterSetup
@@ -29,6 +30,7 @@ from jettison.simulate.clients import Clients, Edge
 from jettison.simulate.observe import Observer
 from jettison.types import NANOSECONDS
 from jettison.workload.conditions import capacity_tokens
+from jettison.workload.pool import OfflinePool
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.traces import Workload
 
@@ -55,6 +57,8 @@ class SimulationOptions:
     parameter_share: float | None = None
     """For the fairness header: of a device's whole memory, where that is more than an instance may use. None: of what
     an instance may use."""
+    pool: OfflinePool | None = None
+    """A batch beside the workload; not sent where offline requests are not served (``--offline none``)."""
     on_progress: Callable[[int, int], None] | None = None
     """Called with (requests ended, requests in all) as they end."""
     on_time: Callable[[float], None] | None = None
@@ -78,12 +82,14 @@ def simulate_workload(
         on_record=lambda record: observer.note_record(record),
         observer=options.observer,
     )
-    observer = Observer(cluster, options.observe_interval_s, options.on_time)
+    counts_tokens = options.pool is not None or workload.columns.is_offline is not None
+    observer = Observer(cluster, options.observe_interval_s, options.on_time, counts_tokens=counts_tokens)
     limits = setup.limits
     clients = Clients(
         workload.rows, options.edge, _prompt_maker(options), keeps_gaps=detail,
         max_request_tokens=min(limits.max_model_len, cluster.core.max_request_blocks() * limits.block_size),
         on_end=_progress(options, len(workload.rows)),
+        pool=options.pool if setup.params.offline.serves else None, window_s=workload.duration_s,
     )
     observer.start()
     cluster.inject(options.faults)
@@ -113,17 +119,28 @@ def _result(
     workload: Workload, cluster: SimulatedCluster, clients: Clients, observer: Observer, options: SimulationOptions,
     detail: bool,
 ) -> RunResult:
-    notes = (*workload.notes, *not_modelled(workload))
-    run = build_run(
-        options.name, clients.records, config=_config(workload, notes, cluster, options), events=observer.events(),
+    beside = () if options.pool is None else (options.pool.describe(),)
+    notes = (*workload.notes, *not_modelled(workload), *beside)
+    run = build_by_class(
+        options.name, clients.all_records, window_s=workload.duration_s, objectives=options,
+        has_batch=options.pool is not None, num_unfinished=clients.num_unfinished, detail=detail,
+        config=_config(workload, notes, cluster, options), events=observer.events(),
         series=observer.series, client={"lag_s": dict.fromkeys(("mean", "p50", "p90", "p99", "max"), 0.0),
                                         "max_open_requests": clients.most_open},
-        slo_ttft_s=options.slo_ttft_s, slo_tpot_s=options.slo_tpot_s, detail=detail,
     )
     if not detail:
-        run.itl_s = clients.gaps.summary()
+        _keep_gaps(run, clients, options.slo_tpot_s)
     run.config["fairness"] = _fairness(workload, notes, cluster, clients, options).as_dict()
     return run
+
+
+def _keep_gaps(run: RunResult, clients: Clients, limit_s: float | None) -> None:
+    """What is known of gaps of which none was kept."""
+    run.itl_s = clients.gaps.summary()
+    for name, gaps in (("online", clients.gaps), ("offline", clients.offline_gaps)):
+        if run.classes is not None:
+            run.classes[name]["itl_s"] = asdict(gaps.summary())
+            run.classes[name]["gaps_within"] = None if limit_s is None else gaps.share_within(limit_s)
 
 
 def not_modelled(workload: Workload) -> tuple[str, ...]:
@@ -133,11 +150,6 @@ def not_modelled(workload: Workload) -> tuple[str, ...]:
         cached, total = int(columns.cached_tokens.sum()), int(columns.input_tokens.sum())
         notes.append(
             f"{cached:,} of {total:,} input tokens came from a prefix cache where this was recorded: computed here"
-        )
-    if columns.is_offline is not None:
-        notes.append(
-            f"{int(columns.is_offline.sum()):,} of {len(columns):,} requests were offline where this was recorded: "
-            "served as online here"
         )
     return tuple(notes)
 
@@ -187,7 +199,8 @@ def _fairness(
 ) -> FairnessHeader:
     """Demand as this run measured it, queue included."""
     setup = cluster.setup
-    mean_tokens, peak_tokens = measured_demand(clients.records, workload.duration_s)
+    online = [record for record in clients.records if not record.is_offline]
+    mean_tokens, peak_tokens = measured_demand(online or clients.records, workload.duration_s)
     num, shape = setup.num_workers, setup.shape
     capacity = _capacity_tokens(setup)
     token_bytes = shape.num_layers * shape.kv_bytes_per_token_layer

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jettison.report.brief import brief_conditions
+from jettison.report.classes import class_figure, total_per_s
 from jettison.report.results import RunResult
 from jettison.report.summary import format_value
 from jettison.report.terminal import print_fitted, print_whole
@@ -33,6 +34,8 @@ COLUMNS = (
     Column("TPOT\nP50", lambda run: run.tpot_s.p50),
     Column("TPOT\nP99", lambda run: run.tpot_s.p99),
     Column("tokens\n/s", lambda run: run.output_tokens_per_s, ""),
+    Column("first-time\ntokens/s", total_per_s, ""),
+    Column("of them\noffline", lambda run: class_figure(run, "offline", "tokens", "total_per_s"), ""),
     Column("good", lambda run: run.goodput["share"] if run.goodput else None, "%"),
     Column("drops", lambda run: run.events.get("drops"), ""),
     Column("pre-\nempted", lambda run: run.events.get("preemptions"), ""),

@@ -50,7 +50,8 @@ class ServeGenSpec:
     histograms, and the part of its time to draw."""
 
     windows: str
-    histograms: str
+    histograms: str | None
+    """None: the lengths are another section's."""
     start_s: float = 0.0
     duration_s: float | None = None
     rate_scale: float = 1.0
@@ -63,6 +64,18 @@ class BurstReplay:
     start_s: float
     end_s: float
     repeats: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """Offline requests beside the load (``workload.pool``)."""
+
+    lengths: LengthSpec
+    unfinished: int | None = None
+    num_requests: int | None = None
+    max_input_tokens: int | None = None
+    max_output_tokens: int | None = None
+    start_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +119,8 @@ class WorkloadSpec:
     """``users``: more or fewer of them (rate, upscaling, thinning); ``time``: time is divided."""
     span_s: float | None = None
     """With ``rows``: the length of the observation, where it is longer than until the last arrival."""
+    offline: BatchSpec | None = None
+    """What is beside the load, and is not shaped with it."""
 
 
 def parse_workload(raw: object, where: str) -> WorkloadSpec:
@@ -147,6 +162,7 @@ def parse_workload(raw: object, where: str) -> WorkloadSpec:
         mean_load=section.take("mean_load", above(0.0), None),
         mean_load_by=section.take("mean_load_by", word("users", "time"), "users"),
         span_s=section.take("span_s", above(0.0, MAX_ARRIVAL_S), None),
+        offline=_batch(section.section("offline")) if section.has("offline") else None,
     )
     _check(section, spec)
     section.close()
@@ -156,6 +172,8 @@ def parse_workload(raw: object, where: str) -> WorkloadSpec:
 def _check(section: Section, spec: WorkloadSpec) -> None:
     if spec.arrivals is not None and spec.lengths is None:
         raise ConfigError(f"{section.at('lengths')} is missing: arrivals have none of their own")
+    if spec.servegen is not None and spec.servegen.histograms is None and spec.lengths is None:
+        raise ConfigError(f"{section.at('servegen.histograms')} is missing: or say lengths")
     if (spec.slice_s is None) != (spec.slice_index is None):
         missing = "slice_index" if spec.slice_index is None else "slice_s"
         raise ConfigError(f"{section.at(missing)} is missing: a slice needs both its length and its index")
@@ -172,9 +190,28 @@ def _check(section: Section, spec: WorkloadSpec) -> None:
         raise ConfigError(f"{section.at('thin')} needs a part from 0 to 1, not {spec.thin:g}")
 
 
+def _batch(section: Section) -> BatchSpec:
+    batch = BatchSpec(
+        _lengths(section.raw("lengths"), section.at("lengths")), section.take("unfinished", whole(1), None),
+        section.take("num_requests", whole(1), None), section.take("max_input_tokens", whole(1, MAX_TOKENS), None),
+        section.take("max_output_tokens", whole(1, MAX_TOKENS), None),
+        section.take("start_s", number(0.0, MAX_ARRIVAL_S), 0.0),
+    )
+    section.close()
+    if batch.lengths.trace is not None:
+        where = section.at("lengths.trace")
+        raise ConfigError(f"{where} is for a trace's arrivals; name a set, or say input and output")
+    if batch.unfinished is None and batch.num_requests is None:
+        raise ConfigError(
+            f"{section.at('unfinished')} is missing: how many are to be in the system at any time; or num_requests"
+        )
+    return batch
+
+
 def _servegen(section: Section) -> ServeGenSpec:
     spec = ServeGenSpec(
-        section.take("windows", text), section.take("histograms", text), section.take("start_s", number(0.0), 0.0),
+        section.take("windows", text), section.take("histograms", text, None),
+        section.take("start_s", number(0.0), 0.0),
         section.take("duration_s", above(0.0), None), section.take("rate_scale", above(0.0), 1.0),
     )
     section.close()

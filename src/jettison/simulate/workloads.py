@@ -17,6 +17,7 @@ from jettison.simulate.workload_spec import ArrivalSpec, LengthSpec, WorkloadSpe
 from jettison.workload import shaping
 from jettison.workload.arrivals import ArrivalProcess, Diurnal, OnOff, Steady
 from jettison.workload.lengths import LengthModel, LogNormalPair, published_lengths
+from jettison.workload.pool import OfflinePool
 from jettison.workload.rows import Workload, as_columns
 from jettison.workload.servegen import draw_servegen, read_servegen
 from jettison.workload.synthetic import generate, preset, synthesise
@@ -57,6 +58,17 @@ def build_workload(spec: WorkloadSpec, run_seed: int, base_dir: Path = Path(), *
     return load
 
 
+def build_pool(spec: WorkloadSpec, run_seed: int) -> OfflinePool | None:
+    """The batch beside the load, where there is one; the same for every load of this seed."""
+    batch = spec.offline
+    if batch is None:
+        return None
+    return OfflinePool(
+        _length_model(batch.lengths), batch.unfinished, batch.num_requests, batch.max_input_tokens,
+        batch.max_output_tokens, batch.start_s, run_seed if spec.seed is None else spec.seed,
+    )
+
+
 @contextmanager
 def _placing(key: str) -> Iterator[None]:
     """What is refused while the requests are made says where it was asked for."""
@@ -79,7 +91,9 @@ def _source(spec: WorkloadSpec, seed: int, base_dir: Path, users: float) -> tupl
         part = spec.servegen
         profile = read_servegen(
             _data_file(part.windows, base_dir, "workload.servegen.windows", or_folder=True),
-            _data_file(part.histograms, base_dir, "workload.servegen.histograms"), skip_bad_rows=spec.skip_bad_rows,
+            None if part.histograms is None
+            else _data_file(part.histograms, base_dir, "workload.servegen.histograms"),
+            skip_bad_rows=spec.skip_bad_rows,
         )
         with _placing("servegen"):
             return draw_servegen(

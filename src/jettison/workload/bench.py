@@ -24,6 +24,8 @@ from jettison.workload import shaping
 from jettison.workload.cautions import cautions_of, print_cautions
 from jettison.workload.client import Endpoint, PromptKind, ReplayOptions, replay_sync
 from jettison.workload.conditions import Conditions, conditions_of, merged_capacity
+from jettison.workload.lengths import published_lengths
+from jettison.workload.pool import OfflinePool
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.synthetic import generate, preset
 from jettison.workload.traces import Workload, read_trace
@@ -72,6 +74,13 @@ class BenchOptions(LoadOptions):
     request_timeout_s: float = 600.0
     total_timeout_s: float | None = None
     cancel_fraction: float = 0.0
+    offline_lengths: str | None = None
+    """A published set: with it a batch runs beside the load, its lengths scaled as the load's are."""
+    offline_unfinished: int | None = None
+    offline_requests: int | None = None
+    offline_max_input: int | None = None
+    offline_max_output: int | None = None
+    offline_api_key: str | None = None
     slo_ttft_s: float | None = None
     slo_tpot_s: float | None = None
     parameter_share: float | None = None
@@ -92,6 +101,21 @@ class BenchOptions(LoadOptions):
         )
 
     @property
+    def pool(self) -> OfflinePool | None:
+        """The batch beside the load. Raises ConfigError."""
+        if self.offline_lengths is None:
+            if self.offline_unfinished is not None or self.offline_requests is not None:
+                raise ConfigError("a batch beside the load needs lengths: --offline-lengths NAME")
+            return None
+        lengths = published_lengths(self.offline_lengths)
+        if self.length_scale is not None:
+            lengths = replace(lengths, scale=lengths.scale * self.length_scale)
+        return OfflinePool(
+            lengths, self.offline_unfinished, self.offline_requests, self.offline_max_input, self.offline_max_output,
+            seed=self.seed,
+        )
+
+    @property
     def replay(self) -> ReplayOptions:
         """How the load is sent."""
         return ReplayOptions(
@@ -108,6 +132,8 @@ class BenchOptions(LoadOptions):
             ),
             ignore_eos=self.ignore_eos,
             api_key=self.api_key,
+            pool=self.pool,
+            offline_api_key=self.offline_api_key,
             max_concurrency=self.max_concurrency,
             request_timeout_s=self.request_timeout_s,
             total_timeout_s=self.total_timeout_s,

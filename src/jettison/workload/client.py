@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,8 +18,10 @@ import aiohttp
 import numpy as np
 
 from jettison.errors import UserError
-from jettison.report.results import METRIC_DEFINITIONS, RequestRecord, RunResult, build_run, summarize
+from jettison.report.classes import build_by_class
+from jettison.report.results import METRIC_DEFINITIONS, RequestRecord, RunResult, summarize
 from jettison.workload.observe import ServerObserver
+from jettison.workload.pool import OfflinePool
 from jettison.workload.prompts import PromptMaker
 from jettison.workload.stream import StreamMeter
 from jettison.workload.traces import Workload
@@ -45,6 +47,10 @@ class ReplayOptions:
     ignore_eos: bool = True
     """Ask for exactly the trace's output length (vLLM's extra field; others ignore or refuse it)."""
     api_key: str | None = None
+    pool: OfflinePool | None = None
+    """A batch beside the workload, as ``service_tier: flex``. One that is not answered is its sender's last."""
+    offline_api_key: str | None = None
+    """Of offline requests, which makes them another tenant's; None: as all others."""
     max_concurrency: int | None = None
     """At most so many requests at once; the wait counts as client lag. None keeps the loop open."""
     request_timeout_s: float = 600.0
@@ -124,9 +130,10 @@ class _Replay:
         path = "/v1/chat/completions" if options.endpoint == "chat" else "/v1/completions"
         self._target = root + path
         self._records = [
-            RequestRecord(index, row.arrival_s, row.input_tokens, row.output_tokens)
+            RequestRecord(index, row.arrival_s, row.input_tokens, row.output_tokens, is_offline=row.is_offline)
             for index, row in enumerate(workload.rows)
         ]
+        self._of_batch: list[RequestRecord] = []
         self._cancel_after = _draw_cancels(workload, options)
         self._slots = asyncio.Semaphore(options.max_concurrency) if options.max_concurrency else None
         self._start_s = 0.0
@@ -137,7 +144,10 @@ class _Replay:
 
     async def run(self) -> RunResult:
         options = self._options
-        observer = ServerObserver(self._session, self._root, self._now_s, interval_s=options.observe_interval_s)
+        has_offline = options.pool is not None or self._workload.columns.is_offline is not None
+        observer = ServerObserver(
+            self._session, self._root, self._now_s, interval_s=options.observe_interval_s, counts_tokens=has_offline
+        )
         self._start_s = time.perf_counter()
         if options.observe:
             await observer.start()
@@ -152,15 +162,18 @@ class _Replay:
             await observer.close()
             events = await observer.events()
         deployment = await observer.deployment() if options.observe else None
-        return build_run(
+        ended = [record for record in self._of_batch if record.finished_s is not None]
+        return build_by_class(
             options.name,
-            self._records,
+            [*self._records, *ended],
+            window_s=self._workload.duration_s,
+            objectives=options,
+            has_batch=options.pool is not None,
+            num_unfinished=len(self._of_batch) - len(ended),
             config=self._config() | ({} if deployment is None else {"deployment": deployment}),
             events=events,
             series=observer.series,
             client=self._client_report(cpu_share, observer.num_failed_polls),
-            slo_ttft_s=options.slo_ttft_s,
-            slo_tpot_s=options.slo_tpot_s,
             detail=options.detail,
         )
 
@@ -172,6 +185,7 @@ class _Replay:
 
     async def _dispatch_all(self) -> None:
         tasks: list[asyncio.Task[None]] = []
+        batch = asyncio.create_task(self._send_batch())
         try:
             async with asyncio.timeout(self._options.total_timeout_s):
                 for record in self._records:
@@ -181,11 +195,42 @@ class _Replay:
                         await asyncio.sleep(wait_s)
                     tasks.append(asyncio.create_task(self._one(record, body)))
                 await asyncio.gather(*tasks)
+                await batch
         except TimeoutError:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._close_unfinished()
+        finally:
+            batch.cancel()
+            await asyncio.gather(batch, return_exceptions=True)
+
+    async def _send_batch(self) -> None:
+        """To the batch's end; of one without end until the workload's requests have come, with what is open then."""
+        pool = self._options.pool
+        if pool is None:
+            return
+        await asyncio.sleep(max(0.0, pool.start_s - self._now_s()))
+        lengths = pool.lengths_drawn()
+        num_senders = pool.unfinished or pool.num_requests or 0
+        senders = asyncio.gather(*(self._send_one_by_one(lengths) for _ in range(num_senders)))
+        if pool.num_requests is not None:
+            await senders
+            return
+        try:
+            await asyncio.sleep(max(0.0, self._workload.duration_s - self._now_s()))
+        finally:
+            senders.cancel()
+            await asyncio.gather(senders, return_exceptions=True)
+
+    async def _send_one_by_one(self, lengths: Iterator[tuple[int, int]]) -> None:
+        for num_input, num_output in lengths:
+            index = len(self._records) + len(self._of_batch)
+            record = RequestRecord(index, self._now_s(), num_input, num_output, is_offline=True)
+            self._of_batch.append(record)
+            await self._send(record, self._body(record))
+            if record.status != "completed":
+                return
 
     def _close_unfinished(self) -> None:
         for record in self._records:
@@ -206,6 +251,8 @@ class _Replay:
         }
         if options.ignore_eos:
             request["ignore_eos"] = True
+        if record.is_offline:
+            request["service_tier"] = "flex"
         if options.endpoint == "chat":
             text = options.prompts.text(record.index, record.input_tokens)
             request["messages"] = [{"role": "user", "content": text}]
@@ -228,7 +275,7 @@ class _Replay:
     async def _send(self, record: RequestRecord, body: bytes) -> None:
         """One request to its end. Every outcome but the run's own end is recorded, none raises."""
         meter = StreamMeter()
-        cancel_after = self._cancel_after[record.index]
+        cancel_after = self._cancel_after[record.index] if record.index < len(self._records) else None
         limit_s = self._options.request_timeout_s if cancel_after != 0 else _EARLY_CANCEL_WAIT_S
         self._num_open += 1
         self._most_open = max(self._most_open, self._num_open)
@@ -250,6 +297,8 @@ class _Replay:
 
     async def _stream(self, record: RequestRecord, body: bytes, meter: StreamMeter, cancel_after: int | None) -> None:
         headers = {"Content-Type": "application/json"}
+        if record.is_offline and self._options.offline_api_key is not None:
+            headers["Authorization"] = f"Bearer {self._options.offline_api_key}"
         async with self._session.post(self._target, data=body, headers=headers) as response:
             if response.status != 200:
                 text = (await response.text(errors="replace"))[:_ERROR_CHARS]
@@ -283,7 +332,7 @@ class _Replay:
             "workload": {
                 "name": workload.name,
                 "source": workload.source,
-                "notes": list(workload.notes),
+                "notes": [*workload.notes, *([] if options.pool is None else [options.pool.describe()])],
                 "num_requests": len(workload.rows),
                 "duration_s": workload.duration_s,
                 "mean_rate_per_s": workload.mean_rate_per_s,

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from jettison.report.classes import TOKEN_SERIES
 from jettison.report.results import SeriesPoint
 
 GAUGE_SERIES = {
@@ -84,11 +85,14 @@ class ServerObserver:
     """
 
     def __init__(
-        self, session: aiohttp.ClientSession, url: str, clock: Callable[[], float], *, interval_s: float = 0.5
+        self, session: aiohttp.ClientSession, url: str, clock: Callable[[], float], *, interval_s: float = 0.5,
+        counts_tokens: bool = False,
     ) -> None:
+        """``counts_tokens``: first-time tokens by class become series, too."""
         self.series: dict[str, list[SeriesPoint]] = {}
         self.num_failed_polls = 0
         self._session, self._url, self._clock, self._interval_s = session, url.rstrip("/"), clock, interval_s
+        self._counted = TOKEN_SERIES if counts_tokens else ()
         self._first_totals: dict[str, float] | None = None
         self._last_totals: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
@@ -126,6 +130,7 @@ class ServerObserver:
             self.num_failed_polls += 1
             return
         now_s = self._clock()
+        gauges |= {name: totals[name] for name in self._counted if name in totals}
         for name, value in gauges.items():
             self.series.setdefault(name, []).append((now_s, value))
         if self._first_totals is None:

@@ -31,6 +31,8 @@ CHUNK_NAME = re.compile(r"chunk-(\d+)-trace\.csv(\.gz)?")
 HISTOGRAM_COLUMNS = ("field", "tokens", "probability")
 FIELDS = ("input_tokens", "output_tokens")
 
+_ONE_TOKEN = TokenHistogram(np.ones(1, dtype=np.int32), np.ones(1))
+
 LEAST_SHAPES = {"Gamma": 1e-3, "Weibull": 0.05}
 """By pattern: these are known. Below, thousands of requests stand on one instant for each gap, and the mean of a
 Weibull distribution soon is beyond any float. ServeGen's own clients are above 0.01 and 0.2."""
@@ -109,10 +111,11 @@ class _Windows:
         self.clients.setdefault(client, []).append(ClientWindow(start_s, rate_per_s, pattern, shape))
 
 
-def read_servegen(windows: Path, histograms: Path, *, skip_bad_rows: bool = False) -> ServeGenProfile:
+def read_servegen(windows: Path, histograms: Path | None, *, skip_bad_rows: bool = False) -> ServeGenProfile:
     """Read windows (a folder of ``chunk-<client>-trace.csv``, or a file of all clients) and histograms, gzip or plain.
 
-    A window without a pattern or with rate 0 is idle. Raises TraceError for bad rows (line numbers, nothing
+    A window without a pattern or with rate 0 is idle. Without histograms every length is a token, for the caller to
+    draw others. Raises TraceError for bad rows (line numbers, nothing
     half-loaded; with ``skip_bad_rows`` they are left out, and the profile says which), windows that overlap, a folder
     without such files, and histograms that are empty or do not sum to 1.
     """
@@ -120,7 +123,9 @@ def read_servegen(windows: Path, histograms: Path, *, skip_bad_rows: bool = Fals
     if not read.clients:
         raise TraceError(f"{windows}: no window has a rate above 0")
     ordered = {client: tuple(sorted(found, key=lambda w: w.start_s)) for client, found in read.clients.items()}
-    inputs, outputs, also_skipped = _read_histograms(histograms, skip_bad_rows)
+    inputs, outputs, also_skipped = (
+        (_ONE_TOKEN, _ONE_TOKEN, []) if histograms is None else _read_histograms(histograms, skip_bad_rows)
+    )
     name = windows.resolve().name if windows.is_dir() else stem(windows)
     return ServeGenProfile(
         name, ordered, _width_s(windows, ordered, read.starts_s), inputs, outputs, (*skipped, *also_skipped)

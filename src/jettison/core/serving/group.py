@@ -12,13 +12,14 @@ Reading order for newcomers: ``Group.next_step``, ``core.serving.stepplan``, ``G
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
 from jettison.core.ports import RunStep, StepCompleted, StepRow
 from jettison.core.requests import RequestState
 from jettison.core.residence import NOWHERE, arenas_of, hosted_only
 from jettison.core.serving.blocks import GroupBlocks
+from jettison.core.serving.fresh import FreshTokens
 from jettison.core.serving.limits import SchedulerLimits
 from jettison.core.serving.queues import Queues
 from jettison.core.serving.stepplan import StepPlanner
@@ -54,6 +55,7 @@ class GroupCounters:
     num_steps: int = 0
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
+    fresh: FreshTokens = field(default_factory=FreshTokens)
     prefix_queries: int = 0
     """Prompt tokens looked up in the prefix cache."""
     prefix_hits: int = 0
@@ -248,6 +250,7 @@ class Group:
             state.num_cached = num_cached_tokens
             self.queues.charge(state, state.num_prompt - num_cached_tokens)
         state.num_computed = num_cached_tokens
+        state.num_prompt_seen = max(state.num_prompt_seen, min(num_cached_tokens, state.num_prompt))
         state.num_sealed = num_cached_tokens // self.limits.block_size
         self.queues.resume(state)
 
@@ -278,13 +281,16 @@ class Group:
         results: list[StepResult] = []
         tokens = iter(done.tokens)
         block_size = self.limits.block_size
+        fresh = self.counters.fresh
         for index, row in enumerate(flight.step.rows):
-            state, _, num_tokens, samples, _ = row
+            state, context_len, num_tokens, samples, _ = row
             state.num_pending -= num_tokens
             token = next(tokens) if samples else None
             if state.recompute:
                 continue
             state.num_computed += num_tokens
+            if context_len < state.num_prompt:
+                fresh.note_prompt(state)
             if state.prompt_logprobs is not None and index in done.prompt_logprobs:
                 self._add_prompt_logprobs(state, row, done.prompt_logprobs[index])
             if state.num_computed // block_size > state.num_sealed:
@@ -301,6 +307,10 @@ class Group:
             if queues.suspects and state.on_trial and state.suspicion.note_token_alone():
                 queues.note_trusted(state)
             state.add_token(token.token_id)
+            if state.is_offline:
+                fresh.offline_output += 1
+            else:
+                fresh.online_output += 1
             if state.first_token_ns is None:
                 state.first_token_ns = now_ns
             results.append(StepResult(state, token, *self._finish_reason(state, token.token_id)))
@@ -329,6 +339,9 @@ class Group:
         for _, index in growth:
             self.blocks.grow(rows[index].state, 1)
         self.counters.num_grown_blocks += len(growth)
+        num_offline = sum(row.state.is_offline for row in rows)
+        self.counters.fresh.offline_output += num_steps * num_offline
+        self.counters.fresh.online_output += num_steps * (len(rows) - num_offline)
         repeated: list[StepRow] = []
         is_charged = self.queues.are_charged
         for state, context_len, *_ in rows:

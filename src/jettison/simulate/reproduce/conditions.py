@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jettison.report.results import METRIC_DEFINITIONS, RunResult
 from jettison.report.summary import fairness_rows
+from jettison.simulate.reproduce.harvest_load import told
 from jettison.simulate.reproduce.specs import Results
 
 CALIBRATION = (
@@ -35,6 +36,10 @@ def load_rule(results: Results) -> str:
     """How many users there are, and why."""
     spec = results.spec
     workload = spec.parsed.workload
+    if spec.load is not None:
+        runs = next(iter(results.runs.values()))
+        rates = ", ".join(f"{run.config['workload']['mean_rate_per_s']:.3g}" for run in runs)
+        return f"{told(spec.load)}: {rates} requests/s"
     base = None if workload.arrivals is None else dict(workload.arrivals.numbers).get("rate_per_s")
     if spec.mean_load is None or base is None:
         return f"as the spec {spec.name} has it"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from jettison.simulate.reproduce.conditions import conditions
 from jettison.simulate.reproduce.figure import Claim, Figure, Found
@@ -30,7 +31,7 @@ def reproduce(figure: Figure, runs: Runs) -> Outcome:
 def _run(figure: Figure, runs: Runs) -> Mapping[str, Found]:
     """By workload."""
     wanted = [
-        (part, read_spec(part.spec).changed(**part.changes).changed(**point))
+        (part, replace(read_spec(part.spec), load=part.load).changed(**part.changes).changed(**point))
         for part in figure.parts
         if part.spec is not None
         for point in part.sweep

@@ -92,6 +92,8 @@ class Part:
     """Of the spec, as ``Spec.changed`` has them."""
     sweep: tuple[Mapping[str, Any], ...] = ({},)
     """More of them, for each point."""
+    load: Mapping[str, Any] | None = None
+    """A rule of ``harvest_load``, where that decides how many users there are."""
     conditions: str = ""
     """The system whose run they are taken of; empty: there are none to tell, or none that another part has not told."""
 

@@ -15,12 +15,14 @@ from jettison.core.params import ClusterParams
 from jettison.report.results import RunResult
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.setup import ClusterSetup
-from jettison.simulate.machines import Machine, cluster_setup, resolve_machine
+from jettison.simulate.machines import Machine, cluster_setup, objectives_of, resolve_config, resolve_machine
+from jettison.simulate.reproduce.harvest_load import find_harvest_load
 from jettison.simulate.reproduce.load import find_load
 from jettison.simulate.reproduce.parameter_swap import StreamedParameters
 from jettison.simulate.reproduce.requests import requests_of
 from jettison.simulate.run import SimulationOptions, simulate_workload
-from jettison.simulate.spec import ExperimentSpec, parse_spec
+from jettison.simulate.spec import ExperimentSpec, VariantSpec, parse_spec
+from jettison.simulate.workloads import build_pool
 from jettison.types import NANOSECONDS
 
 MERGE_INTERVAL_S = 0.02
@@ -40,6 +42,8 @@ class Changes:
     """False: ``without_guard``."""
     num_merges: int = 0
     """Merges that are asked for at the start, and stay: static pipelines of any length."""
+    host_link: float = 1.0
+    """Times the rate of the link to the host's memory."""
     streamed_bytes: int = 0
     """Parameters that live in host memory and are streamed in at every step; KV takes their place."""
 
@@ -63,12 +67,12 @@ def job_text(raw: Mapping[str, Any], variant: Variant, seed: int, factor: float)
     return json.dumps({"spec": spec, "factor": factor, "changes": changes}, sort_keys=True)
 
 
-def load_text(raw: Mapping[str, Any], seed: int) -> str:
+def load_text(raw: Mapping[str, Any], seed: int, rule: Mapping[str, Any] | None = None) -> str:
     """The job that finds the factor of ``build_workload`` at which the spec's ``mean_load`` is met, before any burst of
-    it is replayed."""
+    it is replayed; or by a rule of ``harvest_load``."""
     spec = {key: value for key, value in raw.items() if key not in ("variants", "seeds")}
     spec["workload"] = {key: value for key, value in raw["workload"].items() if key != "replay_burst"}
-    return json.dumps({"spec": {**spec, "seeds": [seed]}, "factor": None}, sort_keys=True)
+    return json.dumps({"spec": {**spec, "seeds": [seed]}, "factor": None, "rule": rule}, sort_keys=True)
 
 
 def job_name(text: str) -> str:
@@ -84,8 +88,14 @@ def run_job(text: str) -> RunResult | float:
     job = json.loads(text)
     spec = parse_spec(job["spec"])
     machine = resolve_machine(spec.cluster, spec.settings)
-    if job["factor"] is None:
+    if job["factor"] is None and job["rule"] is None:
         return find_load(spec, machine)
+    if job["factor"] is None:
+        def simulate(name: str, policy: str, settings: Mapping[str, Any], factor: float) -> RunResult:
+            one = replace(spec, variants=(VariantSpec(name, policy, settings),))
+            return _simulate(one, machine, factor, Changes())
+
+        return find_harvest_load(job["rule"], simulate)
     return _simulate(spec, machine, job["factor"], Changes(**job["changes"]))
 
 
@@ -93,10 +103,14 @@ def _simulate(spec: ExperimentSpec, machine: Machine, factor: float, changes: Ch
     variant, seed = spec.variants[0], spec.seeds[0]
     setup = changed(cluster_setup(machine, spec, variant, seed), machine, changes)
     workload = requests_of(spec, factor)
+    objectives = objectives_of(spec, resolve_config(machine, spec, variant))
     has_its_memory = setup.memory.budget_bytes == machine.budget_bytes
     options = SimulationOptions(
         name=variant.name,
         detail=True,
+        pool=build_pool(spec.workload, seed),
+        slo_ttft_s=objectives.ttft_s,
+        slo_tpot_s=objectives.tpot_s,
         until_s=spec.run.until_s,
         observe_interval_s=spec.run.observe_interval_s,
         parameter_share=machine.parameter_share if has_its_memory else None,
@@ -116,6 +130,11 @@ def changed(setup: ClusterSetup, machine: Machine, changes: Changes) -> ClusterS
         params = replace(params, auto_restore=False)
     kv_bytes = machine.kv_tokens * machine.shape.num_layers * machine.shape.kv_bytes_per_token_layer
     budget = setup.memory.budget_bytes + round(kv_bytes * (changes.kv_scale - 1.0)) + changes.streamed_bytes
+    if changes.host_link != 1.0:
+        host = setup.topology.host
+        assert host is not None
+        slower = replace(host, bytes_per_s=host.bytes_per_s * changes.host_link)
+        setup = replace(setup, topology=replace(setup.topology, host=slower))
     executor = setup.executor
     if changes.streamed_bytes:
         host = setup.topology.host

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from matplotlib.figure import Figure as Picture
@@ -11,6 +11,7 @@ from jettison.report.results import RunResult
 from jettison.simulate.reproduce import pictures
 from jettison.simulate.reproduce.figure import Found, Plot
 from jettison.simulate.reproduce.measures import Measure
+from jettison.simulate.reproduce.specs import Results
 
 
 def by_measure(name: str, workload: str, title: str, measures: Mapping[str, Measure]) -> Plot:
@@ -42,10 +43,19 @@ def by_workload(name: str, title: str, workloads: Sequence[str], measure: Measur
 
 def over_sweep(name: str, workload: str, key: str, xlabel: str, ylabel: str, measure: Measure) -> Plot:
     """A line a system, over the value that ``key`` has at each point of the part's sweep."""
+    return over_points(
+        name, workload, lambda results: float(results.spec.raw["workload"][key]), xlabel, ylabel, measure
+    )
+
+
+def over_points(
+    name: str, workload: str, where: Callable[[Results], float], xlabel: str, ylabel: str, measure: Measure
+) -> Plot:
+    """A line a system, over the value that ``where`` finds at each point of the part's sweep."""
 
     def draw(found: Mapping[str, Found]) -> Picture:
         points = found[workload]
-        at = [float(results.spec.raw["workload"][key]) for results in points]
+        at = [where(results) for results in points]
         series = {
             system: (at, [middle_of(results.runs[system], measure) or 0.0 for results in points])
             for system in points[0].runs

@@ -25,6 +25,13 @@ class Spec:
     name: str
     raw: Mapping[str, Any]
     parsed: ExperimentSpec
+    load: Mapping[str, Any] | None = None
+    """A rule of ``harvest_load`` by which the load is scaled; None: ``mean_load``, or as it is."""
+
+    @property
+    def is_scaled(self) -> bool:
+        """Its load has to be looked for."""
+        return self.load is not None or self.mean_load is not None
 
     @property
     def machine(self) -> Machine:
@@ -52,7 +59,7 @@ class Spec:
         raw = dict(self.raw)
         for key, value in changes.items():
             raw[key] = {**raw[key], **value} if isinstance(value, Mapping) else value
-        return Spec(self.name, raw, parse_spec(raw, self.name))
+        return Spec(self.name, raw, parse_spec(raw, self.name), self.load)
 
 
 @cache
@@ -109,10 +116,10 @@ def run_spec(spec: Spec, runs: Runs, systems: Sequence[Variant]) -> Results:
 
 def run_specs(wanted: Sequence[tuple[Spec, Sequence[Variant]]], runs: Runs) -> list[Results]:
     """The same for several, side by side."""
-    scaled = [(spec, seed) for spec, _ in wanted for seed in spec.parsed.seeds if spec.mean_load is not None]
-    factors = iter(runs.factors([load_text(spec.raw, seed) for spec, seed in scaled]))
+    scaled = [(spec, seed) for spec, _ in wanted for seed in spec.parsed.seeds if spec.is_scaled]
+    factors = iter(runs.factors([load_text(spec.raw, seed, spec.load) for spec, seed in scaled]))
     results = [
-        Results(spec, [1.0 if spec.mean_load is None else next(factors) for _ in spec.parsed.seeds])
+        Results(spec, [next(factors) if spec.is_scaled else 1.0 for _ in spec.parsed.seeds])
         for spec, _ in wanted
     ]
     jobs = [

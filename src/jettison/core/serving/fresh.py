@@ -1,0 +1,35 @@
+"""What a group has computed for the first time, by class: throughput counts this and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jettison.core.requests import RequestState
+
+
+@dataclass(slots=True)
+class FreshTokens:
+    """Tokens computed for the first time, by class: none of the prefix cache, none computed again."""
+
+    online_prompt: int = 0
+    online_output: int = 0
+    offline_prompt: int = 0
+    offline_output: int = 0
+
+    def add(self, other: FreshTokens) -> None:
+        """Those of a group that is gone."""
+        self.online_prompt += other.online_prompt
+        self.online_output += other.online_output
+        self.offline_prompt += other.offline_prompt
+        self.offline_output += other.offline_output
+
+    def note_prompt(self, state: RequestState) -> None:
+        """A step has computed some of a request's prompt."""
+        reached = min(state.num_computed, state.num_prompt)
+        num_new = reached - state.num_prompt_seen
+        if num_new > 0:
+            state.num_prompt_seen = reached
+            if state.is_offline:
+                self.offline_prompt += num_new
+            else:
+                self.online_prompt += num_new

@@ -1,0 +1,142 @@
+"""A run of which some requests are offline: latencies are of those that someone waits for, each class is told apart.
+
+Throughput counts prompt and output tokens computed for the first time inside the arrival window: no cache hits, no
+recomputation, no step that was abandoned. They are read from the engine's counters, which a run keeps as series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+
+from jettison.report.results import (
+    RequestCounts,
+    RequestRecord,
+    RunResult,
+    SeriesPoint,
+    build_run,
+    detail_row,
+    summarize,
+)
+
+CLASSES = ("online", "offline")
+TOKEN_KINDS = ("prompt", "output")
+TOKEN_SERIES = tuple(f"{name}_{kind}_tokens" for name in CLASSES for kind in TOKEN_KINDS)
+"""Of the engine's counters; series of the same names hold them over time."""
+
+
+class Objectives(Protocol):
+    """Of online requests; None: not judged."""
+
+    @property
+    def slo_ttft_s(self) -> float | None: ...
+
+    @property
+    def slo_tpot_s(self) -> float | None: ...
+
+
+def build_by_class(
+    name: str, records: Sequence[RequestRecord], *, window_s: float, objectives: Objectives, has_batch: bool = False,
+    num_unfinished: int = 0, series: Mapping[str, Sequence[SeriesPoint]], detail: bool = True, **same: Any,
+) -> RunResult:
+    """``build_run`` of the online requests, with the figures of each class beside it, where some request is offline.
+
+    ``has_batch``: a batch was to run beside, though none of it may have been served. ``num_unfinished``: of a batch
+    without end, when the run ended. ``same``: as ``build_run`` has it.
+    """
+    of = {
+        "online": [record for record in records if not record.is_offline],
+        "offline": [record for record in records if record.is_offline],
+    }
+    both = bool(of["offline"]) or has_batch
+    shown = of["online"] if both and of["online"] else records
+    run = build_run(
+        name, shown, series=series, detail=detail, slo_ttft_s=objectives.slo_ttft_s, slo_tpot_s=objectives.slo_tpot_s,
+        **same,
+    )
+    if not both:
+        return run
+    run.classes = {
+        each: _figures(found, objectives, tokens_of(each, found, run.series, window_s)) for each, found in of.items()
+    }
+    run.classes["offline"]["unfinished"] = num_unfinished
+    run.classes["offline"]["requests_detail"] = [detail_row(record) for record in of["offline"]] if detail else None
+    run.requests = counted(records)
+    run.output_tokens_per_s = sum(r.output_tokens for r in records) / run.duration_s if run.duration_s > 0 else 0.0
+    return run
+
+
+def counted(records: Sequence[RequestRecord]) -> RequestCounts:
+    """Where requests ended."""
+    ends = [record.status for record in records]
+    names = ("completed", "failed", "cancelled", "rejected")
+    return RequestCounts(len(ends), **{status: ends.count(status) for status in names})  # type: ignore[arg-type]
+
+
+def _figures(records: Sequence[RequestRecord], limits: Objectives, tokens: dict[str, Any]) -> dict[str, Any]:
+    completed = [record for record in records if record.status == "completed"]
+    answered = [ttft for record in records if (ttft := record.ttft_s) is not None]
+    gaps = [gap for record in records for gap in record.gaps_s]
+    return {
+        "requests": asdict(counted(records)),
+        "ttft_s": asdict(summarize(answered)),
+        "tpot_s": asdict(summarize(record.tpot_s for record in completed)),
+        "itl_s": asdict(summarize(gaps)),
+        "e2e_s": asdict(summarize(record.e2e_s for record in completed)),
+        "ttft_within": within(answered, limits.slo_ttft_s, of=len(records)),
+        "gaps_within": within(gaps, limits.slo_tpot_s),
+        "tokens": tokens,
+    }
+
+
+def within(values: Sequence[float], limit_s: float | None, *, of: int | None = None) -> float | None:
+    """Share of the values (of so many, those without a value included) that meet an objective."""
+    total = len(values) if of is None else of
+    return sum(value <= limit_s for value in values) / total if limit_s is not None and total else None
+
+
+def tokens_of(
+    name: str, records: Sequence[RequestRecord], series: Mapping[str, Sequence[SeriesPoint]], window_s: float
+) -> dict[str, Any]:
+    """First-time tokens of a class inside the arrival window, and per second of it; of a server that does not count
+    them, what clients saw: a prompt with its first token, an output token when it came."""
+    prompt, output = (grown(series.get(f"{name}_{kind}_tokens", ()), 0.0, window_s) for kind in TOKEN_KINDS)
+    if prompt is None or output is None:
+        seen = [record for record in records if record.first_s is not None and record.first_s <= window_s]
+        prompt = float(sum(record.input_tokens for record in seen))
+        output = float(sum(_tokens_until(record, window_s) for record in seen))
+    rates = ((prompt + output) / window_s, output / window_s) if window_s > 0 else (None, None)
+    return {
+        "prompt": prompt, "output": output, "window_s": window_s, "total_per_s": rates[0], "output_per_s": rates[1],
+    }  # fmt: skip
+
+
+def _tokens_until(record: RequestRecord, end_s: float) -> int:
+    assert record.first_s is not None
+    return 1 + int(np.count_nonzero(record.first_s + np.cumsum(record.gaps_s) <= end_s))
+
+
+def grown(points: Sequence[SeriesPoint], start_s: float, end_s: float) -> float | None:
+    """By how much a counter grew between two times, on the lines between its samples; None without any."""
+    if not points:
+        return None
+    times, values = zip(*points, strict=True)
+    first, last = np.interp([start_s, end_s], times, values)
+    return float(last - first)
+
+
+def class_figure(run: RunResult, name: str, *keys: str) -> float | None:
+    """One figure of a class; None of a run that has but one."""
+    found: Any = (run.classes or {}).get(name)
+    for key in keys:
+        found = None if found is None else found.get(key)
+    return None if found is None else float(found)
+
+
+def total_per_s(run: RunResult) -> float | None:
+    """First-time tokens a second of both classes."""
+    parts = [class_figure(run, name, "tokens", "total_per_s") for name in CLASSES]
+    return None if None in parts else sum(part for part in parts if part is not None)
