@@ -201,7 +201,11 @@ class Group:
             rows.append(self._schedule(state, num_tokens))
         if plan.admissions:
             taken = queues.take_waiting([admission.request_id for admission in plan.admissions], self._steps_aside)
-            for admission, state in zip(plan.admissions, taken, strict=True):
+            for index, (admission, state) in enumerate(zip(plan.admissions, taken, strict=True)):
+                if not self.blocks.can_admit(state, admission.num_cached_tokens):
+                    for put_back in taken[index:]:
+                        queues.enqueue(put_back)
+                    break
                 self._admit(state, admission.num_cached_tokens, now_ns)
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not queues.waiting:
