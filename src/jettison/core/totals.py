@@ -12,6 +12,8 @@ def counters(core: ClusterCore) -> dict[str, float]:
     return {
         "num_preemptions": total.num_preemptions + sum(c.num_preemptions for c in live),
         "recomputed_tokens": total.num_recomputed_tokens + sum(c.num_recomputed_tokens for c in live),
+        "steps_abandoned": total.num_abandoned_steps,
+        "tokens_abandoned": total.num_abandoned_tokens,
         "prefix_cache_queries": total.prefix_queries + sum(c.prefix_queries for c in live),
         "prefix_cache_hits": total.prefix_hits + sum(c.prefix_hits for c in live),
         "drops": total.num_drops,

@@ -54,6 +54,8 @@ _OWN_COUNTERS = {
     "activation_delay_seconds": "Time that activations were on their way between stages.",
     "remote_attention_seconds": "Time that stages waited for attention at peers.",
     "recomputed_tokens": "Tokens whose KV was computed again.",
+    "steps_abandoned": "Steps of offline requests that were given up for an online one.",
+    "tokens_abandoned": "Tokens of steps that were given up.",
     "migrations": "Running requests that changed instances.",
     "migrations_failed": "Migrations that fell back to where they had come from.",
     "migrated_bytes": "KV bytes of migrations.",

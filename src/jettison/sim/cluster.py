@@ -248,6 +248,8 @@ class SimulatedCluster:
                     self._issue(action, arrives_ns)
                 case ports.Emit() | ports.Record():
                     told.append(action)
+                case ports.AbandonStep():
+                    self._after_hop(action.worker_id, partial(SimWorker.abandon, step_id=action.step_id))
                 case ports.CancelTransfer():
                     self._after_hop(action.src, partial(SimWorker.cancel_transfer, transfer_id=action.transfer_id))
                 case ports.FenceWorker():
@@ -363,7 +365,7 @@ class SimulatedCluster:
     def _receive(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
         if self.breaking.is_told_dead(worker_id, life):
             return  # nothing that a dead worker has sent is delivered
-        if isinstance(event, ports.StepCompleted | ports.StepFailed):
+        if isinstance(event, ports.StepCompleted | ports.StepFailed | ports.StepAbandoned):
             self.bubbles.ended(event.step_id)
             if self._observer is not None:
                 self._observer.step_ended(event.step_id)

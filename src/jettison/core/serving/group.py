@@ -11,7 +11,7 @@ Reading order for newcomers: ``Group.next_step``, ``core.serving.stepplan``, ``G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jettison.core.changes import Changes
@@ -75,7 +75,7 @@ class StepResult:
 
 
 @dataclass(slots=True)
-class _InFlight:
+class InFlight:
     """A step that has been issued."""
 
     step: RunStep
@@ -112,7 +112,7 @@ class Group:
         self.queues = Queues(group_id, self.residence, limits, self._changes, turns, offline_turns)
         self.blocks = GroupBlocks(group_id, self.worker_ids, ledgers, limits, hasher, self._changes)
         self.counters = GroupCounters()
-        self.in_flight: dict[int, _InFlight] = {}
+        self.in_flight: dict[int, InFlight] = {}
         self.copies: dict[TransferId, int] = {}
         """Bytes that its workers copy to or from the host behind its last step, and have not: the next one waits."""
         self.stranded: dict[RequestId, RequestState] = {}
@@ -121,6 +121,11 @@ class Group:
         """What keeps the head of the online queue out; an offline head that has to wait is no news."""
         self.prices = prices
         self.planner = StepPlanner(self)
+        self.sitting_out: Collection[RequestId] = ()
+        """Running offline requests that the next step is planned without, and no step gets newcomers of their class
+        before it: an online request's deadline needs the time."""
+        self.abandoning: int | None = None
+        """The step that was asked to be given up last; it may have ended."""
         self._paused = False
         self._holds_preemption = False
 
@@ -162,6 +167,18 @@ class Group:
             self._holds_preemption = holds
             self.touch()
 
+    @property
+    def absent(self) -> Collection[RequestId]:
+        """Running requests that the next step is planned without: those that sit out, and those of a step that is being
+        given up, for what would follow on its tokens may have nothing to follow on."""
+        if self.abandoning not in self.in_flight:
+            return self.sitting_out
+        return {row.state.request_id for row in self.in_flight[self.abandoning].step.rows}.union(self.sitting_out)
+
+    def have_sit_out(self, request_ids: Iterable[RequestId]) -> None:
+        """Plan the next step without these running requests."""
+        self.sitting_out = frozenset(request_ids)
+
     def oversized(self) -> list[RequestState]:
         """Waiting requests that have to wait for a larger group. O(1) where there can be none."""
         queues = self.queues
@@ -179,6 +196,10 @@ class Group:
         if not queues.running and not queues.has_waiting:
             return None
         step = self._apply(self.planner.next_plan(), step_id, now_ns)
+        if self.sitting_out:
+            self.sitting_out = ()
+            if step is None:  # nobody else can run
+                step = self._apply(self.planner.next_plan(), step_id, now_ns)
         if len(self.stages) > 1:
             self.planner.note_applied()
         return step
@@ -219,7 +240,7 @@ class Group:
         if self.copies:
             work = work._replace(num_copied_bytes=sum(self.copies.values()))
             self.copies.clear()
-        self.in_flight[step_id] = _InFlight(step, now_ns, work)
+        self.in_flight[step_id] = InFlight(step, now_ns, work)
         return step
 
     def _steps_aside(self, state: RequestState) -> bool:
@@ -246,6 +267,12 @@ class Group:
         state.num_pending += num_tokens
         samples = context + num_tokens == state.num_tokens and state.wants_output
         return StepRow(state, context, num_tokens, samples, state.remote)
+
+    def arm(self, step_id: int, safepoint_layers: int) -> RunStep:
+        """A step that was just planned, with safepoints."""
+        flight = self.in_flight[step_id]
+        flight.step = flight.step._replace(safepoint_layers=safepoint_layers)
+        return flight.step
 
     # --- commit -----------------------------------------------------------------------------------------------
 
@@ -324,7 +351,7 @@ class Group:
         self.counters.num_steps += num_steps
         step = flight.step._replace(rows=tuple(repeated))
         work = StepWork.decodes(len(rows), flight.work.num_kv_tokens + num_steps * len(rows))
-        self.in_flight[step_id] = _InFlight(step, now_ns, work)
+        self.in_flight[step_id] = InFlight(step, now_ns, work)
         return step, [number for number, _ in growth]
 
     def _add_prompt_logprobs(self, state: RequestState, row: StepRow, entries: list[TokenLogprobs]) -> None:
@@ -336,7 +363,7 @@ class Group:
             state.prompt_logprobs += entries[known:]
 
     def fail(self, step_id: int) -> list[RequestState]:
-        """A step raised: its rows' requests, with nothing of the step counted."""
+        """A step raised or was given up: its rows' requests, with nothing of the step counted."""
         self.queues.note_change()
         flight = self.in_flight.pop(step_id)
         for row in flight.step.rows:

@@ -143,6 +143,8 @@ class StepPlanner:
                 continue
             room = len(tables[request_id].ids) * block_size - scheduled
             rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, not state.num_output))
+        if absent := group.absent:
+            rows = [row for row in rows if row.request_id not in absent]
         num_allocatable = blocks.num_allocatable
         return BatchView(
             group.version, rows, len(running), self._waiting_rows(), self._victims, num_allocatable,
@@ -153,8 +155,9 @@ class StepPlanner:
         return map(self._waiting_row, self._waiting())
 
     def _waiting(self) -> Iterator[RequestState]:
-        """Online requests, then offline ones; each in the order of service."""
-        return chain(self._group.queues.waiting, self._group.queues.waiting_offline)
+        """Online requests, then offline ones, unless some that run sit out; each in the order of service."""
+        queues = self._group.queues
+        return iter(queues.waiting) if self._group.sitting_out else chain(queues.waiting, queues.waiting_offline)
 
     def _waiting_row(self, state: RequestState) -> WaitingRow:
         blocks = self._group.blocks
@@ -179,10 +182,11 @@ class StepPlanner:
         decodes: list[QueuedChunk] = []
         decodes_in_flight: list[QueuedChunk] = []
         prompts: list[QueuedChunk] = []
+        absent = group.absent
         for request_id, state in group.queues.running.items():
             scheduled = state.num_computed + state.num_pending
             ready = state.num_tokens - scheduled
-            if state.ending is not None or state.paused or state.recompute:
+            if state.ending is not None or state.paused or state.recompute or request_id in absent:
                 continue
             if ready <= 0:
                 # All its tokens are in flight: it decodes next.
