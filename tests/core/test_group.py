@@ -188,8 +188,8 @@ def test_in_a_pipeline_only_what_every_stage_has_counts() -> None:
 
 
 def test_who_counted_on_held_blocks_behind_one_that_was_evicted_waits() -> None:
-    """Two requests computed the same beginning; the one whose blocks are found ends, and the other's later blocks follow
-    on them. A running request's growth evicts one: then none behind it is found, and who counted on them waits."""
+    """Two requests computed the same beginning. The one whose blocks are found ends, and the other's later blocks
+    follow on them. A running request's growth evicts one: then none behind it is found; who counted on them waits."""
     bench = Bench(num_blocks=8)
     bench.ask("found", 8, max_tokens=1)
     holder = bench.ask("holder", 8)

@@ -29,6 +29,7 @@ from jettison.types import (
     ModelShape,
     Request,
     SamplingParams,
+    ServiceClass,
     layer_shard,
 )
 
@@ -107,23 +108,24 @@ class Watched:
         for name in request_ids:
             self.times[name] += ends_ns.tolist()
 
-    def submit(self, name: str, num_prompt: int, num_output: int, at_s: float) -> None:
+    def submit(self, name: str, num_prompt: int, num_output: int, at_s: float, *, is_offline: bool = False) -> None:
         params = SamplingParams(max_tokens=num_output, temperature=0.0, ignore_eos=True)
         at_ns = round(at_s * 1e9)
-        request = Request(name, (0,) * num_prompt, params, at_ns)
+        service_class = ServiceClass.OFFLINE if is_offline else ServiceClass.ONLINE
+        request = Request(name, (0,) * num_prompt, params, at_ns, service_class=service_class)
         self.requests[name] = request
         self.cluster.submit(request, at_ns)
 
     def load(self, seed: int, num_requests: int = 40, span_s: float = 0.5, mean_prompt: int = 60,
-             mean_output: int = 40) -> None:
+             mean_output: int = 40, offline_share: float = 0.0) -> None:
         """A burst: most arrive in the first part of the span."""
-        rng = random.Random(seed)
+        rng, class_rng = random.Random(seed), random.Random(f"class {seed}")
         room = min(w.full_blocks for w in self.cluster.core.state.workers.values()) * BLOCK_SIZE
         for i in range(num_requests):
             at_s = span_s * rng.random() ** 2
             prompt = 1 + min(600, room // 2, int(rng.expovariate(1 / mean_prompt)))
             output = 1 + min(300, room // 2 - 2, int(rng.expovariate(1 / mean_output)))
-            self.submit(f"r{i}", prompt, output, at_s)
+            self.submit(f"r{i}", prompt, output, at_s, is_offline=class_rng.random() < offline_share)
 
     def kinds(self) -> list[str]:
         return [record.kind for record in self.records]

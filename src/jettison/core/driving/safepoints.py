@@ -65,7 +65,7 @@ class Safepoints:
             return []
         group.abandoning = flight.step.step_id
         asked = Record("step_abandon_asked", now_ns, {
-            "group": group.group_id, "step": flight.step.step_id, "request": state.request_id,
+            "group": group.group_id, "request": state.request_id,
             "deadline_ms": _ms(view.left_s), "runs_on": _waits_ms(view.runs_on), "given_up": _waits_ms(view.given_up),
             "next_batch_ms": _ms(self._predict_s(group, works[True](way.num_kept))),
             "offline": len(offline), "kept": way.num_kept,

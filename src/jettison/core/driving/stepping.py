@@ -144,8 +144,7 @@ class Stepping:
         self._state.counters.num_abandoned_tokens += num_tokens
         self._moves.first_served.step_ended(group, event.step_id, now_ns)
         actions: list[Action] = [Record("step_abandoned", now_ns, {
-            "group": group.group_id, "step": event.step_id, "tokens": num_tokens,
-            "after_ms": (now_ns - flight.issued_ns) / 1e6,
+            "group": group.group_id, "tokens": num_tokens, "after_ms": (now_ns - flight.issued_ns) / 1e6,
         })]  # fmt: skip
         for state in group.fail(event.step_id):
             if state.ending is None and state.num_pending:  # a later chunk has run on KV that is not there
