@@ -36,12 +36,12 @@ def choose_safepoint_layers(num_layers: int, stage_s: float | None, ttft_s: floa
     return max(1, min(most, int(LONGEST_STRETCH * ttft_s / stage_s * num_layers)))
 
 
-def next_safepoint_s(num_layers: int, every: int, stage_s: float, elapsed_s: float) -> float | None:
-    """Seconds until a first stage that has computed for ``elapsed_s`` comes to its next safepoint; None: it has passed
-    the last one."""
+def next_safepoint_s(num_layers: int, every: int, stage_s: float, elapsed_s: float) -> float:
+    """Seconds until a first stage that has computed for ``elapsed_s`` comes to its next safepoint, or, behind the last
+    one, to its end."""
     layer_s = stage_s / num_layers
     layer = every * (int(elapsed_s / (every * layer_s)) + 1) if layer_s > 0 else num_layers
-    return layer * layer_s - elapsed_s if layer < num_layers else None
+    return max(0.0, min(layer, num_layers) * layer_s - elapsed_s)
 
 
 class Ahead(NamedTuple):
@@ -66,8 +66,8 @@ class ArrivalView(NamedTuple):
     num_stages: int
     runs_on: Ahead | None
     """If the step runs to its end; None: it has been asked to be given up."""
-    given_up: Ahead | None
-    """If it is given up at its next safepoint; None: it has none left."""
+    given_up: Ahead
+    """If it is given up at its next safepoint."""
 
 
 class MakingWay(NamedTuple):
@@ -81,19 +81,15 @@ class MakingWay(NamedTuple):
 
 def plan_making_way(view: ArrivalView, num_fitting: Callable[[bool, float], int | None]) -> MakingWay:
     """Have as few offline requests as possible leave the next batch, newest first, and give the step under way up only
-    where that alone is not enough.
+    where that alone is not enough. That is asked for behind the last safepoint, too: it costs nothing there, and a step
+    that takes longer than predicted may have some left.
 
     ``num_fitting``: how many of the offline requests fit, oldest first, beside the online ones into a batch that takes
     at most so many seconds, if the step under way was given up (or was not); None where it takes longer without any.
     """
-    runs_on, given_up = view.runs_on, view.given_up
-    if runs_on is not None:
-        num_kept = num_fitting(False, runs_on.room_s(view.left_s, view.num_stages))
+    if view.runs_on is not None:
+        num_kept = num_fitting(False, view.runs_on.room_s(view.left_s, view.num_stages))
         if num_kept is not None:
             return MakingWay(False, num_kept)
-        if given_up is None or given_up.first_s >= runs_on.first_s:
-            return MakingWay(False, 0)
-    if given_up is None:
-        return MakingWay(False, 0)
-    num_kept = num_fitting(True, given_up.room_s(view.left_s, view.num_stages))
-    return MakingWay(runs_on is not None, num_kept or 0)
+    num_kept = num_fitting(True, view.given_up.room_s(view.left_s, view.num_stages))
+    return MakingWay(view.runs_on is not None, num_kept or 0)

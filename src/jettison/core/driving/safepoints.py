@@ -94,12 +94,9 @@ class Safepoints:
         stage_left_s = max(0.0, stage_s - elapsed_s)
         stop_s = next_safepoint_s(num_layers, newest.step.safepoint_layers, stage_s, elapsed_s)
         runs_on = Ahead(max(stage_left_s, place_s), max(own_s, *before) if before else own_s)
-        given_up = None
-        if stop_s is not None:
-            given_up = Ahead(max(stop_s, place_s), max(stop_s, *before) if before else stop_s)
-        if group.abandoning == newest.step.step_id:
-            return ArrivalView(left_s, len(group.stages), None, given_up or runs_on)
-        return ArrivalView(left_s, len(group.stages), runs_on, given_up)
+        given_up = Ahead(max(stop_s, place_s), max(stop_s, *before) if before else stop_s)
+        is_asked = group.abandoning == newest.step.step_id
+        return ArrivalView(left_s, len(group.stages), None if is_asked else runs_on, given_up)
 
     def _left_s(self, group: Group, now_ns: int) -> float | None:
         """Until the earliest deadline of its waiting requests; None without any, or where none can be named yet."""
