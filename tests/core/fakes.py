@@ -19,6 +19,7 @@ from jettison.cost.hardware import HardwareProfile
 from jettison.memory.kvtransfers import ExchangeMode
 from jettison.memory.layout import LayoutOffer, LayoutResult, LayoutSpec
 from jettison.policy.migration import MigrationParams
+from jettison.policy.offline import OfflineParams
 from jettison.policy.order import SchedulingPolicy
 from jettison.policy.overload import OverloadParams
 from jettison.policy.restore import RestoreParams
@@ -73,6 +74,8 @@ class Faults:
     """A piece of a swap cannot be copied."""
     remote: float = 0.0
     """A peer does not answer a step that needs its attention."""
+    abandon: float = 0.0
+    """A step that may be given up is, whether somebody has asked or not: no fault, and not counted as one."""
     budget: int = 12
 
 
@@ -182,7 +185,7 @@ class FakeCluster:
         faults: Faults | None = None, eager: bool = False, host_slots: int = 64, swap_budget: int | None = 4,
         migrate_threshold: float = 3.0, exchange: str = "auto", horizon_s: float = 0.0,
         prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
-        profile: HardwareProfile | None = None,
+        profile: HardwareProfile | None = None, offline: OfflineParams | None = None,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -198,7 +201,7 @@ class FakeCluster:
             swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
             migration=MigrationParams(threshold_blocks=migrate_threshold, period_s=0.01),
             exchange=ExchangeMode(exchange), overload=OverloadParams(horizon_s=horizon_s),
-            profile=profile,
+            profile=profile, offline=offline or OfflineParams(),
         )
         if eager:  # moves follow each other closely: more of them in a short run
             params = replace(
@@ -221,6 +224,9 @@ class FakeCluster:
         for worker in self.workers.values():
             worker.capacity = worker.capacity_for(worker.spec)
         capacity = {w: worker.capacity for w, worker in self.workers.items()}
+        self.abandon_rng = random.Random(seed + 2)
+        self.asked_to_abandon: set[int] = set()
+        """Steps."""
         self.core = ClusterCore(self.shape, limits, params, capacity, b"secret")
         self.host_slots = host_slots
         self.swapped: list[ports.SendKV] = []
@@ -250,7 +256,8 @@ class FakeCluster:
         self.num_deaths = 0
         self.num_stale_layouts = 0
         self.held_up: dict[int, set[str]] = {}
-        """Step that a peer's silence held up -> its requests: from that stage on their KV of the step is not there."""
+        """Step that a peer's silence held up, or that was given up -> its requests: from that stage on their KV of the
+        step is not there."""
         self.num_spoilt_rows = 0
         """Rows that followed such a step, and read what it should have written: what comes of them is wrong."""
         self.poison: dict[str, int] = {}
@@ -458,6 +465,8 @@ class FakeCluster:
         match action:
             case ports.RunStep():
                 self._run_step(action)
+            case ports.AbandonStep():
+                self.asked_to_abandon.add(action.step_id)
             case ports.OfferLayout():
                 worker = self.workers[action.worker_id]
                 capacity = worker.capacity_for(action.spec)
@@ -546,6 +555,8 @@ class FakeCluster:
         self.num_remote_rows += sum(bool(r.remote) for r in step.rows)
         lost: list[int] = []
         """Workers that died, or did not answer, before a part was done: later parts find no input."""
+        given_up: list[bool] = []
+        gives_up = step.safepoint_layers > 0 and self.abandon_rng.random() < self.faults.abandon
         fails = self._strikes(self.faults.step)
         for stage in step.stages:
             if not self.workers[stage.worker_id].alive:
@@ -559,7 +570,14 @@ class FakeCluster:
                 worker = self.workers[stage.worker_id]
                 if worker.life != life:
                     lost.append(stage.worker_id)
-                if lost:
+                if lost or given_up:
+                    return
+                if stage is step.stages[0] and step.safepoint_layers and (
+                    gives_up or step.step_id in self.asked_to_abandon
+                ):
+                    given_up.append(True)
+                    self.held_up[step.step_id] = {r.state.request_id for r in step.rows}
+                    self._write_in_part(worker, stage.layers, step.rows, stage_tables)
                     return
                 if any(r.samples and self._kills(r.state.request_id, worker) for r in step.rows):
                     self.kill(stage.worker_id)
@@ -601,10 +619,22 @@ class FakeCluster:
         def end() -> ports.Event:
             if lost:
                 return ports.StepFailed(step.step_id, "the stage before is gone", lost[0])
+            if given_up:
+                return ports.StepAbandoned(step.step_id)
             drawn = [SampledToken(WRONG_TOKEN if request_id in spoilt else token) for request_id, token in sampled]
             return ports.StepCompleted(step.step_id, drawn, prompt, 1)
 
         self.at(when, self._while_alive(last, end))
+
+    def _write_in_part(
+        self, worker: FakeWorker, layers: LayerRange, rows: tuple[ports.StepRow, ...], tables: list[list[int]]
+    ) -> None:
+        """What a step leaves that was given up on its way: something in the places of its tokens, in some layers."""
+        for layer in range(layers.lo, self.abandon_rng.randint(layers.lo, layers.hi)):
+            for row, ids in zip(rows, tables, strict=True):
+                for position in range(row.context_len, row.context_len + row.num_tokens):
+                    block = worker.kv.setdefault((layer, ids[position // BLOCK_SIZE]), {})
+                    block[position % BLOCK_SIZE] = (WRONG_TOKEN, position)
 
     def _followed(self, step: ports.RunStep) -> list[int]:
         """Steps of the same group that, for all the core knew, were under way when this one was planned."""
@@ -795,7 +825,8 @@ def describe(action: ports.Action) -> object:
                 (r.state.request_id, r.context_len, r.num_tokens, r.samples, tuple(r.state.tokens[r.context_len :]))
                 for r in action.rows
             ]
-            return ("step", action.step_id, action.group_id, action.epoch, action.stages, rows)
+            step = (action.step_id, action.group_id, action.epoch, action.stages, action.safepoint_layers)
+            return ("step", *step, rows)
         case ports.Record():
             return ("record", action.kind, action.time_ns, repr(sorted(action.fields.items())))
         case ports.Emit():

@@ -19,7 +19,8 @@ from fakes import FakeCluster
 
 EVENTS = {
     "Arrived": "arrived", "CancelRequested": "cancel", "FinishRequested": "finish", "StepCompleted": "step done",
-    "StepFailed": "step failed", "LayoutOffered": "layout offered", "LayoutApplied": "layout applied",
+    "StepFailed": "step failed", "StepAbandoned": "step abandoned",
+    "LayoutOffered": "layout offered", "LayoutApplied": "layout applied",
     "CallFailed": "call failed", "ShardLoaded": "shard loaded", "TransferEnded": "transfer ended", "WorkerLost": "lost",
     "WorkerJoined": "joined", "WorkerGone": "gone", "WorkerFenced": "fenced", "Tick": "tick",
 }  # fmt: skip
@@ -103,6 +104,8 @@ class NeutralLog:
                 stages = [(stage.worker_id, tuple(stage.layers)) for stage in action.stages]
                 group, epoch = self._number("group", action.group_id), self._number("epoch", action.epoch)
                 return ("step", self._number("step", action.step_id), group, epoch, stages, rows)
+            case "AbandonStep":
+                return ("abandon", self._number("step", action.step_id))
             case "OfferLayout" | "ApplyLayout":
                 spec = action.spec
                 kept = [(tuple(kv.layers), tuple(kv.block_ids)) for kv in spec.retained]

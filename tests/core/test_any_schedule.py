@@ -14,7 +14,9 @@ from fakes import BLOCK_SIZE, SHARD_BYTES, FakeCluster, Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.order import SchedulingPolicy
+from jettison.types import ServiceClass
 
 N_EXAMPLES = int(os.environ.get("JETTISON_EXAMPLES", "36"))
 
@@ -34,6 +36,7 @@ class Asked:
     stops: bool
     min_tokens: int
     prompt_logprobs: int | None
+    is_offline: bool
     is_large: bool
     """As large as an engine may accept: more than an instance holds, where layers are dropped."""
 
@@ -57,6 +60,8 @@ class Cluster:
     horizon_s: float
     prefill_first: bool
     scheduling_policy: SchedulingPolicy
+    ttft_s: float | None
+    """So short that steps of offline requests are given up for online ones."""
 
 
 ASKED = st.builds(
@@ -71,6 +76,7 @@ ASKED = st.builds(
     stops=st.booleans(),
     min_tokens=st.sampled_from([0, 0, 5]),
     prompt_logprobs=st.sampled_from([None, None, 0]),
+    is_offline=st.sampled_from([False, False, True]),
     is_large=st.sampled_from([False, False, False, False, True]),
 )
 CLUSTER = st.builds(
@@ -90,12 +96,14 @@ CLUSTER = st.builds(
     horizon_s=st.sampled_from([0.0, 0.0, 1.0]),
     prefill_first=st.sampled_from([False, False, True]),
     scheduling_policy=st.sampled_from(["fcfs", "fcfs", "priority"]),
+    ttft_s=st.sampled_from([None, 0.001, 0.005]),
 )
 RATE = st.sampled_from([0.0, 0.0, 0.1, 0.4])
 FAULTS = st.one_of(
     st.builds(Faults),
     st.builds(
-        Faults, apply=RATE, offer=RATE, load=RATE, move=RATE, swap=RATE, remote=RATE, step=st.sampled_from([0.0, 0.02])
+        Faults, apply=RATE, offer=RATE, load=RATE, move=RATE, swap=RATE, remote=RATE, abandon=RATE,
+        step=st.sampled_from([0.0, 0.02]),
     ),
 )
 
@@ -109,6 +117,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
         swap_budget=(1, 4, None)[cluster.seed % 3], migrate_threshold=(1.0, 3.0, 8.0)[cluster.seed % 3],
         exchange=cluster.exchange, horizon_s=cluster.horizon_s, prefill_first=cluster.prefill_first,
         scheduling_policy=cluster.scheduling_policy,
+        offline=OfflineParams(slo=SloParams(ttft_s=cluster.ttft_s)),
     )
     rng = random.Random(cluster.seed)
     shared = [rng.randrange(1, 60) for _ in range(16)]
@@ -122,6 +131,7 @@ def build(cluster: Cluster, faults: Faults, requests: list[Asked], orders: list[
             f"r{i}", prompt, min(num_output, 160), asked.at_ms, priority=asked.priority,
             stop_token_ids=(7, 11, 13) if asked.stops else (), min_tokens=asked.min_tokens,
             prompt_logprobs=asked.prompt_logprobs, tenant=asked.tenant,
+            service_class=ServiceClass.OFFLINE if asked.is_offline else ServiceClass.ONLINE,
         )
         if asked.cancel_after_ms is not None:
             fake.cancel(f"r{i}", asked.at_ms + asked.cancel_after_ms)

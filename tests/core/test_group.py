@@ -187,6 +187,22 @@ def test_in_a_pipeline_only_what_every_stage_has_counts() -> None:
     assert bench.step() == [("b", 0, 12)]
 
 
+def test_who_counted_on_held_blocks_behind_one_that_was_evicted_waits() -> None:
+    """Two requests computed the same beginning. The one whose blocks are found ends, and the other's later blocks
+    follow on them. A running request's growth evicts one: then none behind it is found; who counted on them waits."""
+    bench = Bench(num_blocks=8)
+    bench.ask("found", 8, max_tokens=1)
+    holder = bench.ask("holder", 8)
+    bench.step()
+    bench.ask("other", list(range(300, 308)), max_tokens=1)
+    while holder.num_computed < 16:
+        bench.step()
+    waits = bench.ask("waits", [*range(100, 108), *holder.output[:8], 77])
+    assert bench.group.blocks.num_allocatable == 4 and bench.group.blocks.cached_prefix(waits) == (16, 3)
+    assert bench.step() == [("holder", 16, 1)]
+    assert waits.phase is Phase.WAITING and list(bench.group.queues.waiting) == [waits]
+
+
 def test_a_cached_block_that_an_earlier_admission_evicts_is_computed_instead() -> None:
     bench = Bench(num_blocks=6, max_num_batched_tokens=64)
     bench.ask("a", 16, max_tokens=1)

@@ -64,7 +64,7 @@ CHANGING = {
 """Methods that change what they are called of, wherever it lies inside of the core."""
 
 ACTIONS = {
-    "RunStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "LoadShard", "CancelTransfer",
+    "RunStep", "AbandonStep", "OfferLayout", "ApplyLayout", "SendKV", "SendShard", "LoadShard", "CancelTransfer",
     "FenceWorker", "Emit", "Record",
 }  # fmt: skip
 

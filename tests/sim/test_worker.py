@@ -86,7 +86,7 @@ def test_what_comes_of_a_link_after_its_loss_is_not_used(late: Failure | None) -
     alone.command(ports.FenceWorker(1, 2, 0, 0))
     alone.worker.lose_link(0)
     alone.worker.take_input(waiting, late)
-    assert alone.take() == [ports.StepFailed(1, *Failure.of_lost_input(0)), ports.WorkerFenced(1, 2)]
+    assert alone.take() == [ports.StepFailed(1, *Failure.of_lost_input(0)[:3]), ports.WorkerFenced(1, 2)]
 
 
 def test_what_the_stage_before_says_goes_before_a_refusal() -> None:

@@ -35,7 +35,7 @@ def reproduce(
         ),
     ] = None,
 ) -> None:
-    """Simulate the experiments behind figures of the KunServe and ConServe papers; print the papers' numbers beside ours."""
+    """Simulate the experiments behind figures of the KunServe and ConServe papers, beside the papers' numbers."""
     from jettison.simulate.reproduce import command
 
     console = Console()

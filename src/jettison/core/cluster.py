@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from jettison.core.driving.dispatching import Dispatcher
 from jettison.core.driving.fastforward import FastForward
+from jettison.core.driving.safepoints import Safepoints
 from jettison.core.driving.stepping import Stepping
 from jettison.core.driving.unplaced import Unplaced, max_request_blocks
 from jettison.core.ladder.advising import Adviser
@@ -38,6 +39,7 @@ from jettison.core.ports import (
     Event,
     FinishRequested,
     Record,
+    StepAbandoned,
     StepCompleted,
     StepFailed,
     Tick,
@@ -98,7 +100,8 @@ class ClusterCore:
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, self.ladder)
         self.unplaced = Unplaced(self.state, self.dispatcher.place)
         self.fast_forward = FastForward(self.state, self.loads, self.moves, self.recoveries, self.ladder)
-        self.stepping = Stepping(self.state, self.loads, self.moves, self._stop_moves_of)
+        self._safepoints = Safepoints(self.state)
+        self.stepping = Stepping(self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -213,6 +216,9 @@ class ClusterCore:
             case StepCompleted():
                 actions = self.stepping.on_completed(event, now_ns)
                 return actions + self._climb(Moment.STEP_ENDED, now_ns)
+            case StepAbandoned():
+                actions = self.stepping.on_abandoned(event, now_ns)
+                return actions + self._climb(Moment.STEP_ENDED, now_ns)
             case StepFailed():
                 return self.stepping.on_failed(event, now_ns)
             case CancelRequested():
@@ -302,7 +308,7 @@ class ClusterCore:
         self.state.requests[request.request_id] = state
         if self.dispatcher.place(state):
             self.loads.note_arrival(self.groups[state.group_id], state)
-        return []
+        return [] if state.is_offline else self._safepoints.online_arrived(state, now_ns)
 
     def _end_early(
         self, request_id: RequestId, reason: FinishReason, now_ns: int, error: str | None = None

@@ -11,10 +11,13 @@ Rule 2. A command (a layout, a transfer, a copy, a load, a report, a fence) begi
         two entries, and as many as there is time for while no entry may start. Layouts and further loads wait until it
         is over; nothing else does, so a step waits for one piece at most.
 Rule 3. No step received after an ApplyLayout runs before it. Steps do not wait for anything else.
-Rule 6. A step ends once, and its last stage tells. A stage that fails, refuses a step, or has lost the stage before it,
-        hands a ``Failure`` on in place of hidden states, so that each later stage ends its part, too.
+Rule 6. A step ends once, as done, failed or abandoned, and its last stage tells. A stage that fails, refuses a step, or
+        has lost the stage before it, hands a ``Failure`` on in place of hidden states, so that each later stage ends
+        its part, too.
         A step of an older epoch than its group has reached is refused. It waits for its input all the same, which
         otherwise no step would take.
+        A first stage whose step may be given up looks at a flag before every few layers. Where the flag names the step,
+        the stage stops there and hands that verdict on as it would a failure; later stages never look for themselves.
         A step whose input can no longer come is orphaned: it waits no more, and fails when its turn comes. Input, or a
         failure in its place, that was complete before the loss is used; what comes of it later is not.
 Rule 7. A fence takes effect at once: nothing that the lost worker sent is used any more, and steps received before that
@@ -54,11 +57,16 @@ class Failure(NamedTuple):
     """The worker whose part never came."""
     recompute: bool = False
     """Only a peer's attention was missing."""
+    abandoned: bool = False
+    """Nothing went wrong: the first stage gave the step up at a safepoint, as it was asked to."""
 
     @classmethod
     def of_lost_input(cls, worker: WorkerId) -> Failure:
         """The stage before, on this worker, is gone."""
         return cls(f"worker {worker} went away before this step's input was complete", worker)
+
+
+ABANDONED = Failure("given up at a safepoint", abandoned=True)
 
 
 class Kind(Enum):

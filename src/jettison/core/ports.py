@@ -153,8 +153,9 @@ class Tick(NamedTuple):
 
 
 Event = (
-    Arrived | CancelRequested | FinishRequested | StepCompleted | StepFailed | LayoutOffered | LayoutApplied
-    | CallFailed | ShardLoaded | TransferEnded | WorkerLost | WorkerJoined | WorkerGone | WorkerFenced | Tick
+    Arrived | CancelRequested | FinishRequested | StepCompleted | StepFailed | StepAbandoned | LayoutOffered
+    | LayoutApplied | CallFailed | ShardLoaded | TransferEnded | WorkerLost | WorkerJoined | WorkerGone | WorkerFenced
+    | Tick
 )
 
 
@@ -303,5 +304,6 @@ Transfer = SendKV | SendShard
 """What a transfer id names: each ends with one TransferEnded, as long as its destination lives."""
 
 Action = (
-    RunStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | CancelTransfer | FenceWorker | Emit | Record
+    RunStep | AbandonStep | OfferLayout | ApplyLayout | SendKV | SendShard | LoadShard | CancelTransfer | FenceWorker
+    | Emit | Record
 )

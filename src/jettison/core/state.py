@@ -118,6 +118,9 @@ class ClusterCounters:
     num_preemptions: int = 0
     num_recomputed_tokens: int = 0
     fresh: FreshTokens = field(default_factory=FreshTokens)
+    num_abandoned_steps: int = 0
+    num_abandoned_tokens: int = 0
+    """Tokens of those steps."""
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_worker_losses: int = 0

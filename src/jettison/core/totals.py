@@ -21,6 +21,8 @@ def counters(core: ClusterCore) -> dict[str, float]:
         "online_output_tokens": fresh.online_output,
         "offline_prompt_tokens": fresh.offline_prompt,
         "offline_output_tokens": fresh.offline_output,
+        "steps_abandoned": total.num_abandoned_steps,
+        "tokens_abandoned": total.num_abandoned_tokens,
         "prefix_cache_queries": total.prefix_queries + sum(c.prefix_queries for c in live),
         "prefix_cache_hits": total.prefix_hits + sum(c.prefix_hits for c in live),
         "drops": total.num_drops,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from jettison.device.kernels import Kernels
-from jettison.device.model.decoder import Batch, Decoder, Int32s, ModelMemory
+from jettison.device.model.decoder import Batch, Decoder, GivesUp, Int32s, ModelMemory
 from jettison.device.model.hf_config import DecoderConfig
 from jettison.device.model.rope import fill_rotary_tables
 from jettison.device.model.workspace import StepBuffers, Workspace
@@ -65,13 +65,16 @@ class Runner:
         return self._workspace.final_norm
 
     def run(
-        self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None
-    ) -> Tensor | StepOutput:
+        self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
+        gives_up: GivesUp | None = None,
+    ) -> Tensor | StepOutput | None:
         """Run the step's layers. ``port``: for steps with remote KV, and to answer peers between layers.
+        ``gives_up``: asked at the safepoints of a step that has some.
 
         ``hidden``: [T, hidden_size] from the previous stage, None on the first one; it is copied, not kept.
         Returns the residual stream [T, hidden_size] for the next stage, in memory of its own so that it may be
-        sent while the next step runs; or, where the range ends with the last layer, the sampled tokens.
+        sent while the next step runs; or, where the range ends with the last layer, the sampled tokens. None where the
+        step was given up: nothing was sampled, and of the blocks only the new positions of its own rows were written.
         Raises ValueError or IndexError for a step that does not fit the model or the limits; blocks of the
         step's own rows may have been written by then, nothing else has changed.
         """
@@ -80,7 +83,11 @@ class Runner:
         buffers = StepBuffers(self._workspace, self.config, len(batch.positions))
         self._enter(step, hidden, buffers, is_first=layers.lo == 0)
         is_last = layers.hi == self.config.num_layers
-        self._decoder.run_layers(layers, batch, buffers, is_last, None if port is None else port.poll)
+        poll = None if port is None else port.poll
+        if not step.safepoint_layers:
+            gives_up = None
+        if not self._decoder.run_layers(layers, batch, buffers, is_last, poll, gives_up, step.safepoint_layers):
+            return None
         return self._leave(step, buffers.x) if is_last else buffers.residual.clone()
 
     def attend(self, layer: int, block_ids: list[Int32s], rows: Int32s, q: Bytes) -> Bytes:

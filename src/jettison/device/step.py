@@ -93,7 +93,7 @@ class StepInput:
     __slots__ = (
         "step_id", "epoch", "group_id", "layer_lo", "layer_hi", "prev_worker", "next_worker",
         "token_ids", "query_lens", "context_lens", "block_tables", "sample_rows", "sampling", "prompt_logprobs",
-        "remote",
+        "remote", "safepoint_layers",
     )
 
     def __init__(
@@ -114,6 +114,7 @@ class StepInput:
         group_id: int = 0,
         epoch: int = 0,
         remote: list[RemoteKV] | None = None,
+        safepoint_layers: int = 0,
     ) -> None:
         self.step_id = step_id
         """Unique in the cluster; also tags the activations of this microbatch."""
@@ -141,6 +142,8 @@ class StepInput:
         self.prompt_logprobs = prompt_logprobs or []
         self.remote = remote or []
         """What this stage's rows attend to elsewhere; for one row and layer at most one entry."""
+        self.safepoint_layers = safepoint_layers
+        """A first stage may give the step up before every so many layers; 0: nowhere."""
 
     @property
     def num_tokens(self) -> int:

@@ -23,6 +23,7 @@ from jettison.device.bytesview import as_numpy_uint8, as_tensor_uint8
 from jettison.device.hostpool import HostBuffers
 from jettison.device.kernels import load_kernels
 from jettison.device.memory import DeviceMemory
+from jettison.device.model.decoder import GivesUp
 from jettison.device.model.dtypes import resolve_dtype
 from jettison.device.model.hf_config import DecoderConfig, read_config
 from jettison.device.model.identity import (
@@ -205,8 +206,9 @@ class DeviceWorker:
     # --- steps ---------------------------------------------------------------------------------------------------
 
     def run_step(
-        self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None
-    ) -> Tensor | StepOutput:
+        self, step: StepInput, hidden: Tensor | None, port: AttentionPort | None = None,
+        gives_up: GivesUp | None = None,
+    ) -> Tensor | StepOutput | None:
         """Run one microbatch; see ``Runner.run``.
 
         Raises NotReadyError when a shard is missing, IndexError when a block lies outside the arenas, ValueError for
@@ -222,7 +224,7 @@ class DeviceWorker:
         # Before the step: one that fails half-way has written blocks too.
         memory.note_written(num_blocks)
         start_ns = time.perf_counter_ns()
-        result = runner.run(step, hidden, port)
+        result = runner.run(step, hidden, port, gives_up)
         if isinstance(result, StepOutput):
             result.compute_ns = time.perf_counter_ns() - start_ns
         return result

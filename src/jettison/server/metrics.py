@@ -58,6 +58,8 @@ _OWN_COUNTERS = {
     "online_output_tokens": "Tokens that online requests got.",
     "offline_prompt_tokens": "Prompt tokens of offline requests, computed for the first time (none from the cache).",
     "offline_output_tokens": "Tokens that offline requests got.",
+    "steps_abandoned": "Steps of offline requests that were given up for an online one.",
+    "tokens_abandoned": "Tokens of steps that were given up.",
     "migrations": "Running requests that changed instances.",
     "migrations_failed": "Migrations that fell back to where they had come from.",
     "migrated_bytes": "KV bytes of migrations.",

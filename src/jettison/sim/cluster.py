@@ -248,6 +248,8 @@ class SimulatedCluster:
                     self._issue(action, arrives_ns)
                 case ports.Emit() | ports.Record():
                     told.append(action)
+                case ports.AbandonStep():
+                    self._after_hop(action.worker_id, partial(SimWorker.abandon, step_id=action.step_id))
                 case ports.CancelTransfer():
                     self._after_hop(action.src, partial(SimWorker.cancel_transfer, transfer_id=action.transfer_id))
                 case ports.FenceWorker():
@@ -344,7 +346,7 @@ class SimulatedCluster:
             self.core.skip_ticks(range(first_ns, next_ns, tick_ns))
         self._next_tick_ns = max(self._next_tick_ns, next_ns)
 
-    # --- what workers need (sim.worker.Plant) -----------------------------------------------------------------
+    # --- what workers need (sim.plant.Plant) -----------------------------------------------------------------
 
     def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
         """Send an event to the controller; what one worker tells arrives in order."""
@@ -366,7 +368,7 @@ class SimulatedCluster:
     def _receive(self, worker_id: WorkerId, life: int, event: ports.Event) -> None:
         if self.breaking.is_told_dead(worker_id, life):
             return  # nothing that a dead worker has sent is delivered
-        if isinstance(event, ports.StepCompleted | ports.StepFailed):
+        if isinstance(event, ports.StepCompleted | ports.StepFailed | ports.StepAbandoned):
             self.bubbles.ended(event.step_id)
             if self._observer is not None:
                 self._observer.step_ended(event.step_id)

@@ -27,7 +27,7 @@ class EventLog:
     def note_event(self, now_ns: int, event: ports.Event) -> None:
         """Add what the core was told; steps and ticks are left out."""
         match event:
-            case ports.StepCompleted() | ports.Tick():
+            case ports.StepCompleted() | ports.StepAbandoned() | ports.Tick():
                 return
             case ports.Arrived():
                 request = event.request

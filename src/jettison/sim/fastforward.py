@@ -22,8 +22,9 @@ from jettison.core import ports
 from jettison.core.driving.fastforward import FastForward
 from jettison.sim.executor import StageShape
 from jettison.sim.loop import EventLoop, Scheduled
+from jettison.sim.plant import Plant
 from jettison.sim.tasks import TOKEN, StepRun
-from jettison.sim.worker import Plant, SimWorker
+from jettison.sim.worker import SimWorker
 from jettison.types import GroupId, RequestId, WorkerId
 
 LEAST_STEPS = 3

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jettison.core import ports
-from jettison.core.controlstream import Kind
-from jettison.sim.executor import StepLoad
+from jettison.core.controlstream import Failure, Kind
+from jettison.sim.executor import Executor, StageShape, StepLoad
+from jettison.sim.loop import Scheduled
 from jettison.types import NANOSECONDS, SampledToken, WorkerId
 
 LOAD_PIECE_BYTES = 2 << 20
@@ -47,16 +48,54 @@ class StageTask:
     run: StepRun
     index: int
     has_input: bool
+    number: int = 0
+    """The how-many-eth step of its worker it is, once it has begun."""
+    slowness: float = 1.0
+    """What it takes over what it should."""
 
     @property
     def previous(self) -> WorkerId | None:
         """Whose output it waits for."""
         return self.run.step.stages[self.index - 1].worker_id if self.index else None
 
+    def heeds(self, step_id: int) -> bool:
+        """It gives up where the flag names this step."""
+        return self.run.step.step_id == step_id and not self.index and self.run.step.safepoint_layers > 0
+
     @property
     def is_last(self) -> bool:
         """It samples, and tells."""
         return self.index == len(self.run.step.stages) - 1
+
+
+@dataclass(slots=True)
+class Running:
+    """The step that a worker computes."""
+
+    task: StageTask
+    end: Scheduled
+    end_ns: int
+    start_ns: int = 0
+    reported_ns: int = 0
+    """When the worker's last report before its end arrives."""
+
+    def next_safepoint_ns(self, executor: Executor, worker_id: WorkerId, now_ns: int) -> int | None:
+        """When the step looks at the flag next, now included; None: not any more."""
+        task, run = self.task, self.task.run
+        for layer in range(0, len(run.step.stages[0].layers), run.step.safepoint_layers):
+            stage = StageShape(layer, True, False)
+            took_ns = executor.stage_ns(worker_id, task.number, run.load, stage) * task.slowness if layer else 0
+            at_ns = self.start_ns + round(took_ns)
+            if at_ns >= now_ns:
+                return at_ns if at_ns < self.end_ns else None
+        return None
+
+
+def ended_early(step_id: int, failure: Failure) -> ports.StepFailed | ports.StepAbandoned:
+    """What the last stage tells of a step that was not computed to its end."""
+    if failure.abandoned:
+        return ports.StepAbandoned(step_id)
+    return ports.StepFailed(step_id, failure.message, failure.lost_worker, failure.recompute)
 
 
 Command = (

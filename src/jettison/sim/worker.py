@@ -9,78 +9,32 @@ things take is asked of ``sim.executor`` and of the profile; bytes travel in ``s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
-from typing import Protocol
 
 from jettison.core import ports
-from jettison.core.controlstream import ControlStream, Failure, GroupEpochs, StepEntry
-from jettison.cost.hardware import HardwareProfile
+from jettison.core.controlstream import ABANDONED, ControlStream, Failure, GroupEpochs, StepEntry
 from jettison.errors import JettisonError
 from jettison.sim.copies import SimCopies
-from jettison.sim.executor import Executor, StageShape
+from jettison.sim.executor import StageShape
 from jettison.sim.links import host_of
-from jettison.sim.loop import EventLoop, Scheduled
+from jettison.sim.loop import Scheduled
 from jettison.sim.memory import ModelledMemory
 from jettison.sim.network import FlowClass
-from jettison.sim.tasks import TOKEN, Command, FarRows, ShardLoading, StageTask, StepRun, kind_of
-from jettison.sim.transfers import Transfer, TransferEnd, Transfers
-from jettison.types import NANOSECONDS, LayerRange, ModelShape, ShardId, TransferId, WorkerId
-
-
-class Plant(Protocol):
-    """What a worker needs of the cluster around it."""
-
-    loop: EventLoop
-    executor: Executor
-    transfers: Transfers
-    profile: HardwareProfile
-    shape: ModelShape
-    has_copy_engine: bool
-    """Swaps travel over the host link beside the steps."""
-
-    @property
-    def is_watched(self) -> bool:
-        """Stages of groups of one are to be told of, too."""
-        ...
-
-    @property
-    def shares_cores(self) -> bool:
-        """A step takes longer while other workers compute."""
-        ...
-
-    def slowdown(self) -> float:
-        """How many times as long a step takes that begins now as it does alone."""
-        ...
-
-    def report(self, worker: SimWorker, event: ports.Event, at_ns: int) -> Scheduled:
-        """Send an event to the controller."""
-        ...
-
-    def worker(self, worker_id: WorkerId) -> SimWorker:
-        """A peer."""
-        ...
-
-    def is_linked(self, a: WorkerId, b: WorkerId) -> bool:
-        """Both live, and nothing has cut them from each other."""
-        ...
-
-    def note_stage(self, worker_id: WorkerId, step_id: int, started_ns: int, ended_ns: int) -> None:
-        """A stage computes its part from the one time to the other."""
-        ...
-
-    def note_activation(self, delay_ns: int) -> None:
-        """An activation was so long on its way."""
-        ...
-
-
-@dataclass(slots=True)
-class _Running:
-    """The step that the worker computes."""
-
-    task: StageTask
-    end: Scheduled
-    end_ns: int
+from jettison.sim.plant import Plant
+from jettison.sim.tasks import (
+    TOKEN,
+    Command,
+    FarRows,
+    Running,
+    ShardLoading,
+    StageTask,
+    StepRun,
+    ended_early,
+    kind_of,
+)
+from jettison.sim.transfers import Transfer, TransferEnd
+from jettison.types import NANOSECONDS, LayerRange, ShardId, TransferId, WorkerId
 
 
 class SimWorker:
@@ -105,7 +59,9 @@ class SimWorker:
         self._stream: ControlStream[StageTask, Command] = ControlStream(attrgetter("has_input"))
         self._epochs = GroupEpochs()
         self._free_ns = 0
-        self._running: _Running | None = None
+        self._flag: int | None = None
+        """The step to be given up (``live.wire.stepflag``)."""
+        self._running: Running | None = None
         self._wake: Scheduled | None = None
         self._loading: ShardLoading | None = None
         self._copies = SimCopies(
@@ -138,6 +94,7 @@ class SimWorker:
         self.memory = self._make_memory()
         self.filled = set()
         self._free_ns = self.last_report_ns = self._plant.loop.now_ns
+        self._flag = None
         self._epochs.clear()
         self._runnable.clear()
 
@@ -171,7 +128,7 @@ class SimWorker:
     def hold(self, run: StepRun, end: Scheduled, end_ns: int) -> None:
         """Compute steps of a lone stage until a time; ``end`` tells of the last one (``sim.fastforward``)."""
         self._free_ns = end_ns
-        self._running = _Running(StageTask(run, 0, has_input=True), end, end_ns)
+        self._running = Running(StageTask(run, 0, has_input=True), end, end_ns)
 
     def count_steps(self, num_steps: int, busy_ns: int) -> None:
         """Steps that were not run one by one."""
@@ -184,6 +141,23 @@ class SimWorker:
             transfer_id = command.transfer_id if isinstance(command, ports.SendKV | ports.SendShard) else None
             self._stream.append_command(command, kind_of(command), transfer_id, arrives_ns)
             self._wake_at(arrives_ns)
+
+    def abandon(self, step_id: int) -> None:
+        """The flag names a step from now on: one that has not begun is given up when it does, one that is being
+        computed at its next safepoint."""
+        self._flag = step_id
+        running, now_ns = self._running, self._plant.loop.now_ns
+        if running is None or running.end_ns <= now_ns or not running.task.heeds(step_id):
+            return
+        stop_ns = running.next_safepoint_ns(self._plant.executor, self.worker_id, now_ns)
+        if stop_ns is None:
+            return
+        running.end.cancel()
+        self.busy_ns -= running.end_ns - stop_ns
+        self.last_report_ns = running.reported_ns
+        self._free_ns = stop_ns
+        self._finish(running.task, running.start_ns, stop_ns, ABANDONED)
+        self._wake_at(stop_ns)
 
     def cancel_transfer(self, transfer_id: TransferId) -> None:
         """Rule 4: cancellations go before everything. What has not begun ends at once, as nothing."""
@@ -256,6 +230,8 @@ class SimWorker:
         run = task.run
         stage = run.step.stages[task.index]
         failure = entry.failure or self._why_not(run, stage.layers)
+        if failure is None and self._flag is not None and task.heeds(self._flag):
+            failure = ABANDONED
         if failure is not None:
             self._finish(task, start_ns, start_ns, failure)
             return
@@ -269,6 +245,7 @@ class SimWorker:
         for far in run.far.get(self.worker_id, ()):
             took_ns += self._far_ns(far)
         took_ns = self._copies.slowed_ns(took_ns)
+        task.number, task.slowness = self.num_steps, slowness
         self.num_steps += 1
         self.busy_ns += took_ns
         self._free_ns = start_ns + took_ns
@@ -300,20 +277,34 @@ class SimWorker:
 
     def _finish(self, task: StageTask, start_ns: int, end_ns: int, failure: Failure | None) -> None:
         plant, step = self._plant, task.run.step
+        reported_ns = self.last_report_ns
         if not task.is_last:
             if end_ns <= plant.loop.now_ns:
                 self._hand_on(task, start_ns, failure)
                 return
             end = plant.loop.at(end_ns, lambda: self._hand_on(task, start_ns, failure))
         elif failure is not None:
-            plant.report(self, ports.StepFailed(step.step_id, *failure), end_ns)
-            return
+            end = plant.report(self, ended_early(step.step_id, failure), end_ns)
         else:
             if len(step.stages) > 1 or plant.is_watched:
-                plant.note_stage(self.worker_id, step.step_id, start_ns, end_ns)
+                self._note_stage(task, start_ns, end_ns)
             tokens = [TOKEN] * task.run.load.num_samples
             end = plant.report(self, ports.StepCompleted(step.step_id, tokens, {}, end_ns - start_ns), end_ns)
-        self._running = _Running(task, end, end_ns)
+        self._running = Running(task, end, end_ns, start_ns, reported_ns=reported_ns)
+
+    def _note_stage(self, task: StageTask, start_ns: int, end_ns: int) -> None:
+        """Tell of the last stage: at once, unless it may still be given up."""
+        plant, step_id = self._plant, task.run.step.step_id
+        if not task.heeds(step_id):
+            plant.note_stage(self.worker_id, step_id, start_ns, end_ns)
+            return
+
+        def note() -> None:
+            running = self._running
+            if running is not None and running.task is task and running.end_ns == end_ns:
+                plant.note_stage(self.worker_id, step_id, start_ns, end_ns)
+
+        plant.loop.at(end_ns, note)
 
     def _hand_on(self, task: StageTask, start_ns: int, failure: Failure | None) -> None:
         plant, run = self._plant, task.run
@@ -473,3 +464,4 @@ class SimWorker:
             self.memory.note_landed(transfer.layers, transfer.dst_blocks)
         ended = ports.TransferEnded(transfer.transfer_id, is_complete, end.num_bytes, end.duration_ns)
         self._plant.report(self, ended, self._plant.loop.now_ns)
+

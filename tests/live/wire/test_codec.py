@@ -46,6 +46,7 @@ def steps(draw):
         query_lens=draw(int32s(num_rows)), context_lens=draw(int32s(num_rows)),
         block_tables=draw(int32s(num_rows * width)).reshape(num_rows, width),
         sample_rows=draw(int32s(draw(st.integers(0, num_rows)))),
+        safepoint_layers=draw(st.integers(0, 2**31 - 1)),
         sampling=draw(st.lists(sampling, max_size=2)), prompt_logprobs=draw(st.lists(prompt, max_size=2)),
     )
 
@@ -182,7 +183,7 @@ def test_a_step_with_more_logprobs_than_a_message_may_have_arrives_whole(monkeyp
     events = codec.step_answer(done, 1 << 19)
     frames = b"".join(framed(codec.encode_event(event)) for event in events)
     core = RecordingCore()
-    driver = CoreDriver(core, StepEncoder({}, 4, frozenset()), None, None, None)
+    driver = CoreDriver(core, StepEncoder({}, 4, frozenset()), None, None, None, None)
     driver.on_worker_event(m.StepLogprobs(3, 8, {0: record}), 0)  # of a worker that dies before it is through
     driver.handle(ports.WorkerLost(3), 0)
     for message in MessageBuffer().feed(frames):

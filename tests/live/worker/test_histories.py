@@ -40,6 +40,10 @@ class Workers(RuleBasedStateMachine):
         self.cluster.start()
         self.next_id = 1
         self.steps: dict[int, tuple[list[int], list[tuple[int, int]], int]] = {}
+        self.armed: dict[int, int] = {}
+        """Step -> its first worker."""
+        self.asked: set[int] = set()
+        """Steps that were to be given up."""
         self.loaded: set[tuple[int, str]] = set()
         """Worker and shard that was read from the folder."""
         self.kv_transfers: dict[int, m.SendKV] = {}
@@ -62,8 +66,8 @@ class Workers(RuleBasedStateMachine):
         self.on_the_way[worker].append(command)
 
     @rule(order=st.permutations(range(NUM_WORKERS)), num_stages=st.integers(1, 3), length=st.integers(1, 40),
-          failing=st.none() | st.integers(0, 2))
-    def pipelined_step(self, order, num_stages, length, failing):
+          failing=st.none() | st.integers(0, 2), every=st.sampled_from([0, 1, 2, 9]))
+    def pipelined_step(self, order, num_stages, length, failing, every):
         step_id = self.take_id()
         if failing is not None and failing < num_stages:
             self.devices[order[failing]].poisoned.add(step_id)
@@ -71,10 +75,22 @@ class Workers(RuleBasedStateMachine):
         bounds = np.linspace(0, NUM_LAYERS, num_stages + 1).astype(int)
         stages = [(int(lo), int(hi)) for lo, hi in pairwise(bounds)]
         self.steps[step_id] = (tokens, stages, order[num_stages - 1])
+        if every:
+            self.armed[step_id] = order[0]
         for i, layers in enumerate(stages):
             prev = order[i - 1] if i else None
             next_ = order[i + 1] if i + 1 < num_stages else None
-            self.send(order[i], codec.step_command(make_step(step_id, tokens, layers, prev, next_)), ("step", step_id))
+            step = make_step(step_id, tokens, layers, prev, next_, safepoint_layers=every)
+            self.send(order[i], codec.step_command(step), ("step", step_id))
+
+    @precondition(lambda self: self.steps)
+    @rule(worker=worker_ids, back=st.integers(1, 4))
+    def abandon(self, worker, back):
+        """Of some step, at any worker: only an armed one's first stage gives it up, if it has not run yet."""
+        step_id = list(self.steps)[-min(back, len(self.steps))]
+        if self.armed.get(step_id, worker) == worker:
+            self.asked.add(step_id)
+        self.cluster.abandon(worker, step_id)
 
     @rule(worker=worker_ids, count=st.integers(1, 4), ticks=st.integers(0, 12))
     def deliver(self, worker, count, ticks):
@@ -161,7 +177,7 @@ class Workers(RuleBasedStateMachine):
         ends = Counter()
         for event in self.events:
             match event:
-                case m.StepDone() | m.StepFailed():
+                case m.StepDone() | m.StepFailed() | m.StepAbandoned():
                     ends["step", event.step_id] += 1
                     self.check_step(event)
                 case m.TransferEnded():
@@ -186,6 +202,9 @@ class Workers(RuleBasedStateMachine):
         assert event.worker_id == last, "the last stage tells"
         if isinstance(event, m.StepDone):
             assert event.token_ids == [expected_token(tokens, stages)]
+        if isinstance(event, m.StepAbandoned):
+            assert event.step_id in self.asked and event.step_id in self.armed
+            return
         poisoned = any(event.step_id in device.poisoned for device in self.devices.values())
         assert poisoned == isinstance(event, m.StepFailed) or self.severed
 

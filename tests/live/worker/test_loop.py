@@ -137,12 +137,12 @@ class Timed(FakeDevice):
         super().__init__(worker_id)
         self.clock, self.steps, self.num_pieces_before = clock, [], []
 
-    def run_step(self, step, hidden, port=None):
+    def run_step(self, step, hidden, port=None, gives_up=None):
         began = self.clock[0]
         self.clock[0] += self.STEP_NS
         self.steps.append((began, self.clock[0]))
         self.num_pieces_before.append(0)
-        return super().run_step(step, hidden, port)
+        return super().run_step(step, hidden, port, gives_up)
 
     def kv_gather(self, layers, block_ids, out, **where):
         self.clock[0] += self.PIECE_NS
@@ -314,6 +314,49 @@ def test_block_ids_outside_the_arenas_never_reach_the_device():
     cluster.pump()
     assert [(event.transfer_id, event.complete) for event in cluster.take()] == [(5, False), (6, False)]
     assert (cluster.devices[1].kv == before).all()
+
+
+def test_a_step_whose_flag_is_up_ends_as_abandoned():
+    cluster = Cluster(1)
+    cluster.abandon(0, 7)
+    cluster.send(0, codec.step_command(make_step(7, [5, 6], safepoint_layers=2)))
+    cluster.pump()
+    assert cluster.take() == [m.StepAbandoned(0, 7)]
+
+
+def test_a_flag_for_another_step_stops_none_and_a_step_without_safepoints_looks_at_none():
+    cluster = Cluster(1)
+    cluster.abandon(0, 7)
+    cluster.send(0, codec.step_command(make_step(7, [5, 6])))
+    cluster.send(0, codec.step_command(make_step(8, [5, 6], safepoint_layers=1)))
+    cluster.pump()
+    assert names(cluster.take()) == ["StepDone", "StepDone"]
+
+
+def test_the_first_stage_gives_up_and_the_last_one_tells():
+    cluster = Cluster(3)
+    stages = ((0, 0, 1), (1, 1, 2), (2, 2, 4))
+    for worker in (0, 1, 2):
+        cluster.abandon(worker, 1)
+    for step_id in (1, 2):
+        cluster.send_all(cluster.steps(step_id, [3], stages, safepoint_layers=1))
+    cluster.pump()
+    ends = [event for event in cluster.take() if not isinstance(event, m.StageDone)]
+    assert ends == [m.StepAbandoned(2, 1), m.StepDone(2, 2, [expected_token([3], [(0, 1), (1, 2), (2, 4)])], 0)]
+    assert ("step", 1) not in cluster.devices[1].log and ("step", 1) not in cluster.devices[2].log
+
+
+def test_a_stage_past_the_first_does_not_look():
+    """The word is raised when the first stage has handed on: the step runs to its end."""
+    cluster = Cluster(2)
+    first, second = cluster.steps(1, [3], safepoint_layers=1)
+    cluster.send(*first)
+    cluster.pump()
+    for worker in (0, 1):
+        cluster.abandon(worker, 1)
+    cluster.send(*second)
+    cluster.pump()
+    assert names(cluster.take()) == ["StageDone", "StepDone"]
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])

@@ -30,7 +30,7 @@ class AskingDevice(FakeDevice):
         sums = np.array([block_ids[r].sum() for r in rows], dtype=np.int64) + 1000 * layer
         return (sums + q.view(np.int64)).view(np.uint8)
 
-    def run_step(self, step, hidden, port=None):
+    def run_step(self, step, hidden, port=None, gives_up=None):
         if step.remote:
             port.begin(step)
             for layer in range(step.layer_lo, step.layer_hi):
@@ -48,7 +48,7 @@ class AskingDevice(FakeDevice):
                     assert sum(count for count, _ in pieces) == len(mine)
                 self.got += answers
                 port.poll()
-        return super().run_step(step, hidden, port)
+        return super().run_step(step, hidden, port, gives_up)
 
 
 class Cluster(InProcessCluster):

@@ -42,12 +42,12 @@ class ProcessDevice(FakeDevice):
     def memory_report(self):
         return super().memory_report() | {"objects_out_of_the_collector_s_sight": gc.get_freeze_count()}
 
-    def run_step(self, step, hidden):
+    def run_step(self, step, hidden, port=None, gives_up=None):
         if self.what == "hang":
             time.sleep(60)
         if self.what == "die":
             os._exit(9)
-        return super().run_step(step, hidden)
+        return super().run_step(step, hidden, port, gives_up)
 
 
 if __name__ == "__main__":

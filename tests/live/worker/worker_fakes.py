@@ -87,11 +87,14 @@ class FakeDevice:
     def close(self):
         self.running = False
 
-    def run_step(self, step: StepInput, hidden, port=None):
+    def run_step(self, step: StepInput, hidden, port=None, gives_up=None):
         self.log.append(("step", step.step_id))
         if step.step_id in self.poisoned:
             raise RuntimeError(f"poisoned step {step.step_id}")
         if step.prev_worker is None:
+            if gives_up is not None and any(gives_up() for _ in range(0, step.layer_hi, step.safepoint_layers)):
+                self.log.append(("abandoned", step.step_id))
+                return None
             hidden = np.repeat(step.token_ids.astype(np.int64)[:, None], HIDDEN, axis=1)
         assert hidden.shape == (step.num_tokens, HIDDEN)
         hidden = hidden * 3 + (step.layer_hi - step.layer_lo)
@@ -177,7 +180,7 @@ class FakeDevice:
         return {"kv": self.kv.nbytes}
 
 
-def make_step(step_id, tokens, layers=(0, 4), prev=None, next_=None, group_id=0, epoch=0):
+def make_step(step_id, tokens, layers=(0, 4), prev=None, next_=None, group_id=0, epoch=0, safepoint_layers=0):
     """A step of one row; later stages get no token ids."""
     token_ids = np.array(tokens if prev is None else [], dtype=np.int32)
     return StepInput(
@@ -185,6 +188,7 @@ def make_step(step_id, tokens, layers=(0, 4), prev=None, next_=None, group_id=0,
         token_ids=token_ids, query_lens=np.array([len(tokens)], dtype=np.int32),
         context_lens=np.zeros(1, dtype=np.int32), block_tables=np.zeros((1, 2), dtype=np.int32),
         sample_rows=np.zeros(1, dtype=np.int32), group_id=group_id, epoch=epoch,
+        safepoint_layers=0 if prev is not None else safepoint_layers,
     )
 
 

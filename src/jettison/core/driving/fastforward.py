@@ -116,7 +116,10 @@ class FastForward:
 
 
 def _is_steady(group: Group) -> bool:
-    """The step in flight decodes one token of every running request, and the next plan could do nothing else."""
+    """The step in flight decodes one token of every running request, and the next plan could do nothing else.
+
+    A step with safepoints is told of by itself: how many the next one has is predicted from all that ended before it.
+    """
     queues = group.queues
     if len(group.in_flight) != 1 or queues.has_waiting or queues.moving or queues.suspects or group.stranded:
         return False
@@ -126,6 +129,8 @@ def _is_steady(group: Group) -> bool:
         return False
     (flight,) = group.in_flight.values()
     rows = flight.step.rows
+    if flight.step.safepoint_layers:
+        return False
     return len(rows) == len(queues.running) and all(row.num_tokens == 1 and row.samples for row in rows)
 
 

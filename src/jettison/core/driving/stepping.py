@@ -1,4 +1,4 @@
-"""The life of steps in the core: planned group by group, taken back with their tokens, or failed.
+"""The life of steps in the core: planned group by group, taken back with their tokens, failed, or abandoned.
 
 Which requests a step holds is the group's (``core.serving.group``, ``policy.batching``); what a step's end means for
 requests that are being moved is told to ``core.moving.moves``.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
+from jettison.core.driving.safepoints import Safepoints
 from jettison.core.load.views import Loads
 from jettison.core.moving.moves import Moves
-from jettison.core.ports import Action, Emit, Record, StepCompleted, StepFailed
+from jettison.core.ports import Action, Emit, Record, StepAbandoned, StepCompleted, StepFailed
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
@@ -23,12 +24,13 @@ class Stepping:
 
     def __init__(
         self, state: ClusterState, loads: Loads, moves: Moves,
-        stop_moves_of: Callable[[RequestState], list[Action]],
+        safepoints: Safepoints, stop_moves_of: Callable[[RequestState], list[Action]],
     ) -> None:
         """``stop_moves_of`` is told of a request that is ending."""
         self._state = state
         self._loads = loads
         self._moves = moves
+        self._safepoints = safepoints
         self._stop_moves_of = stop_moves_of
         self._group_of_step: dict[int, Group] = {}
         """Of steps that have not ended; those of groups that died meanwhile may be named, too."""
@@ -59,6 +61,8 @@ class Stepping:
             while (step := group.next_step(state.next_step_id, now_ns)) is not None:
                 # Its own steps are no reason to ask it again. What it changes without one (a preemption) is.
                 touched.discard(group_id)
+                if step.rows[-1].state.is_offline:
+                    step = self._safepoints.arm(group, step)
                 self._group_of_step[step.step_id] = group
                 state.next_step_id += 1
                 actions.append(step)
@@ -126,6 +130,26 @@ class Stepping:
                 continue
             actions += self._state.end(state, FinishReason.ERROR, now_ns, error="the model step failed")
             actions += self._stop_moves_of(state)
+            self._state.reap(state)
+        return actions
+
+    def on_abandoned(self, event: StepAbandoned, now_ns: int) -> list[Action]:
+        """Its requests are as they were before it: what it has written lies behind what counts as computed."""
+        group = self._take_step(event.step_id)
+        if group is None:
+            return []
+        flight = group.in_flight[event.step_id]
+        num_tokens = sum(row.num_tokens for row in flight.step.rows)
+        self._state.counters.num_abandoned_steps += 1
+        self._state.counters.num_abandoned_tokens += num_tokens
+        self._moves.first_served.step_ended(group, event.step_id, now_ns)
+        actions: list[Action] = [Record("step_abandoned", now_ns, {
+            "group": group.group_id, "tokens": num_tokens, "after_ms": (now_ns - flight.issued_ns) / 1e6,
+        })]  # fmt: skip
+        for state in group.fail(event.step_id):
+            if state.ending is None and state.num_pending:  # a later chunk has run on KV that is not there
+                actions += self._stop_moves_of(state)
+                self._state.distrust(state)
             self._state.reap(state)
         return actions
 

@@ -151,6 +151,17 @@ class GroupBlocks:
             ledger.allocate(state.request_id, num_new)
         return num_cached_blocks * self._limits.block_size
 
+    def can_admit(self, state: RequestState, num_cached_tokens: int) -> bool:
+        """Whether there is room for a request that was planned with so many cached tokens. A plan counts on blocks that
+        others hold; where they follow on a cached one, and growth in the same plan has evicted that, none is found."""
+        if not num_cached_tokens:
+            return True
+        hashes = state.hashes[: num_cached_tokens // self._limits.block_size]
+        total = self._limits.blocks_for(state.num_tokens)
+        return all(
+            total - sum(map(ledger.is_held, ledger.lookup(hashes))) <= ledger.num_free for ledger in self.ledgers
+        )
+
     def grow(self, state: RequestState, num_blocks: int) -> None:
         """Make the request's table longer in every stage."""
         for ledger in self.ledgers:

@@ -11,7 +11,7 @@ Reading order for newcomers: ``Group.next_step``, ``core.serving.stepplan``, ``G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jettison.core.changes import Changes
@@ -78,7 +78,7 @@ class StepResult:
 
 
 @dataclass(slots=True)
-class _InFlight:
+class InFlight:
     """A step that has been issued."""
 
     step: RunStep
@@ -119,7 +119,7 @@ class Group:
         self.queues = Queues(group_id, self.residence, limits, self._changes, tokens, offline_tokens)
         self.blocks = GroupBlocks(group_id, self.worker_ids, ledgers, limits, hasher, self._changes)
         self.counters = GroupCounters()
-        self.in_flight: dict[int, _InFlight] = {}
+        self.in_flight: dict[int, InFlight] = {}
         self.copies: dict[TransferId, int] = {}
         """Bytes that its workers copy to or from the host behind its last step, and have not: the next one waits."""
         self.stranded: dict[RequestId, RequestState] = {}
@@ -129,6 +129,11 @@ class Group:
         self.prices = prices
         self.pace = pace
         self.planner = StepPlanner(self)
+        self.sitting_out: Collection[RequestId] = ()
+        """Running offline requests that the next step is planned without, and no step gets newcomers of their class
+        before it: an online request's deadline needs the time."""
+        self.abandoning: int | None = None
+        """The step that was asked to be given up last; it may have ended."""
         self._paused = False
         self._holds_preemption = False
 
@@ -177,6 +182,18 @@ class Group:
         pace = self.pace()
         return pace is not None and pace.offline.slo_aware and self.queues.has_both_classes
 
+    @property
+    def absent(self) -> Collection[RequestId]:
+        """Running requests that the next step is planned without: those that sit out, and those of a step that is being
+        given up, for what would follow on its tokens may have nothing to follow on."""
+        if self.abandoning not in self.in_flight:
+            return self.sitting_out
+        return {row.state.request_id for row in self.in_flight[self.abandoning].step.rows}.union(self.sitting_out)
+
+    def have_sit_out(self, request_ids: Iterable[RequestId]) -> None:
+        """Plan the next step without these running requests."""
+        self.sitting_out = frozenset(request_ids)
+
     def oversized(self) -> list[RequestState]:
         """Waiting requests that have to wait for a larger group. O(1) where there can be none."""
         queues = self.queues
@@ -194,6 +211,10 @@ class Group:
         if not queues.running and not queues.has_waiting:
             return None
         step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
+        if self.sitting_out:
+            self.sitting_out = ()
+            if step is None:  # nobody else can run
+                step = self._apply(self.planner.next_plan(now_ns), step_id, now_ns)
         if len(self.stages) > 1:
             self.planner.note_applied()
         return step
@@ -216,7 +237,11 @@ class Group:
             rows.append(self._schedule(state, num_tokens))
         if plan.admissions:
             taken = queues.take_waiting([admission.request_id for admission in plan.admissions], self._steps_aside)
-            for admission, state in zip(plan.admissions, taken, strict=True):
+            for index, (admission, state) in enumerate(zip(plan.admissions, taken, strict=True)):
+                if not self.blocks.can_admit(state, admission.num_cached_tokens):
+                    for put_back in taken[index:]:
+                        queues.enqueue(put_back)
+                    break
                 self._admit(state, admission.num_cached_tokens, now_ns)
                 rows.append(self._schedule(state, min(admission.num_tokens, state.num_ready)))
         if not queues.waiting:
@@ -230,7 +255,7 @@ class Group:
         if self.copies:
             work = work._replace(num_copied_bytes=sum(self.copies.values()))
             self.copies.clear()
-        self.in_flight[step_id] = _InFlight(step, now_ns, work)
+        self.in_flight[step_id] = InFlight(step, now_ns, work)
         return step
 
     def _steps_aside(self, state: RequestState) -> bool:
@@ -259,6 +284,12 @@ class Group:
         state.num_pending += num_tokens
         samples = context + num_tokens == state.num_tokens and state.wants_output
         return StepRow(state, context, num_tokens, samples, state.remote)
+
+    def arm(self, step_id: int, safepoint_layers: int) -> RunStep:
+        """A step that was just planned, with safepoints."""
+        flight = self.in_flight[step_id]
+        flight.step = flight.step._replace(safepoint_layers=safepoint_layers)
+        return flight.step
 
     # --- commit -----------------------------------------------------------------------------------------------
 
@@ -354,7 +385,7 @@ class Group:
         self.counters.num_steps += num_steps
         step = flight.step._replace(rows=tuple(repeated))
         work = StepWork.decodes(len(rows), flight.work.num_kv_tokens + num_steps * len(rows))
-        self.in_flight[step_id] = _InFlight(step, now_ns, work)
+        self.in_flight[step_id] = InFlight(step, now_ns, work)
         return step, [number for number, _ in growth]
 
     def _add_prompt_logprobs(self, state: RequestState, row: StepRow, entries: list[TokenLogprobs]) -> None:
@@ -366,7 +397,7 @@ class Group:
             state.prompt_logprobs += entries[known:]
 
     def fail(self, step_id: int) -> list[RequestState]:
-        """A step raised: its rows' requests, with nothing of the step counted."""
+        """A step raised or was given up: its rows' requests, with nothing of the step counted."""
         self.queues.note_change()
         flight = self.in_flight.pop(step_id)
         for row in flight.step.rows:

@@ -17,6 +17,7 @@ def running_rows(group: Group, states: Iterable[RequestState]) -> list[RunningRo
     """Of running requests those that have tokens to schedule."""
     block_size = group.limits.block_size
     tables = group.blocks.ledgers[0].tables
+    absent = group.absent
     rows = []
     for state in states:
         scheduled = state.num_computed + state.num_pending
@@ -24,6 +25,8 @@ def running_rows(group: Group, states: Iterable[RequestState]) -> list[RunningRo
         if ready <= 0 or state.paused or state.recompute or state.ending is not None:
             continue
         request_id = state.request_id
+        if request_id in absent:
+            continue
         room = len(tables[request_id].ids) * block_size - scheduled
         rows.append(RunningRow(request_id, ready, room, state.num_pending > 0, not state.num_output, scheduled))
     return rows

@@ -109,10 +109,12 @@ def online_view(group: Group) -> BatchView:
 def offline_view(group: Group) -> OfflineView:
     """Offline requests. They give way even while preemption is held: what is on its way to a host pool is not theirs
     to wait for."""
-    newest_first = group.queues.running_offline()
+    queues = group.queues
+    newest_first = queues.running_offline()
+    waiting = () if group.sitting_out else queues.waiting_offline
     return OfflineView(
         running_rows(group, reversed(newest_first)), len(newest_first),
-        EachTime(lambda: map(partial(waiting_row, group), group.queues.waiting_offline)),
+        EachTime(lambda: map(partial(waiting_row, group), waiting)),
         lambda: victim_rows(group, newest_first),
         any(s.num_pending for s in newest_first),
     )

@@ -159,8 +159,9 @@ class StepPlanner:
         return map(partial(waiting_row, self._group), self._waiting())
 
     def _waiting(self) -> Iterator[RequestState]:
-        """Online requests, then offline ones; each in the order of service."""
-        return chain(self._group.queues.waiting, self._group.queues.waiting_offline)
+        """Online requests, then offline ones, unless some that run sit out; each in the order of service."""
+        queues = self._group.queues
+        return iter(queues.waiting) if self._group.sitting_out else chain(queues.waiting, queues.waiting_offline)
 
     def _victims(self) -> list[VictimRow]:
         group = self._group
@@ -171,12 +172,13 @@ class StepPlanner:
         decodes: list[QueuedChunk] = []
         decodes_in_flight: list[QueuedChunk] = []
         prompts: list[QueuedChunk] = []
+        absent = group.absent
         for request_id, state in group.queues.running.items():
             if online_only and state.is_offline:
                 break
             scheduled = state.num_computed + state.num_pending
             ready = state.num_tokens - scheduled
-            if state.ending is not None or state.paused or state.recompute:
+            if state.ending is not None or state.paused or state.recompute or request_id in absent:
                 continue
             if ready <= 0:
                 # All its tokens are in flight: it decodes next.

@@ -25,6 +25,8 @@ from jettison.device.remote import RemoteParts
 from jettison.types import EMBED_SHARD, HEAD_SHARD, LayerRange, ShardId, layer_shard
 
 Int32s = npt.NDArray[np.int32]
+GivesUp = Callable[[], bool]
+"""Whether the step is to be given up: asked at its safepoints."""
 
 
 class ModelMemory(Protocol):
@@ -108,9 +110,12 @@ class Decoder:
 
     def run_layers(
         self, layers: LayerRange, batch: Batch, buffers: StepBuffers, is_last: bool,
-        between_layers: Callable[[], None] | None = None,
-    ) -> None:
-        """Run a contiguous, non-empty range over ``buffers.residual``, storing KV on the way.
+        between_layers: Callable[[], None] | None = None, gives_up: GivesUp | None = None, every: int = 1,
+    ) -> bool:
+        """Run a contiguous, non-empty range over ``buffers.residual``, storing KV on the way; whether to its end.
+
+        ``gives_up`` is asked before the first layer and before every ``every``-th one after it: where it says so, the
+        layers from there on are left out, and what is in the buffers means nothing.
 
         ``between_layers`` is called after attention and after the MLP of a layer: nothing is half written then.
         Afterwards the residual holds every addition, and where ``is_last``, ``buffers.x`` the final norm of it.
@@ -120,6 +125,8 @@ class Decoder:
         weights = self._layer(layers.lo)
         kernels.rms_norm(x=residual, weight=weights.input_norm, eps=eps, out=x)
         for layer in layers.layers():
+            if gives_up is not None and (layer - layers.lo) % every == 0 and gives_up():
+                return False
             if layer > layers.lo:
                 if between_layers is not None:
                     between_layers()
@@ -136,6 +143,7 @@ class Decoder:
             kernels.add_rms_norm(x, residual, self._workspace.final_norm, eps, x)
         else:
             residual.add_(x)
+        return True
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits of final hidden states ``x`` [n, hidden], n <= max_num_seqs: a view that the next call overwrites."""

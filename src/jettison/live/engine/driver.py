@@ -1,7 +1,7 @@
 """Carries the core's actions to workers and their answers back. Synchronous; owns no sockets and no clock.
 
 Used by the asyncio engine (real processes) and by the in-process cluster of tests and ``jettison verify``: both
-differ only in ``send`` and in who calls ``on_worker_event``.
+differ only in ``send`` and ``abandon`` and in who calls ``on_worker_event``.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ class CoreDriver:
         core: ClusterCore,
         encoder: StepEncoder,
         send: SendCommand,
+        abandon: Callable[[WorkerId, int], None],
         emit: Callable[[ports.Emit], None],
         record: Callable[[ports.Record], None],
         on_event: Callable[[ports.Event, int], None] | None = None,
@@ -67,6 +68,8 @@ class CoreDriver:
         self.core = core
         self._encoder = encoder
         self._send = send
+        self._abandon = abandon
+        """Has a worker give a step up, without a message."""
         self._emit = emit
         self._record = record
         self._on_event = on_event
@@ -113,6 +116,8 @@ class CoreDriver:
                         self._observer.step_issued(action)
                     for worker_id, step in self._encoder.encode(action):
                         self._send(worker_id, codec.step_command(step))
+                case ports.AbandonStep():
+                    self._abandon(action.worker_id, action.step_id)
                 case ports.Emit() | ports.Record():
                     told.append(action)
                 case _:
@@ -146,10 +151,11 @@ class CoreDriver:
             case m.StageDone():
                 self._note_stage(event)
                 return None
+            case m.StepAbandoned():
+                self._note_ended_early(event.step_id)
+                return ports.StepAbandoned(event.step_id)
             case m.StepFailed():
-                self._parts.pop(event.step_id, None)
-                self._encoder.take_refused(event.step_id)
-                self._note_step_ended(event.step_id)
+                self._note_ended_early(event.step_id)
                 return ports.StepFailed(event.step_id, event.message, event.lost_worker, event.recompute)
             case m.Fenced():
                 return ports.WorkerFenced(event.worker_id, event.call_id)
@@ -178,6 +184,11 @@ class CoreDriver:
         self.delays.note(event)
         if self._observer is not None:
             self._observer.stage_done(event.worker_id, event.step_id, event.started_ns, event.ended_ns)
+
+    def _note_ended_early(self, step_id: int) -> None:
+        self._parts.pop(step_id, None)
+        self._encoder.take_refused(step_id)
+        self._note_step_ended(step_id)
 
     def _note_step_ended(self, step_id: int) -> None:
         self.bubbles.ended(step_id)

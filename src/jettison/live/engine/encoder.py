@@ -206,6 +206,7 @@ class StepEncoder:
                 group_id=step.group_id,
                 epoch=step.epoch,
                 remote=self._remote(stage.worker_id, rows),
+                safepoint_layers=0 if index else step.safepoint_layers,
             )
             inputs.append((stage.worker_id, stage_input))
         return inputs

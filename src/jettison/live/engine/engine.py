@@ -128,7 +128,8 @@ class Engine:
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
         driver = CoreDriver(
-            core, encoder, self._launcher.send, self._on_emit, self._on_record, observer=self.timeline
+            core, encoder, self._launcher.send, self._launcher.abandon, self._on_emit, self._on_record,
+            observer=self.timeline,
         )
         self._warm_up = WarmUp(assembly, capacity, self._launcher.send)
         await self._warm_up.run(core)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from jettison.errors import RemoteAttentionError
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
+from jettison.live.wire.stepflag import StepFlag
 from jettison.live.worker.device_port import Device
 from jettison.live.worker.loop import WorkerLoop
 from jettison.live.worker.transfers import bulk_frame_bytes
@@ -44,6 +45,8 @@ class InProcessCluster:
         self._clock_ns = clock_ns
         self._loops: dict[WorkerId, WorkerLoop] = {}
         self._links: dict[WorkerId, dict[WorkerId, Link]] = {}
+        self.flags = {worker: StepFlag() for worker in devices}
+        """By which steps are given up."""
 
     def start(self) -> list[m.WorkerReady]:
         """Start every device; raises what a device raises. A second call changes nothing."""
@@ -69,6 +72,10 @@ class InProcessCluster:
     def send(self, worker_id: WorkerId, command: m.Command) -> None:
         """Deliver a command; it runs in a later ``pump``. It goes through its wire form, as it would for real."""
         self._loops[worker_id].deliver(codec.decode_command(codec.encode_command(command)))
+
+    def abandon(self, worker_id: WorkerId, step_id: int) -> None:
+        """Have a worker give a step up at its next safepoint."""
+        self.flags[worker_id].name(step_id)
 
     def pump(self, max_ticks: int | None = None) -> int:
         """Tick until no worker has anything to do, or ``max_ticks`` ticks did something; returns how many did.
@@ -113,7 +120,7 @@ class InProcessCluster:
         for worker in workers:
             self._loops[worker] = WorkerLoop(
                 worker, self._devices[worker], self._links[worker], self._emitter(worker), self._piece_bytes,
-                clock_ns=self._clock_ns, wait=self._waiter(worker),
+                clock_ns=self._clock_ns, wait=self._waiter(worker), flag=self.flags[worker],
             )
 
     def _waiter(self, worker: WorkerId) -> Callable[[], None]:

@@ -37,6 +37,7 @@ from jettison.live.machine.run_folder import RunFolder
 from jettison.live.wire import messages as m
 from jettison.live.wire.channel import ControlServer
 from jettison.live.wire.heartbeat import Listener
+from jettison.live.wire.stepflag import StepFlag
 from jettison.live.wire.worker_config import LinkKind, WorkerConfig, WorkerSpec
 from jettison.transport.sockets import listening_socket
 from jettison.types import WorkerId
@@ -69,6 +70,8 @@ class _Process:
     reported: bool = False
     """Its end has been told, or needs not be: it does not count any more."""
     listener: Listener | None = None
+    flag: StepFlag | None = None
+    """Names the step that it is to give up; gone when it has ended."""
 
     @property
     def is_up(self) -> bool:
@@ -218,6 +221,12 @@ class LocalLauncher:
         """Queue a command; never blocks. To a worker that is gone it is dropped: ``on_exit`` tells."""
         self._server.send(worker_id, command)
 
+    def abandon(self, worker_id: WorkerId, step_id: int) -> None:
+        """Have a worker give a step up at its next safepoint. It need not read any message for it; never blocks."""
+        flag = self._processes[worker_id].flag
+        if flag is not None:
+            flag.name(step_id)
+
     async def close(self, timeout_s: float = 5.0) -> None:
         """Stop all workers, kill those that need longer than ``timeout_s``, remove every trace. Idempotent."""
         self._closing = True
@@ -275,6 +284,7 @@ class LocalLauncher:
             accept_from=accept_from,
             start_timeout_s=self._start_timeout_s if life == 0 else RESTART_TIMEOUT_S,
             beat_fd=-1,
+            flag_fd=-1,
             beat_interval_s=beat_interval_s(*self._hung_after_s),
             log_level=logging.getLevelName(log.getEffectiveLevel()),
         )
@@ -298,13 +308,18 @@ class LocalLauncher:
 
     def _spawn(self, worker: WorkerId, config: WorkerConfig, loop: asyncio.AbstractEventLoop) -> _Process:
         netns = self._placements.get(worker, Placement()).netns
-        listen_fd, beat_fd = os.pipe()
-        config = msgspec.structs.replace(config, beat_fd=beat_fd)
+        flag, flag_fd = StepFlag.open()
+        try:
+            listen_fd, beat_fd = os.pipe()
+        except BaseException:
+            os.close(flag_fd)
+            raise
+        config = msgspec.structs.replace(config, beat_fd=beat_fd, flag_fd=flag_fd)
         try:
             popen = subprocess.Popen(
                 (*(("ip", "netns", "exec", netns) if netns else ()), *self._worker_command),
                 stdin=subprocess.PIPE,
-                pass_fds=(config.listen_fd, beat_fd),
+                pass_fds=(config.listen_fd, beat_fd, flag_fd),
                 env=worker_environment(config.spec.num_threads),
             )
             process = _Process(popen, _watchable(popen), loop.create_future(), config.epoch)
@@ -313,7 +328,8 @@ class LocalLauncher:
             raise
         finally:
             os.close(beat_fd)
-        process.listener = Listener(listen_fd, time.monotonic())
+            os.close(flag_fd)
+        process.listener, process.flag = Listener(listen_fd, time.monotonic()), flag
         self._processes[worker] = process
         loop.add_reader(process.pidfd, self._on_process_end, worker, process, loop)
         assert popen.stdin is not None
@@ -361,6 +377,9 @@ class LocalLauncher:
         if process.listener is not None:
             process.listener.close()
             process.listener = None
+        if process.flag is not None:
+            process.flag.close()
+            process.flag = None
         process.ended.set_result(process.returncode)
         self._report_exit(worker, process)
 

@@ -22,7 +22,16 @@ from jettison.live.engine.inprocess import InProcessCluster
 from jettison.live.wire import messages as m
 from jettison.live.worker.main import make_device_worker
 from jettison.live.worker.pieces import MAX_PIECE_BYTES
-from jettison.types import FinishReason, Request, RequestId, SampledToken, SamplingParams, TokenLogprobs, WorkerId
+from jettison.types import (
+    FinishReason,
+    Request,
+    RequestId,
+    SampledToken,
+    SamplingParams,
+    ServiceClass,
+    TokenLogprobs,
+    WorkerId,
+)
 
 TICK_EVERY_NS = 100_000_000
 NS_PER_UNIT = 1_000_000
@@ -107,7 +116,7 @@ class LocalCluster:
             core.reconfigure(replace(core.params, auto_restore=False))
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}
         encoder = StepEncoder(ledgers, self._config.memory.block_size, core.state.limits.eos_token_ids)
-        self._driver = CoreDriver(core, encoder, cluster.send, self._on_emit, self.records.append)
+        self._driver = CoreDriver(core, encoder, cluster.send, cluster.abandon, self._on_emit, self.records.append)
         for event in ready:
             self._driver.on_worker_event(event, self._now_ns)
 
@@ -137,13 +146,19 @@ class LocalCluster:
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def submit(self, request_id: RequestId, prompt: list[int], params: SamplingParams, cache_salt: str = "") -> None:
+    def submit(
+        self, request_id: RequestId, prompt: list[int], params: SamplingParams, cache_salt: str = "",
+        service_class: ServiceClass = ServiceClass.ONLINE,
+    ) -> None:
         """Accept a request; it runs in later pumps. Raises ValueError for a token that the model does not have."""
         if prompt and not 0 <= min(prompt) <= max(prompt) < self.assembly.shape.vocab_size:
             raise ValueError(f"{request_id}: a token outside of the vocabulary of {self.assembly.shape.vocab_size}")
         self.completions[request_id] = Completion(params)
         self._num_open += 1
-        self._handle(ports.Arrived(Request(request_id, tuple(prompt), params, self._now_ns, 0, cache_salt)))
+        request = Request(
+            request_id, tuple(prompt), params, self._now_ns, 0, cache_salt, service_class=service_class
+        )
+        self._handle(ports.Arrived(request))
 
     def cancel(self, request_id: RequestId) -> None:
         """End a request wherever it is."""

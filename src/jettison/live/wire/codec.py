@@ -62,8 +62,8 @@ def decode_event(data: bytes | memoryview) -> m.Event:
 
 # --- steps
 
-_STEP_MAGIC = 0x4A535432  # "JST2": change the digit with the format
-_STEP = struct.Struct("<I i q q i i i i i i i i")
+_STEP_MAGIC = 0x4A535433  # "JST3": change the digit with the format
+_STEP = struct.Struct("<I i q q i i i i i i i i i")
 _NO_WORKER = -1
 _INT32 = np.dtype("<i4")
 
@@ -97,6 +97,7 @@ def encode_step(step: StepInput) -> bytes:
         num_rows,
         width,
         len(step.sample_rows),
+        step.safepoint_layers,
     )
     parts = [header]
     for array in (step.token_ids, step.query_lens, step.context_lens, step.sample_rows, tables):
@@ -113,10 +114,10 @@ def decode_step(payload: bytes | bytearray | memoryview) -> StepInput:
     if len(buffer) < _STEP.size:
         raise CodecError(f"a step of {len(buffer)} bytes has no header")
     (magic, group_id, step_id, epoch, layer_lo, layer_hi, prev_worker, next_worker,
-     num_tokens, num_rows, width, num_samples) = _STEP.unpack_from(buffer)
+     num_tokens, num_rows, width, num_samples, safepoint_layers) = _STEP.unpack_from(buffer)
     if magic != _STEP_MAGIC:
         raise CodecError(f"step magic {magic:#x}; this worker speaks {_STEP_MAGIC:#x}")
-    if min(num_tokens, num_rows, width, num_samples) < 0:
+    if min(num_tokens, num_rows, width, num_samples, safepoint_layers) < 0:
         raise CodecError(f"step {step_id}: negative length in the header")
     num_ints = num_tokens + 2 * num_rows + num_samples + num_rows * width
     extras_at = _STEP.size + 4 * num_ints
@@ -143,6 +144,7 @@ def decode_step(payload: bytes | bytearray | memoryview) -> StepInput:
         sampling=extras.sampling,
         prompt_logprobs=extras.prompt_logprobs,
         remote=extras.remote,
+        safepoint_layers=safepoint_layers,
     )
 
 

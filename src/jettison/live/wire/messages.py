@@ -222,6 +222,13 @@ class StepFailed(msgspec.Struct, tag="step_failed", array_like=True):
     """Only a peer's attention was missing: the rows are fine and are to be computed again."""
 
 
+class StepAbandoned(msgspec.Struct, tag="step_abandoned", array_like=True):
+    """The first stage has given a step up, as its flag asked: nothing of it counts. Sent by the last stage."""
+
+    worker_id: WorkerId
+    step_id: int
+
+
 class Fenced(msgspec.Struct, tag="fenced", array_like=True):
     """Answer to FenceWorker."""
 
@@ -289,6 +296,6 @@ class MemoryReported(msgspec.Struct, tag="memory", array_like=True):
 
 
 Event = (
-    WorkerReady | WorkerStartFailed | StepLogprobs | StepDone | StageDone | StepFailed | LayoutOffered | LayoutApplied
-    | CallDone | CallFailed | TransferEnded | MemoryReported | Fenced
+    WorkerReady | WorkerStartFailed | StepLogprobs | StepDone | StageDone | StepFailed | StepAbandoned | LayoutOffered
+    | LayoutApplied | CallDone | CallFailed | TransferEnded | MemoryReported | Fenced
 )

@@ -68,6 +68,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     beat_fd: int
     """An inherited pipe for heartbeats (``live.wire.heartbeat``)."""
     beat_interval_s: float
+    flag_fd: int
+    """Inherited shared memory: the step that is to be given up (``live.wire.stepflag``)."""
     log_level: str = "WARNING"
     shares_clock: bool = True
     """All workers run on one machine: times of one may be compared with another's."""

@@ -1,8 +1,8 @@
 """Hidden states between stages: cut into chunks that fit a frame, put together again, kept until their step.
 
 An activation belongs to a step id. It may arrive before its Step command does; a bounded number of such early
-ones is kept. A stage whose part of a step failed sends a failure flag in place of hidden states, so that
-every later stage ends its part too and the last one tells the controller.
+ones is kept. A stage whose part of a step failed, or was given up, sends a failure flag in place of hidden states, so
+that every later stage ends its part too and the last one tells the controller.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from jettison.core.controlstream import Failure
 from jettison.errors import LinkDownError
 from jettison.transport.link import EMPTY, Bytes, Frame, FrameKind, Link
 from jettison.types import WorkerId
@@ -30,6 +31,13 @@ class Failed(IntEnum):
     YES = 1
     RECOMPUTE = 2
     """Only a peer's attention was missing."""
+    ABANDONED = 3
+    """The first stage gave the step up, as it was asked to."""
+
+    @classmethod
+    def as_in(cls, failure: Failure) -> Failed:
+        """How a failure travels."""
+        return cls.ABANDONED if failure.abandoned else cls.RECOMPUTE if failure.recompute else cls.YES
 
 
 MAX_FAILURE_BYTES = 512
@@ -43,10 +51,8 @@ class Arrived:
 
     data: Bytes
     """Hidden bytes, owned by the receiver; empty after a failure."""
-    failure: str | None = None
-    lost_worker: WorkerId | None = None
-    """The worker whose part never came, if that is the failure."""
-    recompute: bool = False
+    failure: Failure | None = None
+    """Why there are none."""
     transit_ns: int = 0
     """From being handed on to having arrived, by the two workers' own clocks: only differences mean anything."""
 
@@ -67,13 +73,10 @@ class OutgoingActivation:
         self._sent_any = False
 
     @classmethod
-    def of_failure(
-        cls, step_id: int, message: str, lost_worker: WorkerId | None = None, *, recompute: bool = False
-    ) -> OutgoingActivation:
-        """Tell the later stages that this step has failed."""
-        data = np.frombuffer(message.encode()[:MAX_FAILURE_BYTES], dtype=np.uint8)
-        failed = Failed.RECOMPUTE if recompute else Failed.YES
-        return cls(step_id, data, failed=failed, lost_worker=lost_worker)
+    def of_failure(cls, step_id: int, failure: Failure) -> OutgoingActivation:
+        """Tell the later stages that this step has failed, or was given up."""
+        data = np.frombuffer(failure.message.encode()[:MAX_FAILURE_BYTES], dtype=np.uint8)
+        return cls(step_id, data, failed=Failed.as_in(failure), lost_worker=failure.lost_worker)
 
     def send(self, link: Link) -> bool:
         """Send as many chunks as the link takes now; whether all are sent. Raises LinkDownError."""
@@ -157,7 +160,7 @@ class ActivationInbox:
         self._expected.discard(step_id)
         if step_id in self._dropped:
             self._dropped.remove(step_id)
-            return Arrived(EMPTY, "its activation came too early and was dropped")
+            return Arrived(EMPTY, Failure("its activation came too early and was dropped"))
         return self._whole.pop(step_id)
 
     def forget(self, step_id: int) -> None:
@@ -183,5 +186,6 @@ def _arrived(partial: _Partial, now_ns: int) -> Arrived:
     if partial.failed:
         message = partial.data.tobytes().decode(errors="replace")
         lost = partial.lost_worker if partial.lost_worker >= 0 else None
-        return Arrived(EMPTY, message, lost, partial.failed is Failed.RECOMPUTE)
+        recompute, abandoned = partial.failed is Failed.RECOMPUTE, partial.failed is Failed.ABANDONED
+        return Arrived(EMPTY, Failure(message, lost, recompute, abandoned))
     return Arrived(partial.data, transit_ns=now_ns - partial.sent_ns)

@@ -6,7 +6,7 @@ and its tests need no torch. All calls come from one thread, one at a time, but 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from jettison.device.step import Int32s, StepInput
@@ -67,9 +67,13 @@ class Device(Protocol):
 
     def close(self) -> None: ...
 
-    def run_step(self, step: StepInput, hidden: Any, port: AttentionPort | None = None) -> Any:
+    def run_step(
+        self, step: StepInput, hidden: Any, port: AttentionPort | None = None,
+        gives_up: Callable[[], bool] | None = None,
+    ) -> Any:
         """Run one stage. ``port`` asks peers for attention over KV that they hold, and answers them meanwhile.
-        ``hidden`` is None on the first stage. Returns a StepOutput on the last stage, else hidden.
+        ``hidden`` is None on the first stage. Returns a StepOutput on the last stage, else hidden; None where
+        ``gives_up``, asked every ``step.safepoint_layers`` layers, has said so.
 
         The hidden states returned are the caller's: their memory is not used again by the device.
         """

@@ -18,8 +18,9 @@ Rule 8. A transfer ends with exactly one TransferEnded, and its *destination* te
         not have heard of the transfer (no link, or the link failed before TRANSFER_BEGIN) does the source tell.
         A layout without some shard ends what is being sent of it from here.
 
-A step's one end (rule 6) is a StepDone or a StepFailed. Only a dead worker gives none, and of that the controller hears
-from the operating system. A fence (rule 7) closes the link to the lost worker: no piece it sent is written any more.
+A step's one end (rule 6) is a StepDone, a StepFailed or a StepAbandoned. Only a dead worker gives none, and of that the
+controller hears from the operating system. A fence (rule 7) closes the link to the lost worker: no piece it sent is
+written any more.
 """
 
 from __future__ import annotations
@@ -29,12 +30,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from jettison.core.controlstream import MAX_GROUPS_KNOWN, ControlStream, Failure, GroupEpochs, Kind, StepEntry
+from jettison.core.controlstream import (
+    ABANDONED,
+    MAX_GROUPS_KNOWN,
+    ControlStream,
+    Failure,
+    GroupEpochs,
+    Kind,
+    StepEntry,
+)
 from jettison.device.bytesview import as_numpy_uint8
 from jettison.device.step import StepInput, StepOutput
 from jettison.errors import JettisonError, RemoteAttentionError, WorkerLostError
 from jettison.live.wire import codec
 from jettison.live.wire import messages as m
+from jettison.live.wire.stepflag import StepFlag
 from jettison.live.worker.activations import OutgoingActivation
 from jettison.live.worker.copies import Copier, Copies, CopyTurns
 from jettison.live.worker.device_port import Device
@@ -79,11 +89,13 @@ class WorkerLoop:
         failpoint: Failpoint = nowhere,
         wait: Callable[[], None] | None = None,
         copier: Copier | None = None,
+        flag: StepFlag | None = None,
     ) -> None:
         """``piece_bytes``: the most a bulk piece has; ``adapt_pieces``: less where the link is slow (``.pieces``).
         ``shares_clock``: peers' times can be compared with this one's. ``coordinate=False``: a bulk turn sends all that
         the link takes (for comparison only). ``wait``: returns when a link may have something new (None: watch their
-        descriptors). ``copier``: copies beside steps (None: between them, in turns).
+        descriptors). ``copier``: copies beside steps (None: between them, in turns). ``flag``: names the step to be
+        given up (None: steps run to their ends).
         """
         self.worker_id = worker_id
         self.stopped = False
@@ -91,6 +103,7 @@ class WorkerLoop:
         self._emit = emit
         self._clock_ns = clock_ns
         self._reach = failpoint
+        self._flag = flag
         self._spec: LayoutSpec | None = None
         """The layout in force, once one has been applied."""
         self._stream: ControlStream[StepInput, _Command] = ControlStream(self._has_input)
@@ -314,10 +327,8 @@ class WorkerLoop:
             if failure is None:
                 what = "sample" if step.next_worker is None else "stage"
                 self._reach(f"before_{what}")
-                if step.remote or self._keeps_foreign_kv:
-                    result = self._device.run_step(step, hidden, self._attention)
-                else:
-                    result = self._device.run_step(step, hidden)
+                result = self._compute(step, hidden)
+                failure = ABANDONED if result is None and step.safepoint_layers else None
                 self._reach(f"after_{what}")
         except RemoteAttentionError as error:
             log.warning("step %d: %s", step.step_id, error)
@@ -339,7 +350,7 @@ class WorkerLoop:
         if failure is None and not isinstance(result, StepOutput):
             failure = Failure(f"the last stage returned {type(result).__name__}")
         if failure is not None:
-            self._emit(m.StepFailed(self.worker_id, step.step_id, *failure))
+            self._emit(self._ended_early(step.step_id, failure))
         elif isinstance(result, StepOutput):
             self._reach("before_flush")
             computed_ns = result.compute_ns or compute_ns
@@ -347,6 +358,19 @@ class WorkerLoop:
             for event in codec.step_answer(done):
                 self._emit(event)
             self._reach("after_flush")
+
+    def _compute(self, step: StepInput, hidden: object) -> object:
+        """Run the stage; None where it was given up at a safepoint."""
+        port = self._attention if step.remote or self._keeps_foreign_kv else None
+        flag = self._flag
+        if flag is None or not step.safepoint_layers:
+            return self._device.run_step(step, hidden, port)
+        return self._device.run_step(step, hidden, port, lambda: flag.names(step.step_id))
+
+    def _ended_early(self, step_id: int, failure: Failure) -> m.StepFailed | m.StepAbandoned:
+        if failure.abandoned:
+            return m.StepAbandoned(self.worker_id, step_id)
+        return m.StepFailed(self.worker_id, step_id, failure.message, failure.lost_worker, failure.recompute)
 
     def _take_input(self, entry: StepEntry[StepInput]) -> tuple[object, Failure | None, int]:
         """The stage's input, or why it is not computed; and how long the input was on its way."""
@@ -358,7 +382,7 @@ class WorkerLoop:
             return None, entry.failure, 0
         arrived = self._inbox.take(step.step_id)
         if arrived.failure is not None:
-            return None, Failure(arrived.failure, arrived.lost_worker, arrived.recompute), 0
+            return None, arrived.failure, 0
         delay_ns = self._peers.delay_ns(step.prev_worker, arrived.transit_ns)
         return self._device.hidden_from_bytes(arrived.data, step.num_tokens), entry.failure, delay_ns
 
@@ -366,9 +390,7 @@ class WorkerLoop:
         if failure is None:
             activation = OutgoingActivation(step.step_id, as_numpy_uint8(hidden), self._clock_ns())
         else:
-            activation = OutgoingActivation.of_failure(
-                step.step_id, failure.message, failure.lost_worker, recompute=failure.recompute
-            )
+            activation = OutgoingActivation.of_failure(step.step_id, failure)
         if next_worker not in self._peers:
             # The next stage has lost the same link and ends the step there (rule 6), or is dead.
             log.warning("step %d: no link to worker %d", step.step_id, next_worker)

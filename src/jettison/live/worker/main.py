@@ -30,6 +30,7 @@ from jettison.live.machine.garbage import settle_garbage_collector
 from jettison.live.wire import messages as m
 from jettison.live.wire.channel import WorkerChannel
 from jettison.live.wire.heartbeat import Heart
+from jettison.live.wire.stepflag import StepFlag
 from jettison.live.wire.worker_config import WorkerConfig, WorkerSpec
 from jettison.live.worker.copies import CopyThread
 from jettison.live.worker.device_port import Device
@@ -90,6 +91,7 @@ class WorkerProcess:
             socket.socket(fileno=config.listen_fd), config.secret, self._me, Purpose.LINK,
             frozenset({Purpose.URGENT}) if self._has_two else frozenset(),
         )
+        self._flag = StepFlag.attach(config.flag_fd)
         self._heart = Heart(config.beat_fd, config.beat_interval_s)
         self._epoll = select.epoll()
         self._watched: dict[int, int] = {}
@@ -104,8 +106,8 @@ class WorkerProcess:
             device.start()
             loop = WorkerLoop(
                 self._me.worker_id, device, {}, channel.emit, spec.piece_bytes, spec.adapt_pieces, spec.coordinate,
-                shares_clock=self._config.shares_clock, failpoint=from_environment(*self._me),
-                copier=CopyThread(),
+                shares_clock=self._config.shares_clock, failpoint=from_environment(*self._me), copier=CopyThread(),
+                flag=self._flag,
             )
             for link, life in self._link_peers(device):
                 loop.attach_link(link.peer, link, life)
@@ -132,6 +134,7 @@ class WorkerProcess:
             device.close()
             channel.close()
             self._acceptor.close()
+            self._flag.close()
             for half in self._halves.values():
                 half.sock.close()
 

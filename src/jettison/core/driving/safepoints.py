@@ -1,0 +1,151 @@
+"""Steps that may be given up: which are armed, and what an online arrival does to the one under way.
+
+Whether it is to be given up, and who makes way in the next batch, is ``policy.safepoints``'; here are the views that it
+decides by. What becomes of a step that was given up is ``core.driving.stepping``'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+
+from jettison.core.ports import AbandonStep, Action, Record, RunStep
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import Group, InFlight
+from jettison.core.state import ClusterState
+from jettison.cost.stepwork import NOTHING, StepWork, step_of
+from jettison.policy.safepoints import (
+    Ahead,
+    ArrivalView,
+    choose_safepoint_layers,
+    next_safepoint_s,
+    plan_making_way,
+    ttft_objective_s,
+)
+from jettison.types import NANOSECONDS
+
+
+class Safepoints:
+    """Of the steps of all groups."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+
+    def arm(self, group: Group, step: RunStep) -> RunStep:
+        """A step that was just planned; with safepoints, if all of its requests are offline."""
+        params = self._state.params.offline
+        if not params.slo_aware or not all(row.state.is_offline for row in step.rows):
+            return step
+        every = params.safepoint_layers
+        if every is None:
+            step_s = self._predict_s(group, group.in_flight[step.step_id].work)
+            stage_s = None if step_s is None else step_s * self._first_share(group)
+            every = choose_safepoint_layers(len(group.stages[0].layers), stage_s, self._ttft_s())
+        return group.arm(step.step_id, every)
+
+    def online_arrived(self, state: RequestState, now_ns: int) -> list[Action]:
+        """An online request has been queued: where a step of offline ones is in its way, keep its deadline if some way
+        does (ConServe Algorithm 2). An idle group has nothing to give up, and a mixed step cannot be."""
+        group = self._state.groups.get(state.group_id)
+        flight = None if group is None else next(reversed(group.in_flight.values()), None)
+        if group is None or flight is None or not flight.step.safepoint_layers:
+            return []
+        view = self._view(group, flight, now_ns)
+        if view is None:
+            return []
+        offline = [s for s in group.queues.running_offline() if s.ending is None][::-1]
+        works = {given_up: self._works(group, offline, given_up=given_up) for given_up in (False, True)}
+
+        def num_fitting(given_up: bool, room_s: float) -> int | None:
+            return self._num_fitting(group, works[given_up], room_s, len(offline))
+
+        way = plan_making_way(view, num_fitting)
+        group.have_sit_out(s.request_id for s in offline[way.num_kept :])
+        if not way.abandons:
+            return []
+        group.abandoning = flight.step.step_id
+        asked = Record("step_abandon_asked", now_ns, {
+            "group": group.group_id, "request": state.request_id,
+            "deadline_ms": _ms(view.left_s), "runs_on": _waits_ms(view.runs_on), "given_up": _waits_ms(view.given_up),
+            "next_batch_ms": _ms(self._predict_s(group, works[True](way.num_kept))),
+            "offline": len(offline), "kept": way.num_kept,
+        })  # fmt: skip
+        return [asked, AbandonStep(group.worker_ids[0], flight.step.step_id)]
+
+    # --- views ------------------------------------------------------------------------------------------------
+
+    def _view(self, group: Group, newest: InFlight, now_ns: int) -> ArrivalView | None:
+        """None where there is no deadline, or too little is known to say how long steps take."""
+        left_s = self._left_s(group, now_ns)
+        if left_s is None:
+            return None
+        remaining: list[float] = []
+        newest_s = elapsed_s = 0.0
+        for flight in group.in_flight.values():
+            predicted_s = self._predict_s(group, flight.work)
+            if predicted_s is None:
+                return None
+            newest_s, elapsed_s = predicted_s, (now_ns - flight.issued_ns) / NANOSECONDS
+            remaining.append(max(0.0, newest_s - elapsed_s))
+        *before, own_s = remaining
+        # A group has a step less under way before it begins another.
+        place_s = min(before) if len(remaining) == len(group.stages) > 1 else 0.0
+        stage_s, num_layers = newest_s * self._first_share(group), len(group.stages[0].layers)
+        stage_left_s = max(0.0, stage_s - elapsed_s)
+        stop_s = next_safepoint_s(num_layers, newest.step.safepoint_layers, stage_s, elapsed_s)
+        runs_on = Ahead(max(stage_left_s, place_s), max(own_s, *before) if before else own_s)
+        given_up = Ahead(max(stop_s, place_s), max(stop_s, *before) if before else stop_s)
+        is_asked = group.abandoning == newest.step.step_id
+        return ArrivalView(left_s, len(group.stages), None if is_asked else runs_on, given_up)
+
+    def _left_s(self, group: Group, now_ns: int) -> float | None:
+        """Until the earliest deadline of its waiting requests; None without any, or where none can be named yet."""
+        ttft_s = self._ttft_s()
+        arrivals = [s.request.arrival_ns for s in group.queues.waiting if s.first_token_ns is None]
+        if ttft_s is None or not arrivals:
+            return None
+        return ttft_s - (now_ns - min(arrivals)) / NANOSECONDS
+
+    def _works(self, group: Group, offline: list[RequestState], *, given_up: bool) -> Callable[[int], StepWork]:
+        """The next batch by how many of the offline requests are in it: the online ones that run and wait go first, as
+        far as one step's tokens go."""
+        queues, room = group.queues, group.limits.max_num_batched_tokens
+        online = (s for s in queues.running.values() if not s.is_offline)
+        work = NOTHING
+        for state in (*online, *queues.waiting):
+            if work.num_tokens >= room:
+                break
+            work = _with(work, state, room, given_up=given_up)
+        works = list(accumulate(offline, lambda so_far, s: _with(so_far, s, room, given_up=given_up), initial=work))
+        return works.__getitem__
+
+    def _num_fitting(self, group: Group, work_of: Callable[[int], StepWork], room_s: float, num: int) -> int | None:
+        part = step_of(len(group.stages))
+        least_s = self._state.predictor.predict_s(work_of(0), part)
+        if least_s is None or least_s > room_s:
+            return None
+        return self._state.predictor.largest_batch(room_s, num, work_of, part)
+
+    def _predict_s(self, group: Group, work: StepWork) -> float | None:
+        return self._state.predictor.predict_s(work, step_of(len(group.stages)))
+
+    def _first_share(self, group: Group) -> float:
+        return len(group.stages[0].layers) / self._state.shape.num_layers
+
+    def _ttft_s(self) -> float | None:
+        slo = self._state.params.offline.slo
+        return ttft_objective_s(slo, None if slo.ttft_s else self._state.predictor.predict_s(StepWork.decodes(1, 0)))
+
+
+def _with(work: StepWork, state: RequestState, room: int, *, given_up: bool) -> StepWork:
+    """A batch and what a request would have in it beside, within ``room`` tokens."""
+    context = state.num_computed + (0 if given_up else state.num_pending)
+    return work.with_prompt(min(max(1, state.num_tokens - context), room - work.num_tokens), context)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 3)
+
+
+def _waits_ms(ahead: Ahead | None) -> tuple[float, ...] | None:
+    return None if ahead is None else (round(1e3 * ahead.first_s, 3), round(1e3 * ahead.last_s, 3))
