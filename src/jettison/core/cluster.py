@@ -24,6 +24,7 @@ from jettison.core.ladder.shed import Refusal, ShedRung
 from jettison.core.load.monitor import TrafficMonitor
 from jettison.core.load.views import Loads
 from jettison.core.moving.aside import Aside
+from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.merging import MergePhase, Merging
 from jettison.core.moving.migrations import Migrations
@@ -86,13 +87,16 @@ class ClusterCore:
         for stages in groups:
             self.state.form_group(stages)
         self.hosted = Hosted(self.state)
+        self.checkpoints = Checkpoints(self.state, self.hosted)
         self.migrations = Migrations(self.state)
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
         self.loads = Loads(self.state)
         self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
         self.aside = Aside(self.state, self.moves, self.recoveries, self._why_needed)
-        self.ladder = Ladder(params.rungs, self.state, self.loads, self.moves, self.hosted, self.migrations)
+        self.ladder = Ladder(
+            params.rungs, self.state, self.loads, self.moves, self.hosted, self.checkpoints, self.migrations
+        )
         self._orders = Orders(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, self.ladder)
         self.unplaced = Unplaced(self.state, self.dispatcher.place)
@@ -408,6 +412,7 @@ class ClusterCore:
         self.state.check()
         self.aside.check()
         self.hosted.check()
+        self.checkpoints.check()
         self.migrations.check()
         self.ladder.check()
         assert all(m.phase is not MergePhase.SETTLED for m in self.merges)

@@ -126,6 +126,12 @@ class HostPool:
         """The bytes of these held slots are there."""
         self._written.update(slots)
 
+    def forget_contents(self) -> None:
+        """The bytes are gone: what is held has to be written before it can be shared."""
+        self._slot_of.clear()
+        self._content_of.clear()
+        self._written.clear()
+
     def truncate(self, holder: str, num_slots: int) -> None:
         """Give back what a name holds beyond so many slots. Raises KeyError for an unknown name."""
         slots = self._held[holder]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from jettison.core.requests import Phase, RequestState
@@ -153,8 +152,8 @@ class StepPlanner:
         return map(self._waiting_row, self._waiting())
 
     def _waiting(self) -> Iterator[RequestState]:
-        """Online requests, then offline ones; each in the order of service."""
-        return chain(self._group.queues.waiting, self._group.queues.waiting_offline)
+        """Online requests, then offline ones that may be let in; each in the order of service."""
+        return self._group.queues.newcomers()
 
     def _waiting_row(self, state: RequestState) -> WaitingRow:
         blocks = self._group.blocks
