@@ -106,5 +106,5 @@ def test_copies_make_a_step_a_little_longer_and_never_break_the_objective(step_s
 def test_what_the_link_cannot_bring_in_time_is_computed_again() -> None:
     assert not is_faster_recomputed(100, 10, 0.05, 1.0)
     assert is_faster_recomputed(100, 10, 0.05, 0.4)
-    assert is_faster_recomputed(100, 0, 0.05, 0.4), "a link that may carry nothing"
-    assert not is_faster_recomputed(100, 10, None, 0.4) and not is_faster_recomputed(100, 0, 0.05, None)
+    assert not is_faster_recomputed(100, 0, 0.05, 0.4), "a step with room for nothing"
+    assert not is_faster_recomputed(100, 10, None, 0.4) and not is_faster_recomputed(100, 10, 0.05, None)

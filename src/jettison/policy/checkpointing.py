@@ -108,9 +108,10 @@ def copy_bound_s(step_s: float, tpot_s: float | None) -> float:
 def is_faster_recomputed(
     num_blocks: int, budget_blocks: int, step_s: float | None, recompute_s: float | None
 ) -> bool:
-    """Whether so many blocks take the link longer than computing them again: it cannot keep up."""
-    if budget_blocks <= 0:
-        return recompute_s is not None
-    if step_s is None or recompute_s is None:
+    """Whether so many blocks, so many beside each step, take longer than computing them again: the link cannot keep up.
+
+    No step has room for any just now: none has room to compute them, either.
+    """
+    if budget_blocks <= 0 or step_s is None or recompute_s is None:
         return False
     return ceil(num_blocks / budget_blocks) * step_s > recompute_s

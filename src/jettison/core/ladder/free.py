@@ -23,6 +23,8 @@ class FreeOffer(Offer):
     """Checkpointed requests of one group."""
 
     victims: tuple[RequestId, ...]
+    turned: tuple[RequestId, ...] = ()
+    """Offline requests that were on their way back, and stay at the host."""
 
 
 @register
@@ -41,11 +43,15 @@ class FreeRung(Rung):
         busy = self.means.moves.moving_workers()
         for group in state.changed_groups():
             is_full = len(group.queues.running) >= group.max_running
-            if is_full or not group.queues.num_running_offline or not busy.isdisjoint(group.worker_ids):
+            has_offline = group.queues.num_running_offline or group.queues.moving
+            if is_full or not has_offline or not busy.isdisjoint(group.worker_ids):
                 continue
-            if victims := self._victims(group, self._missing(group)):
+            missing = self._missing(group)
+            turned = self._turned(group) if missing > 0 else ()
+            victims = self._victims(group, missing)
+            if victims or turned:
                 why = "an online request lacks room"
-                yield FreeOffer(groups=(group.group_id,), why=why, victims=victims)
+                yield FreeOffer(groups=(group.group_id,), why=why, victims=victims, turned=turned)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
         """The blocks are free."""
@@ -53,7 +59,16 @@ class FreeRung(Rung):
         group = self.means.state.groups[offer.groups[0]]
         for request_id in offer.victims:
             group.preempt(group.queues.running[request_id])
+        for request_id in offer.turned:
+            entry = self.means.hosted.entry(self.means.state.requests[request_id])
+            assert entry is not None, request_id
+            self.means.hosted.break_off(entry)
         return []
+
+    def _turned(self, group: Group) -> tuple[RequestId, ...]:
+        """Their blocks are free as soon as no piece is on its way."""
+        coming = self.means.hosted.of(group, HostedPhase.IN, is_checkpoint=True)
+        return tuple(e.state.request_id for e in coming if e.state.is_offline)
 
     def _missing(self, group: Group) -> int:
         """Blocks that online requests want now, beyond those that are free."""

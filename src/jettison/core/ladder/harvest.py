@@ -73,8 +73,10 @@ class HarvestRung(Rung):
 
     @property
     def is_quiet(self) -> bool:
-        """No group has offline work, or anything at the host, or it is not for this rung."""
-        return not (self._state.changes.harvesting and self._state.params.offline.checkpoints)
+        """No group has offline work or anything at the host, or none of that is for this rung."""
+        if not self._state.changes.harvesting:
+            return True
+        return not self._state.params.offline.checkpoints and self._hosted.is_idle
 
     @property
     def awaits_tick(self) -> bool:
@@ -137,11 +139,11 @@ class HarvestRung(Rung):
     # --- checkpoints ------------------------------------------------------------------------------------------
 
     def _mark(self, group_id: GroupId) -> None:
-        group = self._state.groups.get(group_id)
-        if group is None or not group.queues.num_running_offline:
+        group, offline = self._state.groups.get(group_id), self._state.params.offline
+        if group is None or not group.queues.num_running_offline or not offline.checkpoints:
             return
         self._marked.add(group_id)
-        below_free, blocks = self._state.params.offline.checkpoint_below_free, group.blocks
+        below_free, blocks = offline.checkpoint_below_free, group.blocks
         candidates: Iterator[RequestState] = iter(())
         if blocks.num_allocatable < below_free * blocks.capacity:
             online = (s for s in reversed(group.queues.running.values()) if not s.is_offline)
@@ -160,12 +162,15 @@ class HarvestRung(Rung):
         )
 
     def _budget_blocks(self, group: Group) -> int:
-        """What may be copied beside a step like the group's last."""
+        """What may be copied beside a step like the group's last: at least one block where it delays no online decode,
+        or nothing would ever move."""
         last = next(reversed(group.in_flight.values()), None)
         rows = () if last is None else last.step.rows
         tpot_s = self._tpot_s() if any(r.num_tokens == 1 and not r.state.is_offline for r in rows) else None
         num_blocks = self.means.loads.blocks_within(group, lambda step_s: copy_bound_s(step_s, tpot_s))
-        return USUAL_BLOCKS if num_blocks is None else num_blocks
+        if num_blocks is None:
+            return USUAL_BLOCKS
+        return num_blocks if tpot_s is not None else max(num_blocks, 1 if group.in_flight else USUAL_BLOCKS)
 
     def _tpot_s(self) -> float | None:
         asked_s = self._state.params.offline.slo.tpot_s
@@ -183,7 +188,7 @@ class HarvestRung(Rung):
             e.state.request_id: e for e in self._hosted.of(group, HostedPhase.STORED, is_checkpoint=True)
             if not (e.state.is_offline and (queues.pauses_offline or queues.waiting))
         }
-        if not entries:
+        if not entries or not self._budget_blocks(group):
             return
         if oversized := tuple(r for r, e in entries.items() if group.blocks.is_oversized(e.state)):
             why = "it is too large for what its group has become"
