@@ -106,5 +106,6 @@ def test_copies_make_a_step_a_little_longer_and_never_break_the_objective(step_s
 def test_what_the_link_cannot_bring_in_time_is_computed_again() -> None:
     assert not is_faster_recomputed(100, 10, 0.05, 1.0)
     assert is_faster_recomputed(100, 10, 0.05, 0.4)
+    assert not is_faster_recomputed(10, 10, 0.05, 0.001), "what comes beside one step is there when that is"
     assert not is_faster_recomputed(100, 0, 0.05, 0.4), "a step with room for nothing"
     assert not is_faster_recomputed(100, 10, None, 0.4) and not is_faster_recomputed(100, 10, 0.05, None)

@@ -110,8 +110,8 @@ def is_faster_recomputed(
 ) -> bool:
     """Whether so many blocks, so many beside each step, take longer than computing them again: the link cannot keep up.
 
-    No step has room for any just now: none has room to compute them, either.
+    Both take a step at least. Where no step has room for any just now, none has room to compute them, either.
     """
     if budget_blocks <= 0 or step_s is None or recompute_s is None:
         return False
-    return ceil(num_blocks / budget_blocks) * step_s > recompute_s
+    return ceil(num_blocks / budget_blocks) * step_s > max(step_s, recompute_s)
