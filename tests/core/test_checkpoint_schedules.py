@@ -27,7 +27,8 @@ class Schedule(RuleBasedStateMachine):
 
     @initialize(
         seed=st.integers(0, 1000), policy=st.sampled_from(["drop", "recompute", "swap+drop", "pipeline"]),
-        num_workers=st.sampled_from([2, 2, 3]), full_blocks=st.integers(30, 60), host_slots=st.sampled_from([8, 40, 500]),
+        num_workers=st.sampled_from([2, 2, 3]), full_blocks=st.integers(30, 60),
+        host_slots=st.sampled_from([8, 40, 500]),
         offline=st.sampled_from(["harvest", "harvest", "scheduler+checkpoint", "scheduler"]),
         free=st.sampled_from([0.5, 0.9, 1.0]), caches=st.booleans(), fails=st.sampled_from([0.0, 0.1]),
     )

@@ -14,7 +14,7 @@ from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
 
 from jettison.core.ladder.free import is_preemptible
 from jettison.core.ladder.rung import Moment
-from jettison.core.moving.hosted import HostedPhase
+from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, SendKV
 from jettison.core.requests import Phase, RequestState
 from jettison.types import ServiceClass

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jettison.core.ladder.rung import Moment, Offer, Rung, register
-from jettison.core.moving.hosted import HostedPhase
+from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.residence import hosted_only

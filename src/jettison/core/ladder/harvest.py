@@ -18,7 +18,7 @@ from itertools import chain
 
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.checkpoints import is_copyable
-from jettison.core.moving.hosted import HostedKV, HostedPhase
+from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group

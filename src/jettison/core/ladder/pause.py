@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from jettison.core.ladder.free import is_preemptible
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
-from jettison.core.moving.hosted import HostedPhase
+from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.policy.batching import BlockedBy

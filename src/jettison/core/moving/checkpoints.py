@@ -21,7 +21,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from jettison.core.moving.allowances import Allowances
-from jettison.core.moving.hosted import Hosted, HostedKV, HostedPhase
+from jettison.core.moving.hosted import Hosted
+from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, TransferEnded
 from jettison.core.requests import Phase, RequestState

@@ -29,54 +29,17 @@ is in the book of ``memory.hostpool``.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from enum import StrEnum
 
 from jettison.core.moving.allowances import Allowances
+from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, SendKV, TransferEnded
 from jettison.core.requests import Phase, RequestState
-from jettison.core.residence import NOWHERE, Residence, changed, hosted_only, in_arenas, pools_of
+from jettison.core.residence import NOWHERE, changed, hosted_only, in_arenas, pools_of
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
-from jettison.memory.kvtransfers import KVTransferPlan, plan_kv_transfers
+from jettison.memory.kvtransfers import plan_kv_transfers
 from jettison.types import GroupId, RequestId, TransferId, WorkerId
-
-
-class HostedPhase(StrEnum):
-    """See the module's table."""
-
-    OUT = "out"
-    STORED = "stored"
-    IN = "in"
-    TURNING = "turning"
-    LEAVING = "leaving"
-    """It runs on; its slots are free when the pieces under way have ended."""
-    CHECKPOINT = "checkpoint"
-    """It runs, and so far nothing of its own is on its way to or from a host pool."""
-
-
-@dataclass(slots=True, eq=False)
-class HostedKV:
-    """One request's KV in host pools, or on the way there or back."""
-
-    state: RequestState
-    number: int
-    """In the order in which they left."""
-    num_blocks: int
-    """Blocks with content: so many slots in each pool. CHECKPOINT: known when it ends."""
-    pools: Residence
-    """Of the request: which pool has which layers, and how much of them."""
-    phase: HostedPhase = HostedPhase.OUT
-    num_sent: int = 0
-    """Leading blocks whose piece has been issued, in this direction."""
-    failed: bool = False
-    is_lost: bool = False
-    """A worker that has some of it in its pool is dead."""
-    is_checkpoint: bool = False
-    """It was copied while it ran; else it was swapped out."""
-    parts: tuple[KVTransferPlan, ...] = ()
-    """IN: from which pool to which stage."""
 
 
 class Hosted:
