@@ -255,10 +255,11 @@ def test_what_a_step_carries_is_within_the_budget() -> None:
     rung = cluster.core.ladder.rung("harvest")
     rung._budget_blocks = lambda group: 3  # type: ignore[attr-defined]
     group, carried = cluster.core.groups[0], dict[int, int]()
-    original = cluster.core.handle
+    original, lags = cluster.core.handle, list[int]()
 
     def handle(event: object, now_ns: int) -> list[object]:
         actions = original(event, now_ns)  # type: ignore[arg-type]
+        lags.append(cluster.core.checkpoint_lag_blocks)
         num = sum(len(a.src_blocks) for a in actions if isinstance(a, SendKV))
         carried[group.counters.num_steps] = carried.get(group.counters.num_steps, 0) + num
         return actions  # type: ignore[return-value]
@@ -268,6 +269,7 @@ def test_what_a_step_carries_is_within_the_budget() -> None:
     cluster.run()
     expect_all_well(cluster)
     assert max(carried.values()) == 3
+    assert max(lags) > 3 and lags[-1] == 0, "the rest is deferred"
 
 
 def test_a_link_that_cannot_keep_up_means_computing_again() -> None:

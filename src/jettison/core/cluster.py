@@ -17,6 +17,7 @@ from jettison.core.driving.stepping import Stepping
 from jettison.core.driving.unplaced import Unplaced, max_request_blocks
 from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
+from jettison.core.ladder.harvest import HarvestRung
 from jettison.core.ladder.orders import Orders
 from jettison.core.ladder.rung import Moment
 from jettison.core.ladder.scale import ScaleRung
@@ -150,6 +151,11 @@ class ClusterCore:
     def num_scale_outs(self) -> int:
         """Requests for more instances so far."""
         return sum(rung.num_requests for rung in self.ladder.rungs if isinstance(rung, ScaleRung))
+
+    @property
+    def checkpoint_lag_blocks(self) -> int:
+        """Sealed blocks of the candidates for checkpoints that have not been copied."""
+        return sum(rung.lag_blocks for rung in self.ladder.rungs if isinstance(rung, HarvestRung))
 
     @property
     def traffic(self) -> TrafficMonitor:
