@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from jettison.config.offline import harvest_parts
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore, ClusterParams, initial_groups
-from jettison.core.ladder.lists import parse_overload
+from jettison.core.ladder.lists import parse_overload, with_offline
 from jettison.core.load.monitor import MAX_DOUBLINGS
 from jettison.core.pending import Purpose
 from jettison.core.serving.group import SchedulerLimits
@@ -185,7 +186,7 @@ class FakeCluster:
         faults: Faults | None = None, eager: bool = False, host_slots: int = 64, swap_budget: int | None = 4,
         migrate_threshold: float = 3.0, exchange: str = "auto", horizon_s: float = 0.0,
         prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
-        profile: HardwareProfile | None = None, offline: OfflineParams | None = None,
+        profile: HardwareProfile | None = None, offline: str | OfflineParams = "none", checkpoint_free: float = 0.5,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -196,12 +197,18 @@ class FakeCluster:
             BLOCK_SIZE, max_tokens, max_seqs, max_model_len, 0.01, frozenset({EOS}), prefix_caching,
             prefill_first=prefill_first, scheduling_policy=scheduling_policy,
         )
+        ladder, parts = parse_overload(policy), harvest_parts(offline) if isinstance(offline, str) else ()
+        if isinstance(offline, str):
+            offline = OfflineParams(
+                checkpoints="checkpoint" in parts, prefetches="prefetch" in parts,
+                checkpoint_below_free=checkpoint_free,
+            )
         params = ClusterParams(
-            **parse_overload(policy)._asdict(), auto_restore=auto_restore,  # type: ignore[arg-type]
+            rungs=with_offline(ladder.rungs, parts), static_pipeline=ladder.static_pipeline, auto_restore=auto_restore,
             swap=SwapParams(num_host_slots=host_slots, budget_blocks=swap_budget),
             migration=MigrationParams(threshold_blocks=migrate_threshold, period_s=0.01),
             exchange=ExchangeMode(exchange), overload=OverloadParams(horizon_s=horizon_s),
-            profile=profile, offline=offline or OfflineParams(),
+            profile=profile, offline=offline,
         )
         if eager:  # moves follow each other closely: more of them in a short run
             params = replace(
@@ -247,6 +254,8 @@ class FakeCluster:
         self.cancelled_transfers: set[int] = set()
         self.requests: dict[str, Request] = {}
         self.worker_free_at = dict.fromkeys(range(num_workers), 0)
+        self.beside_until = dict.fromkeys(range(num_workers), 0)
+        self.layout_applied_at = dict.fromkeys(range(num_workers), 0)
         self.log: list[tuple[int, str]] = []
         self.check_every_event = True
         self.num_steps = 0
@@ -479,9 +488,15 @@ class FakeCluster:
                 self._in_order(action.worker_id, 0.1, lambda: ports.LayoutOffered(
                     action.worker_id, action.call_id, LayoutOffer(worker.version, line, capacity)))
             case ports.ApplyLayout():
+                free_at = max(self.worker_free_at[action.worker_id], self.beside_until[action.worker_id])
+                self.worker_free_at[action.worker_id] = free_at
                 self._in_order(action.worker_id, 1.0, lambda: self._apply(action))
+                self.layout_applied_at[action.worker_id] = self.worker_free_at[action.worker_id]
             case ports.SendKV() if action.src == action.dst:
                 self.swapped.append(action)
+                if action.beside_steps:
+                    self._copy_beside(action)
+                    return
                 self._in_order(action.src, 0.05 * len(action.src_blocks), lambda: self._copy_here(action))
             case ports.SendKV():
                 self.sent.append(action)
@@ -523,6 +538,12 @@ class FakeCluster:
         end = start + int(cost_ms * MS) + self.delay(0.01, 0.2)
         self.worker_free_at[worker_id] = end
         self.at(end, self._while_alive(worker_id, what))
+
+    def _copy_beside(self, piece: ports.SendKV) -> None:
+        """At some moment while steps run: all that it touches has to be its own until it ends. Layouts wait for it."""
+        end = max(self.now, self.layout_applied_at[piece.src]) + self.delay(0.05, 4)
+        self.beside_until[piece.src] = max(self.beside_until[piece.src], end)
+        self.at(end, self._while_alive(piece.src, lambda: self._copy_here(piece)))
 
     def _apply(self, action: ports.ApplyLayout) -> ports.Event:
         worker = self.workers[action.worker_id]

@@ -7,7 +7,7 @@ from fakes import MS, FakeCluster, Faults
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jettison.core.moving.hosted import HostedPhase
+from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.moving.relocate import RelocationPhase
 from jettison.core.requests import Phase, RequestState
 from jettison.core.residence import (

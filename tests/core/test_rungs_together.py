@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from fakes import MS, FakeCluster, Faults
 
-from jettison.core.moving.hosted import HostedPhase
+from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import SendKV
 from jettison.core.requests import Phase
 from jettison.core.serving.group import Group

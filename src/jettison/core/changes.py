@@ -21,7 +21,7 @@ from jettison.types import GroupId, WorkerId
 class Changes:
     """Sets of ids; a group that is no more may be named."""
 
-    __slots__ = ("freer", "ledgers", "queued", "queued_online", "recent", "touched", "unnoted")
+    __slots__ = ("freer", "harvesting", "ledgers", "queued", "queued_online", "recent", "touched", "unnoted")
 
     def __init__(self) -> None:
         self.touched: set[GroupId] = set()
@@ -39,6 +39,9 @@ class Changes:
         """Groups with waiting requests of some class. Always exact."""
         self.queued_online: set[GroupId] = set()
         """Those with online ones. Always exact."""
+        self.harvesting: set[GroupId] = set()
+        """Groups that run offline requests or keep stored ones, or have done so: who looks at it takes those out that
+        do so no more."""
 
     def touch(self, group_id: GroupId) -> None:
         """Something is different for a group: what it may do next has to be asked again."""

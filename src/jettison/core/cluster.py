@@ -18,6 +18,7 @@ from jettison.core.driving.stepping import Stepping
 from jettison.core.driving.unplaced import Unplaced, max_request_blocks
 from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
+from jettison.core.ladder.harvest import HarvestRung
 from jettison.core.ladder.orders import Orders
 from jettison.core.ladder.rung import Moment
 from jettison.core.ladder.scale import ScaleRung
@@ -25,6 +26,7 @@ from jettison.core.ladder.shed import Refusal, ShedRung
 from jettison.core.load.monitor import TrafficMonitor
 from jettison.core.load.views import Loads
 from jettison.core.moving.aside import Aside
+from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.merging import MergePhase, Merging
 from jettison.core.moving.migrations import Migrations
@@ -89,13 +91,16 @@ class ClusterCore:
         for stages in groups:
             self.state.form_group(stages)
         self.hosted = Hosted(self.state)
+        self.checkpoints = Checkpoints(self.state, self.hosted)
         self.migrations = Migrations(self.state)
         self.recoveries = Recoveries(self.state, groups, self.hosted, self.migrations)
         self.loads = Loads(self.state)
         self.state.advice = Adviser(self.state, self.loads)
         self.moves = Moves(self.state, self.loads, self.recoveries, self._clear)
         self.aside = Aside(self.state, self.moves, self.recoveries, self._why_needed)
-        self.ladder = Ladder(params.rungs, self.state, self.loads, self.moves, self.hosted, self.migrations)
+        self.ladder = Ladder(
+            params.rungs, self.state, self.loads, self.moves, self.hosted, self.checkpoints, self.migrations
+        )
         self._orders = Orders(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, self.ladder)
         self.unplaced = Unplaced(self.state, self.dispatcher.place)
@@ -150,6 +155,11 @@ class ClusterCore:
     def num_scale_outs(self) -> int:
         """Requests for more instances so far."""
         return sum(rung.num_requests for rung in self.ladder.rungs if isinstance(rung, ScaleRung))
+
+    @property
+    def checkpoint_lag_blocks(self) -> int:
+        """Sealed blocks of the candidates for checkpoints that have not been copied."""
+        return sum(rung.lag_blocks for rung in self.ladder.rungs if isinstance(rung, HarvestRung))
 
     @property
     def traffic(self) -> TrafficMonitor:
@@ -417,6 +427,7 @@ class ClusterCore:
         self.state.check()
         self.aside.check()
         self.hosted.check()
+        self.checkpoints.check()
         self.migrations.check()
         self.ladder.check()
         assert all(m.phase is not MergePhase.SETTLED for m in self.merges)

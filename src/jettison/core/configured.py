@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from jettison.config import EngineConfig
 from jettison.config.offline import harvest_parts
 from jettison.config.sections import OfflineConfig
-from jettison.core.ladder.lists import parse_overload
+from jettison.core.ladder.lists import parse_overload, with_offline
 from jettison.core.params import ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -58,7 +58,7 @@ def cluster_params(
     """
     overload, ladder = config.overload, parse_overload(config.overload.policy)
     return ClusterParams(
-        rungs=ladder.rungs,
+        rungs=with_offline(ladder.rungs, harvest_parts(config.offline.mode)),
         static_pipeline=ladder.static_pipeline,
         overload=OverloadParams(
             min_blocked_s=overload.min_wait_ms / 1e3,

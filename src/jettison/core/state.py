@@ -68,6 +68,9 @@ class WorkerState:
     """Tables of requests that have left because of a fault: held until no old step and none of these moves can
     write to their blocks any more (``core.moving.recovering``)."""
 
+    copying: set[RequestId] = field(default_factory=set)
+    """Names under which copies beside steps hold what they read and write here (``core.moving.checkpoints``)."""
+
     @property
     def can_serve(self) -> bool:
         """Plans may count on its memory."""
@@ -112,6 +115,22 @@ class ClusterCounters:
     """Requests on their way to a host pool or back that gave way to a change of layouts: they run on, or stay there."""
     hosted_given_up: int = 0
     """Requests in host pools that are computed again."""
+    checkpointed_blocks: int = 0
+    """Copied to host pools while their requests ran, each counted once (one stage)."""
+    checkpointed_bytes: int = 0
+    checkpoint_frees: int = 0
+    """Requests that have given their blocks up without losing what was checkpointed."""
+    freed_recomputed_tokens: int = 0
+    """Of those, tokens beyond the checkpoint."""
+    checkpoints_dropped: int = 0
+    """Checkpoints that gave their slots to others, or that the link could not bring back in time."""
+    offline_discards: int = 0
+    """Offline requests that have given up their blocks with all that they had computed."""
+    prefetched_blocks: int = 0
+    prefetch_stalls: int = 0
+    """Times that a group had nothing to run but what was on its way back from the host."""
+    offline_pauses: int = 0
+    """Times that a group has stopped its offline work for online requests that memory kept out."""
     migrations_given_way: int = 0
     """Migrations that gave way to a change of layouts: their requests have stayed at their sources."""
     num_cancelled: int = 0
@@ -157,6 +176,8 @@ class ClusterState:
     """Of the steps of all groups."""
     advice: Advice = field(init=False)
     """Decisions that mechanisms ask for; the cluster core sets it."""
+    kept_tokens: Callable[[RequestState], int] = lambda state: 0
+    """Called with a request that gives its blocks up: of so many leading tokens KV is kept elsewhere."""
     catch_up: Callable[[GroupId], None] = lambda group_id: None
     """Called before a group's books are read whose steps may not all have been told of yet
     (``core.driving.fastforward``)."""
@@ -258,6 +279,7 @@ class ClusterState:
             self.tokens,
             self.offline_tokens,
             lambda: Pace(self.params.offline, self.predictor),
+            lambda state: self.kept_tokens(state),  # attached later
         )
         self.next_group_id += 1
         self.next_epoch += 1
@@ -274,6 +296,7 @@ class ClusterState:
         assert not group.queues.running and not group.queues.has_waiting and not group.in_flight, "group not empty"
         assert not group.queues.moving and not group.queues.stored, "group not empty"
         del self.groups[group.group_id]
+        self.changes.harvesting.discard(group.group_id)
         self.pipelines.pop(group.group_id, None)
         for worker_id in group.worker_ids:
             self._use(worker_id, [g for g in self.groups_of[worker_id] if g is not group])
@@ -312,13 +335,15 @@ class ClusterState:
         self, state: RequestState, src: WorkerId, dst: WorkerId, layers: LayerRange,
         src_blocks: Sequence[int], dst_blocks: Sequence[int], *, owner: Owner, waiter: TransferWaiter,
         purpose: Purpose, urgent: bool = False, from_host: bool = False, to_host: bool = False,
+        beside_steps: bool = False, reserves: bool = True,
     ) -> SendKV:
-        """A transfer of a request's KV: its blocks stay reserved until the transfer has ended."""
+        """A transfer of a request's KV: its blocks stay reserved until the transfer has ended (but not ``reserves``:
+        then the caller sees to that)."""
         move = SendKV(
             self.book.next_transfer_id, src, dst, layers, tuple(src_blocks), tuple(dst_blocks), urgent,
-            from_host, to_host,
+            from_host, to_host, beside_steps,
         )
-        self.book.open_transfer(move, owner, waiter, purpose, state)
+        self.book.open_transfer(move, owner, waiter, purpose, state if reserves else None)
         self.touch(state)
         return move
 
@@ -414,7 +439,7 @@ class ClusterState:
         assert queued.keys() == self.requests.keys(), "every live request is in exactly one queue"
         for worker in self.workers.values():
             for request_id in worker.ledger.requests():
-                known = request_id in self.requests or request_id in worker.ghosts
+                known = request_id in self.requests or request_id in worker.ghosts or request_id in worker.copying
                 assert known, f"blocks of {request_id} at worker {worker.worker_id} leaked"
         self._check_residences()
         lost = {w.worker_id for w in self.workers.values() if not w.alive}

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 import jettison.core.ladder.lists  # noqa: F401  # its rungs are known by name from then on
 from jettison.core.ladder.rung import Means, Moment, Rung, rung_classes
 from jettison.core.load.views import Loads
+from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
@@ -26,10 +27,10 @@ class Ladder:
 
     def __init__(
         self, names: Iterable[str], state: ClusterState, loads: Loads, moves: Moves, hosted: Hosted,
-        migrations: Migrations,
+        checkpoints: Checkpoints, migrations: Migrations,
     ) -> None:
         """Raises ConfigError as ``rung_classes`` does."""
-        self._means = Means(state, loads, moves, hosted, migrations, self.ask_way, self._tell_unmet)
+        self._means = Means(state, loads, moves, hosted, checkpoints, migrations, self.ask_way, self._tell_unmet)
         kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
         self.rungs: tuple[Rung, ...] = tuple(kind(self._means) for kind in kinds)
 

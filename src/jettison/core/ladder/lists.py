@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jettison.core.ladder.drop
+import jettison.core.ladder.free
+import jettison.core.ladder.harvest
 import jettison.core.ladder.migrate
+import jettison.core.ladder.pause
 import jettison.core.ladder.restore
 import jettison.core.ladder.scale
 import jettison.core.ladder.shed
@@ -16,6 +20,9 @@ from jettison.errors import ConfigError
 
 ALWAYS = ("scale", "shed")
 """Rungs that every list has."""
+
+OFFLINE = {"scheduler": ("harvest", "pause"), "checkpoint": ("free",)}
+"""Rungs that harvesting's parts bring (``--offline``), whatever ``--overload`` says."""
 
 
 class LadderSpec(NamedTuple):
@@ -49,9 +56,16 @@ def parse_overload(text: str) -> LadderSpec:
     return LadderSpec(tuple(rung.name for rung in classes), static_pipeline)
 
 
+def with_offline(rungs: tuple[str, ...], parts: Iterable[str]) -> tuple[str, ...]:
+    """These rungs and those of parts of harvesting, from free to dear."""
+    brought = [rung for part in parts for rung in OFFLINE.get(part, ())]
+    return tuple(rung.name for rung in rung_classes({*rungs, *brought}, static_pipeline=False))
+
+
 def overload_name(rungs: tuple[str, ...], *, static_pipeline: bool) -> str:
     """The shortest text that ``parse_overload`` makes these of."""
-    names = [name for name in rungs if name not in ALWAYS]
+    unnamed = {*ALWAYS, *(rung for brought in OFFLINE.values() for rung in brought)}
+    names = [name for name in rungs if name not in unnamed]
     brought = {r for word, spec in BASELINES.items() if {*spec.rungs} <= {*names} for r in spec.rungs if r != word}
     names = [name for name in names if name not in brought]
     if static_pipeline:

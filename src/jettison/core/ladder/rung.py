@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from jettison.config.rungs import OverloadWord, add_overload_word
 from jettison.core.load.views import Loads
+from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
 from jettison.core.moving.migrations import Migrations
 from jettison.core.moving.moves import Moves
@@ -60,6 +61,8 @@ class Means:
     """Drops and restores."""
     hosted: Hosted
     """KV in host pools."""
+    checkpoints: Checkpoints
+    """Of what it is a copy, while that runs."""
     migrations: Migrations
     ask_way: Callable[[Rung, Collection[WorkerId], str, int], list[Action]]
     """Have all rungs below one give way at these workers."""

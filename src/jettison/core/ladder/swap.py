@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
-from jettison.core.moving.hosted import HostedPhase
+from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
@@ -152,7 +152,7 @@ class SwapRung(Rung):
             growth_blocks=self._growth_of_running(group),
             num_free_blocks=group.blocks.num_allocatable,
             watermark_blocks=group.blocks.watermark,
-            num_running=len(group.queues.running) + len(hosted.of(group, HostedPhase.IN)),
+            num_running=len(group.queues.running) + len(group.queues.moving),
             max_num_seqs=group.max_running,
         ))
 
@@ -163,8 +163,7 @@ class SwapRung(Rung):
     def _keep_room(self, group: Group) -> None:
         hosted = self.means.hosted
         self._hold_preemption(group)
-        owed = hosted.of(group, HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING)
-        blocks = sum(hosted.blocks_to_return(entry) for entry in owed)
+        blocks = sum(hosted.blocks_to_return(entry) for entry in hosted.owed_online(group))
         group.blocks.reserve_landing(dict.fromkeys(group.worker_ids, blocks) if blocks else {})
 
 

@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jettison.core.load.monitor import TRAFFIC_WINDOW_NS, GroupMonitor, Stays, TrafficMonitor
 from jettison.core.load.samples import TickTimes
@@ -198,6 +198,10 @@ class Loads:
     def blocks_beside_step(self, group: Group, time_share: float) -> int | None:
         """Blocks whose copies to or from the host add at most so much of its time to a step like the group's last;
         where none is in flight, to its next decodes. None while too little is known."""
+        return self.blocks_within(group, lambda step_s: (1.0 + time_share) * step_s)
+
+    def blocks_within(self, group: Group, bound_s: Callable[[float], float]) -> int | None:
+        """The same for copies with which the step takes at most so long as ``bound_s`` makes of its time without."""
         state, part = self._state, step_of(len(group.stages))
         last = next(reversed(group.in_flight.values()), None)
         work = self._microbatch(group) if last is None else last.work._replace(num_copied_bytes=0)
@@ -206,7 +210,7 @@ class Loads:
             return None
         block_bytes = state.shape.num_layers * state.shape.block_bytes_per_layer(state.limits.block_size)
         return state.predictor.largest_batch(
-            (1.0 + time_share) * step_s, state.params.swap.num_host_slots,
+            bound_s(step_s), state.params.swap.num_host_slots,
             lambda num_blocks: work._replace(num_copied_bytes=num_blocks * block_bytes), part,
         )
 

@@ -11,6 +11,9 @@ What is where is said by the request's residences; here is what is done about it
     OUT --give_way--> runs on; the pieces under way end, and then its slots are free
     IN  --give_way--> TURNING --pieces have ended--> STORED: its blocks are given back
 
+    CHECKPOINT   it runs, and its leading blocks are in host pools as well (``core.moving.checkpoints``), so it can
+                 become STORED at once; when it has come back it is in CHECKPOINT again
+
 Rule 1. A step carries at most the budget's blocks, both directions together, leavers before returners. The allowance is
         renewed with every step issued, and where no step is in flight. Pieces follow the step in the worker's stream:
         they are copied while the controller takes the step's tokens and plans the next, which begins when they are:
@@ -19,65 +22,24 @@ Rule 2. Blocks are given back, and a request is scheduled again, only when the c
         flight, so nothing writes what is being read; sealed blocks that it shares may be read meanwhile.
 Rule 3. No request of a group whose layouts change is in OUT or IN (``give_way``): a stored one is in no arena.
 
-What goes and what returns is decided elsewhere (``core.ladder.swap``); which slot holds what is in the book of
-``memory.hostpool``.
+What goes and what returns is decided elsewhere (``core.ladder.swap``, ``core.ladder.harvest``); which slot holds what
+is in the book of ``memory.hostpool``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Collection, Iterable
 
+from jettison.core.moving.allowances import Allowances
+from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.pending import PendingTransfer, Purpose
 from jettison.core.ports import Action, SendKV, TransferEnded
 from jettison.core.requests import Phase, RequestState
-from jettison.core.residence import NOWHERE, Residence, changed, hosted_only, in_arenas, pools_of
+from jettison.core.residence import NOWHERE, changed, hosted_only, in_arenas, pools_of
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
-from jettison.memory.kvtransfers import KVTransferPlan, plan_kv_transfers
+from jettison.memory.kvtransfers import plan_kv_transfers
 from jettison.types import GroupId, RequestId, TransferId, WorkerId
-
-
-class HostedPhase(StrEnum):
-    """See the module's table."""
-
-    OUT = "out"
-    STORED = "stored"
-    IN = "in"
-    TURNING = "turning"
-    LEAVING = "leaving"
-    """It runs on; its slots are free when the pieces under way have ended."""
-
-
-@dataclass(slots=True, eq=False)
-class HostedKV:
-    """One request's KV in host pools, or on the way there or back."""
-
-    state: RequestState
-    number: int
-    """In the order in which they left."""
-    num_blocks: int
-    """Blocks with content: so many slots in each pool."""
-    pools: Residence
-    """Of the request: which pool has which layers, and how much of them."""
-    phase: HostedPhase = HostedPhase.OUT
-    num_sent: int = 0
-    """Leading blocks whose piece has been issued, in this direction."""
-    failed: bool = False
-    is_lost: bool = False
-    """A worker that has some of it in its pool is dead."""
-    parts: tuple[KVTransferPlan, ...] = ()
-    """IN: from which pool to which stage."""
-
-
-@dataclass(slots=True)
-class _Allowance:
-    """What a group may still send with the step that it has issued last."""
-
-    num_steps: int = -1
-    """The group's step count when it was renewed."""
-    left: int = 0
 
 
 class Hosted:
@@ -91,9 +53,8 @@ class Hosted:
         """Of those, OUT and IN."""
         self._num_stored = 0
         """So far."""
-        self._allowances: dict[GroupId, _Allowance] = {}
-        self._num_dissolved = 0
-        """Groups dissolved when ``_allowances`` was last rid of them."""
+        self._allowances = Allowances(cluster)
+        """Of what is swapped."""
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -102,16 +63,36 @@ class Hosted:
         """No request has KV in a host pool."""
         return not self._entries
 
-    def of(self, group: Group, *phases: HostedPhase) -> list[HostedKV]:
-        """Requests of a group with KV in host pools, in these phases."""
+    def of(self, group: Group, *phases: HostedPhase, is_checkpoint: bool = False) -> list[HostedKV]:
+        """Requests of a group that were swapped out (or: freed by their checkpoints), in these phases."""
         if not self._entries:
             return []
         here = (self._entries.get(request_id) for request_id in (*group.queues.stored, *group.queues.moving))
-        return [entry for entry in here if entry is not None and entry.phase in phases]
+        return [e for e in here if e is not None and e.phase in phases and e.is_checkpoint is is_checkpoint]
+
+    def entry(self, state: RequestState) -> HostedKV | None:
+        """What is known of a request's KV in host pools."""
+        return self._entries.get(state.request_id)
+
+    def entry_named(self, request_id: RequestId) -> HostedKV | None:
+        """The same of a request that may be no more."""
+        return self._entries.get(request_id)
+
+    def checkpoints(self) -> list[HostedKV]:
+        """Of all running requests that have one."""
+        return [entry for entry in self._entries.values() if entry.phase is HostedPhase.CHECKPOINT]
+
+    def owed_online(self, group: Group) -> list[HostedKV]:
+        """Online requests of a group that will take blocks again before newcomers do, freed or swapped out; and what
+        else was swapped out."""
+        phases = HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING
+        freed = [e for e in self.of(group, *phases, is_checkpoint=True) if not e.state.is_offline]
+        return [*self.of(group, *phases), *freed]
 
     def groups(self) -> list[Group]:
-        """Groups that requests with KV in host pools belong to, in order of formation."""
-        ids = {e.state.group_id for e in self._entries.values() if e.phase is not HostedPhase.LEAVING}
+        """Groups that requests which were swapped out belong to, in order of formation."""
+        swapped = (e for e in self._entries.values() if not e.is_checkpoint)
+        ids = {e.state.group_id for e in swapped if e.phase is not HostedPhase.LEAVING}
         return [self._cluster.groups[g] for g in sorted(ids)]
 
     def worker_ids(self) -> tuple[WorkerId, ...]:
@@ -127,20 +108,29 @@ class Hosted:
         return self._group(entry).limits.blocks_for(entry.state.num_tokens)
 
     def owed_blocks(self, group: Group) -> int:
-        """What stored requests of a group will take again."""
-        return sum(self.blocks_to_return(e) for e in self.of(group, HostedPhase.STORED, HostedPhase.TURNING))
+        """What stored requests of a group will take again; offline ones that were freed are in nobody's way."""
+        return sum(self.blocks_to_return(e) for e in self.owed_online(group) if e.phase is not HostedPhase.OUT)
 
     def _group(self, entry: HostedKV) -> Group:
         return self._cluster.groups[entry.state.group_id]
 
     # --- out and in -------------------------------------------------------------------------------------------
 
+    def open(self, state: RequestState, phase: HostedPhase, num_blocks: int = 0) -> HostedKV:
+        """KV of a request is about to go to the pools of its group's own workers."""
+        pools, is_checkpoint = pools_of(self._cluster.groups[state.group_id].stages), phase is HostedPhase.CHECKPOINT
+        entry = HostedKV(state, self._num_stored, num_blocks, pools, phase, is_checkpoint=is_checkpoint)
+        self._num_stored += 1
+        self._entries[state.request_id] = entry
+        return entry
+
     def store(self, state: RequestState) -> None:
         """A running request leaves its group's arenas. The caller has seen free slots for all of its blocks."""
         group = self._cluster.groups[state.group_id]
-        entry = HostedKV(state, self._num_stored, group.limits.blocks_for(state.num_computed), pools_of(group.stages))
-        self._num_stored += 1
-        self._entries[state.request_id] = self._travelling[state.request_id] = entry
+        if (checkpoint := self.entry(state)) is not None:
+            self.forget(checkpoint)
+        entry = self.open(state, HostedPhase.OUT, group.limits.blocks_for(state.num_computed))
+        self._travelling[state.request_id] = entry
         for worker_id in entry.pools.worker_ids:
             self.pools[worker_id].hold(state.request_id, entry.num_blocks)
         group.queues.take_out(state)
@@ -165,36 +155,27 @@ class Hosted:
         state.residences = (entry.pools, group.residence.at(0))
 
     def send(self, budget_blocks: Callable[[Group], int]) -> list[Action]:
-        """Issue pieces behind the steps just issued, within each group's allowance for a step (rule 1)."""
-        self._forget_dissolved()
+        """Issue pieces of what is swapped behind the steps just issued, within each group's allowance (rule 1)."""
         by_group: dict[GroupId, list[HostedKV]] = {}
         for entry in self._travelling.values():
-            by_group.setdefault(entry.state.group_id, []).append(entry)
+            if not entry.is_checkpoint:
+                by_group.setdefault(entry.state.group_id, []).append(entry)
         actions: list[Action] = []
         for group_id, travelling in sorted(by_group.items()):
-            allowance = self._allowance(self._cluster.groups[group_id], travelling, budget_blocks)
+            is_copying = any(e.state.transfers for e in travelling)
+            allowance = self._allowances.of(self._cluster.groups[group_id], budget_blocks, is_copying=is_copying)
             for entry in sorted(travelling, key=lambda e: (e.phase is HostedPhase.IN, e.number)):
-                num_blocks = min(allowance.left, entry.num_blocks - entry.num_sent)
-                if num_blocks > 0 and entry.state.ending is None and not entry.failed:
-                    actions += self._send(entry, num_blocks)
-                    allowance.left -= num_blocks
+                num_blocks, pieces = self.send_some(entry, allowance.left)
+                allowance.left -= num_blocks
+                actions += pieces
         return actions
 
-    def _allowance(
-        self, group: Group, travelling: Sequence[HostedKV], budget_blocks: Callable[[Group], int]
-    ) -> _Allowance:
-        allowance = self._allowances.setdefault(group.group_id, _Allowance())
-        nothing_to_hide_behind = not group.in_flight and not any(e.state.transfers for e in travelling)
-        if allowance.num_steps != group.counters.num_steps or nothing_to_hide_behind:
-            allowance.num_steps = group.counters.num_steps
-            allowance.left = budget_blocks(group)
-        return allowance
-
-    def _forget_dissolved(self) -> None:
-        groups, num_dissolved = self._cluster.groups, self._cluster.num_dissolved
-        if self._num_dissolved != num_dissolved:
-            self._num_dissolved = num_dissolved
-            self._allowances = {g: allowance for g, allowance in self._allowances.items() if g in groups}
+    def send_some(self, entry: HostedKV, most_blocks: int) -> tuple[int, list[Action]]:
+        """The next piece of what is on its way, of so many blocks at most: its blocks, and the actions."""
+        num_blocks = min(most_blocks, entry.num_blocks - entry.num_sent)
+        if num_blocks <= 0 or entry.state.ending is not None or entry.failed:
+            return 0, []
+        return num_blocks, self._send(entry, num_blocks)
 
     def _send(self, entry: HostedKV, num_blocks: int) -> list[Action]:
         state, workers = entry.state, self._cluster.workers
@@ -205,7 +186,7 @@ class Hosted:
             for (worker_id, _), layers in entry.pools.places.items():
                 blocks = workers[worker_id].ledger.table(state.request_id).ids[piece]
                 slots = self.pools[worker_id].slots(state.request_id)[piece]
-                actions.append(self._noted(self._cluster.send_kv(
+                actions.append(self.noted(self._cluster.send_kv(
                     state, worker_id, worker_id, layers, blocks, slots, owner=self, waiter=self,
                     purpose=Purpose.HOST, to_host=True,
                 ), self._group(entry)))
@@ -213,13 +194,14 @@ class Hosted:
         for part in entry.parts:
             slots = self.pools[part.src].slots(state.request_id)[piece]
             blocks = workers[part.dst].ledger.table(state.request_id).ids[piece]
-            actions.append(self._noted(self._cluster.send_kv(
+            actions.append(self.noted(self._cluster.send_kv(
                 state, part.src, part.dst, part.layers, slots, blocks, owner=self, waiter=self,
-                purpose=Purpose.HOST, from_host=True,
+                purpose=Purpose.HOST, from_host=True, beside_steps=entry.is_checkpoint and part.src == part.dst
+                and self._cluster.params.offline.prefetches,
             ), self._group(entry)))
         return actions
 
-    def _noted(self, piece: SendKV, group: Group) -> SendKV:
+    def noted(self, piece: SendKV, group: Group) -> SendKV:
         """What a worker copies by itself runs between two steps; from another's pool it comes in bulk turns."""
         if piece.src == piece.dst:
             group.copies[piece.transfer_id] = self._cluster.book.transfers[piece.transfer_id].num_bytes
@@ -241,12 +223,12 @@ class Hosted:
         if not entry.failed:
             self._note_arrived(entry)
         if entry.phase is HostedPhase.LEAVING or state.ending is not None:
-            self._forget(entry)
+            self.forget(entry)
             self._cluster.reap(state)
         elif entry.phase is HostedPhase.TURNING:
             self._turned(entry)
         elif entry.failed:
-            self._forget(entry)
+            self.forget(entry)
             self._group(entry).preempt(state)
         elif entry.num_sent == entry.num_blocks:
             self._copied(entry)
@@ -276,10 +258,15 @@ class Hosted:
         """Every piece of one direction has arrived."""
         state, group = entry.state, self._group(entry)
         if entry.phase is HostedPhase.IN:
-            self._forget(entry)
             state.num_sealed = 0  # its blocks are new ones, not yet findable
+            if entry.is_checkpoint:  # what the host has is as good as before
+                entry.phase = HostedPhase.CHECKPOINT
+                del self._travelling[state.request_id]
+                self._cluster.counters.prefetched_blocks += entry.num_blocks
+            else:
+                self.forget(entry)
+                self._cluster.counters.swapped_in_blocks += entry.num_blocks
             group.queues.resume(state)
-            self._cluster.counters.swapped_in_blocks += entry.num_blocks
             return
         for ledger in group.blocks.ledgers:
             ledger.release(state.request_id)
@@ -303,9 +290,10 @@ class Hosted:
         # What came of those pieces does not matter: the slots have all of it.
         entry.phase, entry.failed = HostedPhase.STORED, False
         if entry.is_lost:
-            self._give_up(entry)
+            self.give_up(entry)
 
-    def _forget(self, entry: HostedKV) -> None:
+    def forget(self, entry: HostedKV) -> None:
+        """Its slots are free."""
         state, request_id = entry.state, entry.state.request_id
         del self._entries[request_id]
         self._travelling.pop(request_id, None)
@@ -319,8 +307,8 @@ class Hosted:
     def cancel(self, state: RequestState) -> list[Action]:
         """The request is ending: forget it. With a piece under way it is forgotten when that has ended."""
         entry = self._entries.get(state.request_id)
-        if entry is not None and not state.transfers:
-            self._forget(entry)
+        if entry is not None and (entry.phase is HostedPhase.CHECKPOINT or not state.transfers):
+            self.forget(entry)
         return []
 
     def give_way(self, worker_ids: Collection[WorkerId]) -> None:
@@ -329,17 +317,18 @@ class Hosted:
             group = self._group(entry)
             if any(w in worker_ids for w in group.worker_ids):
                 self._cluster.counters.hosted_brought_back += 1
-                self._break_off(entry, group)
+                self.break_off(entry)
 
-    def _break_off(self, entry: HostedKV, group: Group) -> None:
-        state = entry.state
+    def break_off(self, entry: HostedKV) -> None:
+        """What is on its way to a host pool or back goes no further."""
+        state, group = entry.state, self._group(entry)
         del self._travelling[state.request_id]
         if entry.phase is HostedPhase.OUT:
             # All of its blocks are still its own, and nothing has been written since.
             entry.phase = HostedPhase.LEAVING
             group.queues.resume(state)
             if not state.transfers:
-                self._forget(entry)
+                self.forget(entry)
             return
         entry.phase = HostedPhase.TURNING
         state.residences = hosted_only(state.residences)
@@ -353,25 +342,43 @@ class Hosted:
         pieces: set[TransferId] = set()
         ids = {group.group_id for group in broken}
         for entry in [e for e in self._entries.values() if e.state.group_id in ids]:
-            pieces |= entry.state.transfers
+            if entry.phase is not HostedPhase.CHECKPOINT:
+                pieces |= entry.state.transfers
             if entry.phase is HostedPhase.STORED:
                 self._cluster.counters.hosted_given_up += 1
-            self._forget(entry)
+            self.forget(entry)
         return pieces
 
     def lose_pool(self, worker_id: WorkerId) -> None:
         """A worker is dead, and its pool with it: requests of other groups that have KV there are computed again."""
+        self.pools[worker_id].forget_contents()
         for entry in [e for e in self._entries.values() if worker_id in e.pools.worker_ids]:
             if entry.phase is HostedPhase.LEAVING or entry.state.ending is not None:
                 continue
+            if entry.phase is HostedPhase.CHECKPOINT:  # it runs on, elsewhere
+                self.forget(entry)
+                continue
             entry.failed = entry.is_lost = True
             if not entry.state.transfers:  # else when those have ended
-                self._give_up(entry)
+                self.give_up(entry)
 
-    def _give_up(self, entry: HostedKV) -> None:
+    def give_up(self, entry: HostedKV) -> None:
+        """A stored request is computed again."""
         self._cluster.counters.hosted_given_up += 1
-        self._forget(entry)
+        self.forget(entry)
         self._group(entry).preempt(entry.state)
+
+    def drop_checkpoints(self) -> None:
+        """No request has one any more: those that were freed are computed again, as soon as nothing travels."""
+        for entry in [e for e in self._entries.values() if e.is_checkpoint]:
+            if entry.phase is HostedPhase.CHECKPOINT:
+                self.forget(entry)
+                continue
+            entry.is_lost = True
+            if entry.phase is HostedPhase.IN:
+                self.break_off(entry)
+            elif entry.phase is HostedPhase.STORED and entry.state.ending is None:
+                self.give_up(entry)
 
     # --- checks -----------------------------------------------------------------------------------------------
 
@@ -380,12 +387,16 @@ class Hosted:
         for worker_id, pool in self.pools.items():
             pool.check()
             here = {r for r, e in self._entries.items() if worker_id in e.pools.worker_ids}
+            here |= self._cluster.workers[worker_id].copying
             assert set(pool.holders()) == here, f"host slots of worker {worker_id}: {pool.holders()}, entries {here}"
         for request_id, entry in self._entries.items():
             state = entry.state
             assert entry.pools in state.residences, f"{state} is not known to be in host pools"
             if entry.phase is HostedPhase.LEAVING:
                 assert self._has_pieces(state), f"{state} leaves no slots behind"
+                continue
+            if entry.phase is HostedPhase.CHECKPOINT:
+                assert state.phase in (Phase.RUNNING, Phase.MOVING) and request_id not in self._travelling, state
                 continue
             is_stored = entry.phase in (HostedPhase.STORED, HostedPhase.TURNING)
             assert state.phase is (Phase.STORED if is_stored else Phase.MOVING) and state.num_pending == 0, state

@@ -102,10 +102,12 @@ class Group:
         tokens: VirtualTokens | None = None,
         offline_tokens: VirtualTokens | None = None,
         pace: Callable[[], Pace | None] = lambda: None,
+        kept_tokens: Callable[[RequestState], int] = lambda state: 0,
     ) -> None:
         """``prices``: what chunks cost its last stage, as far as is known; ``changes``, ``tokens``: the cluster's.
 
         ``pace``: what its steps may take; None: offline requests are behind online ones by priority alone.
+        ``kept_tokens``: of a request that gives its blocks up, leading tokens whose KV is kept elsewhere.
         """
         self.group_id = group_id
         self.epoch = epoch
@@ -128,6 +130,7 @@ class Group:
         """What keeps the head of the online queue out; an offline head that has to wait is no news."""
         self.prices = prices
         self.pace = pace
+        self._kept_tokens = kept_tokens
         self.planner = StepPlanner(self)
         self.sitting_out: Collection[RequestId] = ()
         """Running offline requests that the next step is planned without, and no step gets newcomers of their class
@@ -424,20 +427,24 @@ class Group:
         state.residences = hosted_only(state.residences)
 
     def preempt(self, state: RequestState) -> None:
-        """Drop the request's KV and queue it again; it is recomputed from all its tokens."""
+        """Have the request give its blocks up, at once. With a checkpoint it is stored from now on and computes what is
+        beyond that again; without one it is queued, and recomputed from all its tokens."""
         assert state.num_pending == 0 and not state.transfers, "a request in flight cannot be preempted"
+        num_kept = self._kept_tokens(state)
         self.queues.take_out(state)
         self.blocks.release(state)
         self.counters.num_preemptions += 1
-        if not state.is_offline:
-            self.counters.num_queue_blocks -= self.limits.blocks_for(state.num_tokens)
-        self.counters.num_recomputed_tokens += state.num_computed
+        self.counters.num_recomputed_tokens += state.num_computed - num_kept
         state.num_preemptions += 1
-        state.num_computed = 0
-        state.num_sealed = 0
-        state.residences = NOWHERE
+        state.num_computed, state.num_sealed = num_kept, 0
+        state.residences = hosted_only(state.residences) if num_kept else NOWHERE
         state.remote = ()
         state.paused = state.recompute = False
+        if num_kept:
+            self.queues.keep_stored(state)
+            return
+        if not state.is_offline:
+            self.counters.num_queue_blocks -= self.limits.blocks_for(state.num_tokens)
         self.queues.enqueue(state)
 
     def check(self, *, with_ledgers: bool = True) -> None:

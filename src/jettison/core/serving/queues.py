@@ -58,6 +58,9 @@ class Queues:
         self._limits = limits
         self._touched, self._freer = changes.touched, changes.freer
         self._queued, self._queued_online = changes.queued, changes.queued_online
+        self._harvesting = changes.harvesting
+        self.pauses_offline = False
+        """No offline request is let in, and none that was stored comes back (``core.ladder.pause``)."""
         # Sums that would cost O(queue) whenever dispatch or the monitor asks; ``check`` compares.
         self._num_queued_blocks = 0
         self._num_queued_tokens = 0
@@ -127,6 +130,16 @@ class Queues:
     def running_offline(self) -> list[RequestState]:
         """Of the running requests the offline ones: O(their number), as they are the last."""
         return list(takewhile(lambda s: s.is_offline, reversed(self.running.values())))
+
+    @property
+    def admits_offline(self) -> bool:
+        """Waiting offline requests may be let in: they are not paused, and none that has been served before waits to
+        come back."""
+        return not (self.pauses_offline or any(s.is_offline for s in self.stored.values()))
+
+    def newcomers(self) -> Iterator[RequestState]:
+        """Waiting requests that may be let in, in the order of service."""
+        return chain(self.waiting, self.waiting_offline) if self.admits_offline else iter(self.waiting)
 
     @property
     def num_served(self) -> int:
@@ -233,6 +246,7 @@ class Queues:
         if state.is_offline:
             self._num_offline += sign
             self._sum_offline_ns += scheduled_ns
+            self._harvesting.add(self._group_id)
 
     def _goes_last(self, state: RequestState) -> bool:
         """Whether a request is certainly the last of the running ones in service order. Hardly ever more than O(1)."""
@@ -280,6 +294,7 @@ class Queues:
         state.group_id = self._group_id
         state.phase = Phase.STORED
         self.stored[state.request_id] = state
+        self._harvesting.add(self._group_id)
 
     def take_all(self) -> list[RequestState]:
         """Empty all queues (the group is about to be dissolved); return what was in them."""

@@ -111,7 +111,7 @@ def offline_view(group: Group) -> OfflineView:
     to wait for."""
     queues = group.queues
     newest_first = queues.running_offline()
-    waiting = () if group.sitting_out else queues.waiting_offline
+    waiting = queues.waiting_offline if queues.admits_offline and not group.sitting_out else ()
     return OfflineView(
         running_rows(group, reversed(newest_first)), len(newest_first),
         EachTime(lambda: map(partial(waiting_row, group), waiting)),

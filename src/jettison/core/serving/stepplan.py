@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from jettison.core.requests import Phase, RequestState
@@ -159,9 +158,10 @@ class StepPlanner:
         return map(partial(waiting_row, self._group), self._waiting())
 
     def _waiting(self) -> Iterator[RequestState]:
-        """Online requests, then offline ones, unless some that run sit out; each in the order of service."""
+        """Online requests, then offline ones that may be let in, unless some that run sit out; each in the order of
+        service."""
         queues = self._group.queues
-        return iter(queues.waiting) if self._group.sitting_out else chain(queues.waiting, queues.waiting_offline)
+        return iter(queues.waiting) if self._group.sitting_out else queues.newcomers()
 
     def _victims(self) -> list[VictimRow]:
         group = self._group

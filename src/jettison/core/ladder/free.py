@@ -1,0 +1,103 @@
+"""Free: blocks of offline requests that are checkpointed go to online requests at once (ConServe 4.4).
+
+A step's own planning evicts for what it admits (``policy.batching``); this is for pressure that is seen before it: the
+head of the online queue, and online requests that were freed and are to come back. No byte is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jettison.core.ladder.rung import Moment, Offer, Rung, register
+from jettison.core.moving.hostedkv import HostedPhase
+from jettison.core.ports import Action
+from jettison.core.requests import RequestState
+from jettison.core.residence import hosted_only
+from jettison.core.serving.group import Group
+from jettison.types import RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeOffer(Offer):
+    """Checkpointed requests of one group."""
+
+    victims: tuple[RequestId, ...]
+    turned: tuple[RequestId, ...] = ()
+    """Offline requests that were on their way back, and stay at the host."""
+
+
+@register
+class FreeRung(Rung):
+    """Newest first, as many as are needed."""
+
+    name = "free"
+    rank = 30
+    is_word = False
+
+    def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
+        """For each group whose next online request lacks room: whose blocks it gets."""
+        state = self.means.state
+        if moment is not Moment.BEFORE_STEPS or not state.changes.harvesting:
+            return
+        busy = self.means.moves.moving_workers()
+        for group in state.changed_groups():
+            is_full = len(group.queues.running) >= group.max_running
+            has_offline = group.queues.num_running_offline or group.queues.moving
+            if is_full or not has_offline or not busy.isdisjoint(group.worker_ids):
+                continue
+            missing = self._missing(group)
+            turned = self._turned(group) if missing > 0 else ()
+            victims = self._victims(group, missing)
+            if victims or turned:
+                why = "an online request lacks room"
+                yield FreeOffer(groups=(group.group_id,), why=why, victims=victims, turned=turned)
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """The blocks are free."""
+        assert isinstance(offer, FreeOffer), offer
+        group = self.means.state.groups[offer.groups[0]]
+        for request_id in offer.victims:
+            group.preempt(group.queues.running[request_id])
+        for request_id in offer.turned:
+            entry = self.means.hosted.entry(self.means.state.requests[request_id])
+            assert entry is not None, request_id
+            self.means.hosted.break_off(entry)
+        return []
+
+    def _turned(self, group: Group) -> tuple[RequestId, ...]:
+        """Their blocks are free as soon as no piece is on its way."""
+        coming = self.means.hosted.of(group, HostedPhase.IN, is_checkpoint=True)
+        return tuple(e.state.request_id for e in coming if e.state.is_offline)
+
+    def _missing(self, group: Group) -> int:
+        """Blocks that online requests want now, beyond those that are free."""
+        blocks, head = group.blocks, group.queues.waiting.head
+        wanted = 0 if head is None or blocks.is_oversized(head) else blocks.cached_prefix(head)[1]
+        for entry in self.means.hosted.of(group, HostedPhase.STORED, is_checkpoint=True):
+            if not entry.state.is_offline:
+                wanted = max(wanted, self.means.hosted.blocks_to_return(entry) + 1)
+        return wanted and wanted + blocks.watermark - blocks.num_allocatable
+
+    def _victims(self, group: Group, missing: int) -> tuple[RequestId, ...]:
+        victims: list[RequestId] = []
+        for state in group.queues.running_offline() if missing > 0 else ():
+            if missing <= 0:
+                break
+            if not is_preemptible(state) or not is_checkpointed(state):
+                continue
+            victims.append(state.request_id)
+            missing -= min(ledger.num_exclusive_blocks(state.request_id) for ledger in group.blocks.ledgers)
+        return tuple(victims)
+
+
+def is_preemptible(state: RequestState) -> bool:
+    """It could give its blocks up now."""
+    return state.num_pending == 0 and not (
+        state.paused or state.recompute or state.ending or state.transfers or state.remote
+    )
+
+
+def is_checkpointed(state: RequestState) -> bool:
+    """Host pools have some of its KV."""
+    return any(residence.num_tokens for residence in hosted_only(state.residences))

@@ -1,0 +1,272 @@
+"""Harvest: offline work beside online requests, its KV kept in a second place as long as memory may run out (ConServe).
+
+Which offline tokens fill a step is planned with the step (``policy.batching``). Here, around each step of a group that
+has offline work:
+
+    it has ended     candidates are marked                                    policy.checkpointing
+    the next begins  what to copy is decided; who was freed comes back, where there is room beside what online needs
+    it is issued     pieces of both beside it, within what the link and the objectives allow
+
+Online requests are copied, too, behind the offline ones. A request that would be back later than computed again is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.moving.checkpoints import is_copyable
+from jettison.core.moving.hostedkv import HostedKV, HostedPhase
+from jettison.core.ports import Action
+from jettison.core.requests import RequestState
+from jettison.core.serving.group import Group
+from jettison.cost.stepwork import StepWork
+from jettison.policy.checkpointing import (
+    USUAL_BLOCKS,
+    Checkpointing,
+    CheckpointRow,
+    copy_bound_s,
+    is_faster_recomputed,
+)
+from jettison.policy.offline import TPOT_OVER_LONE_STEP
+from jettison.policy.order import in_service_order
+from jettison.policy.swapping import StoredRow, choose_swap_ins
+from jettison.types import GroupId, RequestId
+
+AHEAD_STEPS = 16
+"""Steps of growth of those that run for which room is left beside who comes back: it would be the next to go."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HarvestOffer(Offer):
+    """Requests of one group that come back, or are computed again because that is faster."""
+
+    come_back: tuple[RequestId, ...] = ()
+    compute_again: tuple[RequestId, ...] = ()
+
+
+@register
+class HarvestRung(Rung):
+    """Checkpoints and prefetches."""
+
+    name = "harvest"
+    rank = 10
+    is_word = False
+
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._state, self._hosted, self._checkpoints = means.state, means.hosted, means.checkpoints
+        self._policies: dict[GroupId, Checkpointing] = {}
+        self._marked: set[GroupId] = set()
+        """Groups with candidates from a step that has just ended."""
+        self._decided: dict[GroupId, tuple[tuple[RequestId, int], ...]] = {}
+        self._looked_at: list[Group] = []
+        """In this event."""
+        self._put_off: set[GroupId] = set()
+        """Groups that were touched while their layouts were changing."""
+        self._stalled: set[GroupId] = set()
+        """Groups that have nothing to run but what is on its way back."""
+        self._reserving: set[GroupId] = set()
+        """Groups in which newcomers leave room for online requests that were freed."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """No group has offline work or anything at the host, or none of that is for this rung."""
+        if not self._state.changes.harvesting:
+            return True
+        return not self._state.params.offline.checkpoints and self._hosted.is_idle
+
+    @property
+    def awaits_tick(self) -> bool:
+        """A group has not been looked at yet."""
+        return bool(self._put_off)
+
+    @property
+    def lag_blocks(self) -> int:
+        """Sealed blocks of candidates that have not been copied."""
+        return sum(policy.lag_blocks for policy in self._policies.values())
+
+    # --- deciding ---------------------------------------------------------------------------------------------
+
+    def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
+        """Mark candidates after a step; before the next, decide what to copy, and who comes back."""
+        harvesting = self._state.changes.harvesting
+        if self.is_quiet:
+            return
+        if moment is Moment.STEP_ENDED:
+            for group_id in harvesting & self._state.changes.touched:
+                self._mark(group_id)
+        if moment is not Moment.BEFORE_STEPS:
+            return
+        busy = self.means.moves.moving_workers()
+        for group in self._touched():
+            if not busy.isdisjoint(group.worker_ids):
+                self._put_off.add(group.group_id)
+                continue
+            self._looked_at.append(group)
+            if group.group_id in self._marked:
+                self._decide(group)
+            if not group.paused:
+                yield from self._returning(group)
+            self._keep_room(group)
+        self._marked.clear()
+
+    def _touched(self) -> list[Group]:
+        """Groups with offline work, or with something at the host, that an event has touched."""
+        self._state.resolve_ledgers()
+        changes, groups = self._state.changes, self._state.groups
+        asked = (changes.touched | changes.recent | changes.unnoted | self._put_off) & changes.harvesting
+        self._put_off = set()
+        for group_id in [g for g in asked if g not in groups or not self._has_work(groups[g])]:
+            self._forget(group_id)
+            asked.discard(group_id)
+        return [groups[g] for g in sorted(asked)]
+
+    def _has_work(self, group: Group) -> bool:
+        queues = group.queues
+        return bool(queues.num_running_offline or queues.stored or queues.moving)
+
+    def _forget(self, group_id: GroupId) -> None:
+        self._state.changes.harvesting.discard(group_id)
+        self._policies.pop(group_id, None)
+        self._stalled.discard(group_id)
+        if group_id in self._reserving and group_id in self._state.groups:
+            self._state.groups[group_id].blocks.reserve_landing({})
+        self._reserving.discard(group_id)
+
+    # --- checkpoints ------------------------------------------------------------------------------------------
+
+    def _mark(self, group_id: GroupId) -> None:
+        group, offline = self._state.groups.get(group_id), self._state.params.offline
+        if group is None or not group.queues.num_running_offline or not offline.checkpoints:
+            return
+        self._marked.add(group_id)
+        below_free, blocks = offline.checkpoint_below_free, group.blocks
+        candidates: Iterator[RequestState] = iter(())
+        if blocks.num_allocatable < below_free * blocks.capacity:
+            online = (s for s in reversed(group.queues.running.values()) if not s.is_offline)
+            candidates = chain(group.queues.running_offline(), online)
+        size = group.limits.block_size
+        policy = self._policies.setdefault(group_id, Checkpointing())
+        policy.checkpoint(
+            CheckpointRow(s.request_id, s.num_computed // size, self._checkpoints.num_copied_blocks(s, group))
+            for s in candidates if is_copyable(s)
+        )
+
+    def _decide(self, group: Group) -> None:
+        below_free = self._state.params.offline.checkpoint_below_free
+        self._decided[group.group_id] = self._policies[group.group_id].blocks_to_checkpoint(
+            group.blocks.num_allocatable, group.blocks.capacity, below_free, lambda: self._budget_blocks(group)
+        )
+
+    def _budget_blocks(self, group: Group) -> int:
+        """What may be copied beside a step like the group's last: at least one block where it delays no online decode,
+        or nothing would ever move."""
+        last = next(reversed(group.in_flight.values()), None)
+        rows = () if last is None else last.step.rows
+        tpot_s = self._tpot_s() if any(r.num_tokens == 1 and not r.state.is_offline for r in rows) else None
+        num_blocks = self.means.loads.blocks_within(group, lambda step_s: copy_bound_s(step_s, tpot_s))
+        if num_blocks is None:
+            return USUAL_BLOCKS
+        return num_blocks if tpot_s is not None else max(num_blocks, 1 if group.in_flight else USUAL_BLOCKS)
+
+    def _tpot_s(self) -> float | None:
+        asked_s = self._state.params.offline.slo.tpot_s
+        if asked_s is not None:
+            return asked_s
+        lone_s = self._state.predictor.predict_s(StepWork.decodes(1, 0))
+        return None if lone_s is None else TPOT_OVER_LONE_STEP * lone_s
+
+    # --- prefetches -------------------------------------------------------------------------------------------
+
+    def _returning(self, group: Group) -> Iterator[Offer]:
+        """Freed requests that come back now."""
+        queues = group.queues
+        entries = {
+            e.state.request_id: e for e in self._hosted.of(group, HostedPhase.STORED, is_checkpoint=True)
+            if not (e.state.is_offline and (queues.pauses_offline or queues.waiting))
+        }
+        if not entries or not self._budget_blocks(group):
+            return
+        if oversized := tuple(r for r, e in entries.items() if group.blocks.is_oversized(e.state)):
+            why = "it is too large for what its group has become"
+            yield HarvestOffer(groups=(group.group_id,), why=why, compute_again=oversized)
+            entries = {r: e for r, e in entries.items() if r not in oversized}
+        in_order = in_service_order((e.state for e in entries.values()), group.limits.scheduling_policy)
+        chosen = choose_swap_ins(
+            [StoredRow(s.request_id, self._hosted.blocks_to_return(entries[s.request_id])) for s in in_order],
+            growth_blocks=self._growth(group), num_free_blocks=group.blocks.num_allocatable,
+            watermark_blocks=group.blocks.watermark, num_running=len(queues.running) + len(queues.moving),
+            max_num_seqs=group.max_running,
+        )
+        if not chosen:
+            return
+        again = tuple(r for r in chosen if self._is_faster_recomputed(group, entries[r]))
+        why = "there is room beside what online requests need"
+        yield HarvestOffer(
+            groups=(group.group_id,), why=why, come_back=tuple(r for r in chosen if r not in again),
+            compute_again=again,
+        )
+
+    def _is_faster_recomputed(self, group: Group, entry: HostedKV) -> bool:
+        costs = self.means.loads.exchange_costs(group)
+        budget = self._budget_blocks(group)
+        num_tokens = entry.num_blocks * group.limits.block_size
+        return is_faster_recomputed(entry.num_blocks, budget, costs.step_s, costs.recompute_s(num_tokens))
+
+    def _growth(self, group: Group) -> int:
+        """Blocks that those who run will take in the next steps."""
+        limits, ledger = group.limits, group.blocks.ledgers[0]
+        return sum(
+            max(0, limits.blocks_for(s.num_tokens + AHEAD_STEPS) - ledger.num_blocks_of(s.request_id))
+            for s in group.queues.running.values()
+        )
+
+    def _keep_room(self, group: Group) -> None:
+        """Newcomers leave room for online requests that were freed: those were admitted before them."""
+        online = [e for e in self._hosted.of(group, HostedPhase.STORED, is_checkpoint=True) if not e.state.is_offline]
+        if online or group.group_id in self._reserving:
+            num_blocks = sum(self._hosted.blocks_to_return(e) for e in online)
+            group.blocks.reserve_landing(dict.fromkeys(group.worker_ids, num_blocks) if num_blocks else {})
+            (self._reserving.add if online else self._reserving.discard)(group.group_id)
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """Pieces are sent beside the step that follows."""
+        assert isinstance(offer, HarvestOffer), offer
+        requests = self._state.requests
+        for request_id in offer.come_back:
+            self._hosted.bring_back(requests[request_id])
+        for request_id in offer.compute_again:
+            entry = self._hosted.entry(requests[request_id])
+            assert entry is not None, request_id
+            self._state.counters.checkpoints_dropped += 1
+            self._hosted.give_up(entry)
+        return []
+
+    def after_steps(self, now_ns: int) -> list[Action]:
+        """Pieces beside the steps just issued."""
+        decided, self._decided = self._decided, {}
+        looked_at, self._looked_at = self._looked_at, []
+        actions: list[Action] = []
+        for group in looked_at:
+            actions += self._checkpoints.send(group, decided.get(group.group_id, ()), self._budget_blocks)
+            self._note_stall(group)
+        return actions
+
+    def _note_stall(self, group: Group) -> None:
+        is_stalled = not group.in_flight and not group.paused and bool(
+            self._hosted.of(group, HostedPhase.IN, is_checkpoint=True)
+        )
+        if not is_stalled:
+            self._stalled.discard(group.group_id)
+        elif group.group_id not in self._stalled:
+            self._stalled.add(group.group_id)
+            self._state.counters.prefetch_stalls += 1
+
+    def go(self) -> None:
+        """Nothing is checkpointed any more, and nobody brings back what was freed."""
+        for group_id in list(self._reserving):
+            self._forget(group_id)
+        self._hosted.drop_checkpoints()

@@ -1,0 +1,125 @@
+"""Pause: a group stops its offline work while memory keeps online requests out, before anything is dropped for them.
+
+Checkpointed requests are stored, others are computed again later; whoever is in a step leaves when that has ended. No
+offline request is let in or comes back until no online one has waited for a second and there is room again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jettison.core.ladder.free import is_preemptible
+from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
+from jettison.core.moving.hostedkv import HostedPhase
+from jettison.core.ports import Action, Record
+from jettison.core.serving.group import Group
+from jettison.policy.batching import BlockedBy
+from jettison.types import NANOSECONDS, GroupId
+
+LEAST_PAUSE_S = 1.0
+"""Since an online request has waited last: a burst has more of them."""
+
+FREE_AGAIN = 0.1
+"""Part of the blocks that is free when offline work begins again."""
+
+
+@register
+class PauseRung(Rung):
+    """Empties groups of offline work."""
+
+    name = "pause"
+    rank = 20
+    is_word = False
+
+    def __init__(self, means: Means) -> None:
+        super().__init__(means)
+        self._pressed_ns: dict[GroupId, int] = {}
+        """Of paused groups, when an online request was last seen waiting."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """No group is paused."""
+        return not self._pressed_ns
+
+    @property
+    def awaits_tick(self) -> bool:
+        """A pause ends when time has passed."""
+        return bool(self._pressed_ns)
+
+    def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
+        """Groups whose online head lacks room although all that was checkpointed has been freed; and what offline work
+        paused groups still have."""
+        state = self.means.state
+        if not state.changes.harvesting and not self._pressed_ns:
+            return
+        busy = self.means.moves.moving_workers()
+        for group_id in sorted(state.changes.harvesting | self._pressed_ns.keys()):
+            group = state.groups.get(group_id)
+            if group is None:
+                self._pressed_ns.pop(group_id, None)
+                continue
+            if not busy.isdisjoint(group.worker_ids) or not self._has_offline_work(group):
+                continue
+            if group_id in self._pressed_ns or (moment is not Moment.BEFORE_STEPS and _is_pressed(group)):
+                yield Offer(groups=(group_id,), why="memory keeps an online request out")
+
+    def begin(self, offer: Offer, now_ns: int) -> list[Action]:
+        """Whoever can give its blocks up does."""
+        group = self.means.state.groups[offer.groups[0]]
+        actions: list[Action] = []
+        if group.group_id not in self._pressed_ns:
+            self._pressed_ns[group.group_id] = now_ns
+            group.queues.pauses_offline = True
+            self.means.state.counters.offline_pauses += 1
+            actions.append(Record("offline_paused", now_ns, {
+                "group": group.group_id, "running": group.queues.num_running_offline, "reason": offer.why,
+            }))
+        num_free = group.blocks.num_allocatable
+        for state in group.queues.running_offline():
+            if is_preemptible(state):
+                group.preempt(state)
+        for entry in self.means.hosted.of(group, HostedPhase.IN, is_checkpoint=True):
+            if entry.state.is_offline:
+                self.means.hosted.break_off(entry)
+        if group.blocks.num_allocatable > num_free:
+            group.head_blocked_by = None  # as far as is known before the next plan: what is dearer waits for that
+        return actions
+
+    def _has_offline_work(self, group: Group) -> bool:
+        if group.queues.num_running_offline:
+            return any(is_preemptible(s) for s in group.queues.running_offline())
+        return any(e.state.is_offline for e in self.means.hosted.of(group, HostedPhase.IN, is_checkpoint=True))
+
+    def leave(self, now_ns: int) -> list[Action]:
+        """Groups in which the pressure is gone."""
+        actions: list[Action] = []
+        for group_id, pressed_ns in list(self._pressed_ns.items()):
+            group = self.means.state.groups.get(group_id)
+            if group is not None and group.queues.waiting:
+                self._pressed_ns[group_id] = now_ns
+                continue
+            is_over = now_ns - pressed_ns >= LEAST_PAUSE_S * NANOSECONDS
+            if group is None or (is_over and group.blocks.num_free >= FREE_AGAIN * group.blocks.capacity):
+                self._resume(group_id)
+                actions.append(Record("offline_resumed", now_ns, {"group": group_id}))
+        return actions
+
+    def _resume(self, group_id: GroupId) -> None:
+        del self._pressed_ns[group_id]
+        if (group := self.means.state.groups.get(group_id)) is not None:
+            group.queues.pauses_offline = False
+            group.touch()
+
+    def go(self) -> None:
+        """No group is paused."""
+        for group_id in list(self._pressed_ns):
+            self._resume(group_id)
+
+    def check(self) -> None:
+        """Exactly the paused groups let nobody in. Raises AssertionError."""
+        paused = {i for i, group in self.means.state.groups.items() if group.queues.pauses_offline}
+        assert paused == self._pressed_ns.keys() & self.means.state.groups.keys()
+
+
+def _is_pressed(group: Group) -> bool:
+    return bool(group.queues.waiting) and group.head_blocked_by is BlockedBy.MEMORY

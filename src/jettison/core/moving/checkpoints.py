@@ -1,0 +1,280 @@
+"""Checkpoints: KV of running requests copied to host pools beside steps, so that a victim's blocks are free at once.
+
+    runs --copy--> CHECKPOINT --freed--> STORED --brought back--> CHECKPOINT      (the phases of ``core.moving.hosted``)
+
+Rule 1. Only sealed blocks are copied: full ones behind what has been computed, of a request that runs and whose KV is
+        all in its group's arenas. A checkpoint is a prefix of them; what is beyond is computed again.
+Rule 2. A piece holds what it reads and what it writes under a name of its own, in the worker's ledger and in its pool,
+        until it has ended. So nobody waits for a piece: the request may be freed, preempted, moved or ended meanwhile,
+        and what the piece touches comes free one piece later.
+Rule 3. A checkpoint reaches as far as its slots are written in the pools of all stages. Blocks with the same content
+        are copied once; of a shared one that has failed no checkpoint counts on anything from there on.
+Rule 4. A checkpoint whose request has changed groups is kept: its pools have all layers. It grows no more unless the
+        group's own workers are what it is in; when the request has twice as much, it is given up for a new one.
+
+Which requests, how many blocks and when is decided in ``core.ladder.harvest``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from jettison.core.moving.allowances import Allowances
+from jettison.core.moving.hosted import Hosted
+from jettison.core.moving.hostedkv import HostedKV, HostedPhase
+from jettison.core.pending import PendingTransfer, Purpose
+from jettison.core.ports import Action, TransferEnded
+from jettison.core.requests import Phase, RequestState
+from jettison.core.residence import changed
+from jettison.core.serving.group import Group
+from jettison.core.state import ClusterState
+from jettison.memory.stages import StagePlan
+from jettison.types import GroupId, RequestId, TransferId, WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A copy under way, of one stage's layers."""
+
+    worker_id: WorkerId
+    name: RequestId
+    """Under which it holds blocks and slots."""
+    group_id: GroupId
+    num_blocks: int
+    is_first_stage: bool
+
+
+class Checkpoints:
+    """Those of all requests of a cluster."""
+
+    def __init__(self, cluster: ClusterState, hosted: Hosted) -> None:
+        self._cluster = cluster
+        self._hosted = hosted
+        self._pieces: dict[TransferId, _Piece] = {}
+        self._allowances = Allowances(cluster)
+        cluster.kept_tokens = self._freed
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def num_copied_blocks(self, state: RequestState, group: Group) -> int:
+        """Leading sealed blocks that are copied, or on their way; all that can be, where the checkpoint is kept as it
+        is (rule 4)."""
+        entry = self._hosted.entry(state)
+        if entry is None:
+            return 0
+        num_sealed, num_copied = self._num_sealed(state), self._num_slots(entry)
+        is_fixed = not _is_in_pools_of(entry, group.stages) and num_sealed <= 2 * num_copied
+        return num_sealed if is_fixed else min(num_copied, num_sealed)
+
+    def _num_sealed(self, state: RequestState) -> int:
+        return state.num_computed // self._cluster.limits.block_size
+
+    def _num_slots(self, entry: HostedKV) -> int:
+        return self._hosted.pools[entry.pools.worker_ids[0]].num_blocks_of(entry.state.request_id)
+
+    # --- copying ----------------------------------------------------------------------------------------------
+
+    def send(
+        self, group: Group, decided: Iterable[tuple[RequestId, int]], budget_blocks: Callable[[Group], int]
+    ) -> list[Action]:
+        """Issue pieces beside the steps just issued: of what comes back first, then of what was decided to copy."""
+        coming = self._hosted.of(group, HostedPhase.IN, is_checkpoint=True)
+        chosen = [(s, n) for r, n in decided if (s := group.queues.running.get(r)) is not None and is_copyable(s)]
+        if not coming and not chosen:
+            return []
+        num_under_way = sum(p.num_blocks for p in self._pieces.values() if p.group_id == group.group_id)
+        is_copying = bool(num_under_way) or any(entry.state.transfers for entry in coming)
+        allowance = self._allowances.of(group, budget_blocks, is_copying=is_copying)
+        actions: list[Action] = []
+        for entry in coming:
+            num_blocks, pieces = self._hosted.send_some(entry, allowance.left)
+            allowance.left -= num_blocks
+            actions += pieces
+        for state, num_blocks in chosen:
+            room = min(num_blocks, allowance.left - num_under_way)
+            if room > 0:
+                pieces = self._copy(state, group, room)
+                allowance.left -= room if pieces else 0
+                actions += pieces
+        return actions
+
+    def _copy(self, state: RequestState, group: Group, most_blocks: int) -> list[Action]:
+        """Copy the next sealed blocks; as many more as the pools have already, from others, count for nothing."""
+        entry = self._hosted.entry(state)
+        if entry is not None and not _is_in_pools_of(entry, group.stages):
+            self._hosted.forget(entry)
+            entry = None
+        if entry is None:
+            entry = self._hosted.open(state, HostedPhase.CHECKPOINT)
+            state.residences = changed(state.residences, None, entry.pools)
+        first, end = self._num_slots(entry), self._num_sealed(state)
+        pools = {s: self._hosted.pools[s.worker_id] for s in group.stages}
+        contents = {s: self._contents(state, s, first, end) for s in pools}
+        num_known = min(pool.num_known(contents[s]) for s, pool in pools.items())
+        for stage, pool in pools.items():
+            pool.extend(state.request_id, contents[stage][:num_known])
+        num_new = self._make_room(state, group, min(most_blocks, end - first - num_known))
+        actions: list[Action] = []
+        for stage, pool in pools.items():
+            new = pool.extend(state.request_id, contents[stage][num_known : num_known + num_new])
+            actions += self._send(state, group, stage, new) if new else []
+        if not num_known + num_new and not first:
+            self._hosted.forget(entry)
+        else:
+            self.refresh(entry)
+        return actions
+
+    def _contents(self, state: RequestState, stage: StagePlan, first: int, end: int) -> list[Hashable | None]:
+        """What blocks hold, in the layers of a stage; None where that is not known."""
+        hashes = state.hashes[first:end]
+        known: list[Hashable | None] = [(block_hash, stage.layers) for block_hash in hashes]
+        return known + [None] * (end - first - len(known))
+
+    def _send(self, state: RequestState, group: Group, stage: StagePlan, new: Sequence[int]) -> list[Action]:
+        worker_id, book = stage.worker_id, self._cluster.book
+        worker, pool = self._cluster.workers[worker_id], self._hosted.pools[worker_id]
+        ids, held = worker.ledger.table(state.request_id).ids, pool.slots(state.request_id)
+        blocks, slots = [ids[i] for i in new], [held[i] for i in new]
+        name = f"{state.request_id}\0copy{book.next_transfer_id}"
+        worker.ledger.adopt_prefix(name, blocks)
+        pool.adopt(name, slots)
+        worker.copying.add(name)
+        sent = self._cluster.send_kv(
+            state, worker_id, worker_id, stage.layers, blocks, slots, owner=self, waiter=self, purpose=Purpose.HOST,
+            to_host=True, beside_steps=True, reserves=False,
+        )
+        is_first = worker_id == group.worker_ids[0]
+        self._pieces[sent.transfer_id] = _Piece(worker_id, name, group.group_id, len(blocks), is_first)
+        return [self._hosted.noted(sent, group)]
+
+    # --- room in the pools ------------------------------------------------------------------------------------
+
+    def _make_room(self, state: RequestState, group: Group, num_blocks: int) -> int:
+        """Free so many slots in each pool, or as many as can be: checkpoints of later victims go, the last ones first.
+
+        Of offline requests the oldest goes first; those of online ones go last, and for no offline one.
+        """
+        pools = [self._hosted.pools[w] for w in group.worker_ids]
+        num_free = min(pool.num_free for pool in pools)
+        if num_free >= num_blocks:
+            return num_blocks
+        workers = set(group.worker_ids)
+        going = [e for e in self._hosted.checkpoints() if e.state is not state and workers & set(e.pools.worker_ids)]
+        for entry in sorted(going, key=lambda e: (not e.state.is_offline, _age(e.state))):
+            if num_free >= num_blocks:
+                break
+            is_later = entry.state.is_offline > state.is_offline or _age(entry.state) < _age(state)
+            if is_later and entry.state.is_offline >= state.is_offline:
+                self._hosted.forget(entry)
+                self._cluster.counters.checkpoints_dropped += 1
+                num_free = min(pool.num_free for pool in pools)
+        return min(num_blocks, num_free)
+
+    # --- freeing ----------------------------------------------------------------------------------------------
+
+    def _freed(self, state: RequestState) -> int:
+        """A request gives its blocks up now: so many of its leading tokens stay at the host."""
+        entry, counters = self._hosted.entry(state), self._cluster.counters
+        num_tokens = 0
+        if entry is not None and entry.phase is HostedPhase.CHECKPOINT:
+            self.refresh(entry)
+            num_tokens = 0 if state.recompute else entry.pools.num_tokens or 0
+            if not num_tokens:
+                self._hosted.forget(entry)
+        if entry is None or not num_tokens:
+            counters.offline_discards += state.is_offline and state.num_computed > 0
+            return 0
+        entry.phase, entry.num_blocks = HostedPhase.STORED, num_tokens // self._cluster.limits.block_size
+        for worker_id in entry.pools.worker_ids:
+            self._hosted.pools[worker_id].truncate(state.request_id, entry.num_blocks)
+        counters.checkpoint_frees += 1
+        counters.freed_recomputed_tokens += state.num_computed - num_tokens
+        return num_tokens
+
+    def refresh(self, entry: HostedKV) -> None:
+        """Note how far it reaches by now (rule 3)."""
+        state, size = entry.state, self._cluster.limits.block_size
+        known = (entry.pools.num_tokens or 0) // size
+        pools = (self._hosted.pools[w] for w in entry.pools.worker_ids)
+        self._set_reach(entry, min(pool.num_written(state.request_id, known) for pool in pools))
+
+    def _set_reach(self, entry: HostedKV, num_blocks: int) -> None:
+        num_tokens, before = num_blocks * self._cluster.limits.block_size, entry.pools
+        if num_tokens != before.num_tokens:
+            entry.pools = before.at(num_tokens)
+            entry.state.residences = changed(entry.state.residences, before, entry.pools)
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def on_ended(self, pending: PendingTransfer, event: TransferEnded, now_ns: int) -> list[Action]:
+        """Take the end of a piece: what it has held is free, or its request's alone."""
+        piece = self._pieces.pop(event.transfer_id)
+        worker, pool = self._cluster.workers[piece.worker_id], self._hosted.pools[piece.worker_id]
+        worker.copying.discard(piece.name)
+        if worker.ledger.has(piece.name):  # else the worker is dead, and its ledger empty
+            worker.ledger.release(piece.name)
+        slots = pool.slots(piece.name)
+        if event.complete:
+            pool.note_written(slots)
+            self._cluster.counters.checkpointed_bytes += pending.num_bytes
+            self._cluster.counters.checkpointed_blocks += piece.num_blocks if piece.is_first_stage else 0
+        pool.release(piece.name)
+        if not event.complete:
+            self._cut(piece.worker_id, set(slots))
+        if (group := self._cluster.groups.get(piece.group_id)) is not None:
+            group.copies.pop(event.transfer_id, None)
+            group.touch()
+        entry = self._hosted.entry_named(piece.name.partition("\0")[0])
+        if entry is not None and entry.phase is HostedPhase.CHECKPOINT:
+            self.refresh(entry)
+        return []
+
+    def _cut(self, worker_id: WorkerId, lost: set[int]) -> None:
+        """These slots were not written: no checkpoint has them any more, or anything behind them."""
+        for entry in [e for e in self._hosted.checkpoints() if worker_id in e.pools.worker_ids]:
+            slots = self._hosted.pools[worker_id].slots(entry.state.request_id)
+            first = next((i for i, slot in enumerate(slots) if slot in lost), None)
+            if first is None:
+                continue
+            for other in entry.pools.worker_ids:
+                self._hosted.pools[other].truncate(entry.state.request_id, first)
+
+    def go_on(self, now_ns: int) -> list[Action]:
+        """The end of a piece begins nothing."""
+        return []
+
+    # --- checks -----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """What pieces hold, and how far checkpoints reach. Raises AssertionError."""
+        assert self._pieces.keys() <= self._cluster.book.transfers.keys()
+        for worker in self._cluster.workers.values():
+            names = {piece.name for piece in self._pieces.values() if piece.worker_id == worker.worker_id}
+            assert worker.copying == names, f"worker {worker.worker_id}: {worker.copying}, pieces {names}"
+        size = self._cluster.limits.block_size
+        for entry in self._hosted.checkpoints():
+            request_id, pools = entry.state.request_id, [self._hosted.pools[w] for w in entry.pools.worker_ids]
+            assert len({pool.num_blocks_of(request_id) for pool in pools}) == 1, f"{entry} is uneven"
+            num_blocks = (entry.pools.num_tokens or 0) // size
+            assert all(pool.num_written(request_id) >= num_blocks for pool in pools), f"{entry} has gaps"
+
+
+def is_copyable(state: RequestState) -> bool:
+    """All of its KV is in its group's arenas, and it stays there for now (rule 1)."""
+    return state.phase is Phase.RUNNING and state.ending is None and not (
+        state.transfers or state.remote or state.paused or state.recompute
+    )
+
+
+def _is_in_pools_of(entry: HostedKV, stages: Sequence[StagePlan]) -> bool:
+    places = entry.pools.places
+    return len(places) == len(stages) and all(
+        place.worker_id == stage.worker_id and layers == stage.layers
+        for (place, layers), stage in zip(places.items(), stages, strict=True)
+    )
+
+
+def _age(state: RequestState) -> tuple[int, tuple[int, int, int]]:
+    """Lower for older ones: the later victims."""
+    return state.first_scheduled_ns or 0, state.order

@@ -1,0 +1,117 @@
+"""Which KV is copied to the host while its request runs, and what a step may copy beside it (ConServe 4.4, 4.5). Pure.
+
+The paper's two calls: after a step ``checkpoint`` only marks candidates, before the next ``blocks_to_checkpoint``
+decides. Copying begins when less than a part of the blocks is free. The less there is, the more requests are copied,
+those first that would be the first victims; and in such a time as free memory lasts if it goes on as it has, so that
+every victim is copied when it is needed. What the link has no time for is deferred, and where that is too long, the
+victim is discarded and computed again: latency goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from math import ceil
+from typing import NamedTuple
+
+from jettison.types import RequestId
+
+STEP_LONGER = 0.05
+"""By so much of its time may copies make a step longer."""
+
+USUAL_BLOCKS = 8
+"""Beside a step, while nothing is known of step times."""
+
+LEARNING = 0.25
+"""How much the last step says of how fast memory is consumed."""
+
+
+class CheckpointRow(NamedTuple):
+    """A running request that may be copied."""
+
+    request_id: RequestId
+    num_sealed_blocks: int
+    """Full ones, which nothing writes any more."""
+    num_copied_blocks: int
+    """Of these, copied or on their way."""
+
+    @property
+    def lag_blocks(self) -> int:
+        """Sealed, and not copied yet."""
+        return self.num_sealed_blocks - self.num_copied_blocks
+
+
+class Checkpointing:
+    """The policy for one group. It remembers what was marked, and how fast free blocks have become fewer."""
+
+    def __init__(self) -> None:
+        self._marked: Mapping[RequestId, CheckpointRow] = {}
+        self._num_free: int | None = None
+        self._consumed_blocks = 0.0
+        """A step, of late."""
+
+    @property
+    def lag_blocks(self) -> int:
+        """Sealed blocks of the candidates that have not been copied."""
+        return sum(row.lag_blocks for row in self._marked.values())
+
+    def checkpoint(self, requests: Iterable[CheckpointRow]) -> None:
+        """Mark candidates, the first victims first: offline ones, newest first, then online ones likewise."""
+        self._marked = {row.request_id: row for row in requests}
+
+    def blocks_to_checkpoint(
+        self, num_free_blocks: int, num_blocks: int, below_free: float, budget_blocks: Callable[[], int]
+    ) -> tuple[tuple[RequestId, int], ...]:
+        """How many further blocks of which requests to copy beside the next step, the first victims first.
+
+        ``budget_blocks``: what the link and the objectives allow; asked only where there is something to copy.
+        """
+        before, self._num_free = self._num_free, num_free_blocks
+        if before is not None:
+            self._consumed_blocks += LEARNING * (max(0, before - num_free_blocks) - self._consumed_blocks)
+        marked, self._marked = self._marked, {}
+        pressure = _pressure(num_free_blocks, num_blocks, below_free)
+        chosen = [row for row in list(marked.values())[: ceil(pressure * len(marked))] if row.lag_blocks > 0]
+        lag = sum(row.lag_blocks for row in chosen)
+        if not lag:
+            return ()
+        self._marked = {row.request_id: row for row in chosen}
+        left = min(ceil(_rate(lag, self._consumed_blocks, num_free_blocks)), budget_blocks())
+        decided: list[tuple[RequestId, int]] = []
+        for row in chosen:
+            num_blocks = min(left, row.lag_blocks)
+            if num_blocks <= 0:
+                break
+            decided.append((row.request_id, num_blocks))
+            left -= num_blocks
+        return tuple(decided)
+
+
+def _pressure(num_free_blocks: int, num_blocks: int, below_free: float) -> float:
+    """0 where enough is free, 1 where nothing is."""
+    if below_free <= 0.0 or num_blocks <= 0:
+        return 0.0
+    return min(1.0, max(0.0, 1.0 - num_free_blocks / (num_blocks * below_free)))
+
+
+def _rate(lag_blocks: int, consumed_blocks: float, num_free_blocks: int) -> float:
+    """Blocks a step: all of the lag before memory runs out, and at least what is consumed meanwhile."""
+    steps_left = num_free_blocks / consumed_blocks if consumed_blocks > 0.0 else float(lag_blocks)
+    return max(1.0, consumed_blocks, lag_blocks / max(1.0, steps_left))
+
+
+def copy_bound_s(step_s: float, tpot_s: float | None) -> float:
+    """How long a step may take with copies beside it. ``tpot_s``: of an online decode that is in it, else None."""
+    bound_s = (1.0 + STEP_LONGER) * step_s
+    return bound_s if tpot_s is None else min(bound_s, tpot_s)
+
+
+def is_faster_recomputed(
+    num_blocks: int, budget_blocks: int, step_s: float | None, recompute_s: float | None
+) -> bool:
+    """Whether so many blocks, so many beside each step, take longer than computing them again: the link cannot keep up.
+
+    Both take a step at least. Where no step has room for any just now, none has room to compute them, either.
+    """
+    if budget_blocks <= 0 or step_s is None or recompute_s is None:
+        return False
+    return ceil(num_blocks / budget_blocks) * step_s > max(step_s, recompute_s)

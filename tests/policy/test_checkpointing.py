@@ -1,0 +1,111 @@
+"""What is checkpointed: nothing while memory is free, few requests first, all of them in time, never more than the link
+may carry."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jettison.policy.checkpointing import (
+    STEP_LONGER,
+    Checkpointing,
+    CheckpointRow,
+    copy_bound_s,
+    is_faster_recomputed,
+)
+
+ROWS = [CheckpointRow(f"r{i}", 10, 0) for i in range(8)]
+
+
+def decide(
+    num_free: int, *, rows: list[CheckpointRow] = ROWS, below: float = 0.5, budget: int = 1000,
+    policy: Checkpointing | None = None,
+) -> dict[str, int]:
+    policy = policy or Checkpointing()
+    policy.checkpoint(rows)
+    return dict(policy.blocks_to_checkpoint(num_free, 100, below, lambda: budget))
+
+
+def test_marking_decides_nothing_and_plenty_of_memory_copies_nothing() -> None:
+    policy = Checkpointing()
+    assert policy.blocks_to_checkpoint(10, 100, 0.5, lambda: 100) == ()
+    assert not decide(50) and not decide(100)
+    assert not decide(0, below=0.0)
+    assert decide(49)
+
+
+def test_the_budget_is_not_asked_for_where_nothing_is_to_be_copied() -> None:
+    policy = Checkpointing()
+    policy.checkpoint([CheckpointRow("done", 4, 4)])
+
+    def budget() -> int:
+        raise AssertionError("asked")
+
+    assert policy.blocks_to_checkpoint(0, 100, 0.5, budget) == () and policy.lag_blocks == 0
+
+
+def test_few_requests_first_and_more_as_memory_keeps_falling() -> None:
+    def candidates(num_free: int) -> int:
+        policy = Checkpointing()
+        decide(num_free, policy=policy)
+        return policy.lag_blocks // 10
+
+    assert [candidates(free) for free in (50, 49, 40, 25, 1, 0)] == [0, 1, 2, 4, 8, 8]
+    assert next(iter(decide(49))) == "r0", "the first victim"
+
+
+def test_the_rate_follows_consumption() -> None:
+    rates = []
+    for consumed in (0, 1, 4, 8):
+        policy = Checkpointing()
+        for step in range(30):
+            decide(290 - consumed * step, policy=policy, below=0.0)
+        free = 290 - consumed * 29
+        rates.append(sum(decide(free // 10, policy=policy).values()))
+    assert rates == sorted(rates) and rates[0] < rates[-1]
+
+
+def test_copies_are_there_before_memory_runs_out() -> None:
+    """A steady consumer: when nothing is free any more, every victim's sealed blocks are copied."""
+    policy, copied, free = Checkpointing(), 0, 100
+    while free > 0:
+        rows = [CheckpointRow("victim", 100 - free, copied)]
+        copied += sum(decide(free, rows=rows, policy=policy).values())
+        free -= 2
+    assert copied >= 90
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12),
+    frees=st.lists(st.integers(-5, 100), min_size=1, max_size=6), below=st.floats(0, 1), budget=st.integers(0, 30),
+)
+def test_it_stays_within_the_budget_and_within_what_is_sealed(
+    rows: list[tuple[int, int]], frees: list[int], below: float, budget: int
+) -> None:
+    policy = Checkpointing()
+    marked = [CheckpointRow(f"r{i}", max(a, b), min(a, b)) for i, (a, b) in enumerate(rows)]
+    for num_free in frees:
+        policy.checkpoint(marked)
+        decided = policy.blocks_to_checkpoint(num_free, 100, below, lambda: budget)
+        by_id = {row.request_id: row for row in marked}
+        assert sum(n for _, n in decided) <= budget
+        assert all(0 < n <= by_id[r].lag_blocks for r, n in decided)
+        order = [row.request_id for row in marked]
+        assert [r for r, _ in decided] == sorted((r for r, _ in decided), key=order.index)
+        # All but the last take what they have: a victim is complete before the next one begins.
+        assert all(n == by_id[r].lag_blocks for r, n in decided[:-1])
+
+
+@given(st.floats(1e-4, 10), st.one_of(st.none(), st.floats(1e-4, 10)))
+def test_copies_make_a_step_a_little_longer_and_never_break_the_objective(step_s: float, tpot_s: float | None) -> None:
+    bound_s = copy_bound_s(step_s, tpot_s)
+    assert bound_s <= (1 + STEP_LONGER) * step_s
+    assert tpot_s is None or bound_s <= tpot_s
+
+
+def test_what_the_link_cannot_bring_in_time_is_computed_again() -> None:
+    assert not is_faster_recomputed(100, 10, 0.05, 1.0)
+    assert is_faster_recomputed(100, 10, 0.05, 0.4)
+    assert not is_faster_recomputed(10, 10, 0.05, 0.001), "what comes beside one step is there when that is"
+    assert not is_faster_recomputed(100, 0, 0.05, 0.4), "a step with room for nothing"
+    assert not is_faster_recomputed(100, 10, None, 0.4) and not is_faster_recomputed(100, 10, 0.05, None)
