@@ -186,7 +186,7 @@ class FakeCluster:
         faults: Faults | None = None, eager: bool = False, host_slots: int = 64, swap_budget: int | None = 4,
         migrate_threshold: float = 3.0, exchange: str = "auto", horizon_s: float = 0.0,
         prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
-        profile: HardwareProfile | None = None, offline: str | OfflineParams = "none", checkpoint_free: float = 0.5,
+        profile: HardwareProfile | None = None, offline: str | OfflineParams = OfflineParams(checkpoints=False), checkpoint_free: float = 0.5,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -200,7 +200,7 @@ class FakeCluster:
         ladder, parts = parse_overload(policy), harvest_parts(offline) if isinstance(offline, str) else ()
         if isinstance(offline, str):
             offline = OfflineParams(
-                checkpoints="checkpoint" in parts, prefetches="prefetch" in parts,
+                slo_aware="scheduler" in parts, checkpoints="checkpoint" in parts, prefetches="prefetch" in parts,
                 checkpoint_below_free=checkpoint_free,
             )
         params = ClusterParams(
@@ -233,6 +233,8 @@ class FakeCluster:
         capacity = {w: worker.capacity for w, worker in self.workers.items()}
         self.abandon_rng = random.Random(seed + 2)
         self.asked_to_abandon: set[int] = set()
+        self.give_ups: dict[int, Callable[[], object]] = {}
+        """Of steps under way on single instances: what ends them at a safepoint, if they were asked to be given up."""
         """Steps."""
         self.core = ClusterCore(self.shape, limits, params, capacity, b"secret")
         self.host_slots = host_slots
@@ -476,6 +478,7 @@ class FakeCluster:
                 self._run_step(action)
             case ports.AbandonStep():
                 self.asked_to_abandon.add(action.step_id)
+                self.at(self.now + self.abandon_rng.randrange(MS), self.give_ups.get(action.step_id, lambda: None))
             case ports.OfferLayout():
                 worker = self.workers[action.worker_id]
                 capacity = worker.capacity_for(action.spec)
@@ -645,7 +648,22 @@ class FakeCluster:
             drawn = [SampledToken(WRONG_TOKEN if request_id in spoilt else token) for request_id, token in sampled]
             return ports.StepCompleted(step.step_id, drawn, prompt, 1)
 
-        self.at(when, self._while_alive(last, end))
+        if len(step.stages) > 1 or not step.safepoint_layers:  # a pipeline's later stages hear of it in their turn
+            self.at(when, self._while_alive(last, end))
+            return
+        ended: list[bool] = []
+
+        def end_once() -> ports.Event | None:
+            return None if ended else (ended.append(True), end())[1]
+
+        def give_up() -> object:
+            if not ended and self.workers[last].alive:
+                compute()
+                self.worker_free_at[last] = self.now
+            return self._while_alive(last, end_once)()
+
+        self.give_ups[step.step_id] = give_up
+        self.at(when, self._while_alive(last, end_once))
 
     def _write_in_part(
         self, worker: FakeWorker, layers: LayerRange, rows: tuple[ports.StepRow, ...], tables: list[list[int]]

@@ -316,21 +316,25 @@ def test_a_full_pool_keeps_the_checkpoints_of_the_first_victims(host_slots: int)
 # --- pausing
 
 
+def kinds(offline: str, num_chats: int, *, prompt: int, output: int) -> list[str]:
+    cluster = harvesting(policy="drop", num_workers=2, full_blocks=60, offline=offline, eager=True)
+    batch(cluster, 16, output=150)
+    chats(cluster, num_chats, 60.0, prompt=prompt, output=output)
+    cluster.run()
+    expect_all_well(cluster)
+    return [record.kind for record in cluster.records]
+
+
+def test_nothing_is_dropped_for_what_fits_once_offline_work_has_given_way() -> None:
+    assert "drop" in kinds("priority", 4, prompt=40, output=40)
+    assert not {"drop", "offline_paused"} & set(kinds("scheduler", 4, prompt=40, output=40)), "steps evict by themselves"
+
+
 def test_offline_work_stops_before_anything_is_dropped_and_begins_again() -> None:
-    def run(offline: str) -> FakeCluster:
-        cluster = harvesting(policy="drop", num_workers=2, full_blocks=60, offline=offline, eager=True)
-        batch(cluster, 16, output=150)
-        chats(cluster, 4, 60.0, prompt=40, output=40)
-        cluster.run()
-        expect_all_well(cluster)
-        return cluster
-
-    def num(cluster: FakeCluster, kind: str) -> int:
-        return sum(record.kind == kind for record in cluster.records)
-
-    harvested, by_priority = run("scheduler"), run("priority")
-    assert num(harvested, "offline_paused") == num(harvested, "offline_resumed") > 0
-    assert num(harvested, "drop") == 0 < num(by_priority, "drop")
+    """Online requests have no room even where nothing else is."""
+    told = kinds("scheduler", 8, prompt=60, output=60)
+    assert 0 <= told.index("offline_paused") < told.index("drop_decided")
+    assert told.count("offline_paused") == told.count("offline_resumed")
 
 
 def test_a_paused_group_lets_no_offline_request_in() -> None:

@@ -252,7 +252,7 @@ def test_whatever_moves_an_abandoned_step_leaves_nothing(policy: str, seed: int)
         if rng.random() < 0.6:
             offline(cluster, f"batch-{i}", rng.randint(1, 60), rng.randint(1, 40), rng.uniform(0, 150))
         else:
-            cluster.submit(f"chat-{i}", tokens(i, rng.randint(1, 30)), rng.randint(1, 30), rng.uniform(0, 300))
+            cluster.submit(f"chat-{i}", tokens(i, rng.randint(1, 30)), rng.randint(1, 30), rng.uniform(50, 300))
     if policy == "drop":
         cluster.order_at("drop", 40)
         cluster.order_at("restore", 150)

@@ -55,8 +55,7 @@ class PauseRung(Rung):
         busy = self.means.moves.moving_workers()
         for group_id in sorted(state.changes.harvesting | self._pressed_ns.keys()):
             group = state.groups.get(group_id)
-            if group is None:
-                self._pressed_ns.pop(group_id, None)
+            if group is None:  # ``leave`` tells of its end
                 continue
             if not busy.isdisjoint(group.worker_ids) or not self._has_offline_work(group):
                 continue
