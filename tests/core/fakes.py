@@ -186,7 +186,8 @@ class FakeCluster:
         faults: Faults | None = None, eager: bool = False, host_slots: int = 64, swap_budget: int | None = 4,
         migrate_threshold: float = 3.0, exchange: str = "auto", horizon_s: float = 0.0,
         prefill_first: bool = False, scheduling_policy: SchedulingPolicy = "fcfs",
-        profile: HardwareProfile | None = None, offline: str | OfflineParams = OfflineParams(checkpoints=False), checkpoint_free: float = 0.5,
+        profile: HardwareProfile | None = None, offline: str | OfflineParams | None = None,
+        checkpoint_free: float = 0.5,
     ) -> None:
         self.rng = random.Random(seed)
         self.shape = make_shape(num_layers, shard_bytes)
@@ -198,7 +199,9 @@ class FakeCluster:
             prefill_first=prefill_first, scheduling_policy=scheduling_policy,
         )
         ladder, parts = parse_overload(policy), harvest_parts(offline) if isinstance(offline, str) else ()
-        if isinstance(offline, str):
+        if offline is None:
+            offline = OfflineParams(checkpoints=False, prefetches=False)
+        elif isinstance(offline, str):
             offline = OfflineParams(
                 slo_aware="scheduler" in parts, checkpoints="checkpoint" in parts, prefetches="prefetch" in parts,
                 checkpoint_below_free=checkpoint_free,

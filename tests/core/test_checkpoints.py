@@ -17,6 +17,8 @@ from jettison.core.ladder.rung import Moment
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, SendKV
 from jettison.core.requests import Phase, RequestState
+from jettison.cost.hardware import HardwareProfile
+from jettison.cost.model import CostModel
 from jettison.types import ServiceClass
 
 
@@ -272,6 +274,47 @@ def test_what_a_step_carries_is_within_the_budget() -> None:
     assert max(lags) > 3 and lags[-1] == 0, "the rest is deferred"
 
 
+def test_a_step_is_known_to_run_beside_what_is_copied_meanwhile() -> None:
+    cluster = harvesting(prefix_caching=False)
+    batch(cluster, 5)
+    book, group = cluster.core.state.book, cluster.core.groups[0]
+    carry_out, issued, told = cluster.carry_out, dict[int, int](), dict[int, int]()
+
+    def watch(actions: list[Action]) -> None:
+        for piece in (a for a in actions if isinstance(a, SendKV)):
+            issued[piece.transfer_id] = book.transfers[piece.transfer_id].num_bytes
+        told.update((i, flight.work.num_beside_bytes) for i, flight in group.in_flight.items())
+        assert all(not flight.work.num_copied_bytes for flight in group.in_flight.values())
+        carry_out(actions)
+
+    cluster.carry_out = watch  # type: ignore[method-assign]
+    evict(cluster)
+    cluster.run()
+    expect_all_well(cluster)
+    assert sum(told.values()) + sum(group.pending_copies) == sum(issued.values()) > 0, "each byte counts once"
+
+
+def test_no_more_is_copied_beside_a_step_than_the_link_carries_meanwhile() -> None:
+    cost = CostModel(
+        num_layers=4, pair_layer_s=0.0, kv_token_layer_s=0.0, token_layer_s=1.25e-5, layer_s=3.5e-4, step_s=1e-4,
+        entry_s=0.0, entry_token_s=0.0, head_s=0.0, sample_s=0.0,
+    )  # fmt: skip
+
+    def most(rate: float) -> int:
+        profile = HardwareProfile(cost, 2e8, 2e-5, 1e-3, 1e-10, 1e9, 1e9, beside_bytes_per_s=rate, beside_byte_s=0.0)
+        cluster = harvesting(profile=profile)
+        batch(cluster, 3)
+        cluster.run(stop=lambda: cluster.num_steps == 3)
+        group, loads = cluster.core.groups[0], cluster.core.loads
+        found = loads.blocks_within(group, lambda step_s: 0.1, beside_steps=True)
+        assert found is not None
+        return found
+
+    block_bytes = 4 * harvesting().shape.block_bytes_per_layer(BLOCK_SIZE)
+    assert most(5 * block_bytes / 0.1 + 1.0) == 5
+    assert most(1e12) == 500, "all that the pool has"
+
+
 def test_a_link_that_cannot_keep_up_means_computing_again() -> None:
     cluster = harvesting(prefix_caching=False)
     batch(cluster, 5)
@@ -327,7 +370,8 @@ def kinds(offline: str, num_chats: int, *, prompt: int, output: int) -> list[str
 
 def test_nothing_is_dropped_for_what_fits_once_offline_work_has_given_way() -> None:
     assert "drop" in kinds("priority", 4, prompt=40, output=40)
-    assert not {"drop", "offline_paused"} & set(kinds("scheduler", 4, prompt=40, output=40)), "steps evict by themselves"
+    told = kinds("scheduler", 4, prompt=40, output=40)
+    assert not {"drop", "offline_paused"} & set(told), "steps evict by themselves"
 
 
 def test_offline_work_stops_before_anything_is_dropped_and_begins_again() -> None:

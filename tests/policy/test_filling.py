@@ -117,7 +117,7 @@ def test_newcomers_are_cut_to_the_time_too() -> None:
 
 
 def test_bytes_that_a_step_waits_for_are_part_of_its_time() -> None:
-    budget = step_budget(predictor(), seconds([(1, 10), (1, 10)]), 1, num_copied_bytes=1 << 30)
+    budget = step_budget(predictor(), seconds([(1, 10), (1, 10)]), 1, copies=(1 << 30, 0))
     assert names(beside(online([decode("a")]), offline([decode("x")]), budget)) == ["a"]
 
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jettison.policy.offline import SloParams
 from jettison.policy.safepoints import (
     Ahead,
     ArrivalView,
@@ -14,19 +13,7 @@ from jettison.policy.safepoints import (
     choose_safepoint_layers,
     next_safepoint_s,
     plan_making_way,
-    ttft_objective_s,
 )
-
-
-@pytest.mark.parametrize(("slo", "lone_decode_s", "expected"), [
-    (SloParams(), 0.012, pytest.approx(14 * 9 * 0.012)),
-    (SloParams(tpot_s=0.1), 0.012, pytest.approx(1.4)),
-    (SloParams(ttft_s=1.5), None, 1.5),
-    (SloParams(ttft_s=1.5, tpot_s=0.2), 0.012, 1.5),
-    (SloParams(), None, None),
-])  # fmt: skip
-def test_objectives_follow_from_the_lone_decode_step_unless_they_are_given(slo, lone_decode_s, expected):
-    assert ttft_objective_s(slo, lone_decode_s) == expected
 
 
 @pytest.mark.parametrize(("num_layers", "stage_s", "ttft_s", "expected"), [

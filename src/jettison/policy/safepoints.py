@@ -10,22 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from jettison.policy.offline import TPOT_OVER_LONE_STEP, TTFT_OVER_TPOT, SloParams
-
 LONGEST_STRETCH = 0.1
 """Of the TTFT objective: what a step may take from one safepoint to the next."""
 LEAST_SAFEPOINTS = 2
 """Between a step's first layer and its end; the one before the first layer comes on top."""
-
-
-def ttft_objective_s(slo: SloParams, lone_decode_s: float | None) -> float | None:
-    """Seconds to the first token that are aimed at; None while nothing is known of step times."""
-    if slo.ttft_s is not None:
-        return slo.ttft_s
-    tpot_s = slo.tpot_s
-    if tpot_s is None and lone_decode_s is not None:
-        tpot_s = TPOT_OVER_LONE_STEP * lone_decode_s
-    return None if tpot_s is None else TTFT_OVER_TPOT * tpot_s
 
 
 def choose_safepoint_layers(num_layers: int, stage_s: float | None, ttft_s: float | None) -> int:

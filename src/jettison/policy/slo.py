@@ -27,6 +27,8 @@ from jettison.types import NANOSECONDS
 
 LONE_DECODE = StepWork.decodes(1, 0)
 
+NO_COPIES = (0, 0)
+
 Chunk = tuple[int, int]
 """(tokens, tokens before them) of one request in a step."""
 
@@ -107,42 +109,42 @@ class StepBudget(NamedTuple):
     seconds: float | None
     """Of ``part``; None: as long as it likes."""
     part: Part = LONE_STEP
-    num_copied_bytes: int = 0
-    """That the step waits for, whatever is in it."""
+    copies: tuple[int, int] = NO_COPIES
+    """Bytes that the step waits for, and that are copied beside it, whatever is in it."""
 
     def keeps(self, work: StepWork) -> bool | None:
         """Whether such a step keeps to it; None while too little is known."""
         if self.seconds is None or self.predictor is None:
             return True
-        took_s = self.predictor.predict_s(work._replace(num_copied_bytes=self.num_copied_bytes), self.part)
+        took_s = self.predictor.predict_s(self._with_copies(work), self.part)
         return None if took_s is None else took_s <= self.seconds
 
     def largest(self, most: int, work_of: Callable[[int], StepWork]) -> int:
         """The largest size up to ``most`` whose work keeps to it; 0 where none does, or nothing is known."""
         if self.seconds is None or self.predictor is None or most <= 0:
             return max(0, most)
-        num_bytes = self.num_copied_bytes
-
-        def work(size: int) -> StepWork:
-            return work_of(size)._replace(num_copied_bytes=num_bytes) if num_bytes else work_of(size)
-
+        work = (lambda size: self._with_copies(work_of(size))) if any(self.copies) else work_of
         return self.predictor.largest_batch(self.seconds, most, work, self.part) or 0
+
+    def _with_copies(self, work: StepWork) -> StepWork:
+        num_copied_bytes, num_beside_bytes = self.copies
+        return work._replace(num_copied_bytes=num_copied_bytes, num_beside_bytes=num_beside_bytes)
 
 
 NO_LIMIT = StepBudget(None, None)
 
 
 def step_budget(
-    predictor: StepTimePredictor, seconds: float | None, num_stages: int, num_copied_bytes: int = 0
+    predictor: StepTimePredictor, seconds: float | None, num_stages: int, copies: tuple[int, int] = NO_COPIES
 ) -> StepBudget:
     """What a microbatch may take if a token's way through the group is to take ``seconds``.
 
     In a pipeline as many microbatches as stages are under way, and a token comes out once they all have passed.
     """
     if num_stages == 1:
-        return StepBudget(predictor, seconds, LONE_STEP, num_copied_bytes)
+        return StepBudget(predictor, seconds, LONE_STEP, copies)
     seconds = None if seconds is None else seconds / num_stages
-    return StepBudget(predictor, seconds, period_of(num_stages), num_copied_bytes)
+    return StepBudget(predictor, seconds, period_of(num_stages), copies)
 
 
 def filler_s(

@@ -20,8 +20,8 @@ from jettison.policy.safepoints import (
     choose_safepoint_layers,
     next_safepoint_s,
     plan_making_way,
-    ttft_objective_s,
 )
+from jettison.policy.slo import objectives
 from jettison.types import NANOSECONDS
 
 
@@ -133,8 +133,7 @@ class Safepoints:
         return len(group.stages[0].layers) / self._state.shape.num_layers
 
     def _ttft_s(self) -> float | None:
-        slo = self._state.params.offline.slo
-        return ttft_objective_s(slo, None if slo.ttft_s else self._state.predictor.predict_s(StepWork.decodes(1, 0)))
+        return objectives(self._state.params.offline.slo, self._state.predictor).ttft_s
 
 
 def _with(work: StepWork, state: RequestState, room: int, *, given_up: bool) -> StepWork:

@@ -22,7 +22,6 @@ from jettison.core.moving.hostedkv import HostedKV, HostedPhase
 from jettison.core.ports import Action
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
-from jettison.cost.stepwork import StepWork
 from jettison.policy.checkpointing import (
     USUAL_BLOCKS,
     Checkpointing,
@@ -30,8 +29,8 @@ from jettison.policy.checkpointing import (
     copy_bound_s,
     is_faster_recomputed,
 )
-from jettison.policy.offline import TPOT_OVER_LONE_STEP
 from jettison.policy.order import in_service_order
+from jettison.policy.slo import objectives
 from jettison.policy.swapping import StoredRow, choose_swap_ins
 from jettison.types import GroupId, RequestId
 
@@ -166,18 +165,16 @@ class HarvestRung(Rung):
         or nothing would ever move."""
         last = next(reversed(group.in_flight.values()), None)
         rows = () if last is None else last.step.rows
-        tpot_s = self._tpot_s() if any(r.num_tokens == 1 and not r.state.is_offline for r in rows) else None
-        num_blocks = self.means.loads.blocks_within(group, lambda step_s: copy_bound_s(step_s, tpot_s))
+        offline, tpot_s = self._state.params.offline, None
+        if any(r.num_tokens == 1 and not r.state.is_offline for r in rows):
+            tpot_s = objectives(offline.slo, self._state.predictor).tpot_s
+        waits = not offline.prefetches and bool(group.queues.stored or group.queues.moving)
+        num_blocks = self.means.loads.blocks_within(
+            group, lambda step_s: copy_bound_s(step_s, tpot_s), beside_steps=not waits
+        )
         if num_blocks is None:
             return USUAL_BLOCKS
         return num_blocks if tpot_s is not None else max(num_blocks, 1 if group.in_flight else USUAL_BLOCKS)
-
-    def _tpot_s(self) -> float | None:
-        asked_s = self._state.params.offline.slo.tpot_s
-        if asked_s is not None:
-            return asked_s
-        lone_s = self._state.predictor.predict_s(StepWork.decodes(1, 0))
-        return None if lone_s is None else TPOT_OVER_LONE_STEP * lone_s
 
     # --- prefetches -------------------------------------------------------------------------------------------
 

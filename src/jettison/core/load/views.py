@@ -200,19 +200,35 @@ class Loads:
         where none is in flight, to its next decodes. None while too little is known."""
         return self.blocks_within(group, lambda step_s: (1.0 + time_share) * step_s)
 
-    def blocks_within(self, group: Group, bound_s: Callable[[float], float]) -> int | None:
-        """The same for copies with which the step takes at most so long as ``bound_s`` makes of its time without."""
+    def blocks_within(
+        self, group: Group, bound_s: Callable[[float], float], *, beside_steps: bool = False
+    ) -> int | None:
+        """The same for copies with which the step takes at most so long as ``bound_s`` makes of its time without.
+
+        ``beside_steps``: while it runs, no more than the link is known to carry in that time.
+        """
         state, part = self._state, step_of(len(group.stages))
         last = next(reversed(group.in_flight.values()), None)
-        work = self._microbatch(group) if last is None else last.work._replace(num_copied_bytes=0)
+        work = self._microbatch(group) if last is None else last.work._replace(num_copied_bytes=0, num_beside_bytes=0)
         step_s = state.predictor.predict_s(work, part)
         if step_s is None:
             return None
         block_bytes = state.shape.num_layers * state.shape.block_bytes_per_layer(state.limits.block_size)
+        kind, most = "num_copied_bytes", state.params.swap.num_host_slots
+        if beside_steps:
+            kind, most = "num_beside_bytes", self._most_beside(group, bound_s(step_s), most)
         return state.predictor.largest_batch(
-            bound_s(step_s), state.params.swap.num_host_slots,
-            lambda num_blocks: work._replace(num_copied_bytes=num_blocks * block_bytes), part,
+            bound_s(step_s), most, lambda num_blocks: work._replace(**{kind: num_blocks * block_bytes}), part
         )
+
+    def _most_beside(self, group: Group, seconds: float, most: int) -> int:
+        """Blocks that the links of all its workers carry in that time; ``most`` where their rate is not known."""
+        state, profile = self._state, self._state.params.profile
+        if profile is None:
+            return most
+        layer_bytes = state.shape.block_bytes_per_layer(state.limits.block_size)
+        largest = max(len(stage.layers) for stage in group.stages) * layer_bytes
+        return int(min(most, seconds * profile.copies_beside_bytes_per_s / largest))
 
     def group_rates(self) -> dict[int, float]:
         """Tokens of answers a second of groups by their number of stages, for what arrives; empty without a profile.

@@ -223,7 +223,7 @@ class Checkpoints:
         if not event.complete:
             self._cut(piece.worker_id, set(slots))
         if (group := self._cluster.groups.get(piece.group_id)) is not None:
-            group.copies.pop(event.transfer_id, None)
+            group.note_copied(event.transfer_id)
             group.touch()
         entry = self._hosted.entry_named(piece.name.partition("\0")[0])
         if entry is not None and entry.phase is HostedPhase.CHECKPOINT:

@@ -202,9 +202,11 @@ class Hosted:
         return actions
 
     def noted(self, piece: SendKV, group: Group) -> SendKV:
-        """What a worker copies by itself runs between two steps; from another's pool it comes in bulk turns."""
+        """What a worker copies by itself runs between two steps or beside them; from another's pool it comes in bulk
+        turns."""
         if piece.src == piece.dst:
-            group.copies[piece.transfer_id] = self._cluster.book.transfers[piece.transfer_id].num_bytes
+            num_bytes = self._cluster.book.transfers[piece.transfer_id].num_bytes
+            group.note_copy(piece.transfer_id, num_bytes, beside_steps=piece.beside_steps)
         return piece
 
     # --- events -----------------------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ class Hosted:
         entry = self._entries[state.request_id]
         entry.failed |= not event.complete
         if (group := self._cluster.groups.get(state.group_id)) is not None:
-            group.copies.pop(event.transfer_id, None)
+            group.note_copied(event.transfer_id)
         if self._has_pieces(state):
             return []
         if not entry.failed:

@@ -124,6 +124,8 @@ class Group:
         self.in_flight: dict[int, InFlight] = {}
         self.copies: dict[TransferId, int] = {}
         """Bytes that its workers copy to or from the host behind its last step, and have not: the next one waits."""
+        self.copies_beside: dict[TransferId, int] = {}
+        """Likewise beside steps, begun while none was under way: they go on beside the next one."""
         self.stranded: dict[RequestId, RequestState] = {}
         """Of steps that failed because a member is lost: under way when it died, though its death is not known yet."""
         self.head_blocked_by: BlockedBy | None = None
@@ -193,6 +195,27 @@ class Group:
             return self.sitting_out
         return {row.state.request_id for row in self.in_flight[self.abandoning].step.rows}.union(self.sitting_out)
 
+    @property
+    def pending_copies(self) -> tuple[int, int]:
+        """Bytes that its next step waits for, and that are copied beside it."""
+        return sum(self.copies.values()), sum(self.copies_beside.values())
+
+    def note_copy(self, transfer_id: TransferId, num_bytes: int, *, beside_steps: bool) -> None:
+        """Its workers begin to copy to or from the host. Each byte is one step's: of those beside steps the newest's,
+        which began with them or just before."""
+        if not beside_steps:
+            self.copies[transfer_id] = num_bytes
+        elif not self.in_flight:
+            self.copies_beside[transfer_id] = num_bytes
+        else:
+            flight = next(reversed(self.in_flight.values()))
+            flight.work = flight.work._replace(num_beside_bytes=flight.work.num_beside_bytes + num_bytes)
+
+    def note_copied(self, transfer_id: TransferId) -> None:
+        """A copy has ended: no step that is still to come has to do with it."""
+        self.copies.pop(transfer_id, None)
+        self.copies_beside.pop(transfer_id, None)
+
     def have_sit_out(self, request_ids: Iterable[RequestId]) -> None:
         """Plan the next step without these running requests."""
         self.sitting_out = frozenset(request_ids)
@@ -255,9 +278,11 @@ class Group:
         self.counters.num_steps += 1
         step = RunStep(step_id, self.group_id, self.epoch, self.stages, tuple(rows))
         work = _work(rows)
-        if self.copies:
-            work = work._replace(num_copied_bytes=sum(self.copies.values()))
+        if self.copies or self.copies_beside:
+            num_copied_bytes, num_beside_bytes = self.pending_copies
+            work = work._replace(num_copied_bytes=num_copied_bytes, num_beside_bytes=num_beside_bytes)
             self.copies.clear()
+            self.copies_beside.clear()
         self.in_flight[step_id] = InFlight(step, now_ns, work)
         return step
 

@@ -33,14 +33,14 @@ Planned = Callable[[BatchView, BatchLimits], BatchPlan]
 def plan_shared(group: Group, pace: Pace, limits: BatchLimits, planned: Planned, now_ns: int) -> BatchPlan:
     """The next microbatch; ``planned``: how online requests alone would be planned."""
     goals = pace.objectives()
-    num_stages, num_bytes = len(group.stages), sum(group.copies.values())
+    num_stages, copies = len(group.stages), group.pending_copies
     planned = partial(planned_within, group, pace, planned) if pace.bounds_online else planned
     online = online_view(group)
     decoding = {row.request_id for row in online.running if not row.awaits_first}
 
     def budget_of(plan: BatchPlan) -> StepBudget:
         seconds = _seconds(group, goals, any(c.request_id in decoding for c in plan.chunks), now_ns)
-        return step_budget(pace.predictor, seconds, num_stages, num_bytes)
+        return step_budget(pace.predictor, seconds, num_stages, copies)
 
     return plan_beside(
         online, offline_view(group), limits, lambda view: planned(view, limits), budget_of,
@@ -58,7 +58,7 @@ def planned_within(
     if group.limits.prefill_first:
         return planned(view, limits)
     budget = step_budget(
-        pace.predictor, pace.offline.slo.tpot_s, len(group.stages), sum(group.copies.values())
+        pace.predictor, pace.offline.slo.tpot_s, len(group.stages), group.pending_copies
     )
     return plan_within(view, planned, limits, budget)
 
