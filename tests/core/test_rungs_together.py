@@ -9,12 +9,13 @@ import random
 from dataclasses import replace
 
 import pytest
-from fakes import MS, FakeCluster, Faults
+from fakes import MS, SHARD_BYTES, FakeCluster, Faults
 
 from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import SendKV
 from jettison.core.requests import Phase
 from jettison.core.serving.group import Group
+from jettison.types import ServiceClass
 
 TOGETHER = "swap+migrate+drop"
 
@@ -249,5 +250,45 @@ def test_a_drop_over_requests_that_have_just_turned_back_from_the_host(exchange:
     leaving = [entry.state for entry in entries.values() if entry.phase is HostedPhase.LEAVING]
     cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
     assert any(state.transfers for state in leaving), "a piece outlasts the change of layouts"
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def too_large_apart(service_class: ServiceClass) -> FakeCluster:
+    """Two instances, just split, and on the host a request that neither could hold."""
+    cluster = FakeCluster(
+        policy="swap+drop", full_blocks=20, host_slots=500, shard_bytes=SHARD_BYTES // 16, max_tokens=64,
+        prefix_caching=False, auto_restore=False,
+    )
+    rng = random.Random(1)
+    cluster.order("drop")
+    cluster.run(stop=lambda: bool(cluster.core.state.pipelines) and not cluster.core.in_transition)
+    begun_ms = cluster.now / MS
+    for i in range(7):
+        at_ms = begun_ms + (4 + 0.2 * i if service_class is ServiceClass.OFFLINE else 0)
+        cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(12)], 30, at_ms, ignore_eos=True)
+    prompt = [rng.randrange(1, 60) for _ in range(100)]
+    cluster.submit("long", prompt, 40, begun_ms + 0.1, service_class=service_class, ignore_eos=True)
+    cluster.run(stop=lambda: "long" in stored(cluster))
+    cluster.order("restore")
+    cluster.run(stop=lambda: any(r.kind == "split" for r in cluster.records))
+    assert cluster.core.state.counters.hosted_carried
+    return cluster
+
+
+@pytest.mark.parametrize("service_class", ServiceClass)
+def test_a_stored_request_that_no_home_can_hold_waits_for_the_next_pipeline(service_class: ServiceClass) -> None:
+    """Others pass it meanwhile."""
+    cluster = too_large_apart(service_class)
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    cluster.run(until_ms=cluster.now / MS + 200)
+    (home,) = [g for g in cluster.core.groups.values() if g.queues.has_waiting]
+    (long,) = home.queues.waiting_offline if service_class is ServiceClass.OFFLINE else home.queues.waiting
+    assert long.request_id == "long" and not home.blocks.landing and home.blocks.num_free == home.blocks.capacity
+    for i in range(8):
+        cluster.submit(f"n{i}", [1 + i] * 12, 30, cluster.now / MS + 0.1, ignore_eos=True)
+    cluster.run(stop=lambda: all(f"n{i}" in cluster.ends for i in range(8)))
+    assert "long" not in cluster.ends
+    cluster.order("drop")
     cluster.run()
     expect_all_well(cluster)

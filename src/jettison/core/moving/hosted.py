@@ -84,10 +84,15 @@ class Hosted:
 
     def owed_online(self, group: Group) -> list[HostedKV]:
         """Online requests of a group that will take blocks again before newcomers do, freed or swapped out; and what
-        else was swapped out."""
+        else was swapped out. Without those that it could not hold."""
         phases = HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING
         freed = [e for e in self.of(group, *phases, is_checkpoint=True) if not e.state.is_offline]
-        return [*self.of(group, *phases), *freed]
+        return [e for e in (*self.of(group, *phases), *freed) if not group.blocks.is_oversized(e.state)]
+
+    def oversized(self, group: Group, *, is_checkpoint: bool = False) -> tuple[RequestId, ...]:
+        """Stored requests that would not fit into what their group has become, even alone: they could never return."""
+        entries = self.of(group, HostedPhase.STORED, is_checkpoint=is_checkpoint)
+        return tuple(e.state.request_id for e in entries if group.blocks.is_oversized(e.state))
 
     def groups(self) -> list[Group]:
         """Groups that requests which were swapped out belong to, in order of formation."""
@@ -290,7 +295,7 @@ class Hosted:
         # What came of those pieces does not matter: the slots have all of it.
         entry.phase, entry.failed = HostedPhase.STORED, False
         if entry.is_lost:
-            self.give_up(entry)
+            self.give_up(entry.state)
 
     def forget(self, entry: HostedKV) -> None:
         """Its slots are free."""
@@ -360,13 +365,13 @@ class Hosted:
                 continue
             entry.failed = entry.is_lost = True
             if not entry.state.transfers:  # else when those have ended
-                self.give_up(entry)
+                self.give_up(entry.state)
 
-    def give_up(self, entry: HostedKV) -> None:
+    def give_up(self, state: RequestState) -> None:
         """A stored request is computed again."""
         self._cluster.counters.hosted_given_up += 1
-        self.forget(entry)
-        self._group(entry).preempt(entry.state)
+        self.forget(self._entries[state.request_id])
+        self._cluster.groups[state.group_id].preempt(state)
 
     def drop_checkpoints(self) -> None:
         """No request has one any more: those that were freed are computed again, as soon as nothing travels."""
@@ -378,7 +383,7 @@ class Hosted:
             if entry.phase is HostedPhase.IN:
                 self.break_off(entry)
             elif entry.phase is HostedPhase.STORED and entry.state.ending is None:
-                self.give_up(entry)
+                self.give_up(entry.state)
 
     # --- checks -----------------------------------------------------------------------------------------------
 
