@@ -12,8 +12,9 @@ import pytest
 from fakes import MS, SHARD_BYTES, FakeCluster, Faults
 
 from jettison.core.moving.hostedkv import HostedPhase
-from jettison.core.ports import SendKV
-from jettison.core.requests import Phase
+from jettison.core.pending import Purpose
+from jettison.core.ports import CancelTransfer, SendKV, WorkerLost
+from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
 from jettison.types import ServiceClass
 
@@ -230,10 +231,8 @@ def test_a_swap_rung_that_goes_leaves_nothing_set_on_groups() -> None:
     assert not merged.holds_preemption and not merged.blocks.landing
 
 
-@pytest.mark.parametrize("exchange", ["auto", "recompute"])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_drop_over_requests_that_have_just_turned_back_from_the_host(exchange: str, seed: int) -> None:
-    """They run on while a copy engine still copies pieces: none is computed again before these have ended."""
+def turned_back(exchange: str, seed: int) -> tuple[FakeCluster, list[RequestState]]:
+    """A pipeline was just formed, and requests in it turned back from the host while a copy engine copied pieces."""
     cluster = FakeCluster(
         policy="swap", full_blocks=40, host_slots=500, prefix_caching=False, swap_budget=4, seed=seed,
         exchange=exchange,
@@ -250,8 +249,32 @@ def test_a_drop_over_requests_that_have_just_turned_back_from_the_host(exchange:
     leaving = [entry.state for entry in entries.values() if entry.phase is HostedPhase.LEAVING]
     cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
     assert any(state.transfers for state in leaving), "a piece outlasts the change of layouts"
+    return cluster, leaving
+
+
+@pytest.mark.parametrize("exchange", ["auto", "recompute"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drop_over_requests_that_have_just_turned_back_from_the_host(exchange: str, seed: int) -> None:
+    """They run on meanwhile: none is computed again before the pieces have ended."""
+    cluster, _ = turned_back(exchange, seed)
     cluster.run()
     expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_death_calls_each_transfer_of_such_a_request_off_once(seed: int) -> None:
+    """Pieces of the host's and the exchange's."""
+    cluster, leaving = turned_back("transfer", seed)
+    core = cluster.core
+
+    def purposes(state: RequestState) -> set[Purpose]:
+        return {core.state.book.transfers[i].purpose for i in state.transfers}
+
+    assert any(purposes(state) >= {Purpose.HOST, Purpose.EXCHANGE} for state in leaving)
+    dead = core.merges[0].worker_ids[seed % 2]
+    actions = core.handle(WorkerLost(dead), cluster.now)
+    called_off = [action for action in actions if isinstance(action, CancelTransfer)]
+    assert called_off and len(set(called_off)) == len(called_off)
 
 
 def too_large_apart(service_class: ServiceClass) -> FakeCluster:

@@ -223,7 +223,7 @@ class Hosted:
         entry.failed |= not event.complete
         if (group := self._cluster.groups.get(state.group_id)) is not None:
             group.copies.pop(event.transfer_id, None)
-        if self._has_pieces(state):
+        if self._pieces(state):
             return []
         if not entry.failed:
             self._note_arrived(entry)
@@ -239,10 +239,10 @@ class Hosted:
             self._copied(entry)
         return []
 
-    def _has_pieces(self, state: RequestState) -> bool:
-        """Pieces of it are under way. One that runs on may be in an exchange besides, with transfers of that."""
+    def _pieces(self, state: RequestState) -> set[TransferId]:
+        """Of it, under way. One that runs on may be in an exchange besides, with transfers of that."""
         transfers = self._cluster.book.transfers
-        return any(transfers[transfer_id].purpose is Purpose.HOST for transfer_id in state.transfers)
+        return {i for i in state.transfers if transfers[i].purpose is Purpose.HOST}
 
     def go_on(self, now_ns: int) -> list[Action]:
         """What a piece's end makes possible begins before the next step."""
@@ -348,7 +348,7 @@ class Hosted:
         ids = {group.group_id for group in broken}
         for entry in [e for e in self._entries.values() if e.state.group_id in ids]:
             if entry.phase is not HostedPhase.CHECKPOINT:
-                pieces |= entry.state.transfers
+                pieces |= self._pieces(entry.state)
             if entry.phase is HostedPhase.STORED:
                 self._cluster.counters.hosted_given_up += 1
             self.forget(entry)
@@ -398,7 +398,7 @@ class Hosted:
             state = entry.state
             assert entry.pools in state.residences, f"{state} is not known to be in host pools"
             if entry.phase is HostedPhase.LEAVING:
-                assert self._has_pieces(state), f"{state} leaves no slots behind"
+                assert self._pieces(state), f"{state} leaves no slots behind"
                 continue
             if entry.phase is HostedPhase.CHECKPOINT:
                 assert state.phase in (Phase.RUNNING, Phase.MOVING) and request_id not in self._travelling, state
