@@ -85,7 +85,7 @@ class HarvestRung(Rung):
 
     @property
     def lag_blocks(self) -> int:
-        """Sealed blocks of candidates that have not been copied."""
+        """Of all groups."""
         return sum(policy.lag_blocks for policy in self._policies.values())
 
     # --- deciding ---------------------------------------------------------------------------------------------
