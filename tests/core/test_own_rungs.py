@@ -56,3 +56,11 @@ def test_what_it_has_asked_for_and_lags_behind_is_counted() -> None:
     assert core.num_scale_outs == 3 and core.checkpoint_lag_blocks == 4
     core.ladder.rung("scale").on_unmet(0, 1, "", 0)
     assert core.num_scale_outs == 4
+
+
+def test_it_is_told_who_asks_for_way() -> None:
+    cluster, own = with_own_rung()
+    drop = cluster.core.ladder.rung("drop")
+    own.means.ask_way(drop, (0,), "memory", 0)
+    cluster.order("drop")
+    assert own.gave_way_to == (drop, None), "an administrator is no rung"

@@ -77,7 +77,7 @@ class Ladder:
     def ask_way(self, by: Rung | None, worker_ids: Collection[WorkerId], why: str, now_ns: int) -> list[Action]:
         """Have the rungs below one give way at these workers; None: all of them (an administrator asks)."""
         below = self.rungs if by is None else self.rungs[: self.rungs.index(by)]
-        return [action for rung in reversed(below) for action in rung.give_way(worker_ids, by or rung, why, now_ns)]
+        return [action for rung in reversed(below) for action in rung.give_way(worker_ids, by, why, now_ns)]
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
         """Why the first rung that does not take another request of a tenant does not; see ``Rung.why_refuse``."""

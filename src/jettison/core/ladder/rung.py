@@ -102,8 +102,8 @@ class Rung:
         """Do what was offered."""
         raise AssertionError(f"{self.name} has made an offer that it cannot begin: {offer}")
 
-    def give_way(self, worker_ids: Collection[WorkerId], by: Rung, why: str, now_ns: int) -> list[Action]:
-        """A rung above needs these workers now, and why.
+    def give_way(self, worker_ids: Collection[WorkerId], by: Rung | None, why: str, now_ns: int) -> list[Action]:
+        """A rung above needs these workers now, and why. ``by``: None where an administrator does.
 
         Copies to and from arenas whose layouts a move changes are broken off by the move (``Moves``), whichever rung
         has begun them.
