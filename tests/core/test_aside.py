@@ -9,6 +9,7 @@ from fakes import BLOCK_SIZE, FakeCluster, Faults
 from test_migrating import begin
 
 from jettison.core.moving.aside import EMPTY
+from jettison.core.ports import SendShard
 
 
 def crowd(cluster: FakeCluster, num: int, *, first: int = 0, at_ms: float = 0.0) -> None:
@@ -116,6 +117,25 @@ def test_refused_layouts_and_deaths_of_others_meanwhile(seed: int) -> None:
     assert all(w.alive and not w.is_aside for w in cluster.core.state.workers.values())
     cluster.expect_outputs()
     cluster.expect_nothing_left()
+
+
+def test_one_that_could_not_give_up_its_layers_yet_is_asked_for_no_shard() -> None:
+    cluster = FakeCluster(num_workers=4, full_blocks=40, auto_restore=False)
+    cluster.order("drop")
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    (pipeline,) = cluster.core.state.pipelines.values()
+    dead, survivor = pipeline.worker_ids
+    cluster.workers[survivor].spoilt = lambda: True
+    _, holder = sorted({*cluster.workers} - {dead, survivor})
+    cluster.workers[holder].fail_applies = 1
+    aside(cluster, holder)
+    worker = cluster.core.state.workers[holder]
+    cluster.run(stop=lambda: not worker.num_relayouts_open)
+    assert worker.is_aside and worker.layout.shards and not cluster.core.aside.is_idle
+    cluster.fetched.clear()
+    cluster.kill(dead)
+    cluster.run(stop=lambda: any(r.kind == "recovered" for r in cluster.records))
+    assert cluster.fetched and not any(isinstance(a, SendShard) and a.src == holder for a in cluster.fetched)
 
 
 def test_the_destination_of_a_migration_is_not_set_aside() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
-from fakes import BLOCK_SIZE, MS, FakeCluster, Faults
+from fakes import BLOCK_SIZE, MS, SHARD_BYTES, FakeCluster, Faults
 
 from jettison.core.ladder.free import is_preemptible
 from jettison.core.ladder.rung import Moment
@@ -471,6 +471,36 @@ def test_a_checkpoint_made_alone_is_brought_back_into_a_pipeline() -> None:
     cluster.sent.clear()
     cluster.run(stop=lambda: victim.phase is Phase.RUNNING)
     assert any(s.from_host and s.src != s.dst for s in cluster.sent), "a stage's part comes from another's pool"
+    cluster.run()
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("is_offline", [True, False])
+def test_a_freed_request_that_no_home_can_hold_waits_for_the_next_pipeline(is_offline: bool) -> None:
+    """Whether or not there is room for copies beside steps, and whoever waits before it."""
+    cluster = harvesting(
+        policy="drop", num_workers=2, full_blocks=20, shard_bytes=SHARD_BYTES // 16, max_tokens=64, max_seqs=4,
+        prefix_caching=False, auto_restore=False, checkpoint_free=1.0,
+    )
+    cluster.order("drop")
+    cluster.run(stop=lambda: bool(cluster.core.state.pipelines) and not cluster.core.in_transition)
+    service_class = ServiceClass.OFFLINE if is_offline else ServiceClass.ONLINE
+    cluster.submit("long", tokens("long", 100), 80, cluster.now / MS, service_class=service_class, ignore_eos=True)
+    batch(cluster, 1, output=100)
+    cluster.run(stop=lambda: "long" in checkpointed(cluster))
+    victim = evict(cluster, lambda s: s.request_id == "long").state
+    harvest = cluster.core.ladder.rung("harvest")
+    harvest._budget_blocks = lambda group: 0  # type: ignore[attr-defined]
+    cluster.order("restore")
+    cluster.run(stop=lambda: not cluster.core.state.pipelines and not cluster.core.in_transition)
+    for i in range(16):
+        cluster.submit(f"chat-{i}", tokens(f"chat-{i}", 12), 30, cluster.now / MS + 0.1, ignore_eos=True)
+    cluster.run(stop=lambda: len(cluster.ends) >= 8)
+    assert victim.phase is Phase.WAITING and not victim.residences
+    assert not any(g.blocks.landing for g in cluster.core.groups.values())
+    cluster.run(stop=lambda: all(f"chat-{i}" in cluster.ends for i in range(16)))
+    del harvest._budget_blocks  # type: ignore[attr-defined]
+    cluster.order("drop")
     cluster.run()
     expect_all_well(cluster)
 

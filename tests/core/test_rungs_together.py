@@ -9,12 +9,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from fakes import MS, FakeCluster, Faults
+from fakes import MS, SHARD_BYTES, FakeCluster, Faults
 
 from jettison.core.moving.hostedkv import HostedPhase
-from jettison.core.ports import SendKV
-from jettison.core.requests import Phase
+from jettison.core.pending import Purpose
+from jettison.core.ports import CancelTransfer, SendKV, WorkerLost
+from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
+from jettison.types import ServiceClass
 
 TOGETHER = "swap+migrate+drop"
 
@@ -229,10 +231,8 @@ def test_a_swap_rung_that_goes_leaves_nothing_set_on_groups() -> None:
     assert not merged.holds_preemption and not merged.blocks.landing
 
 
-@pytest.mark.parametrize("exchange", ["auto", "recompute"])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_drop_over_requests_that_have_just_turned_back_from_the_host(exchange: str, seed: int) -> None:
-    """They run on while a copy engine still copies pieces: none is computed again before these have ended."""
+def turned_back(exchange: str, seed: int) -> tuple[FakeCluster, list[RequestState]]:
+    """A pipeline was just formed, and requests in it turned back from the host while a copy engine copied pieces."""
     cluster = FakeCluster(
         policy="swap", full_blocks=40, host_slots=500, prefix_caching=False, swap_budget=4, seed=seed,
         exchange=exchange,
@@ -249,5 +249,69 @@ def test_a_drop_over_requests_that_have_just_turned_back_from_the_host(exchange:
     leaving = [entry.state for entry in entries.values() if entry.phase is HostedPhase.LEAVING]
     cluster.run(stop=lambda: bool(cluster.core.state.pipelines))
     assert any(state.transfers for state in leaving), "a piece outlasts the change of layouts"
+    return cluster, leaving
+
+
+@pytest.mark.parametrize("exchange", ["auto", "recompute"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_drop_over_requests_that_have_just_turned_back_from_the_host(exchange: str, seed: int) -> None:
+    """They run on meanwhile: none is computed again before the pieces have ended."""
+    cluster, _ = turned_back(exchange, seed)
+    cluster.run()
+    expect_all_well(cluster)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_death_calls_each_transfer_of_such_a_request_off_once(seed: int) -> None:
+    """Pieces of the host's and the exchange's."""
+    cluster, leaving = turned_back("transfer", seed)
+    core = cluster.core
+
+    def purposes(state: RequestState) -> set[Purpose]:
+        return {core.state.book.transfers[i].purpose for i in state.transfers}
+
+    assert any(purposes(state) >= {Purpose.HOST, Purpose.EXCHANGE} for state in leaving)
+    dead = core.merges[0].worker_ids[seed % 2]
+    actions = core.handle(WorkerLost(dead), cluster.now)
+    called_off = [action for action in actions if isinstance(action, CancelTransfer)]
+    assert called_off and len(set(called_off)) == len(called_off)
+
+
+def too_large_apart(service_class: ServiceClass) -> FakeCluster:
+    """Two instances, just split, and on the host a request that neither could hold."""
+    cluster = FakeCluster(
+        policy="swap+drop", full_blocks=20, host_slots=500, shard_bytes=SHARD_BYTES // 16, max_tokens=64,
+        prefix_caching=False, auto_restore=False,
+    )
+    rng = random.Random(1)
+    cluster.order("drop")
+    cluster.run(stop=lambda: bool(cluster.core.state.pipelines) and not cluster.core.in_transition)
+    begun_ms = cluster.now / MS
+    for i in range(7):
+        at_ms = begun_ms + (4 + 0.2 * i if service_class is ServiceClass.OFFLINE else 0)
+        cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(12)], 30, at_ms, ignore_eos=True)
+    prompt = [rng.randrange(1, 60) for _ in range(100)]
+    cluster.submit("long", prompt, 40, begun_ms + 0.1, service_class=service_class, ignore_eos=True)
+    cluster.run(stop=lambda: "long" in stored(cluster))
+    cluster.order("restore")
+    cluster.run(stop=lambda: any(r.kind == "split" for r in cluster.records))
+    assert cluster.core.state.counters.hosted_carried
+    return cluster
+
+
+@pytest.mark.parametrize("service_class", ServiceClass)
+def test_a_stored_request_that_no_home_can_hold_waits_for_the_next_pipeline(service_class: ServiceClass) -> None:
+    """Others pass it meanwhile."""
+    cluster = too_large_apart(service_class)
+    cluster.run(stop=lambda: not cluster.core.in_transition)
+    cluster.run(until_ms=cluster.now / MS + 200)
+    (home,) = [g for g in cluster.core.groups.values() if g.queues.has_waiting]
+    (long,) = home.queues.waiting_offline if service_class is ServiceClass.OFFLINE else home.queues.waiting
+    assert long.request_id == "long" and not home.blocks.landing and home.blocks.num_free == home.blocks.capacity
+    for i in range(8):
+        cluster.submit(f"n{i}", [1 + i] * 12, 30, cluster.now / MS + 0.1, ignore_eos=True)
+    cluster.run(stop=lambda: all(f"n{i}" in cluster.ends for i in range(8)))
+    assert "long" not in cluster.ends
+    cluster.order("drop")
     cluster.run()
     expect_all_well(cluster)

@@ -18,11 +18,8 @@ from jettison.core.driving.stepping import Stepping
 from jettison.core.driving.unplaced import Unplaced, max_request_blocks
 from jettison.core.ladder.advising import Adviser
 from jettison.core.ladder.climb import Ladder
-from jettison.core.ladder.harvest import HarvestRung
 from jettison.core.ladder.orders import Orders
-from jettison.core.ladder.rung import Moment
-from jettison.core.ladder.scale import ScaleRung
-from jettison.core.ladder.shed import Refusal, ShedRung
+from jettison.core.ladder.rung import Moment, Refusal
 from jettison.core.load.monitor import TrafficMonitor
 from jettison.core.load.views import Loads
 from jettison.core.moving.aside import Aside
@@ -154,12 +151,12 @@ class ClusterCore:
     @property
     def num_scale_outs(self) -> int:
         """Requests for more instances so far."""
-        return sum(rung.num_requests for rung in self.ladder.rungs if isinstance(rung, ScaleRung))
+        return self.ladder.num_scale_outs
 
     @property
     def checkpoint_lag_blocks(self) -> int:
         """Sealed blocks of the candidates for checkpoints that have not been copied."""
-        return sum(rung.lag_blocks for rung in self.ladder.rungs if isinstance(rung, HarvestRung))
+        return self.ladder.lag_blocks
 
     @property
     def traffic(self) -> TrafficMonitor:
@@ -183,12 +180,8 @@ class ClusterCore:
         return sum(map(len, queued)) + len(self.state.unplaced_online())
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
-        """Whether another request of a tenant would be taken: see ``ShedRung.why_refuse``."""
-        refusals = (
-            rung.why_refuse(tenant, limit, num_coming, now_ns)
-            for rung in self.ladder.rungs if isinstance(rung, ShedRung)
-        )
-        return next((refusal for refusal in refusals if refusal is not None), None)
+        """Whether another request of a tenant would be taken: see ``Rung.why_refuse``."""
+        return self.ladder.why_refuse(tenant, limit, num_coming, now_ns)
 
     def max_request_blocks(self) -> int:
         """Blocks that one request could ever get: an undropped member's, or a stage's when all members merge.

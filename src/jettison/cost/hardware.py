@@ -142,7 +142,7 @@ class HardwareProfile:
         """Tokens of answers a second of pipelines by their number of stages, for those that were measured: decodes as
         measured, with their bubbles, and the prompts that come with them. ``Thpt_g`` of KunServe v1.
 
-        What uneven microbatches cost is not in it: that is seen where pipelines serve (``cost.pipeline``).
+        What uneven microbatches cost is not in it: that is seen where pipelines serve (``cost.predictor``).
         """
         rates: dict[int, float] = {}
         for point in self.batch_points:

@@ -65,11 +65,11 @@ class HushRung(Rung):
             group.blocks.admission_cap = None
         return [Record("hush_over", now_ns, {"group": g.group_id}) for g in over]
 
-    def give_way(self, worker_ids: Collection[int], by: Rung, why: str, now_ns: int) -> list[Action]:
+    def give_way(self, worker_ids: Collection[int], by: Rung | None, why: str, now_ns: int) -> list[Action]:
         for group in self.means.state.groups.values():
             if not set(worker_ids).isdisjoint(group.worker_ids):
                 group.blocks.admission_cap = None
-        return [Record("hush_gave_way", now_ns, {"to": by.name})]
+        return [Record("hush_gave_way", now_ns, {"to": by.name if by is not None else "an administrator"})]
 
 
 @pytest.fixture(autouse=True, scope="module")

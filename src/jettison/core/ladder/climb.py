@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 import jettison.core.ladder.lists  # noqa: F401  # its rungs are known by name from then on
-from jettison.core.ladder.rung import Means, Moment, Rung, rung_classes
+from jettison.core.ladder.rung import Means, Moment, Refusal, Rung, rung_classes
 from jettison.core.load.views import Loads
 from jettison.core.moving.checkpoints import Checkpoints
 from jettison.core.moving.hosted import Hosted
@@ -77,7 +77,12 @@ class Ladder:
     def ask_way(self, by: Rung | None, worker_ids: Collection[WorkerId], why: str, now_ns: int) -> list[Action]:
         """Have the rungs below one give way at these workers; None: all of them (an administrator asks)."""
         below = self.rungs if by is None else self.rungs[: self.rungs.index(by)]
-        return [action for rung in reversed(below) for action in rung.give_way(worker_ids, by or rung, why, now_ns)]
+        return [action for rung in reversed(below) for action in rung.give_way(worker_ids, by, why, now_ns)]
+
+    def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
+        """Why the first rung that does not take another request of a tenant does not; see ``Rung.why_refuse``."""
+        refusals = (rung.why_refuse(tenant, limit, num_coming, now_ns) for rung in self.rungs)
+        return next((refusal for refusal in refusals if refusal is not None), None)
 
     def _tell_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         return [action for rung in self.rungs for action in rung.on_unmet(group_id, missing_bytes, why, now_ns)]
@@ -112,6 +117,16 @@ class Ladder:
     def steps_ahead(self) -> int:
         """For how many steps of growth rungs want to see room before they act."""
         return max((rung.steps_ahead for rung in self.rungs), default=0)
+
+    @property
+    def num_scale_outs(self) -> int:
+        """Times that rungs have asked for more instances."""
+        return sum(rung.num_scale_outs for rung in self.rungs)
+
+    @property
+    def lag_blocks(self) -> int:
+        """Sealed blocks of the candidates for checkpoints that have not been copied."""
+        return sum(rung.lag_blocks for rung in self.rungs)
 
     def worker_ids(self) -> set[WorkerId]:
         """Workers that rungs use, and would have to give way at."""

@@ -84,7 +84,7 @@ class HarvestRung(Rung):
 
     @property
     def lag_blocks(self) -> int:
-        """Sealed blocks of candidates that have not been copied."""
+        """Of all groups."""
         return sum(policy.lag_blocks for policy in self._policies.values())
 
     # --- deciding ---------------------------------------------------------------------------------------------
@@ -107,6 +107,9 @@ class HarvestRung(Rung):
             self._looked_at.append(group)
             if group.group_id in self._marked:
                 self._decide(group)
+            if oversized := self._hosted.oversized(group, is_checkpoint=True):
+                why = "it is too large for what its group has become"
+                yield HarvestOffer(groups=(group.group_id,), why=why, compute_again=oversized)
             if not group.paused:
                 yield from self._returning(group)
             self._keep_room(group)
@@ -187,10 +190,6 @@ class HarvestRung(Rung):
         }
         if not entries or not self._budget_blocks(group):
             return
-        if oversized := tuple(r for r, e in entries.items() if group.blocks.is_oversized(e.state)):
-            why = "it is too large for what its group has become"
-            yield HarvestOffer(groups=(group.group_id,), why=why, compute_again=oversized)
-            entries = {r: e for r, e in entries.items() if r not in oversized}
         in_order = in_service_order((e.state for e in entries.values()), group.limits.scheduling_policy)
         chosen = choose_swap_ins(
             [StoredRow(s.request_id, self._hosted.blocks_to_return(entries[s.request_id])) for s in in_order],
@@ -236,10 +235,8 @@ class HarvestRung(Rung):
         for request_id in offer.come_back:
             self._hosted.bring_back(requests[request_id])
         for request_id in offer.compute_again:
-            entry = self._hosted.entry(requests[request_id])
-            assert entry is not None, request_id
             self._state.counters.checkpoints_dropped += 1
-            self._hosted.give_up(entry)
+            self._hosted.give_up(requests[request_id])
         return []
 
     def after_steps(self, now_ns: int) -> list[Action]:

@@ -79,11 +79,14 @@ class RestoreRung(Rung):
                 group.blocks.admission_cap = None
                 return []
             case TurnOffer():
-                return self.give_way(group.worker_ids, self, offer.why, now_ns)
+                return self._turn_round(group.worker_ids, offer.why, now_ns)
         raise AssertionError(offer)
 
-    def give_way(self, worker_ids: Collection[WorkerId], by: Rung, why: str, now_ns: int) -> list[Action]:
+    def give_way(self, worker_ids: Collection[WorkerId], by: Rung | None, why: str, now_ns: int) -> list[Action]:
         """The pipeline is needed after all."""
+        return self._turn_round(worker_ids, why, now_ns)
+
+    def _turn_round(self, worker_ids: Collection[WorkerId], why: str, now_ns: int) -> list[Action]:
         restores = [r for r in self._moves.restores if any(w in worker_ids for w in r.worker_ids)]
         return [action for restore in restores for action in self._moves.turn_round(restore, now_ns, why)]
 

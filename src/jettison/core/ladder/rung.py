@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from jettison.config.rungs import OverloadWord, add_overload_word
 from jettison.core.load.views import Loads
@@ -49,6 +49,13 @@ class Offer:
     gain_request_s: float | None = None
     """Seconds that requests would wait less, summed over them; None where a rung has a test of its own instead."""
     cost_request_s: float | None = None
+
+
+class Refusal(NamedTuple):
+    """Why a request is not taken, and when to try again."""
+
+    message: str
+    retry_after_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +102,8 @@ class Rung:
         """Do what was offered."""
         raise AssertionError(f"{self.name} has made an offer that it cannot begin: {offer}")
 
-    def give_way(self, worker_ids: Collection[WorkerId], by: Rung, why: str, now_ns: int) -> list[Action]:
-        """A rung above needs these workers now, and why.
+    def give_way(self, worker_ids: Collection[WorkerId], by: Rung | None, why: str, now_ns: int) -> list[Action]:
+        """A rung above needs these workers now, and why. ``by``: None where an administrator does.
 
         Copies to and from arenas whose layouts a move changes are broken off by the move (``Moves``), whichever rung
         has begun them.
@@ -106,6 +113,11 @@ class Rung:
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         """A rung below could not get a group the memory that it needs."""
         return []
+
+    def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
+        """Whether another online request of a tenant is taken. ``limit``: online ones that may wait; None: any number.
+        ``num_coming``: accepted ones that the core has not been told of."""
+        return None
 
     def leave(self, now_ns: int) -> list[Action]:
         """On every tick: stop what has no reason any more. Rungs leave from the dearest to the cheapest."""
@@ -144,6 +156,18 @@ class Rung:
     def worker_ids(self) -> Collection[WorkerId]:
         """Workers that it uses, and that it would have to give way at."""
         return ()
+
+    # --- what is read of it -----------------------------------------------------------------------------------
+
+    @property
+    def num_scale_outs(self) -> int:
+        """Times that it has asked for more instances."""
+        return 0
+
+    @property
+    def lag_blocks(self) -> int:
+        """Sealed blocks of its candidates for checkpoints that have not been copied."""
+        return 0
 
     # --- what it is told --------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class ScaleRung(Rung):
     def __init__(self, means: Means, params: ScaleOutParams = ScaleOutParams()) -> None:
         super().__init__(means)
         self.params = params
-        self.num_requests = 0
+        self._num_scale_outs = 0
         self._needed_ns: int | None = None
         """When something was last missing; None while no episode is open."""
         self._rises: dict[GroupId, _Rise] = {}
@@ -74,13 +74,18 @@ class ScaleRung(Rung):
         """The request may be over."""
         return self.is_open
 
+    @property
+    def num_scale_outs(self) -> int:
+        """Episodes so far."""
+        return self._num_scale_outs
+
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:
         """A record, unless the request has been made already."""
         was_open = self.is_open
         self._needed_ns = now_ns
         if was_open:
             return []
-        self.num_requests += 1
+        self._num_scale_outs += 1
         return [Record("scale_out", now_ns, {"group": group_id, "missing_bytes": missing_bytes, "reason": why})]
 
     def note_touched(self, group_ids: Collection[GroupId]) -> None:

@@ -6,17 +6,9 @@ The rule and its words are ``policy.refusal``'s; a front end asks before it acce
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
 
-from jettison.core.ladder.rung import Rung, register
+from jettison.core.ladder.rung import Refusal, Rung, register
 from jettison.policy.refusal import retry_after_ms, why_queue_full
-
-
-class Refusal(NamedTuple):
-    """Why a request is not taken, and when to try again."""
-
-    message: str
-    retry_after_ms: int
 
 
 @register
@@ -28,8 +20,7 @@ class ShedRung(Rung):
     rank = 100
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
-        """Whether another online request of a tenant is taken. ``limit``: online ones that may wait; None: any number.
-        ``num_coming``: accepted ones that the core has not been told of."""
+        """Where as many wait as may, and the tenant has more than its part of them."""
         if limit is None:
             return None
         state = self.means.state

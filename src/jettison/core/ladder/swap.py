@@ -2,7 +2,8 @@
 
 Leaving before blocks are missing, within a budget for each step that hides the copies behind it. While a request of a
 group is on its way no request of it is recomputed: what is missing is about to be there, or who returns is about to be
-one who may leave again. Newcomers leave room for what is stored: requests that were admitted first run first.
+one who may leave again. Newcomers leave room for what is stored: requests that were admitted first run first. A stored
+one that is larger than what a split has made of its group waits for a larger group, and is computed again there.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from jettison.types import GroupId, RequestId, WorkerId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapOffer(Offer):
-    """Requests of one group that leave, or return."""
+    """Requests of one group that leave, or return, or wait for a larger group."""
 
     leave: tuple[RequestId, ...] = ()
     come_back: tuple[RequestId, ...] = ()
+    give_up: tuple[RequestId, ...] = ()
 
 
 @register
@@ -78,6 +80,9 @@ class SwapRung(Rung):
                     # Nothing that is stored returns before the restore is over, and that may wait for the queue.
                     group.blocks.reserve_landing({})
                 continue
+            if oversized := self.means.hosted.oversized(group):
+                why = "it is too large for what its group has become"
+                yield SwapOffer(groups=(group.group_id,), why=why, give_up=oversized)
             if not group.paused and len(group.in_flight) < len(group.stages):
                 if leave := self._leaving(group):
                     yield SwapOffer(groups=(group.group_id,), why="memory runs out", leave=leave)
@@ -93,6 +98,8 @@ class SwapRung(Rung):
             hosted.store(requests[request_id])
         for request_id in offer.come_back:
             hosted.bring_back(requests[request_id])
+        for request_id in offer.give_up:
+            hosted.give_up(requests[request_id])
         return []
 
     def after_steps(self, now_ns: int) -> list[Action]:

@@ -3,7 +3,7 @@
     wanted --a worker has it--> pulled from there --did not arrive--> from the next holder ... --none is left--.
        '--no worker has it--------------------------------------------------------------------------------------> loaded
 
-The nearest are asked first, and of these a move's members: their links are the group's own. Any other live worker that
+The nearest are asked first, and of these a move's members: their links are the group's own. Any other that serves and
 has the shard is asked before the folder; it may change its layout meanwhile, which ends the transfer incomplete, and
 the next holder is asked. What has to be read from the folder (from the operating system's page cache, where it is still
 there) is read one shard after the other at each worker, so that no more than one has to be waited for when the move is
@@ -108,11 +108,11 @@ class Gather:
     # --- asking -----------------------------------------------------------------------------------------------
 
     def _next_holder(self, worker_id: WorkerId, shard: ShardId) -> WorkerId | None:
-        """A worker that has a shard and was not asked yet."""
+        """A worker that has a shard, is to keep it, and was not asked yet."""
         asked = self._asked[worker_id, shard]
         holders = [
             w.worker_id for w in self._cluster.workers.values()
-            if w.alive and w.worker_id != worker_id and w.worker_id not in asked
+            if w.can_serve and w.worker_id != worker_id and w.worker_id not in asked
             and shard in w.layout.shards and shard not in w.unfilled and not w.num_relayouts_open
         ]
         return self._cluster.advice.choose_holder(holders, worker_id, self._members, self._num_asked)

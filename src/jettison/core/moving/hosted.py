@@ -84,10 +84,15 @@ class Hosted:
 
     def owed_online(self, group: Group) -> list[HostedKV]:
         """Online requests of a group that will take blocks again before newcomers do, freed or swapped out; and what
-        else was swapped out."""
+        else was swapped out. Without those that it could not hold."""
         phases = HostedPhase.OUT, HostedPhase.STORED, HostedPhase.TURNING
         freed = [e for e in self.of(group, *phases, is_checkpoint=True) if not e.state.is_offline]
-        return [*self.of(group, *phases), *freed]
+        return [e for e in (*self.of(group, *phases), *freed) if not group.blocks.is_oversized(e.state)]
+
+    def oversized(self, group: Group, *, is_checkpoint: bool = False) -> tuple[RequestId, ...]:
+        """Stored requests that would not fit into what their group has become, even alone: they could never return."""
+        entries = self.of(group, HostedPhase.STORED, is_checkpoint=is_checkpoint)
+        return tuple(e.state.request_id for e in entries if group.blocks.is_oversized(e.state))
 
     def groups(self) -> list[Group]:
         """Groups that requests which were swapped out belong to, in order of formation."""
@@ -220,7 +225,7 @@ class Hosted:
         entry.failed |= not event.complete
         if (group := self._cluster.groups.get(state.group_id)) is not None:
             group.note_copied(event.transfer_id)
-        if self._has_pieces(state):
+        if self._pieces(state):
             return []
         if not entry.failed:
             self._note_arrived(entry)
@@ -236,10 +241,10 @@ class Hosted:
             self._copied(entry)
         return []
 
-    def _has_pieces(self, state: RequestState) -> bool:
-        """Pieces of it are under way. One that runs on may be in an exchange besides, with transfers of that."""
+    def _pieces(self, state: RequestState) -> set[TransferId]:
+        """Of it, under way. One that runs on may be in an exchange besides, with transfers of that."""
         transfers = self._cluster.book.transfers
-        return any(transfers[transfer_id].purpose is Purpose.HOST for transfer_id in state.transfers)
+        return {i for i in state.transfers if transfers[i].purpose is Purpose.HOST}
 
     def go_on(self, now_ns: int) -> list[Action]:
         """What a piece's end makes possible begins before the next step."""
@@ -292,7 +297,7 @@ class Hosted:
         # What came of those pieces does not matter: the slots have all of it.
         entry.phase, entry.failed = HostedPhase.STORED, False
         if entry.is_lost:
-            self.give_up(entry)
+            self.give_up(entry.state)
 
     def forget(self, entry: HostedKV) -> None:
         """Its slots are free."""
@@ -345,7 +350,7 @@ class Hosted:
         ids = {group.group_id for group in broken}
         for entry in [e for e in self._entries.values() if e.state.group_id in ids]:
             if entry.phase is not HostedPhase.CHECKPOINT:
-                pieces |= entry.state.transfers
+                pieces |= self._pieces(entry.state)
             if entry.phase is HostedPhase.STORED:
                 self._cluster.counters.hosted_given_up += 1
             self.forget(entry)
@@ -362,13 +367,13 @@ class Hosted:
                 continue
             entry.failed = entry.is_lost = True
             if not entry.state.transfers:  # else when those have ended
-                self.give_up(entry)
+                self.give_up(entry.state)
 
-    def give_up(self, entry: HostedKV) -> None:
+    def give_up(self, state: RequestState) -> None:
         """A stored request is computed again."""
         self._cluster.counters.hosted_given_up += 1
-        self.forget(entry)
-        self._group(entry).preempt(entry.state)
+        self.forget(self._entries[state.request_id])
+        self._cluster.groups[state.group_id].preempt(state)
 
     def drop_checkpoints(self) -> None:
         """No request has one any more: those that were freed are computed again, as soon as nothing travels."""
@@ -380,7 +385,7 @@ class Hosted:
             if entry.phase is HostedPhase.IN:
                 self.break_off(entry)
             elif entry.phase is HostedPhase.STORED and entry.state.ending is None:
-                self.give_up(entry)
+                self.give_up(entry.state)
 
     # --- checks -----------------------------------------------------------------------------------------------
 
@@ -395,7 +400,7 @@ class Hosted:
             state = entry.state
             assert entry.pools in state.residences, f"{state} is not known to be in host pools"
             if entry.phase is HostedPhase.LEAVING:
-                assert self._has_pieces(state), f"{state} leaves no slots behind"
+                assert self._pieces(state), f"{state} leaves no slots behind"
                 continue
             if entry.phase is HostedPhase.CHECKPOINT:
                 assert state.phase in (Phase.RUNNING, Phase.MOVING) and request_id not in self._travelling, state

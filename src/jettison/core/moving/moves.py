@@ -1,7 +1,8 @@
 """The drops and restores under way: begun, advanced, followed up, and taken out when a member dies.
 
-Whether to begin one is decided in ``core.ladder``; what happens inside one is ``core.moving.merging``'s and
-``core.moving.restoring``'s. Recoveries only count here as users of workers.
+Whether to begin one is decided in ``core.ladder``, but for what follows from one that ended half-way: a restore called
+off after its split is merged again, and where that fails it goes on. What happens inside one is
+``core.moving.merging``'s and ``core.moving.restoring``'s. Recoveries only count here as users of workers.
 
 An event concerns few of them, so each is found by its workers: a worker is in one move at a time. A move is advanced
 when a group on its workers was touched, when it was told or asked something, when its last advance did something, and
