@@ -80,7 +80,7 @@ class HarvestRung(Rung):
     @property
     def awaits_tick(self) -> bool:
         """A group has not been looked at yet."""
-        return bool(self._put_off)
+        return not self._put_off.isdisjoint(self._state.changes.harvesting)
 
     @property
     def lag_blocks(self) -> int:
@@ -184,9 +184,11 @@ class HarvestRung(Rung):
     def _returning(self, group: Group) -> Iterator[Offer]:
         """Freed requests that come back now."""
         queues = group.queues
+        # Where admission is capped the group is to fit into less memory soon.
+        only_online = queues.pauses_offline or queues.waiting or group.blocks.admission_cap is not None
         entries = {
             e.state.request_id: e for e in self._hosted.of(group, HostedPhase.STORED, is_checkpoint=True)
-            if not (e.state.is_offline and (queues.pauses_offline or queues.waiting))
+            if not (e.state.is_offline and only_online)
         }
         if not entries or not self._budget_blocks(group):
             return
