@@ -1,6 +1,7 @@
 """Pause: a group stops its offline work while memory keeps online requests out, before anything is dropped for them.
 
-Steps evict by themselves for what fits then (``policy.filling``); here online requests lack room beyond that. Checkpointed requests are stored, others are computed again later; whoever is in a step leaves when that has ended. No
+Steps evict by themselves for what fits then (``policy.filling``); here online requests lack room beyond that.
+Checkpointed requests are stored, others are computed again later; whoever is in a step leaves when that has ended. No
 offline request is let in or comes back until no online one has waited for a second and there is room again.
 """
 
