@@ -84,18 +84,22 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("instances", "overload", "warns"), [
-    (2, "drop", False), (3, "drop", True), (2, "swap", True),
+@pytest.mark.parametrize(("instances", "overload", "offline", "warns"), [
+    (2, "drop", "priority", False), (3, "drop", "priority", True), (2, "swap", "priority", True),
+    (2, "drop", "scheduler", False), (2, "drop", "harvest", True),
 ])
 def test_all_instances_and_their_host_pools_count_together(
-    instances: int, overload: str, warns: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch,
+    instances: int, overload: str, offline: str, warns: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     processes_bytes = SERVER_BYTES + instances * INTERPRETER_BYTES
     monkeypatch.setattr(assembly, "memory_limit", lambda: (2 * GIB + GIB // 2 + processes_bytes, MACHINE))
     monkeypatch.setattr(assembly, "usable_cores", lambda: instances)
-    host = {"host_memory": "512MiB"} if overload == "swap" else {}  # else there is no pool
-    config = EngineConfig.resolve(model=str(model_dir), memory="1GiB", instances=instances, overload=overload, **host)
+    has_pool = overload == "swap" or offline == "harvest"
+    config = EngineConfig.resolve(
+        model=str(model_dir), memory="1GiB", instances=instances, overload=overload, offline=offline,
+        **({"host_memory": "512MiB"} if has_pool else {}),
+    )
     assembly.assemble(config).check()
     assert [r.levelname for r in caplog.records] == ["WARNING"] * warns
 
