@@ -112,8 +112,7 @@ CLAIMS = (
     Claim("Layers become KV capacity in milliseconds, without a copy", ("remap.json",), seen_remap,
           "`python benchmarks/remap.py`"),
     Claim("kill -9 or SIGSTOP of a worker anywhere in a move loses no request and no token",
-          ("faults.json", "faults_138.json", "faults_20.json", "faults_20_of_three.json"), seen_deaths,
-          "`python benchmarks/faults.py --schedules 138 --seed 50`"),
+          ("faults.json", "faults_of_three.json"), seen_deaths, "`python benchmarks/faults.py --schedules 100`"),
     Claim("Against two real vLLM replicas with the same KV bytes, P99 TTFT in a burst is lower",
           ("overload_vllm.json",), seen_vllm, "`python benchmarks/overload_vllm.py --vllm-python VLLM_ENV/bin/python` "
           "([how to make it](benchmarks/peers.py))"),
