@@ -7,7 +7,8 @@ The model is so small that nearly all of a step is the engine: planning, encodin
 kernels, sampling, taking tokens back. Time a step is the slope between a long and a short output of the same batch, so
 that prefill, admission and clean-up drop out. `jettison` runs everything in one process, `jettison-workers` is the live
 engine with its worker process and an event stream for every request. Engines are started, interleaved and bound to
-cores as in `benchmarks/peers.py`, which says how to make the peers' environments. Prints a table, writes JSON.
+cores as in `benchmarks/peers.py`; docs/performance.md says how to make the peers' environments. Prints a table, writes
+JSON.
 """
 
 from __future__ import annotations

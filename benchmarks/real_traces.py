@@ -352,7 +352,7 @@ def main() -> None:
             header.append(f"  * {policy}: {_summary(done)}")
             runs += [replace(run, requests_detail=None) for run in done]
         print("\n".join(header[-4:]), flush=True)
-    text = markdown(rows, header)
+    text, pooled = markdown(rows, header), by_what_binds(rows)
     print(text)
     print_fairness(runs[0], Console())
     if args.markdown:
@@ -361,7 +361,7 @@ def main() -> None:
         del row["recompute_ttft_s"], row["drop_ttft_s"], row["spare_ttft_s"]
     if args.json:
         write_results(args.json, runs)
-        write_result(args.json.with_suffix(".slices.json"), {"rows": rows}, *LIVE)
+        write_result(args.json.with_suffix(".slices.json"), {"rows": rows, "pooled": pooled}, *LIVE)
     exit_if_unanswered(runs, Console())
 
 

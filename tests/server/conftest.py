@@ -56,6 +56,7 @@ def serve(tokenizer):
             finally:
                 served.stop.set()
                 assert await served.finished == 0
+                await served.close_clients()
                 if batches is not None:
                     await batch_service(app).close()
 

@@ -84,10 +84,17 @@ class Served:
         self.http: httpx.AsyncClient = http
         self.stop = asyncio.Event()
         self.finished: asyncio.Task | None = None
+        self._clients: list[openai.AsyncOpenAI] = []
 
     def openai(self, **options) -> openai.AsyncOpenAI:
         options = {"api_key": "none", "max_retries": 0} | options
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", **options)
+        self._clients.append(openai.AsyncOpenAI(base_url=f"{self.url}/v1", **options))
+        return self._clients[-1]
+
+    async def close_clients(self):
+        """In the loop that they were used in: one that is collected later closes itself in another, and fails."""
+        for client in self._clients:
+            await client.close()
 
     async def post(self, path, document=None, **options):
         if document is not None:
