@@ -340,7 +340,9 @@ class FakeCluster:
     def _describe(self) -> str:
         core = self.core
         queues = {g.group_id: g.queues for g in core.groups.values()}
-        groups = {i: [*q.waiting, *q.running.values(), *q.moving.values()] for i, q in queues.items()}
+        groups = {
+            i: [*q.waiting, *q.waiting_offline, *q.running.values(), *q.moving.values()] for i, q in queues.items()
+        }
         moves = [(type(m).__name__, str(m.phase)) for m in (*core.merges, *core.restores)]
         blocks = [(w.ledger.num_held, w.ledger.capacity) for w in core.state.workers.values()]
         return f"groups {groups}, moves {moves}, blocks held of capacity {blocks}"

@@ -12,6 +12,7 @@ from jettison.core.moving import exchanging
 from jettison.core.moving.merging import MergePhase
 from jettison.core.moving.restoring import RestorePhase
 from jettison.core.ports import LayoutOffered, SendKV
+from jettison.types import ServiceClass
 
 
 def tokens(rng: random.Random, num: int) -> list[int]:
@@ -299,6 +300,20 @@ def test_a_request_larger_than_an_instance_is_served_by_a_drop() -> None:
     cluster.run()
     assert any(r.kind == "drop" for r in cluster.records)
     expect_all_well(cluster)
+
+
+def test_nothing_merges_for_an_offline_request_so_one_larger_than_an_instance_is_refused() -> None:
+    cluster = FakeCluster(full_blocks=20, shard_bytes=4096)
+    most = cluster.core.max_offline_blocks() * BLOCK_SIZE
+    assert most == 20 * BLOCK_SIZE < cluster.core.max_request_blocks() * BLOCK_SIZE
+    cluster.submit("fits", tokens(random.Random(0), 60), most - 60, service_class=ServiceClass.OFFLINE)
+    cluster.submit("large", tokens(random.Random(0), 60), most - 59, service_class=ServiceClass.OFFLINE)
+    cluster.submit(
+        "cut", tokens(random.Random(0), 60), 1000, has_default_length=True, service_class=ServiceClass.OFFLINE)
+    cluster.run()
+    assert cluster.ends == {"fits": ["length"], "large": ["error"], "cut": ["length"]}
+    assert f"holds {most} tokens of one request; this one asks for {most + 1} tokens" in cluster.errors["large"]
+    assert not any(r.kind == "drop" for r in cluster.records)
 
 
 def test_one_too_large_for_its_group_lets_others_pass_until_there_is_a_partner() -> None:

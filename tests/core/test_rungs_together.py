@@ -16,7 +16,6 @@ from jettison.core.pending import Purpose
 from jettison.core.ports import CancelTransfer, SendKV, WorkerLost
 from jettison.core.requests import Phase, RequestState
 from jettison.core.serving.group import Group
-from jettison.types import ServiceClass
 
 TOGETHER = "swap+migrate+drop"
 
@@ -277,7 +276,7 @@ def test_a_death_calls_each_transfer_of_such_a_request_off_once(seed: int) -> No
     assert called_off and len(set(called_off)) == len(called_off)
 
 
-def too_large_apart(service_class: ServiceClass) -> FakeCluster:
+def too_large_apart() -> FakeCluster:
     """Two instances, just split, and on the host a request that neither could hold."""
     cluster = FakeCluster(
         policy="swap+drop", full_blocks=20, host_slots=500, shard_bytes=SHARD_BYTES // 16, max_tokens=64,
@@ -288,10 +287,9 @@ def too_large_apart(service_class: ServiceClass) -> FakeCluster:
     cluster.run(stop=lambda: bool(cluster.core.state.pipelines) and not cluster.core.in_transition)
     begun_ms = cluster.now / MS
     for i in range(7):
-        at_ms = begun_ms + (4 + 0.2 * i if service_class is ServiceClass.OFFLINE else 0)
-        cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(12)], 30, at_ms, ignore_eos=True)
+        cluster.submit(f"r{i}", [rng.randrange(1, 60) for _ in range(12)], 30, begun_ms, ignore_eos=True)
     prompt = [rng.randrange(1, 60) for _ in range(100)]
-    cluster.submit("long", prompt, 40, begun_ms + 0.1, service_class=service_class, ignore_eos=True)
+    cluster.submit("long", prompt, 40, begun_ms + 0.1, ignore_eos=True)
     cluster.run(stop=lambda: "long" in stored(cluster))
     cluster.order("restore")
     cluster.run(stop=lambda: any(r.kind == "split" for r in cluster.records))
@@ -299,14 +297,13 @@ def too_large_apart(service_class: ServiceClass) -> FakeCluster:
     return cluster
 
 
-@pytest.mark.parametrize("service_class", ServiceClass)
-def test_a_stored_request_that_no_home_can_hold_waits_for_the_next_pipeline(service_class: ServiceClass) -> None:
+def test_a_stored_request_that_no_home_can_hold_waits_for_the_next_pipeline() -> None:
     """Others pass it meanwhile."""
-    cluster = too_large_apart(service_class)
+    cluster = too_large_apart()
     cluster.run(stop=lambda: not cluster.core.in_transition)
     cluster.run(until_ms=cluster.now / MS + 200)
     (home,) = [g for g in cluster.core.groups.values() if g.queues.has_waiting]
-    (long,) = home.queues.waiting_offline if service_class is ServiceClass.OFFLINE else home.queues.waiting
+    (long,) = home.queues.waiting
     assert long.request_id == "long" and not home.blocks.landing and home.blocks.num_free == home.blocks.capacity
     for i in range(8):
         cluster.submit(f"n{i}", [1 + i] * 12, 30, cluster.now / MS + 0.1, ignore_eos=True)

@@ -76,7 +76,9 @@ class FakeEngine:
         self.running: dict[RequestId, _Running] = {}
         self._held = asyncio.Event()
         self._info = EngineInfo(
-            model_dir="nowhere", max_model_len=400, max_request_tokens=300, vocab_size=300, eos_token_ids=(257,))
+            model_dir="nowhere", max_model_len=400, max_request_tokens=300, max_offline_tokens=300, vocab_size=300,
+            eos_token_ids=(257,),
+        )
 
     @property
     def info(self) -> EngineInfo:

@@ -166,7 +166,7 @@ class Watched:
         if kinds.count("worker_lost") >= max_deaths:
             reasons += (f"{max_deaths} workers died while they computed this request",)
         if "worker_gone" in kinds:
-            reasons += ("All memory holds ", "no worker could take the request")
+            reasons += ("Memory holds ", "no worker could take the request")
         return reasons
 
     def expect_nothing_left(self) -> None:

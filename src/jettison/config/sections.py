@@ -207,9 +207,9 @@ class OfflineConfig:
     """Offline requests (batches, service_tier flex) beside online ones."""
 
     mode: str = config_key(
-        "priority", offline_mode,
-        "Offline requests: be served behind online ones by priority alone (priority), fill what online ones leave "
-        "without touching their latency (harvest), or be refused (none). Parts of harvesting by themselves: scheduler, "
+        "harvest", offline_mode,
+        "Offline requests: fill what online ones leave without touching their latency (harvest), be served behind "
+        "online ones by priority alone (priority), or be refused (none). Parts of harvesting by themselves: scheduler, "
         "scheduler+checkpoint (docs/harvest.md).", name="offline", metavar="MODE")
     slo_ttft_ms: float | None = config_key(
         None, float_from(0.001), "Time to the first token that offline work must leave to online requests (auto: 14 "

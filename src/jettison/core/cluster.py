@@ -101,6 +101,7 @@ class ClusterCore:
         self._orders = Orders(self.state, self.loads, self.moves)
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, self.ladder)
         self.unplaced = Unplaced(self.state, self.dispatcher.place)
+        self._note_room()
         self.fast_forward = FastForward(self.state, self.loads, self.moves, self.recoveries, self.ladder)
         self._safepoints = Safepoints(self.state)
         self.stepping = Stepping(self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of)
@@ -128,7 +129,7 @@ class ClusterCore:
         blocks_before = self.max_request_blocks()
         self.ladder.change(params.rungs)
         if (num_blocks := self.max_request_blocks()) != blocks_before:
-            self.unplaced.note_room(num_blocks)
+            self._note_room()
             for state in self.state.requests.values():
                 state.cut_default_length(num_blocks * self.state.limits.block_size)
         before, self.state.params = self.state.params, params
@@ -189,11 +190,17 @@ class ClusterCore:
         Dead workers count unless they are gone for good: requests can wait for them. Those set aside do not. 0 when
         nothing can serve again.
         """
-        return self._max_request_blocks()
+        return self._max_request_blocks(may_merge=self.ladder.forms_pipelines)
 
-    def _max_request_blocks(self, without: WorkerId | None = None) -> int:
-        homes, may_merge = self.recoveries.homes, self.ladder.forms_pipelines
-        return max_request_blocks(self.state, homes, may_merge=may_merge, without=without)
+    def max_offline_blocks(self) -> int:
+        """The same for an offline request, for which no members merge."""
+        return self._max_request_blocks(may_merge=False)
+
+    def _max_request_blocks(self, *, may_merge: bool, without: WorkerId | None = None) -> int:
+        return max_request_blocks(self.state, self.recoveries.homes, may_merge=may_merge, without=without)
+
+    def _note_room(self) -> None:
+        self.unplaced.note_room(self.max_request_blocks(), self.max_offline_blocks())
 
     # --- the one entry ----------------------------------------------------------------------------------------
 
@@ -339,7 +346,7 @@ class ClusterCore:
         actions = self.recoveries.join(event, now_ns)
         if self.state.workers[event.worker_id].is_aside:
             actions += self.aside.rejoined(event.worker_id)
-        self.unplaced.note_room(self.max_request_blocks())
+        self._note_room()
         self.unplaced.share_queues()
         self.loads.note_settled((event.worker_id,), now_ns)
         return actions
@@ -349,7 +356,7 @@ class ClusterCore:
         length are cut where memory now ends."""
         self.state.workers[event.worker_id].is_gone = True
         actions: list[Action] = [Record("worker_gone", now_ns, {"worker": event.worker_id})]
-        self.unplaced.note_room(self.max_request_blocks())
+        self._note_room()
         for state in list(self.state.requests.values()):
             if (why_not := self.unplaced.cut_to_room(state)) is not None:
                 actions += self._end_early(state.request_id, FinishReason.ERROR, now_ns, why_not)
@@ -395,7 +402,7 @@ class ClusterCore:
     def request_set_aside(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
         """Have a worker that serves by itself, and nothing, give up its layers. Raises ValueError where it cannot."""
         actions = self.aside.set_aside(worker_id, now_ns)
-        self.unplaced.note_room(self.max_request_blocks())
+        self._note_room()
         for state in self.state.requests.values():
             why_not = self.unplaced.cut_to_room(state)
             assert why_not is None, why_not  # else the worker would have been needed
@@ -404,13 +411,14 @@ class ClusterCore:
     def request_wake(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
         """Have a worker that is aside serve again. Raises ValueError for one that is not."""
         actions = self.aside.wake(worker_id, now_ns)
-        self.unplaced.note_room(self.max_request_blocks())
+        self._note_room()
         return actions + self._advance_moves(now_ns) + self.stepping.plan(now_ns)
 
     def _why_needed(self, worker_id: WorkerId) -> str | None:
         """Why some request could never be held without a worker; None: no request needs it."""
-        num_blocks = self._max_request_blocks(without=worker_id)
-        reasons = (self.unplaced.why_too_large(state, num_blocks) for state in self.state.requests.values())
+        num_blocks = self._max_request_blocks(may_merge=self.ladder.forms_pipelines, without=worker_id)
+        num_home = self._max_request_blocks(may_merge=False, without=worker_id)
+        reasons = (self.unplaced.why_too_large(state, num_blocks, num_home) for state in self.state.requests.values())
         return next((why for why in reasons if why is not None), None)
 
     # --- checks -----------------------------------------------------------------------------------------------

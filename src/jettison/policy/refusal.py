@@ -23,7 +23,7 @@ def why_too_long(num_prompt_tokens: int, max_tokens: int, max_model_len: int, ma
     if total > max_model_len:
         return f"The model's context holds {max_model_len} tokens; this request asks for {asked}."
     if total > max_request_tokens:
-        return f"All memory holds {max_request_tokens} tokens of one request; this one asks for {asked}."
+        return f"Memory holds {max_request_tokens} tokens of one request; this one asks for {asked}."
     return None
 
 

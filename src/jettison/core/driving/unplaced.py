@@ -27,6 +27,8 @@ class Unplaced:
         """Since when each unplaced request has been without a group."""
         self._room_tokens: int | None = None
         """What memory has left for one request; None while no worker is gone for good or aside."""
+        self._home_tokens = 0
+        """What one instance has for a request: all that an offline one may ask for, as none merge for it."""
 
     def advance(self, now_ns: int) -> list[Action]:
         """Queue unplaced requests, in order, as soon as some group can take them; end those that wait too long."""
@@ -47,22 +49,26 @@ class Unplaced:
             for action in self._cluster.end(state, FinishReason.ERROR, now_ns, error=message)
         ]
 
-    def note_room(self, num_blocks: int) -> None:
-        """A worker is gone for good or set aside, or back after all: one request can have so many blocks now."""
+    def note_room(self, num_blocks: int, num_home_blocks: int) -> None:
+        """A worker is gone for good or set aside, or back after all: one request can have so many blocks now, and so
+        many while nothing merges."""
         is_whole = not any(w.is_gone or w.is_aside for w in self._cluster.workers.values())
         self._room_tokens = None if is_whole else num_blocks * self._cluster.limits.block_size
+        self._home_tokens = num_home_blocks * self._cluster.limits.block_size
 
     def cut_to_room(self, state: RequestState) -> str | None:
         """Cut a length that is a default where memory now ends; why the request can never be held, if it cannot."""
-        room = self._room_tokens
+        room = self._home_tokens if state.is_offline else self._room_tokens
         if room is None:
             return None
         state.cut_default_length(room)
         return self._why_too_long(state, room)
 
-    def why_too_large(self, state: RequestState, num_blocks: int) -> str | None:
-        """Why so many blocks could never hold the request; None where they could."""
-        return self._why_too_long(state, num_blocks * self._cluster.limits.block_size)
+    def why_too_large(self, state: RequestState, num_blocks: int, num_home_blocks: int) -> str | None:
+        """Why so many blocks, or an offline one's so many of one instance, could never hold the request; None where
+        they could."""
+        room = (num_home_blocks if state.is_offline else num_blocks) * self._cluster.limits.block_size
+        return self._why_too_long(state, room)
 
     def _why_too_long(self, state: RequestState, room: int) -> str | None:
         longest = self._cluster.limits.max_model_len

@@ -114,6 +114,8 @@ class EngineInfo:
     """Most tokens (prompt + output) of one request: the model's context or ``--max-model-len``."""
     max_request_tokens: int
     """Most tokens that all memory could ever hold for one request."""
+    max_offline_tokens: int
+    """Most tokens of an offline request: what one instance holds, as none merge for it."""
     vocab_size: int
     eos_token_ids: tuple[int, ...]
 

@@ -208,11 +208,12 @@ class Engine:
         if self._assembly is None:
             raise NotReadyError("the model is still loading")
         if self._info is None or self._info.max_request_tokens == 0:
-            capacity = self._driver.core.max_request_blocks() if self._driver is not None else 0
+            core, block_size = self._driver.core if self._driver else None, self._config.memory.block_size
             self._info = EngineInfo(
                 model_dir=str(Path(self._config.model.model)),
                 max_model_len=self._assembly.limits.max_model_len,
-                max_request_tokens=capacity * self._config.memory.block_size,
+                max_request_tokens=core.max_request_blocks() * block_size if core else 0,
+                max_offline_tokens=core.max_offline_blocks() * block_size if core else 0,
                 vocab_size=self._assembly.shape.vocab_size,
                 eos_token_ids=tuple(sorted(self._assembly.limits.eos_token_ids)),
             )
@@ -265,7 +266,9 @@ class Engine:
         except UnicodeEncodeError:
             raise RequestError("cache_salt is no valid text", param="cache_salt") from None
         info = self.info
-        too_long = why_too_long(len(ids), request.params.max_tokens, info.max_model_len, info.max_request_tokens)
+        is_offline = request.service_class is ServiceClass.OFFLINE
+        room = info.max_offline_tokens if is_offline else info.max_request_tokens
+        too_long = why_too_long(len(ids), request.params.max_tokens, info.max_model_len, room)
         if too_long is not None:
             raise TooLongError(too_long, param="max_tokens", code="context_length_exceeded")
 

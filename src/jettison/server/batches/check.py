@@ -68,7 +68,8 @@ class Verdict(msgspec.Struct, kw_only=True):
 
 def endpoint_for(job: Job) -> GenerationEndpoint:
     """The endpoint that would answer, without an engine behind it. Raises ModelError."""
-    info = EngineInfo(job.model_dir, job.max_model_len, job.max_request_tokens, job.vocab_size, job.eos_token_ids)
+    room = job.max_request_tokens
+    info = EngineInfo(job.model_dir, job.max_model_len, room, room, job.vocab_size, job.eos_token_ids)
     settings = ServerSettings(
         model_names=job.model_names, default_chat_max_tokens=job.default_chat_max_tokens,
         default_completion_max_tokens=job.default_completion_max_tokens, max_choices=job.max_choices,
