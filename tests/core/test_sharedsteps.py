@@ -74,12 +74,12 @@ def test_offline_tokens_fill_a_step_up_to_the_gap_between_two_tokens() -> None:
     assert bench.step() == [("chat", 4, 1), ("batch", 5, 8)]  # 1 + 9 ms of 10.5
 
 
-def test_a_prompts_deadline_bounds_what_shares_its_step() -> None:
-    bench = SharedBench(slo=SloParams(tpot_s=0.0165, ttft_s=0.02), enable_prefix_caching=False)
+def test_what_a_first_token_has_waited_bounds_what_shares_its_step() -> None:
+    bench = SharedBench(slo=SloParams(tpot_s=0.0165), enable_prefix_caching=False)
     bench.ask_offline("batch", 40)
     bench.ask("chat", 4)
-    bench.now_ns = 13 * MS
-    assert bench.step() == [("chat", 0, 4), ("batch", 0, 2)]  # 7 of 20 ms are left
+    bench.now_ns = 19 * MS // 2
+    assert bench.step() == [("chat", 0, 4), ("batch", 0, 2)]  # 7 of 16.5 ms are left
     assert bench.step() == [("chat", 4, 1), ("batch", 2, 14)]
 
 
@@ -94,10 +94,18 @@ def test_nothing_is_filled_into_a_prompt_that_is_late_nor_where_nothing_is_known
     assert unknown.step() == [("chat", 4, 1)]
 
 
-def test_offline_requests_alone_take_the_largest_batch() -> None:
-    bench = SharedBench(slo=SloParams(ttft_s=0.002, tpot_s=0.002))
+def test_offline_requests_alone_take_as_many_prompt_tokens_as_saturate_beside_their_decodes() -> None:
+    bench = SharedBench(max_num_batched_tokens=100, enable_prefix_caching=False)
+    for name in ("first", "second"):
+        bench.ask_offline(name, 96)
+    assert bench.step() == [("first", 0, 16)]  # 16 tokens in 17 ms are 0.95 of 100 in 101
+    assert bench.step() == [("first", 16, 17)]
+
+
+def test_offline_requests_alone_take_no_more_than_the_largest_batch() -> None:
+    bench = SharedBench(slo=SloParams(ttft_s=0.002, tpot_s=0.002), max_num_batched_tokens=4)
     bench.ask_offline("batch", 40)
-    assert bench.step() == [("batch", 0, 16)]
+    assert [bench.step(), bench.step()] == [[("batch", 0, 4)], [("batch", 4, 4)]]
     alone = SharedBench(cost=None)
     alone.ask_offline("batch", 40)
     assert alone.step() == [("batch", 0, 16)]
@@ -144,15 +152,15 @@ def test_a_newcomer_evicts_the_newest_offline_requests_and_sees_no_lack_of_memor
 def test_the_prefix_that_an_evicted_request_leaves_in_the_cache_is_found_and_counted() -> None:
     bench = SharedBench(8, slo=SloParams(tpot_s=1.0))
     bench.ask_offline("batch", 28)
-    bench.step()
-    bench.step()
+    for _ in range(3):
+        bench.step()
     bench.ask("chat", 30)  # begins with the same 28 tokens
     assert bench.step() == [("chat", 28, 2)]
 
 
 def test_places_go_to_online_requests() -> None:
     bench = SharedBench(slo=SloParams(tpot_s=1.0))
-    states = [bench.ask_offline(f"batch-{i}", 4) for i in range(4)]
+    states = [bench.ask_offline(f"batch-{i}", 2) for i in range(4)]
     bench.step()
     bench.ask("chat", 4)
     assert [r for r, *_ in bench.step()] == ["chat"]

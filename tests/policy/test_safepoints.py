@@ -64,18 +64,23 @@ def fitting(cost_s: float, each_s: float, num: int):
     (-1.0, MakingWay(True, 0)),
 ])  # fmt: skip
 def test_as_few_leave_as_the_deadline_asks_for(left_s, expected):
-    view = ArrivalView(left_s, 1, lone(1.0), lone(0.1))
+    view = ArrivalView(left_s, 1, lone(1.0), lone(0.1), 1.0)
     assert plan_making_way(view, fitting(0.5, 0.25, 4)) == expected
 
 
 def test_a_step_is_asked_behind_its_last_safepoint_too_where_the_deadline_is_missed():
     """It may be slower than predicted."""
-    assert plan_making_way(ArrivalView(1.0, 1, lone(0.2), lone(0.2)), fitting(0.9, 0.25, 4)) == MakingWay(True, 0)
-    assert plan_making_way(ArrivalView(1.0, 1, lone(0.0), lone(0.0)), fitting(0.9, 0.25, 4)) == MakingWay(False, 0)
+    assert plan_making_way(ArrivalView(1.0, 1, lone(0.2), lone(0.2), 9.0), fitting(0.9, 0.25, 4)) == MakingWay(True, 0)
+    assert plan_making_way(ArrivalView(1.0, 1, lone(0.0), lone(0.0), 9.0), fitting(0.9, 0.25, 4)) == MakingWay(False, 0)
+
+
+def test_an_arrival_waits_for_a_step_no_longer_than_for_one_of_both_classes_whatever_its_deadline():
+    assert plan_making_way(ArrivalView(9.0, 1, lone(1.0), lone(0.1), 1.0), fitting(0.5, 0.25, 4)) == MakingWay(False, 4)
+    assert plan_making_way(ArrivalView(9.0, 1, lone(1.1), lone(0.1), 1.0), fitting(0.5, 0.25, 4)) == MakingWay(True, 4)
 
 
 def test_a_step_is_asked_to_be_given_up_once():
-    assert plan_making_way(ArrivalView(1.1, 1, None, lone(0.1)), fitting(0.5, 0.25, 4)) == MakingWay(False, 2)
+    assert plan_making_way(ArrivalView(1.1, 1, None, lone(0.1), 9.0), fitting(0.5, 0.25, 4)) == MakingWay(False, 2)
 
 
 def test_steps_past_the_first_stage_run_to_their_ends():
@@ -84,4 +89,4 @@ def test_steps_past_the_first_stage_run_to_their_ends():
     assert runs_on.room_s(2.0, 2) == pytest.approx(1.0)
     assert given_up.room_s(2.0, 2) == pytest.approx(1.9)
     assert given_up.room_s(1.0, 2) == pytest.approx(0.2)
-    assert plan_making_way(ArrivalView(2.0, 2, runs_on, given_up), fitting(1.2, 0.25, 4)) == MakingWay(True, 2)
+    assert plan_making_way(ArrivalView(2.0, 2, runs_on, given_up, 9.0), fitting(1.2, 0.25, 4)) == MakingWay(True, 2)

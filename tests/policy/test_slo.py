@@ -10,15 +10,17 @@ from hypothesis import strategies as st
 
 from jettison.cost.model import CostModel
 from jettison.cost.predictor import StepTimePredictor
-from jettison.cost.stepwork import StepWork, period_of
+from jettison.cost.stepwork import LONE_STEP, StepWork, period_of
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.slo import (
     LONE_DECODE,
+    SATURATED,
     Objectives,
     Pace,
     filler_s,
     next_batch_s,
     objectives,
+    saturating_tokens,
     step_budget,
     within_tokens,
 )
@@ -44,24 +46,44 @@ def test_objectives_are_worked_out_from_the_lone_decode_step() -> None:
 def test_nothing_fills_a_step_while_nothing_is_known() -> None:
     unknown = StepTimePredictor(4)
     assert objectives(SloParams(), unknown) == (None, None)
-    assert filler_s(Objectives(None, None), decodes_online=True, least_left_s=lambda: None) == 0.0
+    assert filler_s(Objectives(None, None), lambda: None) == 0.0
     budget = step_budget(unknown, 10.0, 1)  # an objective alone does not tell what fits into it
     assert budget.largest(100, partial(StepWork.decodes, num_kv_tokens=0)) == 0
     assert step_budget(unknown, None, 1).largest(100, partial(StepWork.decodes, num_kv_tokens=0)) == 100
 
 
-@pytest.mark.parametrize(
-    ("decodes", "left_s", "expected"),
-    [(True, 0.01, 0.1), (False, 0.01, 0.01), (False, 0.5, 0.1), (False, -3.0, 0.0), (False, None, 0.1)],
-)
-def test_what_a_filled_step_may_take(decodes: bool, left_s: float | None, expected: float) -> None:
-    assert filler_s(Objectives(1.4, 0.1), decodes_online=decodes, least_left_s=lambda: left_s) == expected
+@pytest.mark.parametrize(("waited_s", "expected"), [(None, 0.1), (0.0, 0.1), (0.07, 0.03), (0.1, 0.0), (3.0, 0.0)])
+def test_offline_work_costs_a_first_token_one_gap_in_all(waited_s: float | None, expected: float) -> None:
+    assert filler_s(Objectives(1.4, 0.1), lambda: waited_s) == pytest.approx(expected)
+    assert filler_s(Objectives(0.05, 0.1), lambda: waited_s) == pytest.approx(
+        0.1 if waited_s is None else max(0.0, expected - 0.05))
 
 
-def test_what_is_left_counts_from_the_arrival() -> None:
-    assert Objectives(1.5, 0.1).left_s(2_000_000_000, 3_000_000_000) == pytest.approx(0.5)
-    assert Objectives(1.5, 0.1).left_s(0, 3_000_000_000) == pytest.approx(-1.5)
-    assert Objectives(None, None).left_s(0, 1) is None
+def test_a_step_is_planned_shorter_by_what_predictions_were_off() -> None:
+    off = predictor()
+    work = StepWork.decodes(1, 0)
+    took_s = off.predict_s(work)
+    assert took_s is not None and step_budget(off, 0.1, 1).seconds == 0.1
+    for i in range(200):
+        off.observe(work, (i * 10**9, i * 10**9 + round(took_s * (1.05 if i % 2 else 0.95) * 1e9)))
+    assert off.error == pytest.approx(0.05, rel=0.3)
+    assert step_budget(off, 0.1, 1).seconds == pytest.approx(0.1 / (1 + 3 * off.error))
+
+
+@pytest.mark.parametrize("most", [1, 8, 64, 512, 4096])
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_the_smallest_batch_that_saturates_has_nearly_the_rate_of_the_largest(most: int, num_stages: int) -> None:
+    size = saturating_tokens(predictor(), most, num_stages)
+    part = period_of(num_stages) if num_stages > 1 else LONE_STEP
+
+    def rate(num_tokens: int) -> float:
+        seconds = predictor().predict_s(StepWork(1, num_tokens, 0, 0), part)
+        assert seconds is not None
+        return num_tokens / seconds
+
+    assert 1 <= size <= most and rate(size) >= SATURATED * rate(most) * (1 - 1e-9)
+    assert size == 1 or rate(size - 1) < SATURATED * rate(most)
+    assert saturating_tokens(StepTimePredictor(4), most, num_stages) == most, "nothing is known"
 
 
 def test_online_steps_are_bounded_where_someone_has_named_a_tpot() -> None:

@@ -30,7 +30,7 @@ def harvesting(policy: str = "recompute", *, ttft_s: float | None = None, every:
 
 
 def lone_step(every: int, num_layers: int, slowness: float, asks_ns: int) -> tuple[ports.Event, int, int]:
-    """A step of an offline prompt of 100 tokens whose flag is raised after a time: its end, when that is told, and how
+    """A step of an offline prompt of 20 tokens whose flag is raised after a time: its end, when that is told, and how
     long the worker has computed by then."""
     ends: list[tuple[ports.Event, int, int]] = []
     shape = make_shape(num_layers)
@@ -39,7 +39,7 @@ def lone_step(every: int, num_layers: int, slowness: float, asks_ns: int) -> tup
     cluster = SimulatedCluster(setup, on_event=lambda e, now_ns: ends.append((e, now_ns, cluster.workers[0].busy_ns)))
     cluster.workers[0].slowness = slowness
     params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
-    cluster.submit(Request("batch", (0,) * 100, params, 0, service_class=ServiceClass.OFFLINE), 0)
+    cluster.submit(Request("batch", (0,) * 20, params, 0, service_class=ServiceClass.OFFLINE), 0)
     cluster.loop.at(asks_ns, lambda: cluster.workers[0].abandon(1))
     is_end = (ports.StepAbandoned, ports.StepCompleted)
     cluster.run(is_over=lambda: any(isinstance(end[0], is_end) for end in ends))
@@ -50,7 +50,7 @@ def lone_step(every: int, num_layers: int, slowness: float, asks_ns: int) -> tup
 @pytest.mark.parametrize(("every", "num_layers"), [(1, 4), (2, 8), (3, 8), (9, 8)])
 def test_a_step_ends_at_its_next_safepoint(every: int, num_layers: int, slowness: float) -> None:
     executor = ModelledExecutor(replace(COST, num_layers=num_layers), overhead_s=1e-3)
-    load = StepLoad(100, 5050, 100, 1)
+    load = StepLoad(20, 210, 20, 1)
     whole_ns = round(executor.stage_ns(0, 0, load, StageShape(num_layers, True, True)) * slowness)
     looks_ns = [0] + [
         round(executor.stage_ns(0, 0, load, StageShape(layer, True, False)) * slowness)
@@ -70,7 +70,7 @@ def test_a_flag_that_names_another_step_stops_none() -> None:
     ends: list[ports.Event] = []
     cluster = SimulatedCluster(harvesting(every=1), on_event=lambda event, _: ends.append(event))
     params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
-    cluster.submit(Request("batch", (0,) * 100, params, 0, service_class=ServiceClass.OFFLINE), 0)
+    cluster.submit(Request("batch", (0,) * 20, params, 0, service_class=ServiceClass.OFFLINE), 0)
     for at_ns in range(0, 20_000_000, 100_000):
         cluster.loop.at(at_ns, lambda: cluster.workers[0].abandon(99))
     cluster.run()

@@ -207,6 +207,11 @@ class StepTimePredictor:
             return None
         return _product(coefficients, self._terms(work, part))
 
+    @property
+    def error(self) -> float:
+        """Mean absolute error of whole steps of late, in what was predicted for them."""
+        return self._steps().error
+
     def largest_batch(
         self, seconds: float, most: int, work_of: Callable[[int], StepWork], part: Part = LONE_STEP
     ) -> int | None:

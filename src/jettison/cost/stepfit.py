@@ -30,6 +30,8 @@ LEARNING = 0.3
 """Of a step's error, what the deviations take on where nothing else is said."""
 CLIP = 0.2
 """Of its prediction, the largest error of a step that counts in full."""
+REMEMBERED = 0.98
+"""Of errors, a step: how far off predictions are is said of about the last 50."""
 DEVIATIONS = (-0.8, 4.0)
 """Outside of them a step was disturbed, or the model is another."""
 
@@ -95,11 +97,17 @@ class StepFit:
         self._num_observations = 0
         self._deviations: dict[Kind, list[float]] = {}
         self._copies, self._beside = CopiesFactor(COPIES), CopiesFactor(BESIDE)
+        self._off_s = self._predicted_s = 0.0
 
     @property
     def is_known(self) -> bool:
         """Whether coefficients are those of this machine."""
         return self._shared is not None
+
+    @property
+    def error(self) -> float:
+        """Mean absolute error of late, in what was predicted: long steps count more, none for more than ``CLIP``."""
+        return self._off_s / self._predicted_s if self._predicted_s > 0.0 else 0.0
 
     @property
     def observed(self) -> Collection[Kind]:
@@ -157,6 +165,8 @@ class StepFit:
                 told_s = max(seconds - deviation_s, 0.1 * seconds)
                 # By what deviations make of it: a fit that is far off for good is no row of outliers.
                 off_s = abs(seconds - predicted_s)
+                self._off_s = REMEMBERED * self._off_s + min(off_s, most_s)
+                self._predicted_s = REMEMBERED * self._predicted_s + predicted_s
                 weight = (1.0 if off_s <= most_s else most_s / off_s) / predicted_s
         self._add(x0, x1, x2, x3, x4, weight, told_s)
 

@@ -56,6 +56,8 @@ class ArrivalView(NamedTuple):
     """If the step runs to its end; None: it has been asked to be given up."""
     given_up: Ahead
     """If it is given up at its next safepoint."""
+    longest_wait_s: float
+    """What an arrival may wait for the step, whatever its deadline: one TPOT, as in a step of both classes."""
 
 
 class MakingWay(NamedTuple):
@@ -69,13 +71,13 @@ class MakingWay(NamedTuple):
 
 def plan_making_way(view: ArrivalView, num_fitting: Callable[[bool, float], int | None]) -> MakingWay:
     """Have as few offline requests as possible leave the next batch, newest first, and give the step under way up only
-    where that alone is not enough. That is asked for behind the last safepoint, too: it costs nothing there, and a step
-    that takes longer than predicted may have some left.
+    where that alone is not enough, or it takes longer than an arrival may wait for it. That is asked for behind the
+    last safepoint, too: it costs nothing there, and a step that takes longer than predicted may have some left.
 
     ``num_fitting``: how many of the offline requests fit, oldest first, beside the online ones into a batch that takes
     at most so many seconds, if the step under way was given up (or was not); None where it takes longer without any.
     """
-    if view.runs_on is not None:
+    if view.runs_on is not None and view.runs_on.first_s <= view.longest_wait_s:
         num_kept = num_fitting(False, view.runs_on.room_s(view.left_s, view.num_stages))
         if num_kept is not None:
             return MakingWay(False, num_kept)

@@ -2,14 +2,16 @@
 
 Pure: objectives and predictions in, seconds and sizes out. What fills a step within them is ``policy.filling``'s.
 
-- A step with an online decode in it may take as long as the objective for the time between two tokens says: TPOT here
-  is every gap, not a request's mean.
-- A step with online prompts only, or while some wait, what is left until the first of them is due: at most one TPOT,
-  for what arrives meanwhile waits for the step.
-- Where nothing is online there is no limit but the largest batch.
+- A step with offline tokens in it may take as long as the objective for the time between two tokens says, for what
+  decodes and for what arrives meanwhile: TPOT here is every gap, not a request's mean.
+- While an online request has no first token, it may take what is left of one TPOT since that request arrived: offline
+  work, in the step that an arrival finds and in those that follow, costs it one TPOT in all.
+- Where nothing is online there is no limit in time: a batch is as large as saturates the device, and no larger, for
+  what arrives meanwhile waits for it or has it given up.
 
-The paper bounds a batch without decodes by the whole TTFT objective, whatever its requests have waited already, and
-offline work in it by nothing else.
+The paper bounds a batch with decodes by TPOT alone, and one without by the whole TTFT objective, whatever its requests
+have waited already. Then an online request that a burst has kept waiting has its last steps filled up, too: that is
+what a 99th percentile shows.
 
 While nothing is known of step times offline tokens get no place beside online ones: steps of either class alone teach
 the predictor.
@@ -21,9 +23,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from jettison.cost.predictor import StepTimePredictor
-from jettison.cost.stepwork import LONE_STEP, Part, StepWork, period_of, step_of
+from jettison.cost.stepwork import LONE_STEP, NOTHING, Part, StepWork, period_of, step_of
 from jettison.policy.offline import TPOT_OVER_LONE_STEP, TTFT_OVER_TPOT, OfflineParams, SloParams
-from jettison.types import NANOSECONDS
+
+ERRORS_LEFT = 3.0
+"""Mean errors of the predictor by which a step is planned shorter: objectives are judged by their 99th percentile,
+which stands at about three where errors are normal."""
+
+SATURATED = 0.95
+"""Of the prompt tokens a second that the largest batch gets, what a batch of offline requests alone is to get."""
 
 LONE_DECODE = StepWork.decodes(1, 0)
 
@@ -55,10 +63,6 @@ class Objectives(NamedTuple):
 
     ttft_s: float | None
     tpot_s: float | None
-
-    def left_s(self, arrival_ns: int, now_ns: int) -> float | None:
-        """How long after now the first token of a request is due; negative where it is late."""
-        return None if self.ttft_s is None else self.ttft_s - (now_ns - arrival_ns) / NANOSECONDS
 
 
 def objectives(slo: SloParams, predictor: StepTimePredictor) -> Objectives:
@@ -141,21 +145,41 @@ def step_budget(
 
     In a pipeline as many microbatches as stages are under way, and a token comes out once they all have passed.
     """
-    if num_stages == 1:
-        return StepBudget(predictor, seconds, LONE_STEP, copies)
-    seconds = None if seconds is None else seconds / num_stages
-    return StepBudget(predictor, seconds, period_of(num_stages), copies)
+    if seconds is not None:
+        seconds /= num_stages * (1.0 + ERRORS_LEFT * predictor.error)
+    return StepBudget(predictor, seconds, _own_part(num_stages), copies)
 
 
-def filler_s(
-    objectives: Objectives, *, decodes_online: bool, least_left_s: Callable[[], float | None]
-) -> float:
+def _own_part(num_stages: int) -> Part:
+    """What passes from one microbatch to the next."""
+    return LONE_STEP if num_stages == 1 else period_of(num_stages)
+
+
+def filler_s(objectives: Objectives, longest_wait_s: Callable[[], float | None]) -> float:
     """Seconds that a step with offline tokens may take while there are online requests.
 
-    ``decodes_online``: an online request gets a token from it that is not its first; ``least_left_s``: until the
-    earliest first token is due of those that are in the step or wait, None without any.
+    ``longest_wait_s``: how long the oldest of them has waited that has no first token yet; None without any.
     """
     if objectives.tpot_s is None:
         return 0.0
-    left_s = None if decodes_online else least_left_s()
-    return objectives.tpot_s if left_s is None else min(max(0.0, left_s), objectives.tpot_s)
+    waited_s = longest_wait_s()
+    if waited_s is None:
+        return objectives.tpot_s
+    due_s = objectives.tpot_s if objectives.ttft_s is None else min(objectives.ttft_s, objectives.tpot_s)
+    return max(0.0, due_s - waited_s)
+
+
+def saturating_tokens(predictor: StepTimePredictor, most: int, num_stages: int) -> int:
+    """Prompt tokens, up to ``most``, of the smallest microbatch with ``SATURATED`` of the rate of the largest one; all
+    while nothing is known. What attention adds is left out: it does not saturate."""
+    part = _own_part(num_stages)
+
+    def took_s(num_tokens: int) -> float:
+        return predictor.predict_s(NOTHING._replace(num_rows=1, num_tokens=num_tokens), part) or 0.0
+
+    least_rate = SATURATED * most / most_s if (most_s := took_s(most)) else 0.0
+    low, high = (0 if least_rate else most - 1), most  # high saturates, low does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if middle >= least_rate * took_s(middle) else (middle, high)
+    return high

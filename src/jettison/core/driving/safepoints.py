@@ -21,7 +21,7 @@ from jettison.policy.safepoints import (
     next_safepoint_s,
     plan_making_way,
 )
-from jettison.policy.slo import objectives
+from jettison.policy.slo import Objectives, objectives
 from jettison.types import NANOSECONDS
 
 
@@ -40,7 +40,7 @@ class Safepoints:
         if every is None:
             step_s = self._predict_s(group, group.in_flight[step.step_id].work)
             stage_s = None if step_s is None else step_s * self._first_share(group)
-            every = choose_safepoint_layers(len(group.stages[0].layers), stage_s, self._ttft_s())
+            every = choose_safepoint_layers(len(group.stages[0].layers), stage_s, self._objectives().ttft_s)
         return group.arm(step.step_id, every)
 
     def online_arrived(self, state: RequestState, now_ns: int) -> list[Action]:
@@ -76,8 +76,9 @@ class Safepoints:
 
     def _view(self, group: Group, newest: InFlight, now_ns: int) -> ArrivalView | None:
         """None where there is no deadline, or too little is known to say how long steps take."""
-        left_s = self._left_s(group, now_ns)
-        if left_s is None:
+        goals = self._objectives()
+        left_s = self._left_s(group, goals, now_ns)
+        if left_s is None or goals.tpot_s is None:
             return None
         remaining: list[float] = []
         newest_s = elapsed_s = 0.0
@@ -96,15 +97,14 @@ class Safepoints:
         runs_on = Ahead(max(stage_left_s, place_s), max(own_s, *before) if before else own_s)
         given_up = Ahead(max(stop_s, place_s), max(stop_s, *before) if before else stop_s)
         is_asked = group.abandoning == newest.step.step_id
-        return ArrivalView(left_s, len(group.stages), None if is_asked else runs_on, given_up)
+        return ArrivalView(left_s, len(group.stages), None if is_asked else runs_on, given_up, goals.tpot_s)
 
-    def _left_s(self, group: Group, now_ns: int) -> float | None:
+    def _left_s(self, group: Group, goals: Objectives, now_ns: int) -> float | None:
         """Until the earliest deadline of its waiting requests; None without any, or where none can be named yet."""
-        ttft_s = self._ttft_s()
         arrivals = [s.request.arrival_ns for s in group.queues.waiting if s.first_token_ns is None]
-        if ttft_s is None or not arrivals:
+        if goals.ttft_s is None or not arrivals:
             return None
-        return ttft_s - (now_ns - min(arrivals)) / NANOSECONDS
+        return goals.ttft_s - (now_ns - min(arrivals)) / NANOSECONDS
 
     def _works(self, group: Group, offline: list[RequestState], *, given_up: bool) -> Callable[[int], StepWork]:
         """The next batch by how many of the offline requests are in it: the online ones that run and wait go first, as
@@ -132,8 +132,8 @@ class Safepoints:
     def _first_share(self, group: Group) -> float:
         return len(group.stages[0].layers) / self._state.shape.num_layers
 
-    def _ttft_s(self) -> float | None:
-        return objectives(self._state.params.offline.slo, self._state.predictor).ttft_s
+    def _objectives(self) -> Objectives:
+        return objectives(self._state.params.offline.slo, self._state.predictor)
 
 
 def _with(work: StepWork, state: RequestState, room: int, *, given_up: bool) -> StepWork:

@@ -23,6 +23,7 @@ from jettison.core.serving.planviews import (
 from jettison.policy.batching import BatchLimits, BatchPlan, BatchView
 from jettison.policy.filling import OfflineView, plan_beside, plan_within
 from jettison.policy.slo import Objectives, Pace, StepBudget, filler_s, step_budget
+from jettison.types import NANOSECONDS
 
 if TYPE_CHECKING:
     from jettison.core.serving.group import Group
@@ -36,10 +37,9 @@ def plan_shared(group: Group, pace: Pace, limits: BatchLimits, planned: Planned,
     num_stages, copies = len(group.stages), group.pending_copies
     planned = partial(planned_within, group, pace, planned) if pace.bounds_online else planned
     online = online_view(group)
-    decoding = {row.request_id for row in online.running if not row.awaits_first}
 
     def budget_of(plan: BatchPlan) -> StepBudget:
-        seconds = _seconds(group, goals, any(c.request_id in decoding for c in plan.chunks), now_ns)
+        seconds = _seconds(group, goals, now_ns)
         return step_budget(pace.predictor, seconds, num_stages, copies)
 
     return plan_beside(
@@ -63,24 +63,22 @@ def planned_within(
     return plan_within(view, planned, limits, budget)
 
 
-def _seconds(group: Group, goals: Objectives, decodes_online: bool, now_ns: int) -> float | None:
+def _seconds(group: Group, goals: Objectives, now_ns: int) -> float | None:
     """What a step may take; None: nobody online is here to wait for it."""
     queues = group.queues
     if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
         return None
-    return filler_s(
-        goals, decodes_online=decodes_online, least_left_s=lambda: least_left_s(group, goals, now_ns)
-    )
+    return filler_s(goals, lambda: _longest_wait_s(group, now_ns))
 
 
-def least_left_s(group: Group, goals: Objectives, now_ns: int) -> float | None:
-    """Until the earliest first token is due of online requests that run or wait; None without any. O(their number)."""
+def _longest_wait_s(group: Group, now_ns: int) -> float | None:
+    """Of the online requests that run or wait and have no first token; None without any. O(their number)."""
     queues, blocks = group.queues, group.blocks
     arrivals = [s.request.arrival_ns for s in online_states(group) if s.first_token_ns is None]
     arrivals += [
         s.request.arrival_ns for s in queues.waiting if s.first_token_ns is None and not blocks.is_oversized(s)
     ]
-    return goals.left_s(min(arrivals), now_ns) if arrivals else None
+    return (now_ns - min(arrivals)) / NANOSECONDS if arrivals else None
 
 
 # --- views

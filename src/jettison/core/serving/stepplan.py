@@ -32,6 +32,7 @@ from jettison.policy.lookahead import (
     plan_microbatches,
 )
 from jettison.policy.order import in_service_order
+from jettison.policy.slo import Pace, saturating_tokens
 from jettison.types import RequestId
 
 if TYPE_CHECKING:
@@ -64,7 +65,16 @@ class StepPlanner:
                 return plan_shared(group, pace, self.limits(), self._planned(online_only=True), now_ns)
             if pace.bounds_online and not queues.has_offline:
                 return planned_within(group, pace, self._planned(), self.view(), self.limits())
+            if pace.offline.slo_aware and queues.has_offline:
+                return self._planned()(self.view(), self._saturating_limits(pace))
         return self._planned()(self.view(), self.limits())
+
+    def _saturating_limits(self, pace: Pace) -> BatchLimits:
+        """Of a microbatch of offline requests alone: all decodes, and as many prompt tokens as saturate the device."""
+        limits = self.limits()
+        num_tokens = saturating_tokens(pace.predictor, limits.max_num_tokens, len(self._group.stages))
+        return limits._replace(
+            max_num_tokens=min(limits.max_num_tokens, len(self._group.queues.running) + num_tokens))
 
     def note_applied(self) -> None:
         """The plan was applied: what is planned beyond it still holds, until something else happens."""

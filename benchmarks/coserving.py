@@ -1,0 +1,301 @@
+"""A batch beside real arrivals on one machine, live: what it gets done, and what online requests pay for it.
+
+    python benchmarks/coserving.py [--instances 1 2] [--rounds 3] [--requests 1000] [--data DIR] [--json OUT]
+
+A random Qwen3 of 107M parameters in bfloat16, workers of one thread each. Online: Azure 2023 conv (CC-BY 4.0, Patel et
+al., ISCA 2024), lengths times `--online-scale`, each round another stretch of the trace, its time stretched so that
+online requests alone are the share `--share` of the most this machine does (calibrated first, printed, and judged by
+the rounds themselves). Offline: an endless batch of LongBench lengths, cut to 3,500 tokens, times `--offline-scale`.
+
+Arms, in an order that turns with the rounds, a fresh server each:
+
+  alone      --offline none, prompts bounded by the TPOT objective, as the online part of harvesting's steps is
+  alone512   --offline none, every step as many tokens as --max-num-batched-tokens: the lower P99 of the two counts
+  harvest    --offline harvest, the batch beside
+  priority   --offline priority, the batch beside (ConServe's vLLM++): its total throughput is the maximum
+
+Objectives: TPOT is 9 decode steps of one request, TTFT 14 times that (the paper's proportions), measured first.
+Throughput counts tokens computed for the first time inside the arrival window. Percentiles are of all rounds' requests
+pooled; beside them stands each round's, and how far `alone` is from itself between rounds: the floor of noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from engines.weights import QWEN3_110M, make_folder
+from evidence import LIVE, write_result
+from real_traces import data_dir
+from rich.console import Console
+from rich.table import Table
+
+from jettison.live.experiments.overload import ExperimentSetup
+from jettison.live.experiments.server_process import ServerProcess, flag_arguments
+from jettison.profiles import read_profile
+from jettison.report.classes import grown, total_per_s
+from jettison.report.failures import check_answered
+from jettison.report.results import RunResult
+from jettison.workload import shaping
+from jettison.workload.client import ReplayOptions, replay_sync
+from jettison.workload.lengths import published_lengths
+from jettison.workload.pool import OfflinePool
+from jettison.workload.traces import TraceRow, Workload, read_trace
+
+DECODE_STEPS_PER_TPOT, TPOTS_PER_TTFT = 9, 14
+"""The paper's 110 ms and 1,500 ms on Llama-2-7B and an A100."""
+BATCH_CUT_TOKENS = 3500
+PILOT_REQUESTS, PILOTS = 150, 2
+SHARES = (0.43, 0.49)
+BOUND, GOAL, LEAST_OF_PRIORITY = 1.25, 1.1, 0.86
+ARMS = ("alone", "harvest", "alone512", "priority")
+COUNTS = (
+    "steps_abandoned", "checkpointed_blocks", "checkpoint_frees", "offline_discards", "prefetched_blocks",
+    "prefetch_stalls", "offline_pauses", "recomputed_tokens",
+)
+"""Of harvesting: an arm in which those of a mechanism are zero proves nothing about it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One deployment with its objectives and its load."""
+
+    setup: ExperimentSetup
+    objectives: dict[str, object]
+    contention: float
+    """A step while every instance computes, in the same step alone (as profiled)."""
+    trace: Workload
+    """Lengths scaled, as long as the trace is."""
+    pool: OfflinePool
+
+    @property
+    def slo_s(self) -> tuple[float, float]:
+        """(TTFT, TPOT) in seconds."""
+        return float(str(self.objectives["slo_ttft_ms"])) / 1e3, float(str(self.objectives["slo_tpot_ms"])) / 1e3
+
+    def load(self, first: int, num: int, rate_per_s: float) -> Workload:
+        """So many requests of the trace from one on, at this mean rate, from time 0 on."""
+        rows = self.trace.rows[first : first + num]
+        stretch = num / rate_per_s / (rows[-1].arrival_s - rows[0].arrival_s)
+        moved = tuple(r._replace(arrival_s=(r.arrival_s - rows[0].arrival_s) * stretch) for r in rows)
+        return replace(self.trace, rows=moved, notes=(*self.trace.notes, f"rate {rate_per_s:.3g}/s from request {first}"))
+
+    def serve(self, arm: str, load: Workload, name: str) -> RunResult:
+        """A fresh server of one arm meets a load."""
+        mode = "none" if arm.startswith("alone") else arm
+        objectives = {} if arm in ("alone512", "priority") else self.objectives
+        flags = self.setup.flags() | {"offline": mode} | objectives
+        slo_ttft_s, slo_tpot_s = self.slo_s
+        options = ReplayOptions(
+            name=name, pool=None if mode == "none" else self.pool, slo_ttft_s=slo_ttft_s, slo_tpot_s=slo_tpot_s,
+        )
+        with ServerProcess(self.setup.model_dir, flags, self.setup.work_dir / "server.log") as server:
+            warm_up(server.url)
+            run = replay_sync(server.url, load, options)
+        check_answered([run])
+        return run
+
+
+def warm_up(url: str) -> None:
+    """A few requests, of which nothing is kept."""
+    rows = (TraceRow(0.0, 200, 4),) * 4
+    check_answered([replay_sync(url, Workload(rows, "warm", "warm"), ReplayOptions(observe=False))])
+
+
+def decode_step_ms(setup: ExperimentSetup) -> float:
+    """Of one request alone, through the server."""
+    with ServerProcess(setup.model_dir, setup.flags(), setup.work_dir / "server.log") as server:
+        warm_up(server.url)
+        rows = (TraceRow(0.0, 32, 128),)
+        run = replay_sync(server.url, Workload(rows, "one", "one"), ReplayOptions(observe=False))
+    check_answered([run])
+    assert run.itl_s.p50 is not None
+    return 1e3 * run.itl_s.p50
+
+
+def tokens_per_s(run: RunResult, window_s: float) -> float:
+    """First-time tokens of both classes a second of the arrivals' window."""
+    if (both := total_per_s(run)) is not None:
+        return both
+    parts = [grown(run.series.get(f"online_{kind}_tokens", ()), 0.0, window_s) for kind in ("prompt", "output")]
+    if None in parts:  # a server that has seen no offline request keeps no such series: what its clients got
+        rows = run.requests_detail or []
+        return sum(r["input_tokens"] + r["output_tokens"] for r in rows) / window_s
+    return sum(part for part in parts if part is not None) / window_s
+
+
+def calibrate(place: Place, share: float, num: int) -> tuple[float, list[str]]:
+    """(Requests a second at which online alone is this share of the maximum, what the pilots said)."""
+    rows = place.trace.rows[:num]
+    each = sum(r.input_tokens + r.output_tokens for r in rows) / len(rows)
+    rate, notes = share * 1500.0 * place.setup.instances / each, []
+    for turn in range(PILOTS):
+        load = place.load(0, num, rate)
+        most = tokens_per_s(place.serve("priority", load, "pilot"), load.duration_s)
+        notes.append(f"pilot {turn}: {rate:.2f} requests/s beside a batch, {most:.0f} tokens/s in all")
+        rate = share * most / each
+    return rate, notes
+
+
+def make_place(work: Path, instances: int, args: argparse.Namespace) -> Place:
+    """Model, profile, objectives, trace and batch."""
+    model_dir = make_folder(work, QWEN3_110M)
+    extra: dict[str, object] = {"num_threads": 1}
+    setup = ExperimentSetup(
+        model_dir, work, args.kv_tokens, instances=instances, dtype="bfloat16", max_num_batched_tokens=512,
+        extra_flags=extra)
+    extra["profile"], contention = profiled(setup, work / f"profile-{instances}.yaml")
+    tpot_ms = DECODE_STEPS_PER_TPOT * decode_step_ms(setup)
+    trace = read_trace(data_dir(args.data) / "AzureLLMInferenceTrace_conv.csv.gz")
+    lengths = published_lengths("longbench")
+    pool = OfflinePool(
+        replace(lengths, scale=lengths.scale * args.offline_scale), unfinished=args.unfinished * instances,
+        max_input_tokens=round(BATCH_CUT_TOKENS * args.offline_scale),
+    )
+    objectives: dict[str, object] = {
+        "slo_ttft_ms": f"{TPOTS_PER_TTFT * tpot_ms:.1f}", "slo_tpot_ms": f"{tpot_ms:.1f}"
+    }
+    return Place(
+        setup, objectives, contention, shaping.scale_lengths(trace, args.online_scale, floor_tokens=2), pool)
+
+
+def profiled(setup: ExperimentSetup, path: Path) -> tuple[Path, float]:
+    """What `jettison profile` says of this deployment: (the file, its contention)."""
+    command = [sys.executable, "-m", "jettison", "profile", str(setup.model_dir), "--quick", "--out", str(path)]
+    subprocess.run([*command, *flag_arguments(setup.flags())], check=True, stdout=subprocess.DEVNULL)
+    return path, read_profile(path).profile.contention
+
+
+def pooled(runs: Sequence[RunResult]) -> dict[str, Any]:
+    """Latencies of all rounds' online requests together, each round's P99, and what was computed."""
+    rows = [row for run in runs for row in run.requests_detail or []]
+    ttft = [row["ttft_s"] for row in rows if row["ttft_s"] is not None]
+    each = [run.ttft_s.p99 for run in runs]
+    figures = {f"p{q}_ttft_s": float(np.percentile(ttft, q)) for q in (50, 95, 99)}
+    figures |= {f"p{q}_itl_s": weighted([getattr(r.itl_s, f"p{q}") for r in runs]) for q in (50, 99)}
+    return figures | {
+        "requests": len(rows), "rounds_p99_ttft_s": each,
+        "counts": {name: sum(run.events.get(name, 0) for run in runs) for name in COUNTS},
+    }
+
+
+def weighted(values: Sequence[float | None]) -> float:
+    """Rounds' percentiles of gaps: their mean (gaps are not kept one by one)."""
+    return float(np.mean([value for value in values if value is not None]))
+
+
+def judge(place: Place, arms: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each line that is to hold: what was seen, its bound, whether it does."""
+    alone = min((arms["alone"], arms["alone512"]), key=lambda arm: arm["p99_ttft_s"])
+    harvest, priority = arms["harvest"], arms["priority"]
+    _, tpot_s = place.slo_s
+    floor_s = alone["p99_ttft_s"]
+    bound_s, why = BOUND * floor_s, f"{BOUND} x online alone"
+    if tpot_s > floor_s / 4:
+        bound_s, why = floor_s + tpot_s, "online alone + one TPOT objective (a mixed step cannot be given up)"
+    ratio = harvest["p99_ttft_s"] / floor_s
+    lines = [
+        ("online share u", arms["alone"]["tokens_per_s"] / priority["tokens_per_s"], SHARES, "calibrated"),
+        (f"P99 TTFT, s (at most {why})", harvest["p99_ttft_s"], (0.0, bound_s), f"{ratio:.2f} x online alone"),
+        ("P99 ITL, s (at most the TPOT objective)", harvest["p99_itl_s"], (0.0, tpot_s), ""),
+        ("total over priority's", harvest["tokens_per_s"] / priority["tokens_per_s"], (LEAST_OF_PRIORITY, 9.0), ""),
+    ]
+    if place.setup.instances > 1:
+        lines.append((
+            "P99 TTFT, s (at most the bound x contention)", harvest["p99_ttft_s"], (0.0, bound_s * place.contention),
+            f"contention {place.contention:.2f}"))
+    return [
+        {"line": text, "value": value, "low": low, "high": high, "holds": low <= value <= high, "beside": beside}
+        for text, value, (low, high), beside in lines
+    ]
+
+
+def experiment(instances: int, args: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """All rounds of one deployment."""
+    work = args.work or Path(tempfile.mkdtemp(prefix="jettison-coserving-"))
+    work.mkdir(parents=True, exist_ok=True)
+    place = make_place(work, instances, args)
+    rate, notes = calibrate(place, args.share, PILOT_REQUESTS * instances)
+    slo_ttft_s, slo_tpot_s = place.slo_s
+    notes.append(
+        f"{instances} instances, objectives {slo_ttft_s:.3f} s and {slo_tpot_s:.4f} s, {rate:.2f} requests/s, contention "
+        f"{place.contention:.2f}, {place.pool.describe()}")
+    console.print("\n".join(notes), soft_wrap=True)
+    runs: dict[str, list[RunResult]] = {arm: [] for arm in ARMS}
+    rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    num = -(-args.requests // args.rounds)
+    for turn in range(args.rounds):
+        load = place.load(PILOT_REQUESTS * instances + turn * num, num, rate)
+        for arm in ARMS[turn % len(ARMS) :] + ARMS[: turn % len(ARMS)]:
+            run = place.serve(arm, load, f"{arm}, round {turn}")
+            runs[arm].append(run)
+            rates[arm].append(tokens_per_s(run, load.duration_s))
+            console.print(
+                f"{run.name}: P50 TTFT {run.ttft_s.p50:.3f} s, P99 {run.ttft_s.p99:.3f} s, P99 ITL {run.itl_s.p99:.4f} s,"
+                f" {rates[arm][-1]:.0f} tokens/s", soft_wrap=True, highlight=False)
+    arms = {
+        arm: pooled(runs[arm]) | {
+            "rounds_tokens_per_s": rates[arm], "tokens_per_s": float(np.mean(rates[arm])),
+            "offline_output_per_s": float(np.mean([offline_output_per_s(run) for run in runs[arm]])),
+        } for arm in ARMS
+    }
+    judged = judge(place, arms)
+    show(arms, judged, console)
+    return {"instances": instances, "notes": notes, "objectives_s": place.slo_s, "arms": arms, "judged": judged}
+
+
+def offline_output_per_s(run: RunResult) -> float:
+    """Of the batch, in the window."""
+    return float(((run.classes or {}).get("offline") or {}).get("tokens", {}).get("output_per_s") or 0.0)
+
+
+def show(arms: dict[str, dict[str, Any]], judged: Sequence[dict[str, Any]], console: Console) -> None:
+    """Both tables."""
+    table = Table("arm", "requests", "P50 TTFT", "P99 TTFT", "by round", "P50 ITL", "P99 ITL", "tokens/s", "of them a batch's answers")
+    for arm, row in arms.items():
+        rounds = " ".join(f"{value:.3f}" for value in row["rounds_p99_ttft_s"])
+        table.add_row(
+            arm, str(row["requests"]), f"{row['p50_ttft_s']:.3f}", f"{row['p99_ttft_s']:.3f}", rounds,
+            f"{row['p50_itl_s']:.4f}", f"{row['p99_itl_s']:.4f}", f"{row['tokens_per_s']:.0f}",
+            f"{row['offline_output_per_s']:.1f}")
+    console.print(table)
+    console.print(f"harvesting: {arms['harvest']['counts']}", soft_wrap=True, highlight=False)
+    each = [value for value in arms["alone"]["rounds_p99_ttft_s"] if value]
+    console.print(f"online alone against itself, P99 TTFT between rounds: {max(each) / min(each):.2f}")
+    for line in judged:
+        mark = "holds" if line["holds"] else "MISSED"
+        console.print(
+            f"{mark}: {line['line']}: {line['value']:.3f} in {line['low']:.3f} to {line['high']:.3f} {line['beside']}",
+            soft_wrap=True, highlight=False)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=1000, help="online requests an arm, over all rounds")
+    parser.add_argument("--share", type=float, default=0.46, help="of online tokens alone in the maximum")
+    parser.add_argument("--online-scale", type=float, default=0.1)
+    parser.add_argument("--offline-scale", type=float, default=0.25)
+    parser.add_argument("--unfinished", type=int, default=64, help="requests of the batch in the system, an instance")
+    parser.add_argument("--kv-tokens", type=int, default=24_000, help="an instance")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    console = Console()
+    found = [experiment(instances, args, console) for instances in args.instances]
+    if args.json:
+        write_result(args.json, {"experiments": found}, *LIVE)
+
+
+if __name__ == "__main__":
+    main()
