@@ -85,7 +85,8 @@ class Place:
         rows = self.trace.rows[first : first + num]
         stretch = num / rate_per_s / (rows[-1].arrival_s - rows[0].arrival_s)
         moved = tuple(r._replace(arrival_s=(r.arrival_s - rows[0].arrival_s) * stretch) for r in rows)
-        return replace(self.trace, rows=moved, notes=(*self.trace.notes, f"rate {rate_per_s:.3g}/s from request {first}"))
+        return replace(
+            self.trace, rows=moved, notes=(*self.trace.notes, f"rate {rate_per_s:.3g}/s from request {first}"))
 
     def serve(self, arm: str, load: Workload, name: str) -> RunResult:
         """A fresh server of one arm meets a load."""
@@ -225,8 +226,8 @@ def experiment(instances: int, args: argparse.Namespace, console: Console) -> di
     rate, notes = calibrate(place, args.share, PILOT_REQUESTS * instances)
     slo_ttft_s, slo_tpot_s = place.slo_s
     notes.append(
-        f"{instances} instances, objectives {slo_ttft_s:.3f} s and {slo_tpot_s:.4f} s, {rate:.2f} requests/s, contention "
-        f"{place.contention:.2f}, {place.pool.describe()}")
+        f"{instances} instances, objectives {slo_ttft_s:.3f} s and {slo_tpot_s:.4f} s, {rate:.2f} requests/s, "
+        f"contention {place.contention:.2f}, {place.pool.describe()}")
     console.print("\n".join(notes), soft_wrap=True)
     runs: dict[str, list[RunResult]] = {arm: [] for arm in ARMS}
     rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
@@ -238,8 +239,8 @@ def experiment(instances: int, args: argparse.Namespace, console: Console) -> di
             runs[arm].append(run)
             rates[arm].append(tokens_per_s(run, load.duration_s))
             console.print(
-                f"{run.name}: P50 TTFT {run.ttft_s.p50:.3f} s, P99 {run.ttft_s.p99:.3f} s, P99 ITL {run.itl_s.p99:.4f} s,"
-                f" {rates[arm][-1]:.0f} tokens/s", soft_wrap=True, highlight=False)
+                f"{run.name}: P50 TTFT {run.ttft_s.p50:.3f} s, P99 {run.ttft_s.p99:.3f} s, P99 ITL {run.itl_s.p99:.4f}"
+                f" s, {rates[arm][-1]:.0f} tokens/s", soft_wrap=True, highlight=False)
     arms = {
         arm: pooled(runs[arm]) | {
             "rounds_tokens_per_s": rates[arm], "tokens_per_s": float(np.mean(rates[arm])),
@@ -258,7 +259,8 @@ def offline_output_per_s(run: RunResult) -> float:
 
 def show(arms: dict[str, dict[str, Any]], judged: Sequence[dict[str, Any]], console: Console) -> None:
     """Both tables."""
-    table = Table("arm", "requests", "P50 TTFT", "P99 TTFT", "by round", "P50 ITL", "P99 ITL", "tokens/s", "of them a batch's answers")
+    titles = ("P50 TTFT", "P99 TTFT", "by round", "P50 ITL", "P99 ITL", "tokens/s", "of them a batch's answers")
+    table = Table("arm", "requests", *titles)
     for arm, row in arms.items():
         rounds = " ".join(f"{value:.3f}" for value in row["rounds_p99_ttft_s"])
         table.add_row(

@@ -475,8 +475,7 @@ def test_a_checkpoint_made_alone_is_brought_back_into_a_pipeline() -> None:
     expect_all_well(cluster)
 
 
-@pytest.mark.parametrize("is_offline", [True, False])
-def test_a_freed_request_that_no_home_can_hold_waits_for_the_next_pipeline(is_offline: bool) -> None:
+def test_a_freed_request_that_no_home_can_hold_waits_for_the_next_pipeline() -> None:
     """Whether or not there is room for copies beside steps, and whoever waits before it."""
     cluster = harvesting(
         policy="drop", num_workers=2, full_blocks=20, shard_bytes=SHARD_BYTES // 16, max_tokens=64, max_seqs=4,
@@ -484,9 +483,8 @@ def test_a_freed_request_that_no_home_can_hold_waits_for_the_next_pipeline(is_of
     )
     cluster.order("drop")
     cluster.run(stop=lambda: bool(cluster.core.state.pipelines) and not cluster.core.in_transition)
-    service_class = ServiceClass.OFFLINE if is_offline else ServiceClass.ONLINE
-    cluster.submit("long", tokens("long", 100), 80, cluster.now / MS, service_class=service_class, ignore_eos=True)
-    batch(cluster, 1, output=100)
+    cluster.submit("long", tokens("long", 100), 80, cluster.now / MS, ignore_eos=True)
+    batch(cluster, 1, output=40)
     cluster.run(stop=lambda: "long" in checkpointed(cluster))
     victim = evict(cluster, lambda s: s.request_id == "long").state
     harvest = cluster.core.ladder.rung("harvest")

@@ -96,8 +96,8 @@ def test_the_queue_limit_counts_online_requests() -> None:
 
 
 def long_offline(cluster: FakeCluster, name: str, at_ms: float) -> None:
-    """Foreseen to hold more than a member on its own has room for."""
-    cluster.submit(name, tokens(9, 100), 200, at_ms, service_class=ServiceClass.OFFLINE, ignore_eos=True)
+    """Foreseen to hold all that a member on its own has room for."""
+    cluster.submit(name, tokens(9, 100), 140, at_ms, service_class=ServiceClass.OFFLINE, ignore_eos=True)
 
 
 def test_an_offline_request_that_waits_forbids_no_restore_whatever_it_may_become() -> None:
@@ -124,7 +124,8 @@ def test_an_offline_request_that_arrives_during_a_restore_turns_nothing_round(is
     cluster.run(stop=lambda: any(r.phase == "pull" for r in cluster.core.restores))
     service_class = ServiceClass.OFFLINE if is_offline else ServiceClass.ONLINE
     cluster.submit(
-        "late", tokens(9, 100), 200, cluster.now / 1e6 + 0.01, service_class=service_class, ignore_eos=True
+        "late", tokens(9, 100), 140 if is_offline else 200, cluster.now / 1e6 + 0.01, service_class=service_class,
+        ignore_eos=True,
     )
     (restore,) = cluster.core.restores
     cluster.run(stop=lambda: "late" in cluster.core.state.requests)
@@ -201,7 +202,7 @@ def test_a_batch_keeps_no_drop_from_being_made(num_offline: int) -> None:
 def test_what_the_group_holds_comes_free_as_each_class_stays() -> None:
     cluster = FakeCluster(num_workers=1, full_blocks=100, policy="recompute", prefix_caching=False)
     cluster.submit("chat", tokens(1, 40), 300)
-    offline(cluster, "batch", 120, 300)
+    offline(cluster, "batch", 120, 250)
     cluster.run(until_ms=30)
     group = cluster.core.groups[0]
     online, batch = (group.blocks.num_used_by([name]) for name in ("chat", "batch"))

@@ -18,7 +18,6 @@ from jettison.policy.slo import (
     Objectives,
     Pace,
     filler_s,
-    next_batch_s,
     objectives,
     saturating_tokens,
     step_budget,
@@ -92,12 +91,6 @@ def test_online_steps_are_bounded_where_someone_has_named_a_tpot() -> None:
     assert Pace(OfflineParams(serves=False, slo_aware=False, slo=named), predictor()).bounds_online
     assert not Pace(OfflineParams(slo_aware=False, slo=named), predictor()).bounds_online, "priority has no budget"
     assert not Pace(OfflineParams(), predictor()).bounds_online
-
-
-def test_the_next_batch_is_cut_to_the_token_budget_online_ones_and_decodes_first() -> None:
-    seconds = next_batch_s(predictor(), [(50, 0), (1, 30)], [(70, 10), (1, 5)], max_num_tokens=60)
-    assert seconds == predictor().predict_s(StepWork.of([(1, 30), (50, 0), (1, 5), (8, 10)]))
-    assert next_batch_s(StepTimePredictor(4), [(1, 1)], max_num_tokens=60) is None
 
 
 def test_microbatches_of_a_pipeline_share_the_time_of_a_token() -> None:

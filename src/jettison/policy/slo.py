@@ -19,11 +19,11 @@ the predictor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jettison.cost.predictor import StepTimePredictor
-from jettison.cost.stepwork import LONE_STEP, NOTHING, Part, StepWork, period_of, step_of
+from jettison.cost.stepwork import LONE_STEP, NOTHING, Part, StepWork, period_of
 from jettison.policy.offline import TPOT_OVER_LONE_STEP, TTFT_OVER_TPOT, OfflineParams, SloParams
 
 ERRORS_LEFT = 3.0
@@ -75,23 +75,6 @@ def objectives(slo: SloParams, predictor: StepTimePredictor) -> Objectives:
     if ttft_s is None and tpot_s is not None:
         ttft_s = TTFT_OVER_TPOT * tpot_s
     return Objectives(ttft_s, tpot_s)
-
-
-def next_batch_s(
-    predictor: StepTimePredictor, online: Iterable[Chunk], filler: Iterable[Chunk] = (), *, max_num_tokens: int,
-    num_stages: int = 1, num_copied_bytes: int = 0,
-) -> float | None:
-    """Seconds from the issue to the end of the next step; None while too little is known.
-
-    It holds these chunks in the order of service, decodes before prompts, ``online`` before ``filler``, as far as the
-    token budget reaches. ``num_copied_bytes``: what its workers copy before it.
-    """
-    chunks = within_tokens([*_decodes_first(online), *_decodes_first(filler)], max_num_tokens)
-    return predictor.predict_s(StepWork.of(chunks, num_copied_bytes), step_of(num_stages))
-
-
-def _decodes_first(chunks: Iterable[Chunk]) -> list[Chunk]:
-    return sorted(chunks, key=lambda chunk: chunk[0] > 1)  # stable
 
 
 def within_tokens(chunks: Sequence[Chunk], num_tokens: int) -> list[Chunk]:
