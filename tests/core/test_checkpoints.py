@@ -19,6 +19,7 @@ from jettison.core.ports import Action, SendKV
 from jettison.core.requests import Phase, RequestState
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
+from jettison.policy.checkpointing import USUAL_BLOCKS
 from jettison.types import ServiceClass
 
 
@@ -294,15 +295,20 @@ def test_a_step_is_known_to_run_beside_what_is_copied_meanwhile() -> None:
     assert sum(told.values()) + sum(group.pending_copies) == sum(issued.values()) > 0, "each byte counts once"
 
 
-def test_no_more_is_copied_beside_a_step_than_the_link_carries_meanwhile() -> None:
-    cost = CostModel(
-        num_layers=4, pair_layer_s=0.0, kv_token_layer_s=0.0, token_layer_s=1.25e-5, layer_s=3.5e-4, step_s=1e-4,
-        entry_s=0.0, entry_token_s=0.0, head_s=0.0, sample_s=0.0,
-    )  # fmt: skip
+COST = CostModel(
+    num_layers=4, pair_layer_s=0.0, kv_token_layer_s=0.0, token_layer_s=1.25e-5, layer_s=3.5e-4, step_s=1e-4,
+    entry_s=0.0, entry_token_s=0.0, head_s=0.0, sample_s=0.0,
+)  # fmt: skip
 
+
+def with_link(rate: float) -> HardwareProfile:
+    """A profile with so many bytes a second between arenas and host pools."""
+    return HardwareProfile(COST, 2e8, 2e-5, 1e-3, 1e-10, 1e9, 1e9, beside_bytes_per_s=rate, beside_byte_s=0.0)
+
+
+def test_no_more_is_copied_beside_a_step_than_the_link_carries_meanwhile() -> None:
     def most(rate: float) -> int:
-        profile = HardwareProfile(cost, 2e8, 2e-5, 1e-3, 1e-10, 1e9, 1e9, beside_bytes_per_s=rate, beside_byte_s=0.0)
-        cluster = harvesting(profile=profile)
+        cluster = harvesting(profile=with_link(rate))
         batch(cluster, 3)
         cluster.run(stop=lambda: cluster.num_steps == 3)
         group, loads = cluster.core.groups[0], cluster.core.loads
@@ -323,6 +329,18 @@ def test_a_link_that_cannot_keep_up_means_computing_again() -> None:
     cluster.run(stop=lambda: victim.phase is not Phase.STORED)
     assert victim.num_computed == 0 and not any(s.from_host for s in cluster.swapped)
     assert cluster.core.state.counters.checkpoints_dropped == 1
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_few_blocks_are_computed_again_too_where_the_link_carries_one_beside_a_step() -> None:
+    """Between two steps of a group that is at work a step is what copies are to go beside."""
+    cluster = harvesting(prefix_caching=False, profile=with_link(1.0))
+    batch(cluster, 2)
+    evicted = evict(cluster, least_tokens=3 * BLOCK_SIZE)
+    assert evicted.num_kept <= USUAL_BLOCKS * BLOCK_SIZE
+    cluster.run(stop=lambda: evicted.state.phase is not Phase.STORED)
+    assert evicted.state.num_computed == 0 and not any(s.from_host for s in cluster.swapped)
     cluster.run()
     expect_all_well(cluster)
 

@@ -16,6 +16,7 @@ from jettison.core.totals import counters
 from jettison.device.model.create import create_model
 from jettison.live.engine import inprocess
 from jettison.live.engine.assembly import assemble
+from jettison.live.engine.inprocess import MOST_LOOKS, LateFlag
 from jettison.live.engine.local_cluster import LocalCluster
 from jettison.live.wire.stepflag import StepFlag
 from jettison.types import SamplingParams, ServiceClass
@@ -106,6 +107,17 @@ def results(cluster: LocalCluster) -> dict[str, tuple[object, ...]]:
     }
 
 
+def test_a_word_is_seen_at_any_look_and_at_those_that_follow() -> None:
+    flag, seen = LateFlag(random.Random(0)), set[int]()
+    for step_id in range(1, 200):
+        flag.name(step_id)
+        assert not flag.names(step_id - 1)
+        looks = [flag.names(step_id) for _ in range(MOST_LOOKS)]
+        assert looks == sorted(looks) and looks[-1]
+        seen.add(looks.index(True))
+    assert seen == set(range(MOST_LOOKS))
+
+
 @pytest.mark.parametrize(("overload", "instances", "looks"), [("recompute", 1, 4), ("pipeline", 2, 2)])
 def test_steps_given_up_at_every_safepoint_change_no_token(
     overload: str, instances: int, looks: int, model_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,11 +126,11 @@ def test_steps_given_up_at_every_safepoint_change_no_token(
     assert counters(undisturbed.core)["steps_abandoned"] == 0
     flags: list[Insisting] = []
 
-    def insisting() -> Insisting:
+    def insisting(_: random.Random) -> Insisting:
         flags.append(Insisting())
         return flags[-1]
 
-    monkeypatch.setattr(inprocess, "StepFlag", insisting)
+    monkeypatch.setattr(inprocess, "LateFlag", insisting)
     disturbed = run(model_dir, overload, instances)
     assert results(disturbed) == results(undisturbed)
     assert set(flags[0].given_up_at) == set(range(looks)) and min(flags[0].given_up_at.values()) >= 10

@@ -10,6 +10,7 @@ from jettison.device.model.create import create_model
 from jettison.device.reference import TransformersReference, transformers_available
 from jettison.live.verify.run import compare
 from jettison.live.verify.scenarios import SCENARIOS, Setting
+from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
 from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
 
@@ -24,10 +25,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+EVENTS = SCENARIOS | RUNGS_TOGETHER | MANY | HARVEST | HARVEST_IN_PIPELINES
+
+
 @pytest.mark.skipif(not transformers_available(), reason="the reference needs transformers")
-@pytest.mark.parametrize("event", [*SCENARIOS, *RUNGS_TOGETHER, *MANY])
+@pytest.mark.parametrize("event", EVENTS)
 def test_tokens_do_not_depend_on_memory_events(event: str, model_dir: Path) -> None:
-    outcome = (SCENARIOS | RUNGS_TOGETHER | MANY)[event](Setting(model_dir, "float64", 64, seed=1))
+    outcome = EVENTS[event](Setting(model_dir, "float64", 64, seed=1))
     row = compare("qwen3", event, outcome, TransformersReference(model_dir, "float64"))
     assert outcome.happened, outcome.evidence
     assert row.mismatches == 0

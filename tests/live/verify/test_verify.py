@@ -114,7 +114,7 @@ def test_events_that_a_shallow_model_cannot_have_are_listed_and_the_others_run(
 ) -> None:
     of_three = "drop + exchange (recompute), 3 instances"
     monkeypatch.setattr(verify, "SCENARIOS", {name: SCENARIOS[name] for name in FEW})
-    monkeypatch.setattr(verify, "MANY", {of_three: MANY[of_three]})
+    monkeypatch.setattr(verify, "FULL_ONLY", {of_three: MANY[of_three]})
     monkeypatch.setattr(verify, "death_plan", lambda *_: [(ExchangeMode.LIVE, 2, ["before_remap", "after_flush"])])
     died: list[str] = []
 
@@ -207,7 +207,7 @@ def test_an_engine_that_does_not_start_is_a_row_for_each_place(
         raise WorkerLostError("workers [1] were not ready in 600 s")
 
     monkeypatch.setattr(verify, "SCENARIOS", {})
-    monkeypatch.setattr(verify, "MANY", {})
+    monkeypatch.setattr(verify, "FULL_ONLY", {})
     monkeypatch.setattr(verify, "death_plan", lambda *_: [(ExchangeMode.AUTO, 3, ["before_drop", "after_flush"])])
     monkeypatch.setattr(verify, "kills", no_start)
     monkeypatch.setattr(verify, "make_reference", lambda _: AgreesWithAll())

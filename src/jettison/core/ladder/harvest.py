@@ -164,8 +164,8 @@ class HarvestRung(Rung):
         )
 
     def _budget_blocks(self, group: Group) -> int:
-        """What may be copied beside a step like the group's last: at least one block where it delays no online decode,
-        or nothing would ever move."""
+        """What may be copied beside a step like the group's last, or its next: at least one block where it delays no
+        online decode, or nothing would ever move. A group with nothing to run has no step to delay."""
         last = next(reversed(group.in_flight.values()), None)
         rows = () if last is None else last.step.rows
         offline, tpot_s = self._state.params.offline, None
@@ -177,7 +177,8 @@ class HarvestRung(Rung):
         )
         if num_blocks is None:
             return USUAL_BLOCKS
-        return num_blocks if tpot_s is not None else max(num_blocks, 1 if group.in_flight else USUAL_BLOCKS)
+        least = 1 if group.in_flight or group.queues.running else USUAL_BLOCKS
+        return num_blocks if tpot_s is not None else max(num_blocks, least)
 
     # --- prefetches -------------------------------------------------------------------------------------------
 

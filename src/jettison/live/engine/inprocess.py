@@ -23,6 +23,31 @@ from jettison.transport.inproc import InProcessLink
 from jettison.transport.link import Link
 from jettison.types import WorkerId
 
+MOST_LOOKS = 4
+"""At the word of a step, until it is seen."""
+
+
+class LateFlag(StepFlag):
+    """A word that is seen at a look drawn by lot: a step runs within one tick here, and a word that is set between two
+    would always be seen at the first. Where the step has no such look, it has come too late."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self._random = rng
+        self._looks_left = 0
+
+    def name(self, step_id: int) -> None:
+        """See ``StepFlag``."""
+        super().name(step_id)
+        self._looks_left = self._random.randint(1, MOST_LOOKS)
+
+    def names(self, step_id: int) -> bool:
+        """See ``StepFlag``."""
+        if not super().names(step_id):
+            return False
+        self._looks_left -= 1
+        return self._looks_left <= 0
+
 
 class InProcessCluster:
     """Worker loops over given devices, all pairs linked. Owns the links, and the devices' start and close."""
@@ -45,7 +70,9 @@ class InProcessCluster:
         self._clock_ns = clock_ns
         self._loops: dict[WorkerId, WorkerLoop] = {}
         self._links: dict[WorkerId, dict[WorkerId, Link]] = {}
-        self.flags = {worker: StepFlag() for worker in devices}
+        self.flags = {
+            worker: StepFlag() if seed is None else LateFlag(random.Random(f"{seed} {worker}")) for worker in devices
+        }
         """By which steps are given up."""
 
     def start(self) -> list[m.WorkerReady]:

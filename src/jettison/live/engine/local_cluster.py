@@ -13,6 +13,7 @@ from pathlib import Path
 from jettison.config import EngineConfig
 from jettison.core import ports
 from jettison.core.cluster import ClusterCore
+from jettison.cost.hardware import HardwareProfile
 from jettison.device.model.identity import agreed_identity
 from jettison.errors import StalledError
 from jettison.live.engine.assembly import Assembly, assemble
@@ -80,13 +81,14 @@ class LocalCluster:
 
     def __init__(
         self, config: EngineConfig, *, seed: int | None = None, auto_restore: bool = False,
-        max_units: int = 10_000_000,
+        max_units: int = 10_000_000, profile: HardwareProfile | None = None,
     ) -> None:
-        """``max_units``: of work that one ``run`` may take."""
+        """``max_units``: of work that one ``run`` may take. ``profile``: by which the core judges steps and copies."""
         self._max_units = max_units
         self._config = config
         self._seed = seed
         self._auto_restore = auto_restore
+        self._profile = profile
         self.assembly: Assembly = assemble(config)
         self.completions: dict[RequestId, Completion] = {}
         self.records: list[ports.Record] = []
@@ -111,7 +113,8 @@ class LocalCluster:
         weights = agreed_identity(Path(self._config.model.model), parts)
         for event in ready:
             cluster.send(event.worker_id, m.AdoptWeights(weights))
-        core = self.assembly.build_core({r.worker_id: r.capacity_blocks for r in ready}, b"local-cluster")
+        capacity_blocks = {r.worker_id: r.capacity_blocks for r in ready}
+        core = self.assembly.build_core(capacity_blocks, b"local-cluster", self._profile)
         if not self._auto_restore:
             core.reconfigure(replace(core.params, auto_restore=False))
         ledgers = {w: s.ledger for w, s in core.state.workers.items()}

@@ -26,6 +26,7 @@ from jettison.live.verify import scenarios
 from jettison.live.verify.fault_schedules import kills
 from jettison.live.verify.proof_table import Conditions, ProofTable, Row, compare, failed, not_applicable, print_table
 from jettison.live.verify.scenarios import BLOCK_SIZE, Event, Outcome, Setting, make_config, why_not
+from jettison.live.verify.scenarios_harvest import HARVEST, HARVEST_IN_PIPELINES
 from jettison.live.verify.scenarios_many import MANY
 from jettison.live.verify.scenarios_together import RUNGS_TOGETHER
 from jettison.live.verify.solo_reference import SoloReference
@@ -59,7 +60,8 @@ class Architecture:
     head_dim: int | None = None
 
 
-SCENARIOS = scenarios.SCENARIOS | RUNGS_TOGETHER
+SCENARIOS = scenarios.SCENARIOS | RUNGS_TOGETHER | HARVEST
+FULL_ONLY = MANY | HARVEST_IN_PIPELINES
 
 ARCHITECTURES = (
     Architecture("Llama 2", "llama"),
@@ -78,9 +80,9 @@ def run_verify(
     in full and nothing differs, else 1. What has been found is in ``json_out`` after each event, and is printed however
     the run ends.
 
-    ``full``: also three and four instances, and real worker processes that are killed at every named place
-    of a move in every mode of exchange (each of these on one of the architectures in turn). ``max_model_len``: context
-    that is served, as ``jettison serve`` has it.
+    ``full``: also three and four instances, offline requests in pipelines, and real worker processes that are killed
+    at every named place of a move in every mode of exchange (each of these on one of the architectures in turn).
+    ``max_model_len``: context that is served, as ``jettison serve`` has it.
 
     Raises ModelError or ConfigError for a folder or precision that cannot be served, before the first event.
     """
@@ -97,7 +99,7 @@ def run_verify(
         of_all = served[0].worker_specs[0]
         against = "transformers" if has_reference else SOLO
         table = ProofTable(Conditions(of_all.dtype, against, of_all.kernels, max_model_len), json_out)
-        events = SCENARIOS | MANY if full else SCENARIOS
+        events = SCENARIOS | FULL_ONLY if full else SCENARIOS
         deaths = [death_plan(i, len(models)) if full else [] for i in range(len(models))]
         total = len(models) * len(events) + sum(len(places) for plan in deaths for _, _, places in plan)
         try:

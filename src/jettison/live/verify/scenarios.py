@@ -18,10 +18,11 @@ from jettison.core.moving.merging import MergePhase
 from jettison.core.moving.restoring import RestorePhase
 from jettison.core.requests import RequestState
 from jettison.core.totals import counters
+from jettison.cost.hardware import HardwareProfile
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.local_cluster import Completion, LocalCluster, Until
 from jettison.memory.kvtransfers import ExchangeMode
-from jettison.types import FinishReason, SamplingParams
+from jettison.types import FinishReason, SamplingParams, ServiceClass
 
 BLOCK_SIZE = 4
 PAGE_BYTES = 4096
@@ -95,10 +96,12 @@ def why_not(num_stages: int, num_layers: int) -> str | None:
 
 
 @contextmanager
-def make_cluster(setting: Setting, *, num_blocks: int, instances: int = 2, **flags: object) -> Iterator[LocalCluster]:
+def make_cluster(
+    setting: Setting, *, num_blocks: int, instances: int = 2, profile: HardwareProfile | None = None, **flags: object
+) -> Iterator[LocalCluster]:
     """A cluster whose instances hold about ``num_blocks`` blocks each beside parameters and workspace."""
     config = make_config(setting, num_blocks, instances, **flags)
-    with LocalCluster(config, seed=setting.seed, max_units=MAX_UNITS) as cluster:
+    with LocalCluster(config, seed=setting.seed, max_units=MAX_UNITS, profile=profile) as cluster:
         yield cluster
 
 
@@ -134,11 +137,14 @@ def make_prompts(
     return [[rng.randrange(vocab) for _ in range(rng.randint(low, high))] for _ in range(num)]
 
 
-def submit(cluster: LocalCluster, prompts: list[list[int]], num_tokens: int, first: int = 0) -> None:
+def submit(
+    cluster: LocalCluster, prompts: list[list[int]], num_tokens: int, first: int = 0,
+    service_class: ServiceClass = ServiceClass.ONLINE,
+) -> None:
     """Greedy requests ``request-<first>`` and on, of exactly ``num_tokens`` tokens each."""
     for i, prompt in enumerate(prompts, start=first):
         params = SamplingParams(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
-        cluster.submit(f"request-{i}", prompt, params)
+        cluster.submit(f"request-{i}", prompt, params, service_class=service_class)
 
 
 def observed(cluster: LocalCluster, prompts: list[list[int]]) -> list[Observed]:

@@ -1,0 +1,296 @@
+"""Scenarios of ``jettison verify`` with offline requests beside online ones (``--offline harvest``).
+
+In one instance, or in one pipeline of several. Both classes are compared. As in ``live.verify.scenarios``, each says
+whether what it is about really happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from jettison.core.serving.group import Group
+from jettison.core.totals import counters
+from jettison.cost.hardware import HardwareProfile
+from jettison.cost.predictor import nominal_cost
+from jettison.live.engine.assembly import assemble
+from jettison.live.engine.local_cluster import LocalCluster, Until
+from jettison.live.verify.scenarios import (
+    BLOCK_SIZE,
+    NUM_REQUESTS,
+    Event,
+    Outcome,
+    Scenario,
+    Setting,
+    blocks_for_all,
+    make_cluster,
+    make_config,
+    make_prompts,
+    moves_over,
+    observed,
+    produced,
+    submit,
+)
+from jettison.types import ServiceClass
+
+NUM_STAGES = 2
+"""Of the pipelines."""
+PLACES = 4
+"""Of each instance. A burst takes half of them."""
+NUM_ONLINE = 12
+LONG = 120
+"""Tokens of the longest prompts: a context of ``MIN_CONTEXT`` has room for an answer, too."""
+KNOWN_STEPS = 8
+"""After so many steps it is known what one takes."""
+
+
+@contextmanager
+def _harvesting(
+    setting: Setting, num_blocks: int, num_stages: int, profile: HardwareProfile | None = None, **flags: object
+) -> Iterator[LocalCluster]:
+    """One group of so many stages, whose instances have ``num_blocks`` blocks together beside all parameters.
+
+    Places are few: what a drop frees of a large model would hold any number of requests.
+    """
+    base: dict[str, object] = {"offline": "harvest", "checkpoint_free": 1.0, "max_num_seqs": PLACES}
+    blocks = -(-num_blocks // num_stages)
+    with make_cluster(
+        setting, num_blocks=blocks, instances=num_stages, profile=profile, **base | flags
+    ) as cluster:
+        _merge_to(cluster, 1)
+        yield cluster
+
+
+def _merge_to(cluster: LocalCluster, num_groups: int) -> None:
+    """Of groups of one instance each."""
+    for _ in range(len(cluster.core.groups) - num_groups):
+        cluster.request_drop()
+        cluster.run(moves_over(cluster, "the drop"))
+
+
+def _crowd(setting: Setting) -> int:
+    """Blocks for half of the offline requests: a burst evicts some of them."""
+    return (blocks_for_all(setting, 40) - 16) // 2
+
+
+def _beside_bursts(cluster: LocalCluster, setting: Setting) -> list[list[int]]:
+    """Offline requests in all places, and bursts of online ones: the prompts of all."""
+    (group,) = cluster.core.groups.values()
+    size = len(group.stages) * PLACES // 2
+    prompts = _offline(cluster, setting)
+    for first in range(NUM_REQUESTS, len(prompts), size):
+        cluster.run(produced(cluster, setting.num_output_tokens))
+        submit(cluster, prompts[first : first + size], setting.num_output_tokens // 3, first)
+    return prompts
+
+
+def _one_by_one(cluster: LocalCluster, setting: Setting, ready: Until) -> list[list[int]]:
+    """The same, each online request when things are ``ready`` for it."""
+    prompts = _offline(cluster, setting)
+    for index in range(NUM_REQUESTS, len(prompts)):
+        cluster.run(produced(cluster, setting.num_output_tokens // 4))
+        cluster.run(ready)
+        submit(cluster, [prompts[index]], setting.num_output_tokens // 3, index)
+    return prompts
+
+
+def _offline(cluster: LocalCluster, setting: Setting) -> list[list[int]]:
+    """Submit the offline requests: the prompts of all."""
+    prompts = make_prompts(setting, cluster, 10, 40, NUM_REQUESTS + NUM_ONLINE)
+    submit(cluster, prompts[:NUM_REQUESTS], setting.num_output_tokens, service_class=ServiceClass.OFFLINE)
+    return prompts
+
+
+def _end(cluster: LocalCluster, until: Until | None = None) -> dict[str, float]:
+    """Serve all, and check what is left: no KV at the host. The totals."""
+    if until is not None:
+        cluster.run(until)
+    cluster.run()
+    cluster.core.check()
+    assert cluster.core.hosted.is_idle, "KV is left at the host"
+    return counters(cluster.core)
+
+
+def abandoned_steps(num_stages: int) -> Scenario:
+    """Online requests arrive while steps of offline ones alone are under way, and find that they take too long."""
+
+    def scenario(setting: Setting) -> Outcome:
+        blocks = 2 * blocks_for_all(setting, 40)
+        flags = {"slo_ttft_ms": 0.001, "safepoint_layers": 1, "checkpoint_free": 0.0}
+        with _harvesting(setting, blocks, num_stages, **flags) as cluster:
+            prompts = make_prompts(setting, cluster, 10, 40, 2 * NUM_REQUESTS)
+            submit(cluster, prompts[:NUM_REQUESTS], setting.num_output_tokens, service_class=ServiceClass.OFFLINE)
+            cluster.run(produced(cluster, KNOWN_STEPS * NUM_REQUESTS))
+            for index, prompt in enumerate(prompts[NUM_REQUESTS:], start=NUM_REQUESTS):
+                cluster.run(Until("a step of offline requests alone", lambda: _is_armed(cluster)))
+                submit(cluster, [prompt], 3, index)
+            totals = _end(cluster)
+            asked = sum(record.kind == "step_abandon_asked" for record in cluster.records)
+            evidence = (
+                f"{totals['steps_abandoned']:.0f} steps with {totals['tokens_abandoned']:.0f} tokens given up, "
+                f"{asked} asked to"
+            )
+            return Outcome(observed(cluster, prompts), totals["steps_abandoned"] > 0, evidence)
+
+    return scenario
+
+
+def _is_armed(cluster: LocalCluster) -> bool:
+    """The newest step of the group may be given up, and no online request is there yet."""
+    (group,) = cluster.core.groups.values()
+    flight = next(reversed(group.in_flight.values()), None)
+    is_alone = all(state.is_offline for state in cluster.core.state.requests.values())
+    return is_alone and flight is not None and flight.step.safepoint_layers > 0
+
+
+class _WholeFrees:
+    """Requests that were freed from a complete checkpoint: only their open block is computed again."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.num = 0
+        self._cluster = cluster
+        self._seen = self._totals()
+
+    def is_over(self) -> bool:
+        """Look, after each unit of work; whether all requests have ended."""
+        (frees, tokens), self._seen = self._seen, self._totals()
+        # Of several at once that have less than a block to compute on average one has.
+        self.num += self._seen[1] - tokens < BLOCK_SIZE * (self._seen[0] - frees)
+        return self._cluster.num_open == 0
+
+    def _totals(self) -> tuple[int, int]:
+        counters = self._cluster.core.state.counters
+        return counters.checkpoint_frees, counters.freed_recomputed_tokens
+
+
+def freed_from_checkpoints(num_stages: int) -> Scenario:
+    """Offline requests of which every full block is at the host give their blocks up to online ones, and come back."""
+
+    def scenario(setting: Setting) -> Outcome:
+        with _harvesting(setting, _crowd(setting), num_stages, offline="scheduler+checkpoint") as cluster:
+            whole = _WholeFrees(cluster)
+            ready = Until("a complete checkpoint", lambda: whole.is_over() or _is_whole(cluster))
+            prompts = _one_by_one(cluster, setting, ready)
+            totals = _end(cluster, Until("the end of all requests", whole.is_over))
+            frees, back = totals["checkpoint_frees"], totals["prefetched_blocks"]
+            evidence = f"{frees:.0f} frees, {whole.num} of complete checkpoints; {back:.0f} blocks back before steps"
+            return Outcome(observed(cluster, prompts), whole.num > 0 and back > 0, evidence)
+
+    return scenario
+
+
+def _is_whole(cluster: LocalCluster) -> bool:
+    """The next victim's full blocks are all at the host, and are when its step has ended."""
+    (group,) = cluster.core.groups.values()
+    state = next(iter(group.queues.running_offline()), None)
+    entry = None if state is None else cluster.core.hosted.entry(state)
+    if state is None or entry is None:
+        return False
+    return (entry.pools.num_tokens or 0) > (state.num_computed + state.num_pending) - BLOCK_SIZE
+
+
+def prefetched_beside_steps(num_stages: int) -> Scenario:
+    """The same, and they come back beside steps of others."""
+
+    def scenario(setting: Setting) -> Outcome:
+        with _harvesting(setting, _crowd(setting), num_stages) as cluster:
+            prompts = _beside_bursts(cluster, setting)
+            totals = _end(cluster)
+            frees, back = totals["checkpoint_frees"], totals["prefetched_blocks"]
+            evidence = f"{frees:.0f} frees, {back:.0f} blocks back beside steps"
+            return Outcome(observed(cluster, prompts), frees > 0 and back > 0, evidence)
+
+    return scenario
+
+
+def discarded(num_stages: int) -> Scenario:
+    """There is no host memory: what victims have is thrown away."""
+
+    def scenario(setting: Setting) -> Outcome:
+        with _harvesting(setting, _crowd(setting), num_stages, host_memory=0) as cluster:
+            prompts = _beside_bursts(cluster, setting)
+            totals = _end(cluster)
+            discards, tokens = totals["offline_discards"], totals["recomputed_tokens"]
+            evidence = f"{discards:.0f} requests without a checkpoint evicted, {tokens:.0f} tokens computed again"
+            happened = discards > 0 and tokens > 0 and totals["checkpointed_blocks"] == 0
+            return Outcome(observed(cluster, prompts), happened, evidence)
+
+    return scenario
+
+
+def given_up_for_a_slow_link(num_stages: int) -> Scenario:
+    """Checkpoints whose way back takes longer, by the profile, than computing them again."""
+
+    def scenario(setting: Setting) -> Outcome:
+        with _harvesting(setting, _crowd(setting), num_stages, _slow_link(setting)) as cluster:
+            freed = cluster.core.state.counters
+            ready = Until("a complete checkpoint", lambda: freed.checkpoint_frees > 0 or _is_whole(cluster))
+            prompts = _one_by_one(cluster, setting, ready)
+            totals = _end(cluster)
+            frees, given_up = totals["checkpoint_frees"], totals["hosted_given_up"]
+            evidence = f"{frees:.0f} frees, {given_up:.0f} checkpoints given up and computed again"
+            return Outcome(observed(cluster, prompts), frees > 0 and given_up > 0, evidence)
+
+    return scenario
+
+
+def _slow_link(setting: Setting) -> HardwareProfile:
+    """A step carries no more than the one block that it always may."""
+    num_layers = assemble(make_config(setting, BLOCK_SIZE, 1)).shape.num_layers
+    rates = dict.fromkeys(("link_bytes_per_s", "host_copy_bytes_per_s", "disk_bytes_per_s"), 1e9)
+    return HardwareProfile(
+        nominal_cost(num_layers), link_latency_s=0.0, remap_fixed_s=0.0, remap_s_per_byte=0.0, beside_bytes_per_s=1.0,
+        **rates,
+    )
+
+
+def paused_in_a_drop(num_instances: int) -> Scenario:
+    """A burst takes all that offline requests have, their group pauses, and then drops layers: they go along, stored,
+    and run on in the pipeline. Of three instances two are a pipeline before."""
+
+    def scenario(setting: Setting) -> Outcome:
+        flags = {"offline": "harvest", "checkpoint_free": 1.0, "overload_min_wait_ms": 3_600_000}
+        blocks = -(-(LONG + setting.num_output_tokens // 3) // BLOCK_SIZE) + 6  # one of the long ones, and little else
+        with make_cluster(setting, num_blocks=blocks, instances=num_instances, **flags) as cluster:
+            _merge_to(cluster, 2)
+            short, long = 2 * NUM_REQUESTS, 2 * NUM_REQUESTS
+            prompts = make_prompts(setting, cluster, 10, 40, short) + make_prompts(setting, cluster, 80, LONG, long)
+            num_tokens = setting.num_output_tokens // 3
+            submit(cluster, prompts[:short], num_tokens, service_class=ServiceClass.OFFLINE)
+            cluster.run(produced(cluster, short * num_tokens // 4))
+            submit(cluster, prompts[short:], num_tokens, short)
+            cluster.run(Until("a pause", lambda: bool(_paused(cluster))))
+            cluster.request_drop()
+            began = bool(cluster.core.merges) and bool(_paused(cluster))
+            cluster.run(moves_over(cluster, "the drop"))
+            totals = _end(cluster)
+            pauses, carried = totals["offline_pauses"], totals["hosted_carried"]
+            evidence = f"{pauses:.0f} pauses, a drop began in one: {began}; {carried:.0f} stored requests went along"
+            return Outcome(observed(cluster, prompts), began and totals["drops"] > 0 and carried > 0, evidence)
+
+    return scenario
+
+
+def _paused(cluster: LocalCluster) -> list[Group]:
+    return [group for group in cluster.core.groups.values() if group.queues.pauses_offline]
+
+
+def _events(num_stages: int, where: str = "") -> dict[str, Event]:
+    return {
+        f"harvest: {name}{where}": Event(scenario, max(stages, num_stages))
+        for name, scenario, stages in (
+            ("abandoned steps", abandoned_steps(num_stages), 1),
+            ("freed from checkpoints", freed_from_checkpoints(num_stages), 1),
+            ("prefetched beside steps", prefetched_beside_steps(num_stages), 1),
+            ("discarded", discarded(num_stages), 1),
+            ("slow link, computed again", given_up_for_a_slow_link(num_stages), 1),
+            ("pause in a drop", paused_in_a_drop(num_stages + 1), num_stages + 1),
+        )
+    }
+
+
+HARVEST: dict[str, Event] = _events(1)
+"""By name."""
+
+HARVEST_IN_PIPELINES: dict[str, Event] = _events(NUM_STAGES, ", in a pipeline")
+"""By name."""
