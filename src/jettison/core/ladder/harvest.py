@@ -85,7 +85,11 @@ class HarvestRung(Rung):
     @property
     def lag_blocks(self) -> int:
         """Of all groups."""
-        return sum(policy.lag_blocks for policy in self._policies.values())
+        groups = self._state.groups  # those who were marked last may run no more
+        return sum(
+            policy.lag_blocks for group_id, policy in self._policies.items()
+            if group_id in groups and groups[group_id].queues.num_running_offline
+        )
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
