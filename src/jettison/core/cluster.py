@@ -58,6 +58,7 @@ from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
 from jettison.policy.pipeline import plan_static_groups
 from jettison.policy.refusal import why_not_offline
+from jettison.policy.slo import Objectives, objectives
 from jettison.types import FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
 
 __all__ = ["ClusterCore", "ClusterParams", "initial_groups"]
@@ -157,6 +158,11 @@ class ClusterCore:
     def checkpoint_lag_blocks(self) -> int:
         """Sealed blocks of the candidates for checkpoints that have not been copied."""
         return self.ladder.lag_blocks
+
+    @property
+    def objectives(self) -> Objectives:
+        """Latencies that online requests are judged by, as they are known now."""
+        return objectives(self.params.offline.slo, self.state.predictor)
 
     @property
     def traffic(self) -> TrafficMonitor:

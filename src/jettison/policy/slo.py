@@ -61,6 +61,9 @@ class Objectives(NamedTuple):
         return None if self.ttft_s is None else self.ttft_s - (now_ns - arrival_ns) / NANOSECONDS
 
 
+UNKNOWN_OBJECTIVES = Objectives(None, None)
+
+
 def objectives(slo: SloParams, predictor: StepTimePredictor) -> Objectives:
     """What was asked for; what was not, from the decode step of one request."""
     tpot_s = slo.tpot_s
