@@ -1,6 +1,7 @@
 """Whether online requests kept their latency objectives, request by request and gap by gap, as clients saw it.
 
-What an objective is says the engine (``policy.slo``); each request is judged by those that were known at its first token.
+What an objective is says the engine (``policy.slo``); each request is judged by those that were known at its first
+token.
 """
 
 from __future__ import annotations

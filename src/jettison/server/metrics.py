@@ -57,7 +57,7 @@ _OWN_COUNTERS = {
     "recomputed_tokens": "Tokens whose KV was computed again.",
     "online_prompt_tokens": "Prompt tokens of online requests, computed for the first time (none from the cache).",
     "online_output_tokens": "Tokens that online requests got.",
-    "offline_prompt_tokens": "Harvested prompt tokens: of offline requests, computed for the first time (none from the cache).",
+    "offline_prompt_tokens": "Harvested prompt tokens, computed for the first time (none from the cache).",
     "offline_output_tokens": "Harvested output tokens: those that offline requests got.",
     "steps_abandoned": "Steps of offline requests that were given up for an online one.",
     "tokens_abandoned": "Tokens of steps that were given up.",
