@@ -9,7 +9,6 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-
 AGAIN_AND_AGAIN = 2
 """Steps that were given up one after the other: one alone is what an arrival costs, and keeps nobody out."""
 
