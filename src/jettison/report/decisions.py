@@ -217,7 +217,9 @@ def _give_up_step(event: Event, log: Sequence[Event], run: RunResult) -> Decisio
     end = _next_of(log, "step_abandoned", {"t": event["t"], "group": event["group"]})
     inputs = _pick(event, ("request", "deadline_ms", "offline", "kept"))
     outcome: dict[str, Any] = {}
-    if end is not None:
+    if end is not None and end["t"] - end["after_ms"] / 1e3 > event["t"]:  # a later step
+        outcome = {"given_up": False}
+    elif end is not None:
         outcome = {"given_up_after_ms": 1e3 * (end["t"] - event["t"]), "tokens": end["tokens"]}
     return Decision(event["t"], "give up step", event["group"], (), inputs, _rest(event, *inputs), outcome)
 
