@@ -377,13 +377,17 @@ def test_a_full_pool_keeps_the_checkpoints_of_the_first_victims(host_slots: int)
 # --- pausing
 
 
-def kinds(offline: str, num_chats: int, *, prompt: int, output: int) -> list[str]:
+def paused(offline: str, num_chats: int, *, prompt: int, output: int) -> FakeCluster:
     cluster = harvesting(policy="drop", num_workers=2, full_blocks=60, offline=offline, eager=True)
     batch(cluster, 16, output=150)
     chats(cluster, num_chats, 60.0, prompt=prompt, output=output)
     cluster.run()
     expect_all_well(cluster)
-    return [record.kind for record in cluster.records]
+    return cluster
+
+
+def kinds(offline: str, num_chats: int, *, prompt: int, output: int) -> list[str]:
+    return [record.kind for record in paused(offline, num_chats, prompt=prompt, output=output).records]
 
 
 def test_nothing_is_dropped_for_what_fits_once_offline_work_has_given_way() -> None:
@@ -394,7 +398,9 @@ def test_nothing_is_dropped_for_what_fits_once_offline_work_has_given_way() -> N
 
 def test_offline_work_stops_before_anything_is_dropped_and_begins_again() -> None:
     """Online requests have no room even where nothing else is."""
-    told = kinds("scheduler", 8, prompt=60, output=60)
+    cluster = paused("scheduler", 8, prompt=60, output=60)
+    told = [record.kind for record in cluster.records]
+    assert cluster.core.state.counters.offline_pauses == told.count("offline_paused")
     assert 0 <= told.index("offline_paused") < told.index("drop_decided")
     assert told.count("offline_paused") == told.count("offline_resumed")
 

@@ -108,4 +108,6 @@ def test_what_the_link_cannot_bring_in_time_is_computed_again() -> None:
     assert is_faster_recomputed(100, 10, 0.05, 0.4)
     assert not is_faster_recomputed(10, 10, 0.05, 0.001), "what comes beside one step is there when that is"
     assert not is_faster_recomputed(100, 0, 0.05, 0.4), "a step with room for nothing"
+    assert is_faster_recomputed(10, 10, 0.05, 0.2, link_s=0.3), "no step is so long, nor idle time"
+    assert not is_faster_recomputed(10, 10, 0.05, 0.2, link_s=0.1)
     assert not is_faster_recomputed(100, 10, None, 0.4) and not is_faster_recomputed(100, 10, 0.05, None)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from harvested_runs import harvested
 
 from jettison.core.ports import Emit, Record, RunStep, SendKV, SendShard, StepRow, TransferEnded
 from jettison.core.requests import RequestState
 from jettison.memory.stages import StagePlan
 from jettison.report.timeline import Timeline
-from jettison.types import FinishReason, LayerRange, Request, SamplingParams
+from jettison.types import FinishReason, LayerRange, Request, SamplingParams, ServiceClass
 
 
 def state(name="r1", arrival_ns=1_000_000):
@@ -38,8 +44,8 @@ def test_a_stage_is_a_slice_of_its_worker_in_microseconds():
     assert (first["tid"], first["ts"], first["dur"], first["name"]) == (0, 0.0, 2000.0, "prefill")
     assert (second["tid"], second["ts"], second["dur"]) == (1, 2500.0, 1500.0)
     assert first["args"] | {} == {
-        "step": 1, "group": 7, "requests": 2, "tokens": 4, "prompt_tokens": 3, "pairs": 6 + 6, "kv_tokens": 3 + 6,
-        "samples": 2, "layers": [0, 2],
+        "step": 1, "group": 7, "requests": 2, "tokens": 4, "prompt_tokens": 3, "offline_tokens": 0,
+        "pairs": 6 + 6, "kv_tokens": 3 + 6, "samples": 2, "layers": [0, 2],
     }
     assert second["args"] == first["args"] | {"layers": [2, 4]}
 
@@ -123,3 +129,59 @@ def test_what_json_does_not_know_becomes_text():
     timeline.recorded(Record("split", 5, {"homes": {1: (0,)}, "what": SimpleNamespace(a=1), "ms": None}))
     (mark,) = events(timeline, "i")
     assert mark["args"] == {"homes": {"1": [0]}, "what": "namespace(a=1)", "ms": None}
+
+
+def offline_step(step_id, group_id, num_offline, num_online):
+    request = Request("batch", (1,) * 9, SamplingParams(max_tokens=2), 0, service_class=ServiceClass.OFFLINE)
+    rows = [StepRow(state(), 0, num_online, True), StepRow(RequestState(request, 1), 0, num_offline, True)]
+    return step(step_id, rows)._replace(group_id=group_id)
+
+
+def test_the_offline_part_of_what_is_issued_is_a_counter_of_each_group():
+    timeline = Timeline()
+    gauges = {"waiting": 0, "offline_waiting": 4, "offline_running": 2, "offline_hosted": 1, "offline_host_blocks": 30}
+    for now_ns in (1_000, 2_000):
+        timeline.step_issued(offline_step(now_ns, 7, 3, 1))
+        timeline.step_issued(offline_step(now_ns + 1, 7, 1, 1))
+        timeline.step_issued(offline_step(now_ns + 2, 8, 1, 3))
+        timeline.looked([(7, gauges), (8, {"offline_host_blocks": 5})], now_ns)
+    timeline.looked([(7, gauges), (8, {})], 3_000)
+    found = {(e["name"], e["ts"]): e["args"] for e in events(timeline, "C")}
+    for at_us in (0.0, 1.0):
+        assert found["group 7: offline part of the tokens", at_us] == {"offline_part": pytest.approx(4 / 6)}
+        assert found["group 8: offline part of the tokens", at_us] == {"offline_part": 0.25}
+        assert found["cluster: offline part of the tokens", at_us] == {"offline_part": 0.5}
+    assert found["group 7: offline part of the tokens", 2.0] == {"offline_part": 0.0}, "nothing was issued"
+    assert found["cluster: offline KV blocks at the host", 0.0] == {"offline_host_blocks": 35}
+    assert found["group 7: offline requests", 0.0] == {"offline_waiting": 4, "offline_running": 2, "offline_hosted": 1}
+
+
+def test_without_offline_work_there_is_no_chart_of_it():
+    timeline = Timeline()
+    timeline.step_issued(step(1, [StepRow(state(), 0, 3, True)]))
+    timeline.looked([(7, {"waiting": 1, "offline_waiting": 0, "offline_host_blocks": 0})], 5)
+    assert [e["name"] for e in events(timeline, "C")] == ["cluster: requests"]
+
+
+def test_offline_work_in_the_time_line_of_a_run():
+    """Steps that are given up are marks, and how long it stood still a span."""
+    timeline = Timeline()
+    run = harvested(observer=timeline)
+    marks = [e["name"] for e in events(timeline, "i")]
+    assert marks.count("step_abandoned") == run.events["steps_abandoned"] > 0
+    assert "offline work stands still" in [e["name"] for e in events(timeline, "b")]
+    issued = sum(e["args"]["offline_tokens"] for e in events(timeline, "X"))
+    first_time = run.events["offline_prompt_tokens"] + run.events["offline_output_tokens"]
+    assert issued >= first_time - 30, "a request's last token is in no step"
+    charts = {e["name"] for e in events(timeline, "C")}
+    assert {"cluster: offline requests", "cluster: offline part of the tokens"} <= charts
+    blocks = [e["args"]["offline_host_blocks"] for e in events(timeline, "C") if e["name"].endswith("at the host")]
+    assert max(blocks) > 0
+
+
+def test_a_pause_is_a_span():
+    timeline = Timeline()
+    timeline.recorded(Record("offline_paused", 1_000_000, {"group": 0, "running": 2}))
+    timeline.recorded(Record("offline_resumed", 3_000_000, {"group": 0, "ms": 2.0}))
+    (begin,), (end,) = events(timeline, "b"), events(timeline, "e")
+    assert (begin["name"], end["ts"] - begin["ts"]) == ("offline work paused", 2000.0)

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+from jettison.core.observing import NO_OFFLINE
 from jettison.errors import NotReadyError, OverCapacityError
 from jettison.live.engine.api import (
     EngineInfo,
@@ -23,6 +24,7 @@ from jettison.live.engine.api import (
     WorkerSnapshot,
 )
 from jettison.policy.refusal import why_queue_full
+from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
 from jettison.types import FinishReason, Request, RequestId, SampledToken, ServiceClass, TokenLogprobs
 
 Script = Callable[[Request], Sequence[int]]
@@ -70,6 +72,8 @@ class FakeEngine:
         """Tokens after which a request ends with ERROR."""
         self.crash_after: int | None = None
         """Tokens after which the event iterator itself raises."""
+        self.slo = UNKNOWN_OBJECTIVES
+        self.offline = NO_OFFLINE
         self.accepted: list[Request] = []
         self.cancelled: list[RequestId] = []
         self.finished_early: list[RequestId] = []
@@ -119,16 +123,21 @@ class FakeEngine:
             self.finished_early.append(request_id)
             self._end(request_id, FinishReason.STOP)
 
+    def objectives(self) -> Objectives:
+        return self.slo
+
     def snapshot(self) -> EngineSnapshot:
         num_running = len(self.running)
-        group = GroupSnapshot(0, (0, 1), ((0, 2), (2, 4)), num_running, 0, 0, 100, min(100, num_running), 5)
+        num_used = min(100, num_running)
+        group = GroupSnapshot(0, (0, 1), ((0, 2), (2, 4)), num_running, 0, 0, 100, num_used, 5, self.offline)
         alive = [at not in self.dead_workers for at in range(2)]
         workers = [WorkerSnapshot(at, 10 + at, alive[at], 1000, 300, 100, 500, 50, 150) for at in range(2)]
         counters = {"num_preemptions": 3.0, "drops": 1.0, "drop_seconds": 0.25, "returned_bytes": 7.0}
         counters |= {"worker_losses": 2.0, "recovery_seconds": 0.5}
         groups = [group] if self.has_groups else []
         return EngineSnapshot(
-            self.engine_state, 16, groups, workers, counters, num_unplaced=self.num_unplaced, troubles=self.troubles
+            self.engine_state, 16, groups, workers, counters, num_unplaced=self.num_unplaced, troubles=self.troubles,
+            checkpoint_lag_blocks=6, slo=self.slo,
         )
 
     def _end(self, request_id: RequestId, reason: FinishReason) -> None:

@@ -13,9 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from served import CHAT_TEMPLATE, eventually, sse_events
 
 from jettison.core.cluster import ClusterCore, ClusterParams
+from jettison.core.observing import OfflineGauges
 from jettison.core.serving.group import SchedulerLimits
 from jettison.core.totals import counters
 from jettison.live.engine.driver import Delays
+from jettison.policy.slo import Objectives
 from jettison.server.metrics import DESCRIBED_COUNTERS
 from jettison.types import EMBED_SHARD, HEAD_SHARD, ModelShape, layer_shard
 
@@ -220,6 +222,43 @@ async def test_histograms_count_into_the_right_bucket(app_client):
     buckets = {sample.labels["le"]: sample.value for sample in samples if "le" in sample.labels}
     assert buckets == {"1.0": 2, "2.0": 3, "+Inf": 4}
     assert histogram.count == 4
+
+
+async def test_what_offline_requests_do_can_be_read(app_client, app_engine):
+    app_engine.offline = OfflineGauges(5, 4, 3, 2, 1)
+    text = (await app_client.get("/metrics")).text
+    names = ("offline_waiting", "offline_running", "offline_hosted", "offline_checkpointed", "offline_host_blocks")
+    for name, value in zip(names, (5, 4, 3, 2, 1), strict=True):
+        assert f'jettison:{name}{{group="0",model_name="fake"}} {value}.0' in text
+    assert 'jettison:checkpoint_lag_blocks{model_name="fake"} 6.0' in text
+    assert 'jettison:offline_unplaced{model_name="fake"} 0.0' in text
+
+
+@pytest.mark.parametrize(("slo", "within", "gaps_within"), [
+    (Objectives(60.0, 60.0), 2, 8), (Objectives(0.0, 60.0), 0, 8), (Objectives(60.0, 0.0), 0, 0),
+    (Objectives(None, 60.0), 2, 8),
+])  # fmt: skip
+async def test_objectives_are_judged_by_request_and_by_gap(app_client, app_engine, slo, within, gaps_within):
+    from jettison.workload.observe import parse_metrics
+
+    async def ask(**fields):
+        body = {"model": "fake", "prompt": "x", "max_tokens": 5} | fields
+        assert (await app_client.post("/v1/completions", json=body)).status_code in (200, 500)
+
+    await ask()  # no objective is known yet
+    app_engine.slo = slo
+    await ask()
+    await ask()
+    await ask(service_tier="flex")
+    await ask(max_tokens=0)
+    gauges, totals = parse_metrics((await app_client.get("/metrics")).text)
+    judged = {name: totals[f"slo_online_{name}"] for name in ("requests", "requests_within", "gaps", "gaps_within")}
+    assert judged == {"requests": 2, "requests_within": within, "gaps": 8, "gaps_within": gaps_within}
+    assert gauges["slo_tpot_seconds"] == slo.tpot_s and gauges.get("slo_ttft_seconds") == slo.ttft_s
+    app_engine.fail_after = 0
+    await ask()
+    _, totals = parse_metrics((await app_client.get("/metrics")).text)
+    assert (totals["slo_online_requests"], totals["slo_online_requests_within"]) == (3, within), "it has kept nothing"
 
 
 async def test_the_replay_client_reads_our_metrics(app_client):

@@ -8,6 +8,7 @@ import pytest
 from scenarios import Watched, make_setup
 
 from jettison.core.ladder.lists import with_offline
+from jettison.core.observing import OfflineGauges, offline_gauges
 from jettison.core.totals import counters
 from jettison.policy.offline import OfflineParams
 from jettison.types import Request, SamplingParams, ServiceClass
@@ -45,3 +46,45 @@ def test_checkpoints_save_what_would_be_computed_again() -> None:
     without = counters(harvested("recompute", ("scheduler",), 1).cluster.core)
     with_them = counters(harvested("recompute", ("scheduler", "checkpoint", "prefetch"), 1).cluster.core)
     assert with_them["recomputed_tokens"] < without["recomputed_tokens"]
+
+
+def burst_beside_a_batch(num_chats: int = 8, *, prompt: int = 120, output: int = 60) -> Watched:
+    """Online requests that take all memory from a batch for a while."""
+    setup = make_setup("recompute", num_workers=1, num_blocks=60)
+    rungs = with_offline(setup.params.rungs, ("scheduler", "checkpoint", "prefetch"))
+    watched = Watched(replace(setup, params=replace(setup.params, rungs=rungs, offline=OfflineParams())))
+    for i in range(6):
+        watched.submit(f"batch-{i}", 100, 150, 0.0, ServiceClass.OFFLINE)
+    for i in range(num_chats):
+        watched.submit(f"chat-{i}", prompt, output, 0.3 + 0.004 * i)
+    return watched
+
+
+def test_what_a_batch_does_can_be_read_at_any_moment() -> None:
+    watched = burst_beside_a_batch()
+    core = watched.cluster.core
+    seen: list[tuple[OfflineGauges, int]] = []
+
+    def look() -> None:
+        watched.cluster.settle()
+        gauges = offline_gauges(core.groups[0])
+        seen.append((gauges, core.checkpoint_lag_blocks))
+        if not gauges.offline_running:
+            assert core.checkpoint_lag_blocks == 0, "nobody runs whose blocks could be copied"
+
+    for at_ms in range(1, 1000, 5):
+        watched.cluster.loop.at(at_ms * 1_000_000, look)
+    watched.cluster.run()
+    watched.expect_all_served()
+    for name in OfflineGauges._fields:
+        assert any(getattr(gauges, name) > 0 for gauges, _ in seen), name
+    assert any(lag > 0 for _, lag in seen)
+    assert any(g.offline_hosted == 6 and not g.offline_running for g, _ in seen)
+    assert seen[-1] == (OfflineGauges(), 0)
+
+
+def test_a_group_that_has_nothing_to_run_but_what_comes_back_is_counted_once() -> None:
+    watched = burst_beside_a_batch(num_chats=1, prompt=900, output=2)
+    watched.cluster.run()
+    watched.expect_all_served()
+    assert counters(watched.cluster.core)["prefetch_stalls"] == 1

@@ -72,9 +72,12 @@ def test_objectives_are_judged_by_request_and_by_gap() -> None:
     run = served(OfflinePool(FIXED, unfinished=4), slo_ttft_s=10.0, slo_tpot_s=1e-9)
     assert class_figure(run, "online", "ttft_within") == 1.0
     assert class_figure(run, "online", "gaps_within") == 0.0
+    assert class_figure(run, "online", "requests_within") == 0.0
     rough = served(OfflinePool(FIXED, unfinished=4), slo_ttft_s=10.0, slo_tpot_s=0.1, detail=False)
     exact = served(OfflinePool(FIXED, unfinished=4), slo_ttft_s=10.0, slo_tpot_s=0.1)
     assert class_figure(rough, "online", "gaps_within") == class_figure(exact, "online", "gaps_within")
+    shares = [class_figure(run, "online", "requests_within") for run in (rough, exact)]
+    assert shares[0] == shares[1] and shares[0] is not None
     means = [class_figure(run, "online", "itl_s", "mean") for run in (rough, exact)]
     assert means[0] == pytest.approx(means[1])
     assert class_figure(rough, "offline", "itl_s", "mean") == pytest.approx(means[0], rel=0.5)

@@ -44,6 +44,10 @@ def explain(
     no_counterfactual: Annotated[
         bool, typer.Option("--no-counterfactual", help="Simulate nothing.")
     ] = False,
+    why_offline: Annotated[
+        bool,
+        typer.Option("--why-offline", help="Only when offline work (a batch) stood still, and why. Simulates nothing."),
+    ] = False,
     profile: Annotated[
         Path | None,
         typer.Option(
@@ -71,7 +75,8 @@ def explain(
     from jettison.simulate.counterfactual import parse_policies
 
     asked = Asked(parse_policies(counterfactual) if counterfactual is not None else None, profile, processes)
-    _check_flags(asked, no_counterfactual)
+    _check_flags(asked, no_counterfactual, why_offline)
+    no_counterfactual = no_counterfactual or why_offline
     for kind in kinds or ():
         if kind not in KINDS:
             raise UserError(f"--kind {kind!r}: no such kind (there are: {', '.join(map(repr, KINDS))})")
@@ -89,7 +94,9 @@ def explain(
         if not no_counterfactual:
             simulated, why_not = _simulated(run, others, asked, slo_ttft_s, run_file, num_simulated, console)
             num_simulated += len(simulated) * run.requests.submitted
-        documents.append(_explain(run, others, simulated, slo_ttft_s, kinds or (), why_not, console))
+        documents.append(
+            _explain(run, others, simulated, slo_ttft_s, kinds or (), why_not, console, why_offline=why_offline)
+        )
     if json_out is not None:
         write_whole(json_out, json.dumps({"runs": documents}, indent=1, sort_keys=True) + "\n")
 
@@ -104,13 +111,14 @@ class Asked:
     processes: int | None
 
 
-def _check_flags(asked: Asked, no_counterfactual: bool) -> None:
+def _check_flags(asked: Asked, no_counterfactual: bool, why_offline: bool) -> None:
     """Raises UserError for what contradicts itself."""
+    refusing = "--no-counterfactual" if no_counterfactual else "--why-offline"
     for flag, value in (
         ("--counterfactual", asked.policies), ("--profile", asked.profile), ("--processes", asked.processes),
     ):  # fmt: skip
-        if no_counterfactual and value is not None:
-            raise UserError(f"{flag} does not go with --no-counterfactual")
+        if (no_counterfactual or why_offline) and value is not None:
+            raise UserError(f"{flag} does not go with {refusing}")
 
 
 def _simulated(
@@ -156,10 +164,13 @@ def _simulate(
 
 def _explain(
     run: RunResult, others: dict[str, RunResult], simulated: dict[str, RunResult], asked_slo_s: float | None,
-    kinds: Sequence[str], why_not: str | None, console: Console,
+    kinds: Sequence[str], why_not: str | None, console: Console, *, why_offline: bool,
 ) -> dict[str, Any]:
-    """Print what is to be told of one run; the same as a document. Whatever was simulated is shown: on the cards, or
-    where there are none, for the whole run. ``why_not``: it was not simulated."""
+    """Print what is to be told of one run, or (``why_offline``) of its offline work alone; the same as a document.
+
+    Whatever was simulated is shown: on the cards, or where there are none, for the whole run. ``why_not``: it was not
+    simulated.
+    """
     from jettison.report.decisions import decisions_of
     from jettison.report.explain import (
         explain_document,
@@ -167,6 +178,7 @@ def _explain(
         print_decisions,
         print_incident,
         print_whole_run,
+        print_why_offline,
     )
     from jettison.report.incidents import incidents_of, slo_ttft_of, whole_run
     from jettison.report.terminal import print_line
@@ -178,6 +190,9 @@ def _explain(
     elsewhere = others | simulated
     incidents = incidents_of(run, slo_ttft_s, elsewhere, untold=untold)
     console.rule(run.name, align="left")
+    if why_offline:
+        print_why_offline(run, console)
+        return explain_document(run, incidents, slo_ttft_s)
     for number, incident in enumerate(incidents, 1):
         print_incident(incident, number, slo_ttft_s, console, warning)
     whole = None

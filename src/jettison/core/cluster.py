@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from jettison.core.driving.dispatching import Dispatcher
 from jettison.core.driving.fastforward import FastForward
 from jettison.core.driving.safepoints import Safepoints
+from jettison.core.driving.standing import StandingWatch
 from jettison.core.driving.stepping import Stepping
 from jettison.core.driving.unplaced import Unplaced, max_request_blocks
 from jettison.core.ladder.advising import Adviser
@@ -58,6 +59,7 @@ from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
 from jettison.policy.pipeline import plan_static_groups
 from jettison.policy.refusal import why_not_offline
+from jettison.policy.slo import Objectives, objectives
 from jettison.types import FinishReason, GroupId, ModelShape, Request, RequestId, WorkerId
 
 __all__ = ["ClusterCore", "ClusterParams", "initial_groups"]
@@ -104,6 +106,7 @@ class ClusterCore:
         self._note_room()
         self.fast_forward = FastForward(self.state, self.loads, self.moves, self.recoveries, self.ladder)
         self._safepoints = Safepoints(self.state)
+        self._standing = StandingWatch(self.state, self.moves, self.hosted)
         self.stepping = Stepping(self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of)
 
     # --- reading ----------------------------------------------------------------------------------------------
@@ -158,6 +161,11 @@ class ClusterCore:
     def checkpoint_lag_blocks(self) -> int:
         """Sealed blocks of the candidates for checkpoints that have not been copied."""
         return self.ladder.lag_blocks
+
+    @property
+    def objectives(self) -> Objectives:
+        """Latencies that online requests are judged by, as they are known now."""
+        return objectives(self.params.offline.slo, self.state.predictor)
 
     @property
     def traffic(self) -> TrafficMonitor:
@@ -246,7 +254,8 @@ class ClusterCore:
                 for group in self.state.changed_groups():
                     self.loads.note_totals(group)
                 self.loads.note_tick(now_ns)
-                return self.dispatcher.rebalance(now_ns) + self._climb(Moment.TICK, now_ns)
+                actions = self.dispatcher.rebalance(now_ns) + self._climb(Moment.TICK, now_ns)
+                return [*actions, *self._standing.look(now_ns)]
             case _:
                 return self.state.book.answer(event, now_ns)
 
@@ -271,6 +280,7 @@ class ClusterCore:
         return bool(
             changes.touched or changes.ledgers or changes.unnoted or changes.queued or state.pipelines
             or state.unplaced or state.distrusted or self.in_transition or self.ladder.awaits_tick
+            or self._standing.awaits_tick
         )
 
     def skip_ticks(self, times_ns: Sequence[int]) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Protocol
+from itertools import chain
+from typing import NamedTuple, Protocol
 
 from jettison.core.cluster import ClusterCore
 from jettison.core.ports import Emit, Record, RunStep, Transfer, TransferEnded
+from jettison.core.residence import hosted_tokens
+from jettison.core.serving.group import Group
 from jettison.types import GroupId, WorkerId
 
 GroupGauges = Mapping[str, float]
@@ -54,4 +57,35 @@ def group_gauges(core: ClusterCore) -> Iterator[tuple[GroupId, GroupGauges]]:
         yield group_id, {
             "waiting": len(group.queues.waiting), "running": group.queues.num_served,
             "kv_blocks": group.blocks.num_used, "kv_capacity": group.blocks.capacity,
-        }
+        } | offline_gauges(group)._asdict()
+
+
+class OfflineGauges(NamedTuple):
+    """Offline requests of one group, now."""
+
+    offline_waiting: int = 0
+    offline_running: int = 0
+    offline_hosted: int = 0
+    """Their KV is in host pools, or on its way back; they do not run."""
+    offline_checkpointed: int = 0
+    """Of those that run, how many have a copy of some of their KV in host pools."""
+    offline_host_blocks: int = 0
+    """KV blocks that host pools have of all of them, whole ones; one that several requests share counts with each, and
+    all stages' parts of one count once."""
+
+
+NO_OFFLINE = OfflineGauges()
+
+
+def offline_gauges(group: Group) -> OfflineGauges:
+    """O(the offline requests that are not waiting); O(1) where there are none."""
+    queues, size = group.queues, group.limits.block_size
+    if not (queues.has_offline or queues.stored or queues.moving):
+        return NO_OFFLINE
+    copied = [hosted_tokens(s.residences) for s in queues.running_offline()]
+    away = [s for s in chain(queues.moving.values(), queues.stored.values()) if s.is_offline]
+    hosted = [num for s in away if (num := hosted_tokens(s.residences))]
+    return OfflineGauges(
+        len(queues.waiting_offline), len(copied), len(hosted), sum(num >= size for num in copied),
+        sum(num // size for num in chain(copied, hosted)),
+    )

@@ -106,12 +106,13 @@ def copy_bound_s(step_s: float, tpot_s: float | None) -> float:
 
 
 def is_faster_recomputed(
-    num_blocks: int, budget_blocks: int, step_s: float | None, recompute_s: float | None
+    num_blocks: int, budget_blocks: int, step_s: float | None, recompute_s: float | None, link_s: float = 0.0
 ) -> bool:
     """Whether so many blocks, so many beside each step, take longer than computing them again: the link cannot keep up.
+    ``link_s``: what it needs for all of them, whatever steps there are.
 
     Both take a step at least. Where no step has room for any just now, none has room to compute them, either.
     """
     if budget_blocks <= 0 or step_s is None or recompute_s is None:
         return False
-    return ceil(num_blocks / budget_blocks) * step_s > max(step_s, recompute_s)
+    return max(ceil(num_blocks / budget_blocks) * step_s, link_s) > max(step_s, recompute_s)

@@ -65,6 +65,9 @@ class Objectives(NamedTuple):
     tpot_s: float | None
 
 
+UNKNOWN_OBJECTIVES = Objectives(None, None)
+
+
 def objectives(slo: SloParams, predictor: StepTimePredictor) -> Objectives:
     """What was asked for; what was not, from the decode step of one request."""
     tpot_s = slo.tpot_s

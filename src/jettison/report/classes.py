@@ -6,6 +6,7 @@ recomputation, no step that was abandoned. They are read from the engine's count
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -88,6 +89,7 @@ def _figures(records: Sequence[RequestRecord], limits: Objectives, tokens: dict[
         "e2e_s": asdict(summarize(record.e2e_s for record in completed)),
         "ttft_within": within(answered, limits.slo_ttft_s, of=len(records)),
         "gaps_within": within(gaps, limits.slo_tpot_s),
+        "requests_within": requests_within(records, limits),
         "tokens": tokens,
     }
 
@@ -96,6 +98,18 @@ def within(values: Sequence[float], limit_s: float | None, *, of: int | None = N
     """Share of the values (of so many, those without a value included) that meet an objective."""
     total = len(values) if of is None else of
     return sum(value <= limit_s for value in values) / total if limit_s is not None and total else None
+
+
+def requests_within(records: Sequence[RequestRecord], limits: Objectives) -> float | None:
+    """Share of the requests whose first token and whose every gap kept the objectives; one that is not set is kept by
+    all that got a token."""
+    if not records or (limits.slo_ttft_s is None and limits.slo_tpot_s is None):
+        return None
+    most_ttft_s, most_gap_s = (math.inf if s is None else s for s in (limits.slo_ttft_s, limits.slo_tpot_s))
+    kept = (
+        r.ttft_s is not None and r.ttft_s <= most_ttft_s and (r.max_gap_s or 0.0) <= most_gap_s for r in records
+    )
+    return sum(kept) / len(records)
 
 
 def tokens_of(

@@ -6,6 +6,7 @@ is how an outcome finds its decision, whatever else happened meanwhile.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,11 @@ _DEFAULTS = OverloadParams()
 _CONTEXT = ("t", "kind", "group", "workers")
 
 
-KINDS = ("drop", "no drop", "restore", "yield", "rebalance", "migrate", "scale out", "recover")
+KINDS = (
+    "drop", "no drop", "restore", "yield", "rebalance", "migrate", "scale out", "recover", "pause offline",
+    "give up step", "compute again", "stand still",
+)
+"""``stand still``: none of the rules let offline work go on; the others are what has been done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,9 +196,49 @@ def _rebalance(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
     return Decision(event["t"], "rebalance", None, (), _rest(event), {}, {})
 
 
+def _next_of(log: Sequence[Event], kind: str, event: Event) -> Event | None:
+    """The next record of a kind that is about the same group and request."""
+    about = event.get("group"), event.get("request")
+    for at in range(bisect_left(log, event["t"], key=lambda e: e["t"]), len(log)):
+        other = log[at]
+        if other["kind"] == kind and (other.get("group"), other.get("request")) == about:
+            return other
+    return None
+
+
+def _pause_offline(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    end = _next_of(log, "offline_resumed", event)
+    outcome = {} if end is None else {"paused_s": end["t"] - event["t"]}
+    return Decision(event["t"], "pause offline", event["group"], (), _rest(event), {}, outcome)
+
+
+def _give_up_step(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    """The step may have come to its end before it saw the word."""
+    end = _next_of(log, "step_abandoned", {"t": event["t"], "group": event["group"]})
+    inputs = _pick(event, ("request", "deadline_ms", "offline", "kept"))
+    outcome: dict[str, Any] = {}
+    if end is not None and end["t"] - end["after_ms"] / 1e3 > event["t"]:  # a later step
+        outcome = {"given_up": False}
+    elif end is not None:
+        outcome = {"given_up_after_ms": 1e3 * (end["t"] - event["t"]), "tokens": end["tokens"]}
+    return Decision(event["t"], "give up step", event["group"], (), inputs, _rest(event, *inputs), outcome)
+
+
+def _compute_again(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    return Decision(event["t"], "compute again", event["group"], (), _rest(event), {}, {})
+
+
+def _stand_still(event: Event, log: Sequence[Event], run: RunResult) -> Decision:
+    end = _next_of(log, "offline_goes_on", event)
+    outcome = {} if end is None else {"went_on_after_s": end["t"] - event["t"]}
+    return Decision(event["t"], "stand still", event["group"], (), _rest(event), {}, outcome)
+
+
 _MAKERS = {
     "drop_decided": _drop, "drop_declined": _no_drop, "restore_begin": _restore, "yield": _yield,
     "scale_out": _scale_out, "worker_lost": _recover, "migrated": _migrate, "rebalanced": _rebalance,
+    "offline_paused": _pause_offline, "step_abandon_asked": _give_up_step, "offline_computed_again": _compute_again,
+    "offline_stands": _stand_still,
 }
 
 

@@ -14,14 +14,15 @@ from rich.table import Table
 from jettison.report.brief import brief_conditions
 from jettison.report.decisions import Decision, decisions_of
 from jettison.report.incidents import Comparison, Incident
+from jettison.report.offlinework import harvested_tokens, has_offline_work, seconds_by_reason, stood_still
 from jettison.report.results import RunResult
 from jettison.report.summary import fairness_rows, format_number, format_value
-from jettison.report.terminal import print_fitted, print_whole
+from jettison.report.terminal import print_fitted, print_line, print_whole
 
 MAX_ROWS = 200
 """Rows shown in a terminal; the JSON has every decision."""
 
-FOLDED = ("rebalance", "migrate")
+FOLDED = ("rebalance", "migrate", "give up step")
 """Kinds of which there are many, each about one or a few requests."""
 
 
@@ -56,13 +57,14 @@ def explain_document(
     run: RunResult, incidents: Sequence[Incident], slo_ttft_s: float, warning: str | None = None,
     whole: Comparison | None = None, compared: Sequence[RunResult] = (),
 ) -> dict[str, Any]:
-    """The same as JSON: ``decisions``, ``incidents``, the objective, ``whole_run`` (null where there are incidents or
-    nothing was simulated), ``simulation_warning`` (null where there is none), and ``conditions``: the fairness header
-    of the run and of each of ``compared`` as (label, value) rows."""
+    """The same as JSON: ``decisions``, ``offline_stood_still``, ``incidents``, the objective, ``whole_run`` (null where
+    there are incidents or nothing was simulated), ``simulation_warning`` (null where there is none), and
+    ``conditions``: the fairness header of the run and of each of ``compared`` as (label, value) rows."""
     return {
         "run": run.name,
         "slo_ttft_s": slo_ttft_s,
         "decisions": [asdict(d) for d in decisions_of(run)],
+        "offline_stood_still": [asdict(stood) for stood in stood_still(run)],
         "incidents": [_with_saved(incident) for incident in incidents],
         "whole_run": None if whole is None else _with_saved(whole),
         "simulation_warning": warning,
@@ -216,6 +218,32 @@ def reasons_of(declined: Sequence[Decision]) -> list[str]:
         reason + (f" (group{'s' if len(found) > 1 else ''} {_listed(sorted(found))})" if found else "")
         for reason, found in groups.items()
     ]
+
+
+def print_why_offline(run: RunResult, console: Console) -> None:
+    """When offline work stood still, and why: seconds by reason, then each time with what the reason went by."""
+    if not has_offline_work(run):
+        console.print("no request of this run was offline")
+        return
+    stood = stood_still(run)
+    if (harvested := harvested_tokens(run)) is not None:
+        print_line(f"harvested while requests arrived: {harvested:,.0f} tokens", console)
+    if not stood:
+        console.print("offline work never stood still for longer than steps and copies take")
+        return
+    for reason, seconds in seconds_by_reason(run, stood).items():
+        print_line(f"stood still for {format_value(seconds, 's')}: {reason}", console)
+    table = Table(header_style="bold", show_lines=True)
+    for header in ("from, s", "to, s", "what", "why", "by these numbers"):
+        table.add_column(header, no_wrap=header.endswith("s"), overflow="fold")
+    for each in stood[:MAX_ROWS]:
+        until = "the end" if each.end_s is None else f"{each.end_s:.3f}"
+        group = "no group" if each.group is None else f"group {each.group}"
+        what = group if each.request is None else f"{group}\nrequest {escape(each.request)}"
+        table.add_row(f"{each.begin_s:.3f}", until, what, each.reason, escape(_fields(each.inputs)))
+    print_whole(table, console)
+    if len(stood) > MAX_ROWS:
+        console.print(f"{len(stood) - MAX_ROWS} more are in the JSON", style="dim")
 
 
 def print_whole_run(

@@ -20,6 +20,8 @@ from matplotlib.figure import Figure
 from jettison.report import plots
 from jettison.report.explain import format_plan
 from jettison.report.failures import failure_lines
+from jettison.report.offlineplots import draw_harvest, draw_latencies, draw_offline_requests
+from jettison.report.offlinework import class_rows, given_up_rows, has_offline_work, objectives_told
 from jettison.report.opening import key_rows, opening_sentence
 from jettison.report.output import write_whole
 from jettison.report.page import PAGE
@@ -82,6 +84,8 @@ def render_html(
         failures=failure_lines(runs),
         tables=tables,
         front=_front_pictures(variants),
+        offline_tables=_offline_tables(variants),
+        offline_pictures=_offline_pictures(variants),
         columns=[(variant.name, plots.run_color(variant.index)) for variant in columns],
         key_rows=key_rows(columns),
         notes=_notes(variants, columns),
@@ -145,11 +149,51 @@ def _front_pictures(variants: Sequence[Variant]) -> list[Picture]:
          f"Stacked areas over time of what memory was used for, one panel for each of: {names}.",
          lambda width: plots.draw_memory_by_use(shown, width_in=width)),
     ]  # fmt: skip
+    return _drawn(captioned)
+
+
+def _drawn(captioned: Sequence[tuple[str, str, Callable[[float], Figure | None]]]) -> list[Picture]:
     return [
         Picture(caption, alt, wide, _data_uri(draw(plots.NARROW_IN)))
         for caption, alt, draw in captioned
         if (wide := _data_uri(draw(plots.WIDTH_IN))) is not None
     ]
+
+
+def _with_offline_work(variants: Sequence[Variant]) -> list[plots.Shown]:
+    """Runs in the section on offline work; none where no run has any."""
+    shown = [each for load in _pictured(variants) for each in load]
+    return [each for each in shown if has_offline_work(each.run)]
+
+
+def _offline_tables(variants: Sequence[Variant]) -> list[PageTable]:
+    shown = _with_offline_work(variants)
+    runs, headers = [each.run for each in shown], ["", *(each.name for each in shown)]
+    if not runs:
+        return []
+    rows, never = given_up_rows(runs)
+    told = [f"In no run: {'; '.join(never)}."] if never else []
+    return [
+        PageTable("Both classes", headers, class_rows(runs), objectives_told(runs)),
+        PageTable("What offline work gave up, and why it stood still", headers, rows, told),
+    ]
+
+
+def _offline_pictures(variants: Sequence[Variant]) -> list[Picture]:
+    shown = _with_offline_work(variants)
+    names = ", ".join(each.name for each in shown)
+    captioned: list[tuple[str, str, Callable[[float], Figure | None]]] = [
+        ("Online requests beside it: first token, and longest gap, with their objectives",
+         f"Scatter plots over arrivals, with a line at each objective, of: {names}.",
+         lambda width: draw_latencies(shown, width_in=width)),
+        ("Tokens computed for the first time, by class, and when offline work gave way",
+         f"Stacked areas of online and offline tokens a second over time, a panel for each of: {names}.",
+         lambda width: draw_harvest(shown, width_in=width)),
+        ("Offline requests by where they are",
+         f"Stacked areas over time of running, hosted and waiting offline requests, a panel for each of: {names}.",
+         lambda width: draw_offline_requests(shown, width_in=width)),
+    ]  # fmt: skip
+    return _drawn(captioned)
 
 
 def _more_pictures(runs: Sequence[RunResult], variants: Sequence[Variant]) -> list[Picture]:

@@ -11,6 +11,7 @@ main { max-width: 1060px; margin: 0 auto; padding: 24px 20px 60px; }
 h1 { font-size: 15px; font-weight: 600; color: var(--soft); margin: 0 0 6px; }
 h2 { font-size: 17px; margin: 0 0 10px; }
 .opening { font-size: 21px; line-height: 1.42; margin: 0 0 20px; letter-spacing: -0.005em; }
+h3 { font-size: 15px; margin: 18px 0 6px; }
 .note { color: var(--soft); font-size: 13.5px; margin: 8px 0 0; }
 section, main > details { background: var(--paper); border: 1px solid var(--line); border-radius: 10px;
   padding: 16px 20px; margin: 0 0 14px; }
@@ -116,6 +117,19 @@ _OPENING = """
 </section>
 {% endfor %}
 
+{% if offline_tables %}
+<section>
+<h2>Offline work</h2>
+{% for each in offline_pictures %}
+{{ picture(each) }}
+{% endfor %}
+{% for table in offline_tables %}
+<h3>{{ table.title }}</h3>
+{{ own_table(table) }}
+{% endfor %}
+</section>
+
+{% endif %}
 <section>
 <h2>{{ "Eight" if key_rows | length == 8 else "Nine" }} figures</h2>
 <table class="key{% if columns | length > 6 %} many{% elif columns | length > 1 %} several{% endif %}">

@@ -90,6 +90,8 @@ class RequestRecord:
     error: str | None = None
     is_offline: bool = False
     """No one waits for it."""
+    longest_gap_s: float | None = None
+    """Where single gaps are not kept."""
 
     @property
     def ttft_s(self) -> float | None:
@@ -103,6 +105,11 @@ class RequestRecord:
             return None
         last_s = self.first_s + math.fsum(self.gaps_s) if self.gaps_s else self.finished_s
         return (last_s - self.first_s) / (self.output_tokens - 1)
+
+    @property
+    def max_gap_s(self) -> float | None:
+        """The longest time between two of its tokens."""
+        return max(self.gaps_s, default=self.longest_gap_s)
 
     @property
     def e2e_s(self) -> float | None:
@@ -231,7 +238,7 @@ def detail_row(record: RequestRecord) -> dict[str, Any]:
         "sent_s": record.sent_s,
         "ttft_s": record.ttft_s,
         "tpot_s": record.tpot_s,
-        "max_itl_s": max(record.gaps_s, default=None),
+        "max_itl_s": record.max_gap_s,
         "e2e_s": record.e2e_s,
         "input_tokens": record.input_tokens,
         "wanted_tokens": record.wanted_tokens,

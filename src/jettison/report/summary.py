@@ -71,6 +71,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("online requests within TTFT objective", _of_class("online", "ttft_within"), "", False),
     Metric("online gaps within TPOT objective", _of_class("online", "gaps_within"), "", False),
+    Metric("online requests within both, in every gap", _of_class("online", "requests_within"), "", False),
     Metric("goodput share", lambda run: run.goodput["share"] if run.goodput else None, "", False),
     Metric("duration", lambda run: run.duration_s, "s", True),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,22 @@ MAX_EVENTS = 400_000
 MAX_GROUPS_SHOWN = 32
 """With more groups than this, counters are totals only."""
 
+OFFLINE_PART = "offline_part"
+"""Of the tokens of the steps that were issued since the look before, 0 to 1."""
+
 _STAGES, _LINKS, _MOVES, _REQUESTS, _COUNTERS = range(1, 6)
 _PROCESS_NAMES = {
     _STAGES: "stages", _LINKS: "transfers", _MOVES: "decisions and moves", _REQUESTS: "requests", _COUNTERS: "load",
 }
+
+_CHARTS = {
+    "requests": ("waiting", "running"),
+    "KV blocks": ("kv_blocks", "kv_capacity"),
+    "offline requests": ("offline_waiting", "offline_running", "offline_hosted"),
+    "offline KV blocks at the host": ("offline_host_blocks",),
+    "offline part of the tokens": (OFFLINE_PART,),
+}
+"""Counters of each group and of all, by chart. Those of offline work are drawn from when there is some."""
 
 _SPANS = {
     "drop": ("drop: decision to serving", "decision_to_serving_ms"),
@@ -37,6 +49,8 @@ _SPANS = {
     "recovered": ("recovery", "ms"),
     "came_home": ("restore: the member that was left over", "ms"),
     "migrated": ("migration", "ms"),
+    "offline_resumed": ("offline work paused", "ms"),
+    "offline_goes_on": ("offline work stands still", "ms"),
 }
 """Kind of a record that ends a move -> what the move is called here, and the field with its duration."""
 
@@ -48,6 +62,7 @@ class _OpenStep:
     num_requests: int
     num_tokens: int
     num_prompt_tokens: int
+    num_offline_tokens: int
     num_pairs: int
     """Query-key pairs under the causal mask."""
     num_kv_tokens: int
@@ -66,6 +81,9 @@ class Timeline:
         self._num_events = 0
         self._steps: dict[int, _OpenStep] = {}
         self._transfers: dict[int, Transfer] = {}
+        self._issued: dict[GroupId, list[int]] = {}
+        """Offline tokens, and all tokens, of each group's steps since it was looked at last."""
+        self._has_offline = False
         self._workers: set[WorkerId] = set()
 
     # --- RunObserver ------------------------------------------------------------------------------------------
@@ -74,9 +92,14 @@ class Timeline:
         """A microbatch goes to its stages."""
         rows = step.rows
         num_prompt = sum(row.num_tokens for row in rows if row.num_tokens > 1 or not row.samples)
+        num_offline = sum(row.num_tokens for row in rows if row.state.is_offline)
+        self._has_offline = self._has_offline or num_offline > 0
+        issued = self._issued.setdefault(step.group_id, [0, 0])
+        issued[0] += num_offline
+        issued[1] += sum(row.num_tokens for row in rows)
         self._steps[step.step_id] = _OpenStep(
             step.group_id, {s.worker_id: s.layers for s in step.stages}, len(rows),
-            sum(row.num_tokens for row in rows), num_prompt,
+            sum(row.num_tokens for row in rows), num_prompt, num_offline,
             sum(row.num_tokens * (2 * row.context_len + row.num_tokens + 1) for row in rows) // 2,
             sum(row.context_len + row.num_tokens for row in rows), sum(row.samples for row in rows),
         )  # fmt: skip
@@ -93,7 +116,8 @@ class Timeline:
             "ts": started_ns / 1e3, "dur": (ended_ns - started_ns) / 1e3, "pid": _STAGES, "tid": worker_id,
             "args": {
                 "step": step_id, "group": step.group_id, "requests": step.num_requests, "tokens": step.num_tokens,
-                "prompt_tokens": step.num_prompt_tokens, "pairs": step.num_pairs, "kv_tokens": step.num_kv_tokens,
+                "prompt_tokens": step.num_prompt_tokens,
+                "offline_tokens": step.num_offline_tokens, "pairs": step.num_pairs, "kv_tokens": step.num_kv_tokens,
                 "samples": step.num_samples, "layers": None if layers is None else list(layers),
             },
         })
@@ -153,12 +177,14 @@ class Timeline:
                 self._span(_REQUESTS, "request", phase, name, since, until, {})
 
     def looked(self, loads: Iterable[tuple[GroupId, Mapping[str, float]]], now_ns: int) -> None:
-        """Gauges of every group (``waiting``, ``running``, ``kv_blocks``, ``kv_capacity``), every tick."""
-        shown = [(group, dict(gauges)) for group, gauges in loads]
+        """Gauges of every group (``core.observing.group_gauges``), every tick."""
+        issued, self._issued = self._issued, {}
+        shown = [(group, {**gauges, OFFLINE_PART: _part(issued.get(group, [0, 0]))}) for group, gauges in loads]
         total: dict[str, float] = {}
         for _, gauges in shown:
             for name, value in gauges.items():
                 total[name] = total.get(name, 0.0) + value
+        total[OFFLINE_PART] = _part([sum(each) for each in zip(*issued.values(), strict=True)] or [0, 0])
         self._counters("cluster", total, now_ns)
         if 1 < len(shown) <= MAX_GROUPS_SHOWN:
             for group, gauges in shown:
@@ -196,9 +222,9 @@ class Timeline:
             yield {"name": "thread_name", "ph": "M", "pid": _STAGES, "tid": worker, "args": args}
 
     def _counters(self, name: str, gauges: Mapping[str, float], now_ns: int) -> None:
-        for chart, keys in (("requests", ("waiting", "running")), ("KV blocks", ("kv_blocks", "kv_capacity"))):
+        for chart, keys in _CHARTS.items():
             values = {key: gauges[key] for key in keys if key in gauges}
-            if values:
+            if values and (self._has_offline or not chart.startswith("offline")):
                 self._add({
                     "name": f"{name}: {chart}", "ph": "C", "ts": now_ns / 1e3, "pid": _COUNTERS, "tid": 0,
                     "args": values,
@@ -214,6 +240,11 @@ class Timeline:
     def _add(self, event: dict[str, Any]) -> None:
         self._num_events += 1
         self._events.append(event)
+
+
+def _part(issued: Sequence[int]) -> float:
+    num_offline, num_tokens = issued
+    return num_offline / num_tokens if num_tokens else 0.0
 
 
 def _plain(value: object) -> Any:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from starlette.types import Receive
 
 from jettison.live.engine.api import EngineClient, TokenEvent
+from jettison.server.attainment import Verdict
 from jettison.server.choice import ChoiceText, Delta
 from jettison.server.errors import ApiError
 from jettison.server.metrics import NANOSECONDS, ServerMetrics
@@ -46,6 +47,8 @@ class Job:
     """The engine has produced a token."""
     is_over: bool = False
     """The engine has sent its last event."""
+    verdict: Verdict | None = None
+    """On its latencies; None before its first token, and of an offline one."""
 
 
 class Generation:
@@ -151,7 +154,7 @@ class Generation:
             if job.text.finish_reason is None and not self.client_is_gone:  # else only the end is still of interest
                 delta = job.text.feed(event)
                 if delta.token_ids:
-                    last_ns = self._clock_tokens(len(delta.token_ids), last_ns, is_timed=not job.is_offline)
+                    last_ns = self._clock_tokens(job, len(delta.token_ids), last_ns)
             if event.finish_reason is not None:
                 self._finish_with(job, event)
                 if self.client_is_gone:
@@ -176,18 +179,30 @@ class Generation:
         job.is_started = True
         job.num_cached_tokens = event.num_cached_tokens
         if not job.is_offline:  # the histograms are of requests that a client waits for
-            self._metrics.ttft.observe((time.monotonic_ns() - job.request.arrival_ns) / NANOSECONDS)
+            ttft_s = (time.monotonic_ns() - job.request.arrival_ns) / NANOSECONDS
+            self._metrics.ttft.observe(ttft_s)
+            job.verdict = Verdict(self._metrics.attainment, self._engine.objectives(), ttft_s)
 
-    def _clock_tokens(self, num_new: int, last_ns: int | None, *, is_timed: bool) -> int:
+    def _clock_tokens(self, job: Job, num_new: int, last_ns: int | None) -> int:
         """Count tokens that the client gets; ``last_ns``: when the ones before came."""
         now_ns = time.monotonic_ns()
         self._metrics.num_generation_tokens += num_new
         if last_ns is None:
             num_new -= 1
             last_ns = now_ns
-        for _ in range(num_new if is_timed else 0):
-            self._metrics.itl.observe((now_ns - last_ns) / NANOSECONDS / num_new)
+        if num_new and job.verdict is not None:
+            gap_s = (now_ns - last_ns) / NANOSECONDS / num_new
+            for _ in range(num_new):
+                self._metrics.itl.observe(gap_s)
+            job.verdict.note_gap(gap_s, num_new)
         return now_ns
+
+    def _judge(self, job: Job, reason: str) -> None:
+        """An online request has ended; one that failed without a token has kept nothing."""
+        counts, verdict = self._metrics.attainment, job.verdict
+        if (verdict is not None and verdict.is_due) or (verdict is None and reason == "error"):
+            counts.num_requests += 1
+            counts.num_requests_within += verdict is not None and verdict.is_within and reason != "error"
 
     def _finish_with(self, job: Job, event: TokenEvent) -> None:
         reason = "abort" if event.finish_reason is FinishReason.CANCELLED else str(event.finish_reason)
@@ -200,6 +215,8 @@ class Generation:
         timings = event.timings if event is not None and not job.is_offline else None
         num_prompt, num_output = len(job.prompt.token_ids), job.text.num_tokens
         self._metrics.count_finished(reason, num_prompt, num_output, timings)
+        if reason != "abort" and not job.is_offline:
+            self._judge(job, reason)
         if self._record is not None:
             request = job.request
             self._record(

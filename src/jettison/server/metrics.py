@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from jettison.live.engine.api import EngineClient, EngineSnapshot, RequestTimings
+from jettison.server.attainment import Attainment
 
 NANOSECONDS = 1_000_000_000
 
@@ -56,8 +57,8 @@ _OWN_COUNTERS = {
     "recomputed_tokens": "Tokens whose KV was computed again.",
     "online_prompt_tokens": "Prompt tokens of online requests, computed for the first time (none from the cache).",
     "online_output_tokens": "Tokens that online requests got.",
-    "offline_prompt_tokens": "Prompt tokens of offline requests, computed for the first time (none from the cache).",
-    "offline_output_tokens": "Tokens that offline requests got.",
+    "offline_prompt_tokens": "Harvested prompt tokens, computed for the first time (none from the cache).",
+    "offline_output_tokens": "Harvested output tokens: those that offline requests got.",
     "steps_abandoned": "Steps of offline requests that were given up for an online one.",
     "tokens_abandoned": "Tokens of steps that were given up.",
     "migrations": "Running requests that changed instances.",
@@ -88,8 +89,24 @@ _OWN_COUNTERS = {
 }
 """Always exported, from zero on; totals of other names are exported when the engine reports them."""
 
+_ATTAINMENT = {
+    "slo_online_requests": "Online requests that were judged by the latency objectives.",
+    "slo_online_requests_within": "Those whose first token and whose every gap kept the objectives.",
+    "slo_online_gaps": "Gaps between tokens of online requests that were judged by the objective for them.",
+    "slo_online_gaps_within": "Those that kept it.",
+}
+
 DESCRIBED_COUNTERS = frozenset(_VLLM_COUNTERS) | frozenset(_OWN_COUNTERS)
 """Totals of the engine that have a help text."""
+
+_OFFLINE_GAUGES = {
+    "offline_waiting": "Offline requests waiting at the group.",
+    "offline_running": "Offline requests running in the group.",
+    "offline_hosted": "Offline requests with their KV in host memory, or on its way back.",
+    "offline_checkpointed": "Running offline requests that have a copy of some of their KV in host memory.",
+    "offline_host_blocks": "KV blocks of the group's offline requests that host memory has.",
+}
+"""Fields of ``core.observing.OfflineGauges``."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,60}")
 
@@ -142,6 +159,7 @@ class ServerMetrics(Collector):
         self.decode = Histogram("vllm:request_decode_time_seconds", "First to last token.", _REQUEST_S)
         self.prompt_size = Histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self.output_size = Histogram("vllm:request_generation_tokens", "Output tokens of a request.", _TOKENS)
+        self.attainment = Attainment()
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         """Tokens that answers contain, as in ``usage.completion_tokens``: like vLLM's, what reached the front end
@@ -215,6 +233,14 @@ class ServerMetrics(Collector):
         yield self._gauge("vllm:num_requests_waiting", "Requests waiting for memory, a step or a worker.",
                           snapshot.num_waiting)
         yield self._gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all.", used / total if total else 0.0)
+        yield self._gauge("jettison:offline_unplaced", "Offline requests that no living worker can take now.",
+                          snapshot.num_unplaced_offline)
+        yield self._gauge("jettison:checkpoint_lag_blocks", "KV blocks that are to be copied to host memory and have "
+                          "not been.", snapshot.checkpoint_lag_blocks)
+        for kind, limit_s in (("ttft", snapshot.slo.ttft_s), ("tpot", snapshot.slo.tpot_s)):
+            if limit_s is not None:
+                yield self._gauge(f"jettison:slo_{kind}_seconds", "Objective of online requests, as known now.",
+                                  limit_s)
         rows = [((str(snapshot.block_size), str(total)), 1.0)]
         yield self._labelled("vllm:cache_config_info", "KV cache now.", ("block_size", "num_gpu_blocks"), rows)
         finished = CounterMetricFamily(
@@ -238,6 +264,8 @@ class ServerMetrics(Collector):
         others = {key: f"{key.replace('_', ' ').capitalize()}." for key in unknown}
         for key, help_text in (others | _OWN_COUNTERS).items():
             yield self._counter(f"jettison:{key}", help_text, totals.get(key, 0.0))
+        for key, value in self.attainment.counters().items():
+            yield self._counter(f"jettison:{key}", _ATTAINMENT[key], value)
 
     def _groups(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
         groups = snapshot.groups
@@ -251,6 +279,9 @@ class ServerMetrics(Collector):
             ("kv_blocks_cached", "Free KV blocks that still hold a prefix.", "kv_blocks_cached"),
         ):
             rows = [((str(group.group_id),), float(getattr(group, attribute))) for group in groups]
+            yield self._labelled(f"jettison:{name}", help_text, ("group",), rows)
+        for name, help_text in _OFFLINE_GAUGES.items():
+            rows = [((str(group.group_id),), float(getattr(group.offline, name))) for group in groups]
             yield self._labelled(f"jettison:{name}", help_text, ("group",), rows)
         sizes = [((str(group.group_id),), float(len(group.worker_ids))) for group in groups]
         yield self._labelled("jettison:group_size", "Workers in the group.", ("group",), sizes)

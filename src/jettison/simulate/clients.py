@@ -165,6 +165,7 @@ class Clients:
         seen_s = ends_ns / NANOSECONDS + self._edge.response_s
         first_s, last_s, later_gaps_s = float(seen_s[0]), float(seen_s[-1]), np.diff(seen_s)
         listed = later_gaps_s.tolist() if self._keeps_gaps else []
+        longest_later_s = float(later_gaps_s.max(initial=0.0))
         num_offline = 0
         for request_id in request_ids:
             record = self._open[request_id]
@@ -174,15 +175,17 @@ class Clients:
                 record.gaps_s.append(first_s - self._last_s[request_id])
                 record.gaps_s += listed
             else:
-                self._gaps_of(record).add(first_s - self._last_s[request_id])
+                self._add_gap(record, first_s - self._last_s[request_id])
+                record.longest_gap_s = max(record.longest_gap_s or 0.0, longest_later_s)
             self._last_s[request_id] = last_s
         if not self._keeps_gaps:
             self.gaps.add_all(later_gaps_s, len(request_ids) - num_offline)
             if num_offline:
                 self.offline_gaps.add_all(later_gaps_s, num_offline)
 
-    def _gaps_of(self, record: RequestRecord) -> GapHistogram:
-        return self.offline_gaps if record.is_offline else self.gaps
+    def _add_gap(self, record: RequestRecord, gap_s: float) -> None:
+        (self.offline_gaps if record.is_offline else self.gaps).add(gap_s)
+        record.longest_gap_s = max(record.longest_gap_s or 0.0, gap_s)
 
     def _is_of_batch(self, record: RequestRecord) -> bool:
         return record.index >= len(self.records)
@@ -194,7 +197,7 @@ class Clients:
         elif self._keeps_gaps:
             record.gaps_s.append(seen_s - self._last_s[request_id])
         else:
-            self._gaps_of(record).add(seen_s - self._last_s[request_id])
+            self._add_gap(record, seen_s - self._last_s[request_id])
         self._last_s[request_id] = seen_s
 
     def _end(self, request_id: RequestId, record: RequestRecord) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jettison.core import ports
+from jettison.core.observing import offline_gauges
 from jettison.core.totals import counters
 from jettison.report.classes import TOKEN_SERIES
 from jettison.report.results import SeriesPoint
@@ -28,7 +29,7 @@ class Observer:
         counts_tokens: bool = False,
     ) -> None:
         """``on_time``: told the virtual time of each sample, in seconds. ``counts_tokens``: first-time tokens by class
-        become series."""
+        and what offline requests do become series."""
         self.series: dict[str, list[SeriesPoint]] = {}
         self.log: list[dict[str, Any]] = []
         self._cluster = cluster
@@ -88,6 +89,7 @@ class Observer:
             totals = counters(core)
             for kind in TOKEN_SERIES:
                 self._note(kind, totals[kind])
+            self._note("checkpoint_lag_blocks", core.checkpoint_lag_blocks)
         if not self._shows_workers:
             return
         for group in groups:
@@ -98,6 +100,9 @@ class Observer:
             self._note(f"group_requests_waiting/{name}", len(group.queues.waiting))
             self._note(f"group_requests_moving/{name}", len(group.queues.moving))
             self._note(f"group_size/{name}", len(group.stages))
+            if self._counts_tokens:
+                for gauge, value in offline_gauges(group)._asdict().items():
+                    self._note(f"{gauge}/{name}", value)
         for worker_id, worker in self._cluster.workers.items():
             report = worker.memory.report()
             for use, key in _USES.items():

@@ -106,7 +106,10 @@ class FastForward:
         # That it has grown is no reason to ask the group anything: it has a step in flight.
         ledgers = self._state.changes.ledgers
         was_changed = worker_id in ledgers
+        fresh = group.counters.fresh
+        num_before = fresh.num_offline
         step, grown = group.repeat(len(ends_ns), token_id, ends_ns[-1])
+        fresh.note_step(num_before, ends_ns[-1])
         if not was_changed:
             ledgers.discard(worker_id)
         if grown:

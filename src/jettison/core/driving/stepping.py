@@ -89,7 +89,12 @@ class Stepping:
             self._state.distrust(state)
             overtaken = {"group": group.group_id, "step": event.step_id, "request": state.request_id}
             actions.append(Record("chunk_overtaken", now_ns, overtaken))
-        for result in group.commit(event, now_ns):
+        fresh, has_offline = group.counters.fresh, flight.step.rows[-1].state.is_offline
+        num_before = fresh.num_offline if has_offline else 0
+        results = group.commit(event, now_ns)
+        if has_offline:
+            fresh.note_step(num_before, now_ns)
+        for result in results:
             self._loads.note_token(result.state)
             tokens = () if result.token is None else (result.token,)
             if result.finish_reason is None:
@@ -141,6 +146,7 @@ class Stepping:
         flight = group.in_flight[event.step_id]
         num_tokens = sum(row.num_tokens for row in flight.step.rows)
         self._state.counters.num_abandoned_steps += 1
+        group.counters.fresh.num_abandoned_steps += 1
         self._state.counters.num_abandoned_tokens += num_tokens
         self._moves.first_served.step_ended(group, event.step_id, now_ns)
         actions: list[Action] = [Record("step_abandoned", now_ns, {

@@ -19,7 +19,7 @@ from itertools import chain
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.checkpoints import is_copyable
 from jettison.core.moving.hostedkv import HostedKV, HostedPhase
-from jettison.core.ports import Action
+from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.policy.checkpointing import (
@@ -85,7 +85,11 @@ class HarvestRung(Rung):
     @property
     def lag_blocks(self) -> int:
         """Of all groups."""
-        return sum(policy.lag_blocks for policy in self._policies.values())
+        groups = self._state.groups  # those who were marked last may run no more
+        return sum(
+            policy.lag_blocks for group_id, policy in self._policies.items()
+            if group_id in groups and groups[group_id].queues.num_running_offline
+        )
 
     # --- deciding ---------------------------------------------------------------------------------------------
 
@@ -204,16 +208,20 @@ class HarvestRung(Rung):
             return
         again = tuple(r for r in chosen if self._is_faster_recomputed(group, entries[r]))
         why = "there is room beside what online requests need"
-        yield HarvestOffer(
-            groups=(group.group_id,), why=why, come_back=tuple(r for r in chosen if r not in again),
-            compute_again=again,
-        )
+        if again:
+            slow = "the link would take longer than computing it"
+            yield HarvestOffer(groups=(group.group_id,), why=slow, compute_again=again)
+        if len(again) < len(chosen):
+            yield HarvestOffer(
+                groups=(group.group_id,), why=why, come_back=tuple(r for r in chosen if r not in again)
+            )
 
     def _is_faster_recomputed(self, group: Group, entry: HostedKV) -> bool:
         costs = self.means.loads.exchange_costs(group)
         budget = self._budget_blocks(group)
         num_tokens = entry.num_blocks * group.limits.block_size
-        return is_faster_recomputed(entry.num_blocks, budget, costs.step_s, costs.recompute_s(num_tokens))
+        link_s = self.means.loads.copied_beside_s(group, entry.num_blocks)
+        return is_faster_recomputed(entry.num_blocks, budget, costs.step_s, costs.recompute_s(num_tokens), link_s)
 
     def _growth(self, group: Group) -> int:
         """Blocks that those who run will take in the next steps."""
@@ -237,10 +245,23 @@ class HarvestRung(Rung):
         requests = self._state.requests
         for request_id in offer.come_back:
             self._hosted.bring_back(requests[request_id])
+        told = [self._told_again(offer, now_ns)] if offer.compute_again else []
         for request_id in offer.compute_again:
             self._state.counters.checkpoints_dropped += 1
             self._hosted.give_up(requests[request_id])
-        return []
+        return [*told]
+
+    def _told_again(self, offer: HarvestOffer, now_ns: int) -> Record:
+        """Who is computed again, and what the link and the steps were taken to do."""
+        group = self._state.groups[offer.groups[0]]
+        entries = [self._hosted.entry_named(request_id) for request_id in offer.compute_again]
+        num_blocks = sum(entry.num_blocks for entry in entries if entry is not None)
+        step_s = self.means.loads.exchange_costs(group).step_s
+        return Record("offline_computed_again", now_ns, {
+            "group": group.group_id, "requests": len(entries), "reason": offer.why, "blocks": num_blocks,
+            "blocks_a_step": self._budget_blocks(group), "step_ms": None if step_s is None else 1e3 * step_s,
+            "link_ms": 1e3 * self.means.loads.copied_beside_s(group, num_blocks),
+        })
 
     def after_steps(self, now_ns: int) -> list[Action]:
         """Pieces beside the steps just issued."""

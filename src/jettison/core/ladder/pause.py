@@ -36,6 +36,8 @@ class PauseRung(Rung):
         super().__init__(means)
         self._pressed_ns: dict[GroupId, int] = {}
         """Of paused groups, when an online request was last seen waiting."""
+        self._began_ns: dict[GroupId, int] = {}
+        """When their pauses began."""
 
     @property
     def is_quiet(self) -> bool:
@@ -68,11 +70,12 @@ class PauseRung(Rung):
         group = self.means.state.groups[offer.groups[0]]
         actions: list[Action] = []
         if group.group_id not in self._pressed_ns:
-            self._pressed_ns[group.group_id] = now_ns
+            self._pressed_ns[group.group_id] = self._began_ns[group.group_id] = now_ns
             group.queues.pauses_offline = True
             self.means.state.counters.offline_pauses += 1
             actions.append(Record("offline_paused", now_ns, {
                 "group": group.group_id, "running": group.queues.num_running_offline, "reason": offer.why,
+                "online_waiting": len(group.queues.waiting), "free_blocks": group.blocks.num_allocatable,
             }))
         num_free = group.blocks.num_allocatable
         for state in group.queues.running_offline():
@@ -100,15 +103,17 @@ class PauseRung(Rung):
                 continue
             is_over = now_ns - pressed_ns >= LEAST_PAUSE_S * NANOSECONDS
             if group is None or (is_over and group.blocks.num_free >= FREE_AGAIN * group.blocks.capacity):
-                self._resume(group_id)
-                actions.append(Record("offline_resumed", now_ns, {"group": group_id}))
+                paused_ms = (now_ns - self._resume(group_id)) / 1e6
+                actions.append(Record("offline_resumed", now_ns, {"group": group_id, "ms": paused_ms}))
         return actions
 
-    def _resume(self, group_id: GroupId) -> None:
+    def _resume(self, group_id: GroupId) -> int:
+        """End a pause; returns when it began."""
         del self._pressed_ns[group_id]
         if (group := self.means.state.groups.get(group_id)) is not None:
             group.queues.pauses_offline = False
             group.touch()
+        return self._began_ns.pop(group_id)
 
     def go(self) -> None:
         """No group is paused."""

@@ -223,12 +223,17 @@ class Loads:
 
     def _most_beside(self, group: Group, seconds: float, most: int) -> int:
         """Blocks that the links of all its workers carry in that time; ``most`` where their rate is not known."""
+        block_s = self.copied_beside_s(group, 1)
+        return int(min(most, seconds / block_s)) if block_s > 0.0 else most
+
+    def copied_beside_s(self, group: Group, num_blocks: int) -> float:
+        """What the links of all its workers need for so many blocks; 0 where their rate is not known."""
         state, profile = self._state, self._state.params.profile
         if profile is None:
-            return most
+            return 0.0
         layer_bytes = state.shape.block_bytes_per_layer(state.limits.block_size)
         largest = max(len(stage.layers) for stage in group.stages) * layer_bytes
-        return int(min(most, seconds * profile.copies_beside_bytes_per_s / largest))
+        return num_blocks * largest / profile.copies_beside_bytes_per_s
 
     def group_rates(self) -> dict[int, float]:
         """Tokens of answers a second of groups by their number of stages, for what arrives; empty without a profile.

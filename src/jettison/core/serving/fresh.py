@@ -15,6 +15,20 @@ class FreshTokens:
     online_output: int = 0
     offline_prompt: int = 0
     offline_output: int = 0
+    offline_ns: int = 0
+    """When a step has last computed some of the offline ones."""
+    num_abandoned_steps: int = 0
+    """Steps of offline requests that were given up since."""
+
+    @property
+    def num_offline(self) -> int:
+        """Offline ones."""
+        return self.offline_prompt + self.offline_output
+
+    def note_step(self, num_offline_before: int, now_ns: int) -> None:
+        """A step with offline requests in it has ended."""
+        if self.num_offline > num_offline_before:
+            self.offline_ns, self.num_abandoned_steps = now_ns, 0
 
     def add(self, other: FreshTokens) -> None:
         """Those of a group that is gone."""

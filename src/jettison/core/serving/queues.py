@@ -118,13 +118,14 @@ class Queues:
 
     def all_requests(self) -> list[RequestState]:
         """Waiting, running, moving and stored."""
-        return [*self.waiting, *self.waiting_offline, *self._served()]
+        return [*self.waiting, *self.waiting_offline, *self.served()]
 
     def online_requests(self) -> list[RequestState]:
         """The online ones of those."""
-        return [*self.waiting, *(s for s in self._served() if not s.is_offline)]
+        return [*self.waiting, *(s for s in self.served() if not s.is_offline)]
 
-    def _served(self) -> Iterator[RequestState]:
+    def served(self) -> Iterator[RequestState]:
+        """Those that have been admitted: running, moving and stored."""
         return chain(self.running.values(), self.moving.values(), self.stored.values())
 
     def running_offline(self) -> list[RequestState]:
@@ -272,6 +273,10 @@ class Queues:
         """Each of these has got a token: its prompt is computed."""
         for state in states:
             self.prefilling.pop(state.request_id, None)
+
+    def offline_served(self, tenant: str) -> int:
+        """Virtual tokens that a tenant's offline requests have been served, in all groups."""
+        return self._offline_tokens.of(tenant)
 
     @property
     def are_charged(self) -> bool:

@@ -23,6 +23,7 @@ from jettison.core.serving.planviews import (
 from jettison.policy.batching import BatchLimits, BatchPlan, BatchView
 from jettison.policy.filling import OfflineView, plan_beside, plan_within
 from jettison.policy.slo import Objectives, Pace, StepBudget, filler_s, step_budget
+from jettison.policy.standing import StepRoom
 from jettison.types import NANOSECONDS
 
 if TYPE_CHECKING:
@@ -79,6 +80,22 @@ def _longest_wait_s(group: Group, now_ns: int) -> float | None:
         s.request.arrival_ns for s in queues.waiting if s.first_token_ns is None and not blocks.is_oversized(s)
     ]
     return (now_ns - min(arrivals)) / NANOSECONDS if arrivals else None
+
+
+def room_of_last_step(group: Group, state: RequestState | None, now_ns: int) -> StepRoom | None:
+    """What the newest step under way is, and what it would be with one token more of an offline request; None without
+    either."""
+    flight = next(reversed(group.in_flight.values()), None)
+    if flight is None or state is None:
+        return None
+    rows, limits = flight.step.rows, group.planner.limits()
+    room = StepRoom(sum(row.num_tokens for row in rows), limits.max_num_tokens, len(rows), limits.max_rows)
+    pace = group.pace()
+    if pace is None or not pace.offline.slo_aware or not group.queues.has_both_classes:
+        return room
+    budget = step_budget(pace.predictor, _seconds(group, pace.objectives(), now_ns), len(group.stages))
+    one_more_s = pace.predictor.predict_s(flight.work.with_prompt(1, state.num_computed), budget.part)
+    return room._replace(is_timed=True, one_more_s=one_more_s, may_take_s=budget.seconds)
 
 
 # --- views

@@ -50,6 +50,10 @@ class WaitingQueue:
         """Requests that wait, of each tenant that has any."""
         return {tenant: len(line) for tenant, line in self._lines.items()}
 
+    def heads(self) -> dict[TenantId, RequestState]:
+        """The next request of each tenant that has any."""
+        return {tenant: line[0] for tenant, line in self._lines.items()}
+
     @property
     def head(self) -> RequestState | None:
         """The request that is next; None where none waits."""

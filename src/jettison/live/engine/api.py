@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from jettison.core.observing import NO_OFFLINE, OfflineGauges
+from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
 from jettison.types import FinishReason, Request, RequestId, SampledToken, TokenLogprobs
 
 EngineState = Literal["loading", "ready", "draining", "failed"]
@@ -58,6 +60,7 @@ class GroupSnapshot:
     kv_blocks_total: int
     kv_blocks_used: int
     kv_blocks_cached: int
+    offline: OfflineGauges = NO_OFFLINE
 
 
 @dataclass(slots=True)
@@ -94,6 +97,10 @@ class EngineSnapshot:
     """Accepted online requests that wait outside all groups, because no living worker can take them now."""
     num_unplaced_offline: int = 0
     """Offline ones."""
+    checkpoint_lag_blocks: int = 0
+    """Sealed blocks of the candidates for checkpoints that have not been copied."""
+    slo: Objectives = UNKNOWN_OBJECTIVES
+    """Of online requests, as they are known now."""
     troubles: tuple[str, ...] = ()
     """Why workers that live cannot serve again yet, a line each: weights that no worker has, and what to do."""
     weights: str | None = None
@@ -157,6 +164,10 @@ class EngineClient(Protocol):
 
     def finish_early(self, request_id: RequestId) -> None:
         """The front end matched a stop string: free everything, end with STOP and no further tokens."""
+        ...
+
+    def objectives(self) -> Objectives:
+        """Latencies that online requests are judged by, as they are known now; cheap (asked for each request)."""
         ...
 
     def snapshot(self) -> EngineSnapshot:

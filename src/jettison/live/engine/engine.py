@@ -41,6 +41,7 @@ from jettison.live.machine.netns import Placement, machines_of
 from jettison.live.wire import messages as m
 from jettison.memory.stages import Pull, StagePlan
 from jettison.policy.refusal import why_too_long
+from jettison.policy.slo import UNKNOWN_OBJECTIVES, Objectives
 from jettison.report.timeline import Timeline
 from jettison.types import FinishReason, GroupId, Request, RequestId, ServiceClass, WorkerId
 
@@ -290,6 +291,10 @@ class Engine:
     def finish_early(self, request_id: RequestId) -> None:
         """See ``EngineClient.finish_early``."""
         self._handle(ports.FinishRequested(request_id))
+
+    def objectives(self) -> Objectives:
+        """See ``EngineClient.objectives``."""
+        return UNKNOWN_OBJECTIVES if self._driver is None else self._driver.core.objectives
 
     def snapshot(self) -> EngineSnapshot:
         """See ``EngineClient.snapshot``."""

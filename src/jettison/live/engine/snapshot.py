@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from jettison.config import EngineConfig
 from jettison.core.load.bubbles import StageTimes
+from jettison.core.observing import offline_gauges
 from jettison.core.totals import counters
 from jettison.live.engine.api import EngineSnapshot, EngineState, GroupSnapshot, WorkerSnapshot
 from jettison.live.engine.driver import CoreDriver
@@ -28,6 +29,7 @@ def take_snapshot(
             kv_blocks_total=g.blocks.capacity,
             kv_blocks_used=g.blocks.num_used,
             kv_blocks_cached=max(ledger.num_cached for ledger in g.blocks.ledgers),
+            offline=offline_gauges(g),
         )
         for g in core.groups.values()
     ]
@@ -55,4 +57,5 @@ def take_snapshot(
     return EngineSnapshot(
         state, config.memory.block_size, groups, workers, totals, num_unplaced=num_unplaced,
         num_unplaced_offline=len(core.state.unplaced) - num_unplaced, troubles=core.recoveries.troubles,
+        checkpoint_lag_blocks=core.checkpoint_lag_blocks, slo=core.objectives,
     )

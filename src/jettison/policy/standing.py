@@ -1,0 +1,121 @@
+"""Why offline work stands still: which of the rules that let online requests go first keeps it out (``explain`` tells).
+
+Pure, and decides nothing: it names what ``policy.filling``, ``policy.order`` and the rungs have decided, and with which
+numbers.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+AGAIN_AND_AGAIN = 2
+"""Steps that were given up one after the other: one alone is what an arrival costs, and keeps nobody out."""
+
+
+class Standstill(StrEnum):
+    """Reasons, as they stand in the event log."""
+
+    NO_WORKER = "no living worker can take it"
+    LAYOUT = "its instances merge, split or recover"
+    PAUSED = "paused: memory keeps online requests out"
+    AGAIN = "it computes again what it had given up"
+    ABANDONED = "its steps are given up, one after the other, for online arrivals"
+    UNKNOWN_TIMES = "step times are not known yet"
+    TIME = "online work fills the time that a step may take"
+    TOKENS = "online work fills the tokens of a step"
+    ONLINE_FIRST = "online requests wait, and nothing comes back before them"
+    RETURNING = "it is on its way back from host memory"
+    TOO_LARGE = "it is too large for its group"
+    PLACES = "every place is taken"
+    MEMORY = "memory is taken"
+    OTHERS = "another key's requests are served first"
+    NEXT = "it is in the next step"
+
+
+class StepRoom(NamedTuple):
+    """The last step of a group, and what one offline token more would make of it."""
+
+    num_tokens: int
+    max_tokens: int
+    num_rows: int
+    max_rows: int
+    is_timed: bool = False
+    """Objectives bound it: ``may_take_s`` is theirs."""
+    one_more_s: float | None = None
+    """What it would take with one token more; None while that is not known."""
+    may_take_s: float | None = None
+    """None: as long as it likes."""
+
+
+class StandingView(NamedTuple):
+    """Offline requests of one group, none of which gets a token that it has not had before."""
+
+    running: int
+    waiting: int
+    stored: int
+    """At the host; what comes back from there first."""
+    coming: int
+    """On their way back."""
+    online_waiting: int
+    changes_layout: bool = False
+    pauses: bool = False
+    computes_again: bool = False
+    num_abandoned_steps: int = 0
+    """Since it stands still."""
+    step: StepRoom | None = None
+    """None: nothing is under way."""
+    is_too_large: bool = False
+    """The next one to be let in, for the whole group."""
+    num_places: int = 1
+    """That are free."""
+    num_blocks_needed: int = 0
+    """By the next one that runs on, comes back or is let in, with what has to stay free behind it."""
+    num_blocks_free: int = 0
+
+
+def why_standing(view: StandingView) -> tuple[Standstill, dict[str, Any]]:
+    """The first rule that keeps it out, and the numbers that it went by."""
+    step = view.step
+    if view.changes_layout:
+        return Standstill.LAYOUT, {}
+    if view.pauses:
+        return Standstill.PAUSED, {"online_waiting": view.online_waiting}
+    if view.running and view.num_abandoned_steps >= AGAIN_AND_AGAIN:
+        return Standstill.ABANDONED, {"abandoned_steps": view.num_abandoned_steps}
+    if view.computes_again:
+        return Standstill.AGAIN, {}
+    if not view.running and (kept_out := _why_not_let_in(view)) is not None:
+        return kept_out
+    if view.running and view.num_blocks_needed > view.num_blocks_free:
+        return _lacking_blocks(view)
+    if step is not None:
+        if step.is_timed and step.may_take_s is not None:
+            if step.one_more_s is None:
+                return Standstill.UNKNOWN_TIMES, {}
+            if step.one_more_s > step.may_take_s:
+                return Standstill.TIME, {
+                    "step_tokens": step.num_tokens, "with_one_more_ms": round(1e3 * step.one_more_s, 3),
+                    "may_take_ms": round(1e3 * step.may_take_s, 3),
+                }
+        if step.num_tokens >= step.max_tokens:
+            return Standstill.TOKENS, {"step_tokens": step.num_tokens, "max_tokens": step.max_tokens}
+        if step.num_rows >= step.max_rows:
+            return Standstill.PLACES, {"rows": step.num_rows, "max_rows": step.max_rows}
+    return Standstill.NEXT, {}
+
+
+def _why_not_let_in(view: StandingView) -> tuple[Standstill, dict[str, Any]] | None:
+    if view.coming:
+        return Standstill.RETURNING, {"coming": view.coming}
+    if view.stored and view.online_waiting:
+        return Standstill.ONLINE_FIRST, {"online_waiting": view.online_waiting}
+    if view.is_too_large:
+        return Standstill.TOO_LARGE, {"needed_blocks": view.num_blocks_needed}
+    if view.num_places <= 0:
+        return Standstill.PLACES, {"free_places": 0}
+    return _lacking_blocks(view) if view.num_blocks_needed > view.num_blocks_free else None
+
+
+def _lacking_blocks(view: StandingView) -> tuple[Standstill, dict[str, Any]]:
+    return Standstill.MEMORY, {"needed_blocks": view.num_blocks_needed, "free_blocks": view.num_blocks_free}
