@@ -198,7 +198,7 @@ def test_a_file_without_a_server_and_killed_on_the_way(model_dir, tmp_path, memo
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     path.write_bytes(content())
     flags = {"memory": memory_for(96, instances=1), "dtype": "float32", "num-threads": 1, "page-size": "4KiB",
-             "batch-window": 12}  # fmt: skip
+             "batch-window": 24, "offline": "harvest", "host-memory": "64MiB"}  # fmt: skip
     arguments = ["batch", "run", str(path), str(model_dir), "-o", str(out)]
     for name, value in flags.items():
         arguments += [f"--{name}", str(value)]
@@ -215,6 +215,8 @@ def test_a_file_without_a_server_and_killed_on_the_way(model_dir, tmp_path, memo
     assert main(arguments) == 2
     assert "work on another input" in capsys.readouterr().err
     path.write_bytes(content())
+    assert main([*arguments, "--offline", "none"]) == 2
+    assert "--offline is none" in capsys.readouterr().err
     assert main(arguments) == 0
     output, errors = (
         [json.loads(text) for text in file.read_text().splitlines()] for file in (out, error_path(out)))
