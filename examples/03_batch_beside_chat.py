@@ -41,10 +41,11 @@ def main() -> None:
             alone = chat(folder / "alone.json")
             batch = start_batch()
             beside = chat(folder / "beside.json")
-            done = get(f"/v1/batches/{batch}")["request_counts"]["completed"]
+            seen = get(f"/v1/batches/{batch}")
             print_beside(alone, beside)
-            print(f"meanwhile the batch finished {done} of {NUM_LINES} requests")
-            post(f"/v1/batches/{batch}/cancel", b"")
+            done = seen["request_counts"]["completed"]
+            print(f"meanwhile the batch finished {done} of {NUM_LINES} requests, and is {seen['status']}")
+            print("stopped by hand it is", stop_batch(batch))
         finally:
             server.terminate()
             server.wait()
@@ -73,6 +74,18 @@ def start_batch() -> str:
     while get(f"/v1/batches/{batch['id']}")["status"] == "validating":
         time.sleep(0.1)
     return str(batch["id"])
+
+
+def stop_batch(batch: str) -> str:
+    """Cancel it, which keeps what is done; the state in which it ends."""
+    try:
+        post(f"/v1/batches/{batch}/cancel", b"")
+    except urllib.error.HTTPError as error:
+        if error.code != 400:  # that is the answer where it has ended by itself
+            raise
+    while (status := get(f"/v1/batches/{batch}")["status"]) in ("cancelling", "finalizing"):
+        time.sleep(0.1)
+    return str(status)
 
 
 def form(text: str) -> bytes:

@@ -8,10 +8,13 @@ import random
 import signal
 import sqlite3
 import subprocess
+import threading
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, contextmanager
+from pathlib import Path
 
+import openai
 import pytest
 from e2e_server import (
     COMMON_FLAGS,
@@ -19,6 +22,7 @@ from e2e_server import (
     PYTHON,
     START_TIMEOUT_S,
     WAIT_S,
+    Served,
     as_environment,
     child_environment,
     eventually,
@@ -36,6 +40,10 @@ NUM_LINES = 240
 NUM_KILLS = int(os.environ.get("JETTISON_BATCH_KILLS", "0"))
 """The long run: a batch of 2,000 lines, and its server killed so many times."""
 BAD_EVERY = 40
+HARVEST = {"offline": "harvest", "slo_ttft_ms": 1, "slo_tpot_ms": 50, "safepoint_layers": 1, "host_memory": "64MiB"}
+"""A first token is always late, so a step that an online request finds under way is given up."""
+UNDER_WAY = ("checkpointed_blocks", "checkpoint_frees", "prefetched_blocks", "steps_abandoned")
+"""All are counted in the long run; in the short one the first two for certain."""
 
 
 def line(number: int, **body) -> str:
@@ -73,8 +81,6 @@ def starting(model_dir, tmp_path, flags):
 
 
 def client_of(process):
-    import openai
-
     return openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
 
 
@@ -102,23 +108,71 @@ def check_whole(outputs: list[dict], errors: list[dict], num_lines: int = NUM_LI
     assert all(d["response"]["body"]["usage"]["completion_tokens"] == 40 for d in outputs)
 
 
-@pytest.mark.parametrize(("num_lines", "num_kills"), [(2000, NUM_KILLS) if NUM_KILLS else (NUM_LINES, 4)])
-def test_killed_again_and_again_every_line_ends_once(starting, num_lines, num_kills):
-    """The first kill comes at once, mostly while lines are validated; later ones behind some more results."""
+class Chat:
+    """Online requests, one after another, each for half of the memory; while nobody serves they have no answer."""
+
+    def __init__(self, process: ServerProcess) -> None:
+        self.process = process
+        self.answers: list[int] = []
+        """Tokens of each."""
+        self._is_over = threading.Event()
+
+    @contextmanager
+    def going_on(self):
+        thread = threading.Thread(target=self._ask_on)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join()
+
+    def _ask_on(self) -> None:
+        while not self._is_over.wait(0.05):
+            try:
+                answer = client_of(self.process).completions.create(
+                    model=MODEL, prompt="chat " * 140, max_tokens=8, extra_body={"ignore_eos": True})
+                self.answers.append(answer.usage.completion_tokens)
+            except (openai.APIConnectionError, openai.InternalServerError):  # killed, or not up yet
+                continue
+
+
+def kill_again_and_again(starting, flags, chat: Chat, num_lines: int, num_kills: int) -> tuple[str, Counter[str]]:
+    """The first kill comes at once, mostly while lines are validated; later ones behind some more results.
+
+    The batch, and what of harvesting was counted by servers that were killed."""
     chance = random.Random(5)
-    process = starting()
-    batch_id = begin(client_of(process), num_lines)
-    at_least = 0
+    batch_id = begin(client_of(chat.process), num_lines)
+    at_least, counted = 0, Counter()
     for _ in range(num_kills):
-        client = client_of(process)
+        client = client_of(chat.process)
         eventually(lambda client=client, least=at_least: num_done(client, batch_id) >= least, "some lines are done")
         time.sleep(chance.random())
-        kill(process)
-        process = starting()
-        before = num_done(client_of(process), batch_id)
+        counted.update(harvested(chat.process))
+        kill(chat.process)
+        chat.process = starting(**flags)
+        before = num_done(client_of(chat.process), batch_id)
         assert before >= at_least  # what was acknowledged is there
         at_least = min(num_lines, before + chance.randrange(1, num_lines // num_kills))
-    client = client_of(process)
+    return batch_id, counted
+
+
+def harvested(process: ServerProcess) -> dict[str, int]:
+    served = Served(process, Path(os.devnull), None)
+    return {name: int(served.metric(f"jettison:{name}_total")) for name in UNDER_WAY}
+
+
+@pytest.mark.parametrize(("num_lines", "num_kills"), [(2000, NUM_KILLS) if NUM_KILLS else (NUM_LINES, 4)])
+@pytest.mark.parametrize("flags_of_mode", [{"offline": "priority"}, HARVEST], ids=["priority", "harvest"])
+def test_killed_again_and_again_every_line_ends_once(starting, num_lines, num_kills, flags_of_mode):
+    """Harvesting beside a chat, so that copies, returns and steps given up are under way when the server dies."""
+    chat = Chat(starting(**flags_of_mode))
+    with chat.going_on():
+        batch_id, counted = kill_again_and_again(starting, flags_of_mode, chat, num_lines, num_kills)
+    assert set(chat.answers) == {8}
+    if flags_of_mode is HARVEST:
+        assert all(counted[name] for name in (UNDER_WAY if NUM_KILLS else UNDER_WAY[:2])), counted
+    client = client_of(chat.process)
     eventually(lambda: client.batches.retrieve(batch_id).status == "completed", "the batch is completed", 10 * WAIT_S)
     batch = client.batches.retrieve(batch_id)
     assert (batch.request_counts.total, batch.request_counts.failed) == (num_lines, num_lines // BAD_EVERY)
@@ -144,7 +198,7 @@ def test_a_file_without_a_server_and_killed_on_the_way(model_dir, tmp_path, memo
     path, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     path.write_bytes(content())
     flags = {"memory": memory_for(96, instances=1), "dtype": "float32", "num-threads": 1, "page-size": "4KiB",
-             "batch-window": 12}  # fmt: skip
+             "batch-window": 24, "offline": "harvest", "host-memory": "64MiB"}  # fmt: skip
     arguments = ["batch", "run", str(path), str(model_dir), "-o", str(out)]
     for name, value in flags.items():
         arguments += [f"--{name}", str(value)]
@@ -161,6 +215,8 @@ def test_a_file_without_a_server_and_killed_on_the_way(model_dir, tmp_path, memo
     assert main(arguments) == 2
     assert "work on another input" in capsys.readouterr().err
     path.write_bytes(content())
+    assert main([*arguments, "--offline", "none"]) == 2
+    assert "--offline is none" in capsys.readouterr().err
     assert main(arguments) == 0
     output, errors = (
         [json.loads(text) for text in file.read_text().splitlines()] for file in (out, error_path(out)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -48,7 +48,9 @@ class ReplayOptions:
     """Ask for exactly the trace's output length (vLLM's extra field; others ignore or refuse it)."""
     api_key: str | None = None
     pool: OfflinePool | None = None
-    """A batch beside the workload, as ``service_tier: flex``. One that is not answered is its sender's last."""
+    """A batch beside the workload. A request of it that is not answered is its sender's last."""
+    offline_fields: Mapping[str, Any] = field(default_factory=lambda: {"service_tier": "flex"})
+    """What tells the server that a request is offline."""
     offline_api_key: str | None = None
     """Of offline requests, which makes them another tenant's; None: as all others."""
     max_concurrency: int | None = None
@@ -252,7 +254,7 @@ class _Replay:
         if options.ignore_eos:
             request["ignore_eos"] = True
         if record.is_offline:
-            request["service_tier"] = "flex"
+            request.update(options.offline_fields)
         if options.endpoint == "chat":
             text = options.prompts.text(record.index, record.input_tokens)
             request["messages"] = [{"role": "user", "content": text}]
