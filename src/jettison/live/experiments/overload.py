@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -90,10 +91,14 @@ def run_policy(
     seed: int = 0,
     total_timeout_s: float | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    beside: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> RunResult:
-    """A fresh server with this policy meets the arrivals; the result carries its fairness header."""
+    """A fresh server with this policy meets the arrivals; the result carries its fairness header.
+
+    ``beside``: of the server's address; entered before the first arrival, and left after the last answer.
+    """
     log = setup.work_dir / f"server-{safe_name(name or policy)}.log"
-    with ServerProcess(setup.model_dir, setup.flags() | {"overload": policy}, log) as server:
+    with ServerProcess(setup.model_dir, setup.flags() | {"overload": policy}, log) as server, beside(server.url):
         options = ReplayOptions(
             name=name or policy, seed=seed, prompts=PromptMaker(seed=seed), total_timeout_s=total_timeout_s,
             on_progress=on_progress,
