@@ -20,6 +20,7 @@ from jettison.core.requests import Phase, RequestState
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
 from jettison.policy.checkpointing import USUAL_BLOCKS
+from jettison.policy.standing import Standstill
 from jettison.types import ServiceClass
 
 
@@ -418,6 +419,11 @@ def test_a_paused_group_lets_no_offline_request_in() -> None:
             assert not any(s.num_pending for s in group.queues.running_offline())
     cluster.run()
     expect_all_well(cluster)
+    stands = [r.fields for r in cluster.records if r.kind == "offline_stands"]
+    told = next(fields for fields in stands if fields["reason"] == Standstill.PAUSED)
+    assert told["waiting"] and not told["running"]
+    (pause,) = [r for r in cluster.records if r.kind == "offline_resumed"]
+    assert pause.fields["ms"] >= 1000
 
 
 # --- beside everything else

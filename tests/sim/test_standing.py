@@ -12,6 +12,7 @@ from jettison.core.ladder.lists import with_offline
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.standing import Standstill
 from jettison.sim.faults import Crash
+from jettison.sim.setup import setup_from_profile
 from jettison.types import ServiceClass
 
 PARTS = ("scheduler", "checkpoint", "prefetch")
@@ -118,6 +119,21 @@ def test_a_host_link_that_is_slower_than_computing_again() -> None:
     assert watched.cluster.core.state.counters.checkpoints_dropped == sum(t["requests"] for t in told)
 
 
+@pytest.mark.parametrize(("exchange", "why"), [
+    ("transfer", Standstill.LAYOUT), ("recompute", Standstill.AGAIN),
+])  # fmt: skip
+def test_instances_that_merge_over_a_slow_link(exchange: str, why: Standstill) -> None:
+    setup = make_setup("drop", num_blocks=60, exchange=exchange)
+    slow = replace(PROFILE, link_bytes_per_s=3e4)
+    params = replace(setup.params, profile=slow, rungs=with_offline(setup.params.rungs, PARTS))
+    watched = Watched(setup_from_profile(setup.shape, setup.limits, params, 2, setup.memory, slow))
+    batch(watched, 4, output=120)
+    watched.cluster.loop.at(100_000_000, watched.cluster.request_drop)
+    told = stands(watched)
+    assert why in [t["reason"] for t in told]
+    assert "drop" in watched.kinds()
+
+
 def test_work_that_no_worker_can_take() -> None:
     watched = harvesting()
     batch(watched, 2)
@@ -142,3 +158,18 @@ def test_fast_forwards_tell_the_same(seed: int) -> None:
         runs.append(watched)
     naive, compressed = runs
     assert compressed.records == naive.records
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_came_of_offline_work_while_it_is_said_to_stand(seed: int) -> None:
+    watched = harvesting(num_blocks=40, tpot_s=(0.003, 0.006)[seed % 2], ttft_s=0.004)
+    watched.load(seed, num_requests=60, span_s=1.0, mean_prompt=60, offline_share=0.4)
+    told = stands(watched)
+    times = sorted(t for name, r in watched.requests.items() if r.service_class is ServiceClass.OFFLINE
+                   for t in watched.times[name])  # fmt: skip
+    ends = {r.fields["ms"]: r.time_ns for r in watched.records if r.kind == "offline_goes_on"}
+    for record in watched.records:
+        if record.kind == "offline_stands" and "request" not in record.fields:
+            begin_ns = record.time_ns - round(record.fields["stood_ms"] * 1e6)  # type: ignore[operator]
+            assert not [t for t in times if begin_ns < t <= record.time_ns], record
+    assert all(ms >= 200 for ms in ends) and len(told) >= len(ends)

@@ -52,8 +52,10 @@ class StandingWatch:
         self._moves = moves
         self._hosted = hosted
         self._told: dict[Subject, _Told] = {}
-        self._formed_ns = dict.fromkeys(state.groups, 0)
-        """When each group was first seen; its work may have got on elsewhere before."""
+        self._formed_ns: dict[GroupId, int] = {}
+        """When each group was first seen, 0 where no offline work was there before: else it may have got on elsewhere
+        until then."""
+        self._was_idle = True
         self._waiting_ns: dict[Subject, int] = {}
         """Since when keys' next requests, and those without a group, have been seen to wait."""
 
@@ -66,6 +68,9 @@ class StandingWatch:
 
     def look(self, now_ns: int) -> list[Record]:
         """What has begun to stand, or goes on."""
+        if not self._told and not self._has_work():
+            self._was_idle = True
+            return []
         records: list[Record] = []
         standing: set[Subject] = set()
         for subject, since_ns, ask in self._standing(now_ns):
@@ -89,6 +94,15 @@ class StandingWatch:
                 records.append(Record("offline_goes_on", now_ns, fields))
         return records
 
+    def _has_work(self) -> bool:
+        """Some offline request may be there."""
+        state = self._state
+        if state.changes.harvesting or self._moves.moving_workers():
+            return True
+        if any(s.is_offline for s in state.unplaced.values()):
+            return True
+        return any(state.groups[group_id].queues.waiting_offline for group_id in state.changes.queued)
+
     def _is_over(self, subject: Subject, since_ns: int) -> bool:
         """It is in a step; whether it has got on since: what is under way may still be given up."""
         group_id, request_id = subject
@@ -105,8 +119,10 @@ class StandingWatch:
         if num_unplaced := len(state.unplaced) - len(state.unplaced_online()):
             since_ns = self._waiting_ns[None, None] = before.get((None, None), now_ns)
             yield (None, None), since_ns, lambda _: (Standstill.NO_WORKER, {"waiting": num_unplaced})
-        self._formed_ns = {group_id: self._formed_ns.get(group_id, now_ns) for group_id in state.groups}
-        for group_id in sorted(state.changes.harvesting | state.changes.queued):
+        first_ns, self._was_idle = 0 if self._was_idle else now_ns, False
+        self._formed_ns = {group_id: self._formed_ns.get(group_id, first_ns) for group_id in state.groups}
+        changing = {g.group_id for w in self._moves.moving_workers() for g in state.groups_of[w]}
+        for group_id in sorted(state.changes.harvesting | state.changes.queued | changing):
             group = state.groups.get(group_id)
             if group is None or not _has_offline(group):
                 continue
@@ -178,10 +194,12 @@ class StandingWatch:
         """Its steps are held, or nobody runs and nothing comes back before its workers are as they are to be."""
         if group.paused:
             return True
-        moving = [s for s in group.queues.moving.values() if s.is_offline]
-        is_away = bool(group.queues.stored) or any(not hosted_tokens(s.residences) for s in moving)
-        is_busy = not self._moves.moving_workers().isdisjoint(group.worker_ids)
-        return is_busy and is_away and not group.queues.num_running_offline
+        if self._moves.moving_workers().isdisjoint(group.worker_ids):
+            return False
+        queues, running = group.queues, group.queues.running_offline()
+        if running:
+            return all(s.paused or s.recompute for s in running)
+        return bool(queues.stored) or any(not hosted_tokens(s.residences) for s in queues.moving.values())
 
 
 def _has_offline(group: Group) -> bool:
