@@ -331,13 +331,18 @@ def flood(url: str) -> float:
 
 
 def equal_budget(bench: Bench, plan: Document) -> Document:
-    """Measures harvesting's batch at the common rate, then vLLM's with one budget after another."""
+    """Measures harvesting's batch at the common rate, then vLLM's with one budget after another.
+
+    Raises RuntimeError where no prompt of the batch ended meanwhile: nothing can be as fast.
+    """
 
     def rate_of(arm: Arm, url: str) -> float:
         return float(figures(bench.beside(url, arm, plan["common_rate"], 1_000))["offline_total_per_s"])
 
     with bench.jettison("harvest", plan["objectives_ms"]) as url:
         wanted = rate_of(OURS, url)
+    if not wanted:
+        raise RuntimeError(f"harvesting ended no prompt of the batch in {bench.args.seconds:g} s: give more --seconds")
     with bench.vllm(VLLM_BUDGET) as url:
         measured = {VLLM_BUDGET: rate_of(EQUAL, url)}
     for _ in range(NUM_TRIES):

@@ -72,4 +72,5 @@ def test_batch_beside_chat(monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captur
         example.main()
     shown = capfd.readouterr().out
     assert "with batch" in shown and "of 40 requests" in shown
+    assert shown.rstrip().endswith(("it is cancelled", "it is completed")), "whichever comes first"
     assert all(label in shown for label in ("first token, median", "first token, P99", "gap of tokens, P99"))
