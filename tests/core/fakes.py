@@ -848,6 +848,8 @@ class FakeCluster:
                 assert worker.ledger.capacity == 0
                 continue
             assert worker.ledger.capacity == self.workers[worker.worker_id].capacity
+            assert not worker.copying and worker.pool.num_free == worker.pool.num_slots
+        assert self.core.hosted.is_idle
         for group in self.core.groups.values():
             assert group.queues.queued_blocks() == 0 and not group.blocks.landing and not group.paused
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from jettison.core import ports
 from jettison.core.ladder.lists import parse_overload
+from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.params import ClusterParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
@@ -30,6 +31,7 @@ from jettison.types import (
     Request,
     SamplingParams,
     ServiceClass,
+    WorkerId,
     layer_shard,
 )
 
@@ -89,13 +91,32 @@ class Watched:
             setup, on_emit=self._on_emit, on_tokens=self._on_tokens, on_record=self.records.append,
             on_event=self._on_event if checks else None,
         )
+        self.broken_off: set[str] = set()
+        """What of offline work a worker's death came upon."""
         self._check_every = check_every
         self._num_events = 0
 
     def _on_event(self, event: ports.Event, now_ns: int) -> None:
+        if isinstance(event, ports.WorkerLost):
+            self.broken_off |= self.under_way(event.worker_id)
         self._num_events += 1
         if self._num_events % self._check_every == 0:
             self.cluster.core.check()
+
+    def under_way(self, worker_id: WorkerId) -> set[str]:
+        """What a worker does for offline requests, or has been asked to."""
+        core = self.cluster.core
+        groups = [group for group in core.groups.values() if worker_id in group.worker_ids]
+        is_moving = any(worker_id in merge.worker_ids for merge in core.merges)
+        found = {
+            "checkpoint": bool(core.state.workers[worker_id].copying),
+            "prefetch": any(core.hosted.of(g, HostedPhase.IN, is_checkpoint=True) for g in groups),
+            "stored": any(core.hosted.of(g, HostedPhase.STORED, is_checkpoint=True) for g in groups),
+            "abandoned step": any(g.abandoning in g.in_flight for g in groups),
+            "pause": any(g.queues.pauses_offline for g in groups),
+            "pause in a drop": is_moving and any(g.queues.pauses_offline for g in groups),
+        }
+        return {what for what, is_so in found.items() if is_so}
 
     def _on_emit(self, emit: ports.Emit, now_ns: int) -> None:
         self.times.setdefault(emit.request_id, []).extend(now_ns for _ in emit.tokens)
@@ -172,9 +193,10 @@ class Watched:
     def expect_nothing_left(self) -> None:
         core = self.cluster.core
         core.check()
-        assert core.state.is_idle() and not core.in_transition
+        assert core.state.is_idle() and not core.in_transition and core.hosted.is_idle
         for worker in core.state.workers.values():
             assert worker.ledger.num_held == 0 and not worker.ghosts and not worker.ledger_locked
+            assert not worker.copying and worker.pool.num_free == worker.pool.num_slots
             model = self.cluster.workers[worker.worker_id]
             assert worker.alive == model.alive
             if worker.alive:

@@ -14,8 +14,13 @@ from typing import Any
 import pytest
 from scenarios import Watched, make_setup
 
+from jettison.config.offline import HARVEST_PARTS
+from jettison.core.ladder.lists import with_offline
+from jettison.policy.offline import OfflineParams, SloParams
+from jettison.policy.overload import OverloadParams
 from jettison.sim.faults import Crash, Cut, Delay, Duplicate, Fault, Slow, draw_faults
 from jettison.sim.links import LinkClass, LinkSpec, Topology
+from jettison.types import ServiceClass
 
 NUM_SCHEDULES = int(os.environ.get("JETTISON_FAULT_SCHEDULES", "1000"))
 LONE_SEED = os.environ.get("JETTISON_FAULT_SEED")
@@ -58,8 +63,20 @@ def draw_surroundings(seed: int) -> dict[str, Any]:
     return {"topology": topology, "num_blocks": FEW_BLOCKS, "policy": rng.choice([None, "swap", "migrate"])}
 
 
+def draw_offline(seed: int) -> dict[str, Any]:
+    """What part of a schedule's requests is offline, and what is done with it. From a stream of its own, as above."""
+    rng = random.Random(f"offline {seed}")
+    parts = rng.choice([(), HARVEST_PARTS, HARVEST_PARTS, HARVEST_PARTS[:2], HARVEST_PARTS[:1]])
+    params = OfflineParams(
+        slo_aware=bool(parts), checkpoints="checkpoint" in parts, prefetches="prefetch" in parts,
+        slo=SloParams(ttft_s=rng.choice([None, 0.001, 0.01])), checkpoint_below_free=rng.choice([0.5, 1.0]),
+    )
+    return {"offline": params, "parts": parts, "offline_share": rng.choice([0.2, 0.5, 0.8])}
+
+
 def faulty(seed: int, faults: tuple[Fault, ...] | None = None, *, num_workers: int | None = None,
            policy: str | None = None, exchange: str | None = None, check_every: int = CHECK_EVERY,
+           offline: OfflineParams | None = None, parts: tuple[str, ...] = (), offline_share: float = 0.0,
            **surroundings: Any) -> Watched:
     """A burst meets faults; where dropping is the policy, drops and restores are ordered for them to meet."""
     rng = random.Random(seed)
@@ -69,8 +86,12 @@ def faulty(seed: int, faults: tuple[Fault, ...] | None = None, *, num_workers: i
         num_workers = 2 * ((num_workers + 1) // 2)
     exchange = exchange or rng.choice(["auto", "live", "transfer", "recompute"])
     setup = make_setup(policy, num_workers=num_workers, exchange=exchange, **({"topology": SLOW} | surroundings))
+    if offline is not None:
+        rungs = with_offline(setup.params.rungs, parts)
+        setup = replace(setup, params=replace(setup.params, rungs=rungs, offline=offline))
     watched = Watched(setup, check_every=check_every)
-    watched.load(seed, num_requests=6 * num_workers, span_s=0.2, mean_output=25)
+    num_requests = (6 if offline is None else 14) * num_workers  # of both classes more than there is room for
+    watched.load(seed, num_requests=num_requests, span_s=0.2, mean_output=25, offline_share=offline_share)
     cluster = watched.cluster
     if faults is None:
         faults = draw_faults(seed, range(num_workers), SPAN_S, 1 + seed % 4)
@@ -87,7 +108,12 @@ def met(watched: Watched) -> set[str]:
     """What went on in a run."""
     counters = watched.cluster.core.state.counters
     moves = {"swap": counters.swapped_out_blocks, "migration": counters.num_migrations}
-    return set(watched.kinds()) | {name for name, number in moves.items() if number}
+    moves |= {
+        "step_abandoned": counters.num_abandoned_steps, "checkpoint": counters.checkpointed_blocks,
+        "free": counters.checkpoint_frees, "discard": counters.offline_discards, "prefetch": counters.prefetched_blocks,
+    }  # fmt: skip
+    broken_off = {f"death in: {what}" for what in watched.broken_off}
+    return set(watched.kinds()) | broken_off | {name for name, number in moves.items() if number}
 
 
 def expect_same_again(first: Watched, again: Watched) -> None:
@@ -95,9 +121,9 @@ def expect_same_again(first: Watched, again: Watched) -> None:
     assert (first.times, first.ends) == (again.times, again.ends)
 
 
-def run_schedule(seed: int, *, replays: bool) -> Watched:
+def run_schedule(seed: int, *, replays: bool, offline: dict[str, Any] | None = None) -> Watched:
     """A failure of any kind names the schedule, and how to run it alone."""
-    surroundings = draw_surroundings(seed)
+    surroundings = draw_surroundings(seed) | (offline or {})
     try:
         watched = faulty(seed, **surroundings)
         watched.expect_one_end_each()
@@ -124,9 +150,39 @@ def drawn_batches() -> list[object]:
 def test_any_schedule_of_faults_leaves_every_request_with_one_end(seeds: Sequence[int]) -> None:
     seen: set[str] = set()
     for seed in seeds:
-        seen |= met(run_schedule(seed, replays=len(seeds) == 1 or seed % REPLAYED_EVERY == 0))
+        seen |= met(run_schedule(
+            seed, replays=len(seeds) == 1 or seed % REPLAYED_EVERY == 0,
+            offline=draw_offline(seed) if seed % 2 else None,
+        ))  # fmt: skip
     if len(seeds) > 1:
         assert seen >= TO_BE_MET, f"none of {seeds} has met {TO_BE_MET - seen}"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(("what", "policy"), [
+    *((what, policy) for what in ("checkpoint", "prefetch", "stored", "abandoned step", "pause")
+      for policy in ("drop", "pipeline")), ("pause in a drop", "swap+drop"),
+])
+def test_a_death_in_whatever_is_done_for_offline_requests(what: str, victim: int, policy: str) -> None:
+    setup = make_setup(policy, num_blocks=60, topology=replace(SLOW, host=LinkSpec.of(LinkClass.PCIE, 2e7)))
+    offline = OfflineParams(slo=SloParams(ttft_s=0.001))
+    params = replace(setup.params, rungs=with_offline(setup.params.rungs, HARVEST_PARTS), offline=offline)
+    if what == "pause in a drop":  # which is ordered
+        params = replace(params, overload=OverloadParams(min_blocked_s=1e6))
+    watched = Watched(replace(setup, params=params), check_every=CHECK_EVERY)
+    for i in range(40):
+        watched.submit(f"batch-{i}", 20 + 20 * (i % 5), 120, 0.0, ServiceClass.OFFLINE)
+    for i in range(30):
+        watched.submit(f"chat-{i}", 320, 30, 0.2 + 0.02 * i)
+    cluster = watched.cluster
+    if what == "pause in a drop":
+        cluster.run(until_ns=900 * 10**9, is_over=lambda: "pause" in watched.under_way(victim))
+        cluster.request_drop()
+    cluster.run(until_ns=900 * 10**9, is_over=lambda: what in watched.under_way(victim))
+    cluster.inject((Crash(cluster.loop.now_ns / 1e9, victim, 0.2, detect_s=0.0),))
+    cluster.run(until_ns=900 * 10**9)
+    watched.expect_one_end_each()
+    assert what in watched.broken_off
 
 
 @pytest.mark.parametrize(("policy", "move"), [("swap", "swap"), ("migrate", "migration")])

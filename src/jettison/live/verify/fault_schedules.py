@@ -36,7 +36,7 @@ from jettison.live.verify.scenarios import Observed, Outcome, Setting
 from jettison.live.worker.failpoints import LIVE_ONLY, NAMES, PULL_NAMES, VARIABLE, Rule
 from jettison.memory.kvtransfers import ExchangeMode
 from jettison.memory.stages import Pull, StagePlan
-from jettison.types import FinishReason, LayerRange, Request, SamplingParams, WorkerId
+from jettison.types import FinishReason, LayerRange, Request, SamplingParams, ServiceClass, WorkerId
 
 BLOCK_SIZE = 4
 NUM_REQUESTS = 8
@@ -138,6 +138,7 @@ def make_config(
         "max_num_seqs": 32, "max_num_batched_tokens": 64, "num_threads": 1, "dtype": "float64",
         "exchange_piece_bytes": 1 << 12, "restore_dwell_ms": 3_600_000, "overload_min_wait_ms": 3_600_000,
         "worker_heartbeat_timeout": HEARTBEAT_TIMEOUT_S, "max_worker_restarts": 1_000_000,
+        "offline": "harvest", "checkpoint_free": 1.0, "slo_ttft_ms": 1, "safepoint_layers": 1,
     } | dict(flags or {})  # fmt: skip
     sized = assemble(EngineConfig.resolve(**base))  # type: ignore[arg-type]
     num_blocks = NUM_REQUESTS * (MAX_PROMPT + load.num_tokens) // BLOCK_SIZE
@@ -361,7 +362,11 @@ class FaultRounds:
         got: list[int] = []
         last_s = asyncio.get_running_loop().time()
         reason: FinishReason | None = None
-        request = Request(name, tuple(prompt), _params(self._load.num_tokens), 0, cache_salt=salt)
+        # By lot: most rounds have both classes at each instance.
+        service_class = random.Random(f"class {name}").choice(list(ServiceClass))
+        request = Request(
+            name, tuple(prompt), _params(self._load.num_tokens), 0, cache_salt=salt, service_class=service_class
+        )
         async for event in self.engine.submit(request):
             now_s = asyncio.get_running_loop().time()
             report.longest_pause_ms = max(report.longest_pause_ms, 1e3 * (now_s - last_s))
@@ -413,6 +418,9 @@ class FaultRounds:
         for worker in core.state.workers.values():
             if worker.ledger.num_held or worker.ghosts or worker.num_relayouts_open or worker.ledger_locked:
                 left = f"{worker.ledger.num_held} blocks, {worker.ghosts}"
+                problems.append(f"worker {worker.worker_id} is left with {left}")
+            if worker.copying or worker.pool.num_free != worker.pool.num_slots:
+                left = f"{worker.pool.holders()} in its host pool, {worker.copying}"
                 problems.append(f"worker {worker.worker_id} is left with {left}")
         for snapshot in self.engine.snapshot().workers:
             parts = (snapshot.parameter_bytes, snapshot.kv_bytes, snapshot.workspace_bytes, snapshot.free_bytes)

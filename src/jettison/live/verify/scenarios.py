@@ -29,6 +29,7 @@ PAGE_BYTES = 4096
 NUM_REQUESTS = 8
 MAX_NUM_SEQS = 32
 MAX_NUM_TOKENS = 256
+CHUNK = 13
 LONG_CONTEXT = 4096
 NUM_LONG = 5
 """Requests with a long context: one instance holds them all."""
@@ -200,17 +201,17 @@ def chunked_prefill(priority: str) -> Scenario:
     """Prompts longer than the token budget; decodes beside them, or what prompts leave to decodes."""
 
     def scenario(setting: Setting) -> Outcome:
-        flags = {"max_num_batched_tokens": 13, "max_num_seqs": 13}
         with make_cluster(
-            setting, num_blocks=blocks_for_all(setting, 60), step_priority=priority, **flags
+            setting, num_blocks=blocks_for_all(setting, 60), step_priority=priority, max_num_batched_tokens=CHUNK,
+            max_num_seqs=CHUNK,
         ) as cluster:
             prompts = make_prompts(setting, cluster, 30, 60)
             submit(cluster, prompts, setting.num_output_tokens)
             cluster.run()
             steps = sum(g.counters.num_steps for g in cluster.core.groups.values())
             # Each instance's first steps are filled to the budget; without chunks no prompt would have started.
-            happened = steps > 0 and all(len(p) > flags["max_num_batched_tokens"] for p in prompts)
-            evidence = f"prompts of 30 to 60 tokens in chunks of 13, {steps} steps"
+            happened = steps > 0 and all(len(p) > CHUNK for p in prompts)
+            evidence = f"prompts of 30 to 60 tokens in chunks of {CHUNK}, {steps} steps"
             return Outcome(observed(cluster, prompts), happened, evidence)
 
     return scenario

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from jettison.core.serving.group import Group
 from jettison.core.totals import counters
@@ -52,11 +53,9 @@ def _harvesting(
 
     Places are few: what a drop frees of a large model would hold any number of requests.
     """
-    base: dict[str, object] = {"offline": "harvest", "checkpoint_free": 1.0, "max_num_seqs": PLACES}
+    base: dict[str, Any] = {"offline": "harvest", "checkpoint_free": 1.0, "max_num_seqs": PLACES}
     blocks = -(-num_blocks // num_stages)
-    with make_cluster(
-        setting, num_blocks=blocks, instances=num_stages, profile=profile, **base | flags
-    ) as cluster:
+    with make_cluster(setting, num_blocks=blocks, instances=num_stages, profile=profile, **base | flags) as cluster:
         _merge_to(cluster, 1)
         yield cluster
 
@@ -116,8 +115,9 @@ def abandoned_steps(num_stages: int) -> Scenario:
 
     def scenario(setting: Setting) -> Outcome:
         blocks = 2 * blocks_for_all(setting, 40)
-        flags = {"slo_ttft_ms": 0.001, "safepoint_layers": 1, "checkpoint_free": 0.0}
-        with _harvesting(setting, blocks, num_stages, **flags) as cluster:
+        with _harvesting(
+            setting, blocks, num_stages, slo_ttft_ms=0.001, safepoint_layers=1, checkpoint_free=0.0
+        ) as cluster:
             prompts = make_prompts(setting, cluster, 10, 40, 2 * NUM_REQUESTS)
             submit(cluster, prompts[:NUM_REQUESTS], setting.num_output_tokens, service_class=ServiceClass.OFFLINE)
             cluster.run(produced(cluster, KNOWN_STEPS * NUM_REQUESTS))
@@ -237,10 +237,9 @@ def given_up_for_a_slow_link(num_stages: int) -> Scenario:
 def _slow_link(setting: Setting) -> HardwareProfile:
     """A step carries no more than the one block that it always may."""
     num_layers = assemble(make_config(setting, BLOCK_SIZE, 1)).shape.num_layers
-    rates = dict.fromkeys(("link_bytes_per_s", "host_copy_bytes_per_s", "disk_bytes_per_s"), 1e9)
     return HardwareProfile(
-        nominal_cost(num_layers), link_latency_s=0.0, remap_fixed_s=0.0, remap_s_per_byte=0.0, beside_bytes_per_s=1.0,
-        **rates,
+        nominal_cost(num_layers), link_bytes_per_s=1e9, link_latency_s=0.0, remap_fixed_s=0.0, remap_s_per_byte=0.0,
+        host_copy_bytes_per_s=1e9, disk_bytes_per_s=1e9, beside_bytes_per_s=1.0,
     )
 
 
@@ -249,9 +248,11 @@ def paused_in_a_drop(num_instances: int) -> Scenario:
     and run on in the pipeline. Of three instances two are a pipeline before."""
 
     def scenario(setting: Setting) -> Outcome:
-        flags = {"offline": "harvest", "checkpoint_free": 1.0, "overload_min_wait_ms": 3_600_000}
         blocks = -(-(LONG + setting.num_output_tokens // 3) // BLOCK_SIZE) + 6  # one of the long ones, and little else
-        with make_cluster(setting, num_blocks=blocks, instances=num_instances, **flags) as cluster:
+        with make_cluster(
+            setting, num_blocks=blocks, instances=num_instances, offline="harvest", checkpoint_free=1.0,
+            overload_min_wait_ms=3_600_000,
+        ) as cluster:
             _merge_to(cluster, 2)
             short, long = 2 * NUM_REQUESTS, 2 * NUM_REQUESTS
             prompts = make_prompts(setting, cluster, 10, 40, short) + make_prompts(setting, cluster, 80, LONG, long)
