@@ -35,6 +35,8 @@ from jettison.live.profile.measure import make_profile_device, shape_limits
 from jettison.live.profile.step_timer import StepTimer
 
 MIB = 1 << 20
+MOST_LONGER = 0.05
+"""What copies may add to a step, as a part of it."""
 
 
 def open_device(folder: Path, args: argparse.Namespace) -> tuple[DeviceWorker, StepTimer, list[StepShape]]:
@@ -95,6 +97,21 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+def within_bound(rows: list[dict[str, Any]]) -> list[str]:
+    """By step and direction: the bytes beside a step that make it ``MOST_LONGER`` longer, and those that are copied in
+    that time at all."""
+    lines = []
+    for row in rows:
+        if row["byte_s"]:
+            step_s = row["alone_ms"] / 1e3
+            priced, carried = MOST_LONGER * step_s / row["byte_s"], (1.0 + MOST_LONGER) * step_s * row["bytes_per_s"]
+            lines.append(
+                f"{row['step']}, {row['copies']}: {priced / MIB:.1f} MiB beside a step make it {MOST_LONGER:.0%} longer, "
+                f"{carried / MIB:.1f} MiB are what the thread carries meanwhile"
+            )
+    return lines
+
+
 def print_rows(rows: list[dict[str, Any]]) -> None:
     columns = ("step", "copies", "pairs", "alone ms", "beside ms", "ratio", "spread", "MiB a step", "GB/s", "ns a KiB")
     print("  ".join(f"{name:>10}" for name in columns))
@@ -118,6 +135,7 @@ def main() -> None:
     args = parser.parse_args()
     rows = measure(args)
     print_rows(rows)
+    print("\n".join(within_bound(rows)))
     if args.json is not None:
         setting = {"python": sys.version.split()[0], "torch": torch.__version__, "machine": platform.platform()}
         options = {name: value for name, value in vars(args).items() if name != "json"}
