@@ -219,7 +219,8 @@ def main() -> None:
         options = {name: value for name, value in vars(args).items() if name != "json"}
         judged = [{"met": is_met, "text": text} for is_met, text in verdicts]
         found = {"rows": rows, "victims": victims, "verdicts": judged}
-        write_result(args.json, {"benchmark": "beside", "setting": setting | options, **found}, *SERVING, "sim")
+        rooms = (*SERVING, "sim", "simulate", "workload")
+        write_result(args.json, {"benchmark": "beside", "setting": setting | options, **found}, *rooms)
 
 
 if __name__ == "__main__":
