@@ -70,6 +70,7 @@ MOST_BATCH_S = 180.0
 COUNTED = {
     "drops": "drops", "pauses": "offline_pauses", "frees": "checkpoint_frees", "discards": "offline_discards",
     "abandoned": "steps_abandoned", "returned blocks": "prefetched_blocks",
+    "restores": "restores",
 }
 """Columns, and the engine's counters behind them."""
 SHOWN = ("drops", "frees", "batch tokens")

@@ -252,6 +252,22 @@ def summary(endings: list[Ending]) -> dict[str, dict[str, float]]:
     return found
 
 
+def judge(costs: dict[str, dict[str, float]], arrivals: dict[str, dict[str, float]]) -> list[tuple[bool, str]]:
+    """What has to hold, and whether it does."""
+    dearest = max(cost["added_share"] for cost in costs.values())
+    armed, plain = arrivals["with"], arrivals["without"]
+    beyond_ms, most_ms = armed["beyond_layers_p99_ms"], GOALS["beyond_layers_ms"]
+    return [
+        (dearest <= GOALS["step_overhead"], f"looks add {dearest:.2%} to a step, {GOALS['step_overhead']:.0%} allowed"),
+        (
+            beyond_ms <= most_ms,
+            f"P99 to the step's end {armed['waited_p99_ms']:.1f} ms, {beyond_ms:.1f} beyond the predicted layers, "
+            f"{most_ms:g} allowed; without safepoints {plain['waited_p99_ms']:.1f} ms",
+        ),
+        (armed["abandoned"] > 0, f"{armed['abandoned']:.0f} of {armed['arrivals']:.0f} steps were given up"),
+    ]
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -287,7 +303,11 @@ def main() -> None:
     print(f"\n{'safepoints':12}" + "".join(f"{name.replace('_', ' '):>22}" for name in columns))
     for variant, row in found.items():
         print(f"{variant:12}" + "".join(f"{row[name]:22.1f}" for name in columns))
+    verdicts = judge(costs, found)
+    for is_met, text in verdicts:
+        print(f"{'met' if is_met else 'MISSED'}: {text}")
     write_result(arguments.json, {
+        "verdicts": [{"met": is_met, "text": text} for is_met, text in verdicts],
         "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()},
         "paper": PAPER, "goals": GOALS, "look_ns": check_ns, "steps": costs, "arrivals": found,
         "endings": [asdict(ending) for ending in endings],

@@ -19,6 +19,7 @@ from jettison.core.ports import Action, SendKV
 from jettison.core.requests import Phase, RequestState
 from jettison.cost.hardware import HardwareProfile
 from jettison.cost.model import CostModel
+from jettison.policy.batching import BlockedBy
 from jettison.policy.checkpointing import USUAL_BLOCKS
 from jettison.policy.standing import Standstill
 from jettison.types import ServiceClass
@@ -424,6 +425,44 @@ def test_a_paused_group_lets_no_offline_request_in() -> None:
     assert told["waiting"] and not told["running"]
     (pause,) = [r for r in cluster.records if r.kind == "offline_resumed"]
     assert pause.fields["ms"] >= 1000
+
+
+def test_offline_work_that_steps_have_evicted_stops_as_well() -> None:
+    """Else it would be let in again whenever nobody waits for a moment, and memory would be full once more."""
+    cluster = harvesting(full_blocks=60, offline="scheduler")
+    batch(cluster, 10, output=150)
+    chats(cluster, 10, 50.0, prompt=40, output=80)
+    group = cluster.core.groups[0]
+    queues = group.queues
+
+    def is_kept_out() -> bool:
+        has_none = not queues.num_running_offline and bool(queues.waiting_offline)
+        return has_none and bool(queues.waiting) and group.head_blocked_by is BlockedBy.MEMORY
+
+    cluster.run(stop=is_kept_out)
+    assert is_kept_out()
+    cluster.run(stop=lambda: queues.pauses_offline or not is_kept_out())
+    assert queues.pauses_offline
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_pause_outlives_a_drop_until_half_of_the_memory_is_free() -> None:
+    cluster = harvesting(
+        policy="drop", num_workers=2, full_blocks=60, offline="scheduler", eager=True, auto_restore=False
+    )
+    batch(cluster, 16, output=150)
+    chats(cluster, 8, 60.0, prompt=60, output=60)
+    state = cluster.core.state
+    cluster.run(stop=lambda: bool(state.pipelines))
+    (group,) = state.pipelines.values()
+    cluster.run(stop=lambda: group.queues.pauses_offline)
+    assert group.queues.pauses_offline
+    cluster.run(stop=lambda: not group.queues.pauses_offline)
+    assert group.group_id in state.groups and group.queues.has_offline
+    assert group.blocks.num_free >= group.blocks.capacity / 2
+    cluster.run()
+    expect_all_well(cluster)
 
 
 # --- beside everything else

@@ -8,6 +8,8 @@ from itertools import pairwise
 
 from scenarios import Watched, make_setup
 
+from jettison.config.offline import HARVEST_PARTS
+from jettison.core.ladder.lists import with_offline
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.types import ServiceClass
 
@@ -79,3 +81,32 @@ def test_refused_requests_change_nothing() -> None:
     alone, refusing = (run(NONE, num_offline=num) for num in (0, 50))
     assert first_tokens(alone) == first_tokens(refusing) and gaps(alone) == gaps(refusing)
     assert num_offline_tokens(refusing) == 0 and len(refusing.errors) == 50
+
+
+def burst(seed: int, num_offline: int) -> Watched:
+    """Two instances, and a burst that makes them drop; the batch is there before it."""
+    setup = make_setup("drop", num_workers=2, num_blocks=60)
+    rungs = with_offline(setup.params.rungs, HARVEST_PARTS)
+    watched = Watched(replace(setup, params=replace(setup.params, rungs=rungs, offline=HARVEST)))
+    rng = random.Random(seed)
+    for i in range(60):
+        at_s = 0.4 + 0.2 * rng.random()
+        watched.submit(f"chat-{i}", rng.randint(20, 100), rng.randint(20, 100), at_s)
+    for i in range(num_offline):
+        watched.submit(f"batch-{i}", rng.randint(100, 300), rng.randint(5, 40), 0.0, ServiceClass.OFFLINE)
+    watched.cluster.run()
+    watched.expect_all_served()
+    return watched
+
+
+def test_a_burst_drops_beside_a_batch_as_it_does_alone_and_the_batch_ends() -> None:
+    """Of ten seeds, in the median."""
+    ratios = []
+    for seed in range(10):
+        alone, beside = burst(seed, 0), burst(seed, 40)
+        assert "drop_decided" in alone.kinds() and "drop_decided" in beside.kinds()
+        counted = beside.cluster.core.state.counters
+        assert counted.checkpoint_frees > 0 and counted.offline_pauses > 0
+        assert beside.kinds().count("offline_paused") == beside.kinds().count("offline_resumed")
+        ratios.append(at(first_tokens(beside), 0.99) / at(first_tokens(alone), 0.99))
+    assert sorted(ratios)[5] <= 1.25

@@ -2,12 +2,14 @@
 
 Steps evict by themselves for what fits then (``policy.filling``); here online requests lack room beyond that.
 Checkpointed requests are stored, others are computed again later; whoever is in a step leaves when that has ended. No
-offline request is let in or comes back until no online one has waited for a second and there is room again.
+offline request is let in or comes back until no online one has waited for a second and there is room again. What its
+members make after a merge or a split takes the pause over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from jettison.core.ladder.free import is_preemptible
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
@@ -15,13 +17,17 @@ from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
 from jettison.policy.batching import BlockedBy
-from jettison.types import NANOSECONDS, GroupId
+from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 LEAST_PAUSE_S = 1.0
 """Since an online request has waited last: a burst has more of them."""
 
 FREE_AGAIN = 0.1
 """Part of the blocks that is free when offline work begins again."""
+
+MERGED_FREE_AGAIN = 0.5
+"""The same where instances have dropped: there is nothing more to drop, and beside offline work online requests take
+longer for a token, stay longer, and hold more."""
 
 
 @register
@@ -36,6 +42,8 @@ class PauseRung(Rung):
         super().__init__(means)
         self._pressed_ns: dict[GroupId, int] = {}
         """Of paused groups, when an online request was last seen waiting."""
+        self._workers: dict[GroupId, tuple[WorkerId, ...]] = {}
+        """Of paused groups: those that come after them pause as well."""
         self._began_ns: dict[GroupId, int] = {}
         """When their pauses began."""
 
@@ -50,19 +58,20 @@ class PauseRung(Rung):
         return bool(self._pressed_ns)
 
     def look(self, moment: Moment, now_ns: int) -> Iterator[Offer]:
-        """Groups whose online head lacks room although all that was checkpointed has been freed; and what offline work
-        paused groups still have."""
-        state = self.means.state
-        if not state.changes.harvesting and not self._pressed_ns:
+        """Groups whose online head lacks room although all that was checkpointed has been freed, also where steps have
+        evicted all others: they would be let in again as soon as nobody waits. And what offline work paused groups
+        still have."""
+        changes, groups = self.means.state.changes, self.means.state.groups
+        asked = self._pressed_ns.keys() | (set() if moment is Moment.BEFORE_STEPS else changes.queued_online)
+        if not asked:
             return
         busy = self.means.moves.moving_workers()
-        for group_id in sorted(state.changes.harvesting | self._pressed_ns.keys()):
-            group = state.groups.get(group_id)
-            if group is None:  # ``leave`` tells of its end
+        for group_id in sorted(asked):
+            group = groups.get(group_id)
+            if group is None or not busy.isdisjoint(group.worker_ids):  # ``leave`` tells of its end
                 continue
-            if not busy.isdisjoint(group.worker_ids) or not self._has_offline_work(group):
-                continue
-            if group_id in self._pressed_ns or (moment is not Moment.BEFORE_STEPS and _is_pressed(group)):
+            is_paused = group_id in self._pressed_ns
+            if self._has_offline_work(group) if is_paused else _is_pressed(group) and _has_offline(group):
                 yield Offer(groups=(group_id,), why="memory keeps an online request out")
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
@@ -70,13 +79,8 @@ class PauseRung(Rung):
         group = self.means.state.groups[offer.groups[0]]
         actions: list[Action] = []
         if group.group_id not in self._pressed_ns:
-            self._pressed_ns[group.group_id] = self._began_ns[group.group_id] = now_ns
-            group.queues.pauses_offline = True
             self.means.state.counters.offline_pauses += 1
-            actions.append(Record("offline_paused", now_ns, {
-                "group": group.group_id, "running": group.queues.num_running_offline, "reason": offer.why,
-                "online_waiting": len(group.queues.waiting), "free_blocks": group.blocks.num_allocatable,
-            }))
+            actions.append(self._pause(group, now_ns, now_ns, offer.why))
         num_free = group.blocks.num_allocatable
         for state in group.queues.running_offline():
             if is_preemptible(state):
@@ -87,6 +91,16 @@ class PauseRung(Rung):
         if group.blocks.num_allocatable > num_free:
             group.head_blocked_by = None  # as far as is known before the next plan: what is dearer waits for that
         return actions
+
+    def _pause(self, group: Group, pressed_ns: int, now_ns: int, why: str) -> Record:
+        group_id = group.group_id
+        self._pressed_ns[group_id], self._workers[group_id] = pressed_ns, group.worker_ids
+        self._began_ns[group_id] = now_ns
+        group.queues.pauses_offline = True
+        return Record("offline_paused", now_ns, {
+            "group": group_id, "running": group.queues.num_running_offline, "reason": why,
+            "online_waiting": len(group.queues.waiting), "free_blocks": group.blocks.num_allocatable,
+        })
 
     def _has_offline_work(self, group: Group) -> bool:
         if group.queues.num_running_offline:
@@ -102,14 +116,23 @@ class PauseRung(Rung):
                 self._pressed_ns[group_id] = now_ns
                 continue
             is_over = now_ns - pressed_ns >= LEAST_PAUSE_S * NANOSECONDS
-            if group is None or (is_over and group.blocks.num_free >= FREE_AGAIN * group.blocks.capacity):
+            if group is None or (is_over and _has_room_again(group)):
+                heirs = () if group is not None else self._heirs(group_id)
                 paused_ms = (now_ns - self._resume(group_id)) / 1e6
                 actions.append(Record("offline_resumed", now_ns, {"group": group_id, "ms": paused_ms}))
+                why = "its members were paused"
+                actions += [self._pause(heir, pressed_ns, now_ns, why) for heir in heirs]
         return actions
+
+    def _heirs(self, group_id: GroupId) -> list[Group]:
+        """What has become of a group that is no more: the pressure that it was under is theirs."""
+        groups_of = self.means.state.groups_of
+        heirs = {g.group_id: g for w in self._workers[group_id] for g in groups_of.get(w, ())}
+        return [heir for heir_id, heir in heirs.items() if heir_id not in self._pressed_ns]
 
     def _resume(self, group_id: GroupId) -> int:
         """End a pause; returns when it began."""
-        del self._pressed_ns[group_id]
+        del self._pressed_ns[group_id], self._workers[group_id]
         if (group := self.means.state.groups.get(group_id)) is not None:
             group.queues.pauses_offline = False
             group.touch()
@@ -124,6 +147,17 @@ class PauseRung(Rung):
         """Exactly the paused groups let nobody in. Raises AssertionError."""
         paused = {i for i, group in self.means.state.groups.items() if group.queues.pauses_offline}
         assert paused == self._pressed_ns.keys() & self.means.state.groups.keys()
+
+
+def _has_offline(group: Group) -> bool:
+    """Some offline request runs, waits, or is to come back."""
+    queues = group.queues
+    return queues.has_offline or any(s.is_offline for s in chain(queues.stored.values(), queues.moving.values()))
+
+
+def _has_room_again(group: Group) -> bool:
+    part = FREE_AGAIN if len(group.stages) == 1 else MERGED_FREE_AGAIN
+    return group.blocks.num_free >= part * group.blocks.capacity
 
 
 def _is_pressed(group: Group) -> bool:
