@@ -13,6 +13,7 @@ from jettison.cost.predictor import StepTimePredictor
 from jettison.cost.stepwork import StepWork, period_of
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.slo import (
+    FILLED_BELOW,
     LONE_DECODE,
     Objectives,
     Pace,
@@ -44,7 +45,7 @@ def test_objectives_are_worked_out_from_the_lone_decode_step() -> None:
 def test_nothing_fills_a_step_while_nothing_is_known() -> None:
     unknown = StepTimePredictor(4)
     assert objectives(SloParams(), unknown) == (None, None)
-    assert filler_s(Objectives(None, None), decodes_online=True, least_left_s=lambda: None) == 0.0
+    assert filler_s(Objectives(None, None), online_share=0.0, decodes_online=True, least_left_s=lambda: None) == 0.0
     budget = step_budget(unknown, 10.0, 1)  # an objective alone does not tell what fits into it
     assert budget.largest(100, partial(StepWork.decodes, num_kv_tokens=0)) == 0
     assert step_budget(unknown, None, 1).largest(100, partial(StepWork.decodes, num_kv_tokens=0)) == 100
@@ -55,7 +56,9 @@ def test_nothing_fills_a_step_while_nothing_is_known() -> None:
     [(True, 0.01, 0.1), (False, 0.01, 0.01), (False, 0.5, 0.1), (False, -3.0, 0.0), (False, None, 0.1)],
 )
 def test_what_a_filled_step_may_take(decodes: bool, left_s: float | None, expected: float) -> None:
-    assert filler_s(Objectives(1.4, 0.1), decodes_online=decodes, least_left_s=lambda: left_s) == expected
+    goals = Objectives(1.4, 0.1)
+    for share, most_s in ((0.0, expected), (FILLED_BELOW, expected), (FILLED_BELOW + 0.01, 0.0)):
+        assert filler_s(goals, online_share=share, decodes_online=decodes, least_left_s=lambda: left_s) == most_s
 
 
 def test_what_is_left_counts_from_the_arrival() -> None:

@@ -6,6 +6,8 @@ Pure: objectives and predictions in, seconds and sizes out. What fills a step wi
   is every gap, not a request's mean.
 - A step with online prompts only, or while some wait, what is left until the first of them is due: at most one TPOT,
   for what arrives meanwhile waits for the step.
+- Where online requests hold much of the memory, what they take alone: a step that is filled lets them stay longer, so
+  they hold more, and those that arrive in a burst would wait for blocks that none but online requests hold.
 - Where nothing is online there is no limit but the largest batch.
 
 The paper bounds a batch without decodes by the whole TTFT objective, whatever its requests have waited already, and
@@ -24,6 +26,10 @@ from jettison.cost.predictor import StepTimePredictor
 from jettison.cost.stepwork import LONE_STEP, Part, StepWork, period_of, step_of
 from jettison.policy.offline import TPOT_OVER_LONE_STEP, TTFT_OVER_TPOT, OfflineParams, SloParams
 from jettison.types import NANOSECONDS
+
+FILLED_BELOW = 0.35
+"""Of a group's blocks, held by online requests: from there on their steps are not filled. Filled ones take several
+times as long; without that the same requests held a fraction of it, so a burst finds the rest soon."""
 
 LONE_DECODE = StepWork.decodes(1, 0)
 
@@ -148,14 +154,15 @@ def step_budget(
 
 
 def filler_s(
-    objectives: Objectives, *, decodes_online: bool, least_left_s: Callable[[], float | None]
+    objectives: Objectives, *, online_share: float, decodes_online: bool, least_left_s: Callable[[], float | None]
 ) -> float:
     """Seconds that a step with offline tokens may take while there are online requests.
 
-    ``decodes_online``: an online request gets a token from it that is not its first; ``least_left_s``: until the
-    earliest first token is due of those that are in the step or wait, None without any.
+    ``online_share``: of the group's blocks, that online requests hold; ``decodes_online``: one of them gets a token
+    from it that is not its first; ``least_left_s``: until the earliest first token is due of those in the step or
+    waiting, None without any.
     """
-    if objectives.tpot_s is None:
+    if objectives.tpot_s is None or online_share > FILLED_BELOW:
         return 0.0
     left_s = None if decodes_online else least_left_s()
     return objectives.tpot_s if left_s is None else min(max(0.0, left_s), objectives.tpot_s)

@@ -69,8 +69,16 @@ def _seconds(group: Group, goals: Objectives, decodes_online: bool, now_ns: int)
     if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
         return None
     return filler_s(
-        goals, decodes_online=decodes_online, least_left_s=lambda: least_left_s(group, goals, now_ns)
+        goals, online_share=online_share(group), decodes_online=decodes_online,
+        least_left_s=lambda: least_left_s(group, goals, now_ns),
     )
+
+
+def online_share(group: Group) -> float:
+    """Part of the blocks that would be held without the running offline requests. O(their blocks) at most."""
+    blocks, offline = group.blocks, group.queues.running_offline()
+    num_offline = sum(blocks.ledgers[0].num_exclusive_blocks(s.request_id) for s in offline)
+    return (blocks.num_used - num_offline) / max(1, blocks.capacity)
 
 
 def least_left_s(group: Group, goals: Objectives, now_ns: int) -> float | None:
