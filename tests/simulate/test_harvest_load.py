@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,22 +11,23 @@ from jettison.report.results import RunResult, Summary
 from jettison.simulate.machines import cluster_setup
 from jettison.simulate.reproduce import engine
 from jettison.simulate.reproduce.figures import conserve
-from jettison.simulate.reproduce.harvest_load import find_harvest_load, holds, most_held, share_of
-from jettison.simulate.reproduce.jobs import Changes, changed
+from jettison.simulate.reproduce.harvest_load import ONLINE_ONLY, find_harvest_load, holds, most_held, share_of
+from jettison.simulate.reproduce.jobs import changed
 from jettison.simulate.reproduce.pool import Runs
 from jettison.simulate.reproduce.specs import read_spec
+from jettison.simulate.reproduce.variants import Changes, Variant
 
 MOST_TOKENS = 4000.0
 
 
-def machine(name: str, policy: str, settings: Mapping[str, Any], factor: float) -> RunResult:
+def machine(variant: Variant, factor: float) -> RunResult:
     """800 tokens/s of chat at factor 1; beside a batch all that there is. First tokens are late from 3.3 times on."""
     online = min(800.0 * factor, MOST_TOKENS)
-    offline = 0.0 if settings["offline"] == "none" else MOST_TOKENS - online
+    offline = 0.0 if variant.settings["offline"] == "none" else MOST_TOKENS - online
     p99 = Summary(p99=1.0 if factor <= 3.3 else 2.0)
     tokens = {"online": online, "offline": offline}
     return RunResult(
-        name, ttft_s=p99, itl_s=Summary(p99=0.05), goodput={"slo_ttft_s": 1.5, "slo_tpot_s": 0.11},
+        variant.name, ttft_s=p99, itl_s=Summary(p99=0.05), goodput={"slo_ttft_s": 1.5, "slo_tpot_s": 0.11},
         classes={key: {"tokens": {"total_per_s": value}} for key, value in tokens.items()},
     )  # fmt: skip
 
@@ -39,9 +39,9 @@ def test_a_share_of_what_is_done_at_most() -> None:
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0, 9.0])
 def test_the_most_that_is_held(scale: float) -> None:
-    factor = find_harvest_load(most_held(), lambda *args: machine(*args[:3], args[3] * scale))
+    factor = find_harvest_load(most_held(), lambda variant, factor: machine(variant, factor * scale))
     assert factor * scale <= 3.3 and factor * scale == pytest.approx(3.3, rel=0.02)
-    assert holds(machine("", "", {"offline": "none"}, 1.0)) and not holds(machine("", "", {"offline": "none"}, 4.0))
+    assert holds(machine(ONLINE_ONLY, 1.0)) and not holds(machine(ONLINE_ONLY, 4.0))
 
 
 def test_the_link_to_the_host_is_what_a_variant_says() -> None:
@@ -50,6 +50,14 @@ def test_the_link_to_the_host_is_what_a_variant_says() -> None:
     slow = changed(setup, spec.machine, Changes(host_link=0.25))
     assert slow.topology.host is not None and setup.topology.host is not None
     assert slow.topology.host.bytes_per_s == setup.topology.host.bytes_per_s / 4
+
+
+def test_steps_of_the_baseline_by_priority_wait_for_what_is_swapped() -> None:
+    spec = read_spec("conserve-gamma")
+    setup = cluster_setup(spec.machine, spec.parsed, spec.parsed.variants[1], 0)
+    waits = changed(setup, spec.machine, conserve.PRIORITY.changes)
+    assert setup.topology.host is not None and waits.topology.host is None
+    assert waits.params.swap.budget_blocks == spec.machine.kv_tokens, "all of it before one step"
 
 
 @pytest.mark.parametrize("name", ["conserve-fig2", "conserve-fig6", "conserve-link"])

@@ -28,10 +28,10 @@ from jettison.simulate.reproduce.command import told_of_effort
 from jettison.simulate.reproduce.figure import Band, Claim, Figure, Part
 from jettison.simulate.reproduce.figures import v1
 from jettison.simulate.reproduce.figures.v3_burst import lowest
-from jettison.simulate.reproduce.jobs import Changes, Variant, changed, job_text
+from jettison.simulate.reproduce.jobs import changed, job_text
 from jettison.simulate.reproduce.load import search
 from jettison.simulate.reproduce.measures import bubble_share, throughput, ttft, values
-from jettison.simulate.reproduce.page import table, write_page
+from jettison.simulate.reproduce.page import row_cells, table, write_page
 from jettison.simulate.reproduce.parameter_swap import StreamedParameters
 from jettison.simulate.reproduce.pictures import DRAWING, bars
 from jettison.simulate.reproduce.plots import over_time
@@ -42,6 +42,7 @@ from jettison.simulate.reproduce.requests import requests_of
 from jettison.simulate.reproduce.rows import Outcome, Row
 from jettison.simulate.reproduce.specs import Results, Spec, burst_span_s, read_spec, run_spec, spec_names
 from jettison.simulate.reproduce.systems import SPARE, WITHOUT_GUARD
+from jettison.simulate.reproduce.variants import Changes, Variant
 from jettison.simulate.spec import parse_spec
 
 NAMES = {
@@ -123,6 +124,10 @@ def test_bands_and_rows() -> None:
     }  # fmt: skip
     assert own("m", ttft(99)).stated(3).paper == Band(3.0, 3.0)
     judged = own("m", ttft(99), "drop").stated(None, (1, 2))
+    counted = replace(own("abandoned steps", ttft(99), "harvest"), is_proof=True)
+    never, once = Row("f", "w", counted, 0.0), Row("f", "w", counted, 1.0)
+    assert (never.is_beside, once.is_beside) == (False, True), "a row that proves nothing is not folded away"
+    assert "proves nothing" in row_cells(never)[-1] and row_cells(once)[-1] == ""
     assert Row("f", "w", judged, None).in_band is None
     assert Row("f", "w", judged, 3.0).in_band is False
     assert "| **no** (1 to 2) |" in table([Row("f", "w", judged, 3.0)])[-1]

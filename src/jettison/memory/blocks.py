@@ -118,7 +118,7 @@ class BlockLedger:
     def num_exclusive_blocks(self, request_id: RequestId) -> int:
         """Blocks that releasing this request would make allocatable: those it shares with no other."""
         ids, shared = self.tables[request_id].ids, self._more_holders
-        return len(ids) - sum(block in shared for block in ids) if shared else len(ids)
+        return len(ids) - sum(map(shared.__contains__, ids)) if shared else len(ids)
 
     def requests(self) -> Iterable[RequestId]:
         """All requests with a table, in order of arrival; a copy, so the ledger may change meanwhile."""

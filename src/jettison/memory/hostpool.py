@@ -35,6 +35,8 @@ class HostPool:
         self.num_slots = num_slots
         self._free = list(range(num_slots))
         """A heap: lowest first, so that no more of the pool is ever touched than was needed at once."""
+        self._taken: set[int] = set()
+        """Slots that are not free: a pool has so many that none is to look through the free ones."""
         self._held: dict[str, list[int]] = {}
         self._more_holders: dict[int, int] = {}
         """Holders beyond the first, of slots that have some."""
@@ -103,6 +105,7 @@ class HostPool:
             slot = None if content is None else self._slot_of.get(content)
             if slot is None:
                 slot = heapq.heappop(self._free)
+                self._taken.add(slot)
                 if content is not None:
                     self._slot_of[content], self._content_of[slot] = slot, content
                 new.append(len(slots))
@@ -116,7 +119,7 @@ class HostPool:
         if holder in self._held:
             raise ValueError(f"{holder} holds slots already")
         slots = list(slots)
-        if free := set(slots) & set(self._free):
+        if free := set(slots) - self._taken:
             raise ValueError(f"slots {sorted(free)} are free")
         for slot in slots:
             self._more_holders[slot] = self._more_holders.get(slot, 0) + 1
@@ -153,6 +156,7 @@ class HostPool:
         self._written.discard(slot)
         if slot in self._content_of:
             del self._slot_of[self._content_of.pop(slot)]
+        self._taken.remove(slot)
         heapq.heappush(self._free, slot)
 
     # --- checks -----------------------------------------------------------------------------------------------
@@ -164,6 +168,7 @@ class HostPool:
             for slot in slots:
                 holders[slot] = holders.get(slot, 0) + 1
         assert sorted([*holders, *self._free]) == list(range(self.num_slots)), "free + held slots are not the pool"
+        assert self._taken == holders.keys(), "slots that are taken are not those that are held"
         shared = {slot: num - 1 for slot, num in holders.items() if num > 1}
         assert shared == self._more_holders, "numbers of holders differ"
         assert self._slot_of == {content: slot for slot, content in self._content_of.items()}

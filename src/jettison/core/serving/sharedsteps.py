@@ -69,7 +69,14 @@ def _seconds(group: Group, goals: Objectives, now_ns: int) -> float | None:
     queues = group.queues
     if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
         return None
-    return filler_s(goals, lambda: _longest_wait_s(group, now_ns))
+    return filler_s(goals, online_share=online_share(group), longest_wait_s=lambda: _longest_wait_s(group, now_ns))
+
+
+def online_share(group: Group) -> float:
+    """Part of the blocks that would be held without the running offline requests. O(their blocks) at most."""
+    blocks, offline = group.blocks, group.queues.running_offline()
+    num_offline = sum(blocks.ledgers[0].num_exclusive_blocks(s.request_id) for s in offline)
+    return (blocks.num_used - num_offline) / max(1, blocks.capacity)
 
 
 def _longest_wait_s(group: Group, now_ns: int) -> float | None:

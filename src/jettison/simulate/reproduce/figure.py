@@ -12,8 +12,8 @@ from typing import Any
 
 from matplotlib.figure import Figure as Picture
 
-from jettison.simulate.reproduce.jobs import Variant
 from jettison.simulate.reproduce.specs import Results
+from jettison.simulate.reproduce.variants import Variant
 
 Found = Sequence[Results]
 """Of one part: the runs at each point of its sweep; one point where nothing is swept, none where nothing is served."""
@@ -64,6 +64,8 @@ class Claim:
     """What counts as a reproduction; None: not judged."""
     band_source: str = ""
     """Whose band it is."""
+    is_proof: bool = False
+    """A count: where it is 0, the run says nothing of what is counted, and the row says so."""
 
     def stated(self, paper: Stated, band: Stated = None, source: str = REFERENCE) -> Claim:
         """With what the paper states, and what counts as a reproduction of it."""

@@ -12,14 +12,15 @@ from typing import Any
 from jettison.report.classes import total_per_s
 from jettison.report.results import RunResult
 from jettison.simulate.reproduce.load import search
+from jettison.simulate.reproduce.variants import Changes, Variant
 
 SHARE, HOLDS = "share", "holds"
 
-Simulate = Callable[[str, str, Mapping[str, Any], float], RunResult]
-"""Runs a system, by its name, policy and settings, at a factor of the load."""
+Simulate = Callable[[Variant, float], RunResult]
+"""Runs a system at a factor of the load."""
 
-ONLINE_ONLY = ("online-only", "recompute", {"offline": "none"})
-MAXIMUM = ("vLLM++", "swap", {"offline": "priority"})
+ONLINE_ONLY = Variant("online-only", "recompute", {"offline": "none"})
+MAXIMUM = Variant("vLLM++", "swap", {"offline": "priority"}, Changes(copy_engine=False))
 
 LEAST, MOST = 1.0 / 64, 64.0
 """Factors beyond which no load is looked for."""
@@ -47,12 +48,12 @@ def find_harvest_load(rule: Mapping[str, Any], simulate: Simulate) -> float:
     """The factor of the load by a rule."""
     if rule["rule"] == SHARE:
         return search(lambda factor: online_share(simulate, factor), rule["of"]).factor
-    return _largest(lambda factor: holds(simulate(*ONLINE_ONLY, factor)))
+    return _largest(lambda factor: holds(simulate(ONLINE_ONLY, factor)))
 
 
 def online_share(simulate: Simulate, factor: float) -> float:
     """Tokens/s of online-only over those of ``priority``."""
-    online, most = (total_per_s(simulate(*system, factor)) or 0.0 for system in (ONLINE_ONLY, MAXIMUM))
+    online, most = (total_per_s(simulate(system, factor)) or 0.0 for system in (ONLINE_ONLY, MAXIMUM))
     return online / most if most else 0.0
 
 

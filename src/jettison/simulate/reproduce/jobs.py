@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from jettison.core.params import ClusterParams
@@ -20,6 +20,7 @@ from jettison.simulate.reproduce.harvest_load import find_harvest_load
 from jettison.simulate.reproduce.load import find_load
 from jettison.simulate.reproduce.parameter_swap import StreamedParameters
 from jettison.simulate.reproduce.requests import requests_of
+from jettison.simulate.reproduce.variants import Changes, Variant
 from jettison.simulate.run import SimulationOptions, simulate_workload
 from jettison.simulate.spec import ExperimentSpec, VariantSpec, parse_spec
 from jettison.simulate.workloads import build_pool
@@ -30,32 +31,6 @@ MERGE_INTERVAL_S = 0.02
 
 MERGES_END_S = 4.0
 """Static pipelines that do not stand by then are given up: the run's reader has to look at its groups."""
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What a run differs in beyond its settings."""
-
-    kv_scale: float = 1.0
-    """Times the undropped KV memory."""
-    compute_guard: bool = True
-    """False: ``without_guard``."""
-    num_merges: int = 0
-    """Merges that are asked for at the start, and stay: static pipelines of any length."""
-    host_link: float = 1.0
-    """Times the rate of the link to the host's memory."""
-    streamed_bytes: int = 0
-    """Parameters that live in host memory and are streamed in at every step; KV takes their place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One way to run a spec's cluster."""
-
-    name: str
-    policy: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    changes: Changes = field(default_factory=Changes)
 
 
 def job_text(raw: Mapping[str, Any], variant: Variant, seed: int, factor: float) -> str:
@@ -91,9 +66,9 @@ def run_job(text: str) -> RunResult | float:
     if job["factor"] is None and job["rule"] is None:
         return find_load(spec, machine)
     if job["factor"] is None:
-        def simulate(name: str, policy: str, settings: Mapping[str, Any], factor: float) -> RunResult:
-            one = replace(spec, variants=(VariantSpec(name, policy, settings),))
-            return _simulate(one, machine, factor, Changes())
+        def simulate(variant: Variant, factor: float) -> RunResult:
+            one = replace(spec, variants=(VariantSpec(variant.name, variant.policy, variant.settings),))
+            return _simulate(one, machine, factor, variant.changes)
 
         return find_harvest_load(job["rule"], simulate)
     return _simulate(spec, machine, job["factor"], Changes(**job["changes"]))
@@ -135,6 +110,9 @@ def changed(setup: ClusterSetup, machine: Machine, changes: Changes) -> ClusterS
         assert host is not None
         slower = replace(host, bytes_per_s=host.bytes_per_s * changes.host_link)
         setup = replace(setup, topology=replace(setup.topology, host=slower))
+    if not changes.copy_engine:
+        params = replace(params, swap=replace(params.swap, budget_blocks=machine.kv_tokens))
+        setup = replace(setup, topology=replace(setup.topology, host=None))
     executor = setup.executor
     if changes.streamed_bytes:
         host = setup.topology.host

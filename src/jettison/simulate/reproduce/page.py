@@ -105,6 +105,7 @@ def row_cells(row: Row) -> tuple[str, str, str, str, str, str, str]:
     if row.spread is not None and row.spread[0] != row.spread[1]:
         ours += f" ({row.spread[0]:.3g} to {row.spread[1]:.3g})"
     idle = f"nothing dropped ({claim.band})" if row.is_idle and claim.band is not None else ""
+    idle = "never: the run proves nothing of it" if row.proves_nothing else idle
     verdict = {None: idle, True: f"yes ({claim.band})", False: f"no ({claim.band})"}[row.in_band]
     return row.workload, claim.metric, claim.system, claim.baseline or "-", paper, ours, verdict
 

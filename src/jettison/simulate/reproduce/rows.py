@@ -34,9 +34,14 @@ class Row:
         return None if holds and self.is_idle else holds
 
     @property
+    def proves_nothing(self) -> bool:
+        """What it counts never happened."""
+        return self.claim.is_proof and self.ours == 0.0
+
+    @property
     def is_beside(self) -> bool:
-        """The paper states nothing of the kind, and no band judges it."""
-        return self.claim.paper is None and self.claim.band is None
+        """The paper states nothing of the kind, no band judges it, and nothing is to be said of it."""
+        return self.claim.paper is None and self.claim.band is None and not self.proves_nothing
 
     def as_dict(self) -> dict[str, Any]:
         """For ``--json``."""

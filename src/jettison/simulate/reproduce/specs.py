@@ -12,8 +12,9 @@ from jettison.config.files import parse_yaml
 from jettison.errors import ConfigError
 from jettison.report.results import RunResult
 from jettison.simulate.machines import Machine, resolve_machine
-from jettison.simulate.reproduce.jobs import Variant, job_text, load_text
+from jettison.simulate.reproduce.jobs import job_text, load_text
 from jettison.simulate.reproduce.pool import Runs
+from jettison.simulate.reproduce.variants import Variant
 from jettison.simulate.spec import ExperimentSpec, parse_spec
 from jettison.workload.arrivals import Burst
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jettison.simulate.reproduce.jobs import MERGES_END_S, Changes, Variant
+from jettison.simulate.reproduce.jobs import MERGES_END_S
+from jettison.simulate.reproduce.variants import Changes, Variant
 
 WITHOUT_GUARD = Variant("drop without compute guard", "drop", changes=Changes(compute_guard=False))
 """KunServe's own trigger."""

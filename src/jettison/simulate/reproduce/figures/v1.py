@@ -11,7 +11,6 @@ from jettison.simulate.reproduce.claims import by_seed, change, higher, lower, o
 from jettison.simulate.reproduce.figure import OWN_RANGE, Claim, Figure, Found, Part, Plot, Stated
 from jettison.simulate.reproduce.figures import exchange, grouping
 from jettison.simulate.reproduce.figures.v3 import PIPELINE_PLOT, if_it_stands, static_pipelines
-from jettison.simulate.reproduce.jobs import Changes, Variant
 from jettison.simulate.reproduce.measures import Measure, ratio, tpot, ttft, within
 from jettison.simulate.reproduce.plots import by_measure, middle_of, over_sweep, over_time
 from jettison.simulate.reproduce.reasons import compute_bound, memory_bound, pressure
@@ -24,6 +23,7 @@ from jettison.simulate.reproduce.systems import (
     WITHOUT_GUARD,
     WITHOUT_RESTORE,
 )
+from jettison.simulate.reproduce.variants import Changes, Variant
 
 BARE = WITHOUT_GUARD.name
 SPIKE = "BurstGPT 14B, spike"

@@ -11,7 +11,6 @@ from jettison.simulate.reproduce import measures
 from jettison.simulate.reproduce.claims import by_seed, change, higher, lower, own, share
 from jettison.simulate.reproduce.figure import Claim, Figure, Part
 from jettison.simulate.reproduce.figures import cost_model, v3_burst, v3_extreme
-from jettison.simulate.reproduce.jobs import Variant
 from jettison.simulate.reproduce.measures import Measure, count, in_burst, tpot, ttft, within
 from jettison.simulate.reproduce.plots import by_measure, over_time
 from jettison.simulate.reproduce.reasons import compute_bound, memory_bound, pressure
@@ -26,6 +25,7 @@ from jettison.simulate.reproduce.systems import (
     WITHOUT_GUARD,
     WITHOUT_RESTORE,
 )
+from jettison.simulate.reproduce.variants import Variant
 
 BARE, STAYS_DROPPED = WITHOUT_GUARD.name, WITHOUT_RESTORE.name
 
