@@ -79,7 +79,6 @@ class PauseRung(Rung):
         group = self.means.state.groups[offer.groups[0]]
         actions: list[Action] = []
         if group.group_id not in self._pressed_ns:
-            self.means.state.counters.offline_pauses += 1
             actions.append(self._pause(group, now_ns, now_ns, offer.why))
         num_free = group.blocks.num_allocatable
         for state in group.queues.running_offline():
@@ -96,6 +95,7 @@ class PauseRung(Rung):
         group_id = group.group_id
         self._pressed_ns[group_id], self._workers[group_id] = pressed_ns, group.worker_ids
         self._began_ns[group_id] = now_ns
+        self.means.state.counters.offline_pauses += 1
         group.queues.pauses_offline = True
         return Record("offline_paused", now_ns, {
             "group": group_id, "running": group.queues.num_running_offline, "reason": why,
