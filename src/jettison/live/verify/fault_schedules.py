@@ -1,12 +1,13 @@
 """Seeded deaths over live processes: each round kills or stops one worker at a named failpoint, and checks everything.
 
-A round: clients that send one request after another, online and offline ones by lot, drops and restores in between without a break until the worker
-that is armed for one failpoint has met it there (or, after ``FORCE_S``, is killed wherever it is), and then as much
-time as the last requests need. A stopped worker stays stopped until it has been replaced and is killed; or it is woken
-*late*, after it has been given up, and must reach no process and end; or *soon*, and then nothing may have happened.
+A round: clients that send one request after another, online and offline ones by lot, drops and restores in between
+without a break until the worker that is armed for one failpoint has met it there (or, after ``FORCE_S``, is killed
+wherever it is), and then as much time as the last requests need. A stopped worker stays stopped until it has been
+replaced and is killed; or it is woken *late*, after it has been given up, and must reach no process and end; or *soon*,
+and then nothing may have happened.
 Checked: every stream has one end and exactly the tokens of an undisturbed run (float64, greedy), and when all is quiet
-again no block, ghost or transfer is left and all workers serve. One engine serves all rounds, so restarted workers are
-used again and again.
+again no block, host slot, ghost or transfer is left and all workers serve. One engine serves all rounds, so restarted
+workers are used again and again.
 
 Used by the tests (a few rounds), ``benchmarks/faults.py`` (as many as one likes) and, one round at a time, by
 a table of scenarios with rows like "kill in phase X".
