@@ -49,6 +49,7 @@ def as_row(report: RoundReport, instances: int) -> Row:
         "seed": s.seed, "instances": instances, "victim": s.victim, "name": s.name, "count": s.count,
         "signal": s.signal.name, "wake": str(s.wake), "mode": str(s.mode), "pulls": s.pulls, "reached": report.reached,
         "phases": list(report.phases), "tokens": report.num_tokens, "requests": len(report.requests),
+        "offline_work": report.offline_work,
         "pause_ms": round(report.longest_pause_ms, 1), "problems": report.problems,
     }  # fmt: skip
 
@@ -58,6 +59,9 @@ def summary(rows: Sequence[Row]) -> dict[str, object]:
     counts = collections.Counter(f"{r['name']}" for r in rows)
     reached = collections.Counter(f"{r['name']}" for r in rows if r["reached"])
     phases = collections.Counter(phase for r in rows for phase in r["phases"])  # type: ignore[attr-defined]
+    offline_work: collections.Counter[str] = collections.Counter()
+    for row in rows:
+        offline_work.update(row.get("offline_work", {}))  # type: ignore[call-overload]
     pauses = {
         "kill": [r["pause_ms"] for r in rows if r["signal"] == "SIGKILL"],
         "stop": [r["pause_ms"] for r in rows if r["signal"] == "SIGSTOP" and r["wake"] != "soon"],
@@ -73,6 +77,7 @@ def summary(rows: Sequence[Row]) -> dict[str, object]:
         "stopped": dict(collections.Counter(f"woken {r['wake']}" for r in rows if r["signal"] == "SIGSTOP")),
         "by_exchange_mode": dict(collections.Counter(f"{r['mode']}" for r in rows)),
         "with_pulls": sum(bool(r["pulls"]) for r in rows),
+        "offline_work": dict(offline_work),
         "requests": sum(r["requests"] for r in rows),  # type: ignore[misc]
         "tokens_compared": sum(r["tokens"] for r in rows),  # type: ignore[misc]
         "pause_ms_median_max": {

@@ -71,7 +71,8 @@ def run(model_dir: Path, overload: str, instances: int) -> LocalCluster:
     """Offline requests alone, greedy and sampled, in chunks; with a recording of all that the core was told."""
     settings: dict[str, object] = {
         "model": str(model_dir), "dtype": "float64", "instances": instances, "block_size": 4, "max_num_seqs": 8,
-        "max_num_batched_tokens": 24, "overload": overload, "safepoint_layers": 1,
+        "max_num_batched_tokens": 24, "overload": overload, "offline": "harvest",
+        "safepoint_layers": 1,
     }
     memory = assemble(EngineConfig.resolve(**settings)).memory_for_blocks(60)
     cluster = LocalCluster(EngineConfig.resolve(**settings, memory=memory), seed=1)

@@ -1,12 +1,13 @@
 """Seeded deaths over live processes: each round kills or stops one worker at a named failpoint, and checks everything.
 
-A round: clients that send one request after another, drops and restores in between without a break until the worker
-that is armed for one failpoint has met it there (or, after ``FORCE_S``, is killed wherever it is), and then as much
-time as the last requests need. A stopped worker stays stopped until it has been replaced and is killed; or it is woken
-*late*, after it has been given up, and must reach no process and end; or *soon*, and then nothing may have happened.
+A round: clients that send one request after another, online and offline ones by lot, drops and restores in between
+without a break until the worker that is armed for one failpoint has met it there (or, after ``FORCE_S``, is killed
+wherever it is), and then as much time as the last requests need. A stopped worker stays stopped until it has been
+replaced and is killed; or it is woken *late*, after it has been given up, and must reach no process and end; or *soon*,
+and then nothing may have happened.
 Checked: every stream has one end and exactly the tokens of an undisturbed run (float64, greedy), and when all is quiet
-again no block, ghost or transfer is left and all workers serve. One engine serves all rounds, so restarted workers are
-used again and again.
+again no block, host slot, ghost or transfer is left and all workers serve. One engine serves all rounds, so restarted
+workers are used again and again.
 
 Used by the tests (a few rounds), ``benchmarks/faults.py`` (as many as one likes) and, one round at a time, by
 a table of scenarios with rows like "kill in phase X".
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jettison.config import EngineConfig
+from jettison.core.totals import counters
 from jettison.errors import JettisonError
 from jettison.live.engine.assembly import assemble
 from jettison.live.engine.engine import Engine
@@ -40,6 +42,9 @@ from jettison.types import FinishReason, LayerRange, Request, SamplingParams, Se
 
 BLOCK_SIZE = 4
 NUM_REQUESTS = 8
+PLACES = 3
+"""Of an instance: too few for all, so that offline requests are evicted for online ones and come back."""
+OFFLINE_WORK = ("steps_abandoned", "checkpointed_blocks", "checkpoint_frees", "offline_discards", "prefetched_blocks")
 NUM_PROMPTS = 32
 """Different prompts meet each fault."""
 MAX_PROMPT = 40
@@ -123,6 +128,8 @@ class RoundReport:
     """The failpoint was met; else the worker was killed from outside while requests ran."""
     phases: tuple[str, ...] = ()
     """Of the moves that the worker was part of when it was lost."""
+    offline_work: dict[str, int] = field(default_factory=dict)
+    """What was done for and to offline requests, by the names of ``core.totals``."""
     num_tokens: int = 0
     longest_pause_ms: float = 0.0
     problems: list[str] = field(default_factory=list)
@@ -135,7 +142,7 @@ def make_config(
     """Instances (two, where ``flags`` say nothing) that hold all requests of a round, with short timeouts."""
     base: dict[str, object] = {
         "model": str(model_dir), "instances": 2, "memory": "1GiB", "page_size": 4096, "block_size": BLOCK_SIZE,
-        "max_num_seqs": 32, "max_num_batched_tokens": 64, "num_threads": 1, "dtype": "float64",
+        "max_num_seqs": PLACES, "max_num_batched_tokens": 64, "num_threads": 1, "dtype": "float64",
         "exchange_piece_bytes": 1 << 12, "restore_dwell_ms": 3_600_000, "overload_min_wait_ms": 3_600_000,
         "worker_heartbeat_timeout": HEARTBEAT_TIMEOUT_S, "max_worker_restarts": 1_000_000,
         "offline": "harvest", "checkpoint_free": 1.0, "slo_ttft_ms": 1, "safepoint_layers": 1,
@@ -239,6 +246,7 @@ class FaultRounds:
         try:
             async with asyncio.timeout(ROUND_TIMEOUT_S):
                 await self._arm(schedule)
+                totals_before = counters(self.engine.core)
                 losses_before = self.engine.core.state.counters.num_worker_losses
                 clients = [asyncio.create_task(self._client(i, report, over)) for i in range(NUM_REQUESTS)]
                 moves = asyncio.create_task(self._moves(schedule, over, clients))
@@ -259,6 +267,8 @@ class FaultRounds:
         num_losses = self.engine.core.state.counters.num_worker_losses - losses_before
         if num_losses != (schedule.wake is not Wake.SOON):
             report.problems.append(f"{num_losses} workers were given up")
+        totals = counters(self.engine.core)
+        report.offline_work = {name: round(totals[name] - totals_before[name]) for name in OFFLINE_WORK}
         report.problems += self._leaks()
         return report
 
