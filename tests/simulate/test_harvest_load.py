@@ -34,7 +34,7 @@ def machine(variant: Variant, factor: float) -> RunResult:
 
 def test_a_share_of_what_is_done_at_most() -> None:
     factor = find_harvest_load(share_of(0.46), machine)
-    assert 800.0 * factor / MOST_TOKENS == pytest.approx(0.46, rel=0.04)
+    assert 800.0 * factor / MOST_TOKENS == pytest.approx(0.46, rel=0.01)
 
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 3.0, 9.0])
