@@ -50,6 +50,8 @@ def test_the_link_to_the_host_is_what_a_variant_says() -> None:
     slow = changed(setup, spec.machine, Changes(host_link=0.25))
     assert slow.topology.host is not None and setup.topology.host is not None
     assert slow.topology.host.bytes_per_s == setup.topology.host.bytes_per_s / 4
+    for of in (slow.profile, slow.params.profile):
+        assert of is not None and of.host_copy_bytes_per_s == setup.profile.host_copy_bytes_per_s / 4, "decisions know"
 
 
 def test_steps_of_the_baseline_by_priority_wait_for_what_is_swapped() -> None:
