@@ -25,6 +25,8 @@ MAXIMUM = Variant("vLLM++", "swap", {"offline": "priority"}, Changes(copy_engine
 LEAST, MOST = 1.0 / 64, 64.0
 """Factors beyond which no load is looked for."""
 BISECTIONS = 6
+CLOSE_SHARE = 0.01
+"""Relative distance from the wanted share: three hundredths above it chat alone may be late by seconds already."""
 
 
 def share_of(share: float) -> dict[str, Any]:
@@ -47,7 +49,7 @@ def told(rule: Mapping[str, Any]) -> str:
 def find_harvest_load(rule: Mapping[str, Any], simulate: Simulate) -> float:
     """The factor of the load by a rule."""
     if rule["rule"] == SHARE:
-        return search(lambda factor: online_share(simulate, factor), rule["of"]).factor
+        return search(lambda factor: online_share(simulate, factor), rule["of"], CLOSE_SHARE).factor
     return _largest(lambda factor: holds(simulate(ONLINE_ONLY, factor)))
 
 

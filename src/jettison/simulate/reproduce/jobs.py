@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from jettison.core.params import ClusterParams
+from jettison.cost.hardware import HardwareProfile
 from jettison.report.results import RunResult
 from jettison.sim.cluster import SimulatedCluster
 from jettison.sim.setup import ClusterSetup
@@ -109,7 +110,9 @@ def changed(setup: ClusterSetup, machine: Machine, changes: Changes) -> ClusterS
         host = setup.topology.host
         assert host is not None
         slower = replace(host, bytes_per_s=host.bytes_per_s * changes.host_link)
-        setup = replace(setup, topology=replace(setup.topology, host=slower))
+        profile = _with_host_link(setup.profile, changes.host_link)
+        setup = replace(setup, topology=replace(setup.topology, host=slower), profile=profile)
+        params = replace(params, profile=profile)
     if not changes.copy_engine:
         params = replace(params, swap=replace(params.swap, budget_blocks=machine.kv_tokens))
         setup = replace(setup, topology=replace(setup.topology, host=None))
@@ -119,6 +122,15 @@ def changed(setup: ClusterSetup, machine: Machine, changes: Changes) -> ClusterS
         assert host is not None
         executor = StreamedParameters(executor, changes.streamed_bytes / host.bytes_per_s, machine.shape.num_layers)
     return replace(setup, params=params, executor=executor, memory=replace(setup.memory, budget_bytes=budget))
+
+
+def _with_host_link(profile: HardwareProfile, times: float) -> HardwareProfile:
+    """As it would be measured with such a link: decisions go by it."""
+    beside = profile.beside_bytes_per_s
+    return replace(
+        profile, host_copy_bytes_per_s=profile.host_copy_bytes_per_s * times,
+        beside_bytes_per_s=None if beside is None else beside * times,
+    )
 
 
 def without_guard(params: ClusterParams) -> ClusterParams:

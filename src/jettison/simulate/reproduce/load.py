@@ -41,11 +41,11 @@ def find_load(spec: ExperimentSpec, machine: Machine) -> float:
     return search(load_at, wanted).factor
 
 
-def search(load_at: Callable[[float], float], wanted: float) -> Tried:
+def search(load_at: Callable[[float], float], wanted: float, close: float = CLOSE) -> Tried:
     """From factor 1: demand grows faster than the number of users, so steps are a little shorter than in proportion;
     between two bounds, on the line through both in logarithms."""
     tried = [Tried(1.0, load_at(1.0))]
-    while _distance(tried[-1], wanted) > CLOSE and len(tried) < MAX_PILOTS:
+    while _distance(tried[-1], wanted) > close and len(tried) < MAX_PILOTS:
         factor = _next_factor(tried, wanted)
         tried.append(Tried(factor, load_at(factor)))
     return min(tried, key=lambda t: _distance(t, wanted))
