@@ -6,8 +6,8 @@ After llm-d's experiment. Interactive requests (Poisson, short prompts) stream o
 with long prompts as ``--unfinished`` says, always, sent by the same client. Arms:
 
 - ``jettison alone`` (``--offline none``), ``jettison harvest`` and ``jettison priority``: the batch as
-  ``service_tier: flex``, all three with the same objectives: TPOT 9 times the decode step of one request, TTFT two of
-  these. (By the paper's 14 an arrival that finds a long step of the batch alone waits for its end, and is not late.)
+  ``service_tier: flex``, all three with the same objectives: TPOT 9 times the decode step of one request, TTFT 14
+  times that (the paper's proportions).
 - ``vllm alone`` and ``vllm batch``: ``--scheduling-policy priority``, the batch as requests of a lower priority, and
   vLLM's default step budget (``max_num_batched_tokens``); ``vllm-equal alone`` and ``vllm-equal batch``: with the
   budget at which its batch gets as many tokens a second as harvesting's.
@@ -48,7 +48,7 @@ from rich.table import Table
 
 from jettison.live.experiments.overload import ExperimentSetup
 from jettison.live.experiments.server_process import ServerProcess, flag_arguments
-from jettison.policy.offline import TPOT_OVER_LONE_STEP
+from jettison.policy.offline import TPOT_OVER_LONE_STEP, TTFT_OVER_TPOT
 from jettison.report.failures import check_answered
 from jettison.report.results import RunResult, percentile
 from jettison.workload.client import ReplayOptions, replay_sync
@@ -134,7 +134,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--arms", nargs="+", default=[arm.name for arm in ARMS], choices=[arm.name for arm in ARMS])
     parser.add_argument("--seconds", type=float, default=18.0, help="of arrivals, each arm")
     parser.add_argument("--share", type=float, default=0.4, help="of a capacity that the chat asks for")
-    parser.add_argument("--ttft-tpots", type=float, default=2.0, help="TTFT objective, in TPOT objectives")
+    parser.add_argument("--ttft-tpots", type=float, default=TTFT_OVER_TPOT, help="TTFT objective, in TPOT objectives")
     parser.add_argument("--unfinished", type=int, default=16, help="requests of the batch that are there at any time")
     parser.add_argument("--model", choices=sorted(SHAPES), default="110m")
     parser.add_argument("--core", type=int, default=0, help="of vLLM's model; each engine computes with one thread")
