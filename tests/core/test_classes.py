@@ -75,9 +75,9 @@ def test_online_requests_go_first_whenever_they_came() -> None:
 
 def test_the_offline_one_gives_way_where_blocks_run_out() -> None:
     cluster = FakeCluster(num_workers=1, full_blocks=20, policy="recompute", prefix_caching=False)
-    cluster.submit("chat-0", tokens(1, 20), 40)
     offline(cluster, "batch", 20, 40)
-    cluster.submit("chat-1", tokens(2, 20), 40, 1.0)  # the newest, and yet not the victim
+    cluster.submit("chat-0", tokens(1, 20), 40, 1.0)
+    cluster.submit("chat-1", tokens(2, 20), 40, 2.0)  # the newest, and yet not the victim
     cluster.run(stop=lambda: any(s.num_preemptions for s in cluster.core.state.requests.values()))
     states = cluster.core.state.requests
     assert states["batch"].num_preemptions == 1

@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harvested_runs import harvested
 from logged_runs import run as made_run
 
+from jettison.policy.standing import Standstill
+from jettison.report.classes import class_figure
 from jettison.report.html import render_html
 from jettison.report.offlineplots import draw_harvest, draw_latencies, draw_offline_requests
 from jettison.report.offlinework import class_rows, given_up_rows, objectives_told
@@ -35,7 +37,7 @@ def test_the_page_has_a_section_where_there_is_offline_work(runs: list[RunResult
     section = section[: section.index("</section>")]
     assert section.count("<figure>") == 3
     for said in ("Both classes", "online: requests that kept both, in every gap", "harvested", "steps given up",
-                 "stood still: online requests wait", "Objectives: TTFT 20 ms, gap 6 ms."):  # fmt: skip
+                 f"stood still: {Standstill.PAUSED}", "Objectives: TTFT 20 ms, gap 6 ms."):  # fmt: skip
         assert said in section
     assert "Offline work" not in render_html([harvested("alone", pool=None), made_run()])
 
@@ -43,13 +45,15 @@ def test_the_page_has_a_section_where_there_is_offline_work(runs: list[RunResult
 def test_rows_say_what_the_runs_counted(runs: list[RunResult]) -> None:
     rows = {row[0]: row[1:] for row in class_rows(runs)}
     assert rows["offline: requests completed"] == ["0", "30", "30"]
-    assert rows["offline: first-time tokens/s, harvested"] == ["0", "1,350", "1,350"]
+    per_s = [class_figure(run, "offline", "tokens", "total_per_s") for run in runs]
+    assert rows["offline: first-time tokens/s, harvested"] == [f"{value:,.4g}" for value in per_s]
     given_up, never = given_up_rows(runs)
     found = {row[0]: row[1:] for row in given_up}
     harvest = runs[2].events
     label = "steps given up for an arrival / their tokens"
     assert found[label] == ["0 / 0", "0 / 0", f"{harvest['steps_abandoned']} / {harvest['tokens_abandoned']}"]
-    assert "pauses, as memory kept online requests out" in never and not set(never) & found.keys()
+    assert found["pauses, as memory kept online requests out"][2] == f"{harvest['offline_pauses']}"
+    assert not set(never) & found.keys()
     assert objectives_told([made_run()]) == []
 
 

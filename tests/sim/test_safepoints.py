@@ -132,6 +132,7 @@ def test_fast_forwards_change_nothing_beside_steps_that_may_be_given_up(seed: in
     for compress in (False, True):
         watched = Watched(replace(harvesting(policy, **changes), compress=compress), checks=False)
         watched.load(seed, num_requests=40, span_s=1.5, mean_prompt=60, offline_share=0.5)
+        watched.submit("last", 20, 200, 5.0)
         watched.cluster.run()
         watched.expect_all_served()
         runs.append(watched)
