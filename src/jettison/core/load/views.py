@@ -357,6 +357,14 @@ class Loads:
         is_behind = falls_behind(load, self._state.params.restore)
         return load._replace(behind_s=monitor.note_behind(is_behind, now_ns))
 
+    def without_offline(self, group: Group, load: MergedLoad) -> MergedLoad:
+        """The same group if its offline requests had given their blocks up; to be asked on every tick."""
+        used = group.blocks.num_used_without(s.request_id for s in group.queues.holding_offline())
+        return load._replace(
+            used_blocks=used, usage_trend_blocks_per_s=self.monitor(group).note_online_used(used),
+            num_waiting=load.num_waiting - sum(s.is_offline for s in group.queues.moving.values()),
+        )
+
     def _separate_pace(self, group: Group) -> float | None:
         """Time of a decode step on one member as an instance, over its way through the pipeline: as both were seen.
 
