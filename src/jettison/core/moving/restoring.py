@@ -275,7 +275,8 @@ class Restoring:
         """Whether every request has a home in the next layouts, with room to grow."""
         queues = self.group.queues
         moves = any(not (without_offline and s.is_offline) for s in queues.moving.values())
-        if moves or (queues.waiting and not self._with_queue):
+        waits = queues.waiting and not (without_offline and self.group.head_blocked_by is None)
+        if moves or (waits and not self._with_queue):
             return False
         return fits(
             self._cluster, self.group, self.split_plan, self._max_overflow_blocks, without_offline=without_offline
