@@ -1,4 +1,4 @@
-"""A batch keeps no merged group from being restored: its KV gives way where the online requests alone would fit apart."""
+"""A batch keeps no merged group from being restored: its KV gives way where the online requests alone fit apart."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from jettison.types import ServiceClass
 
 def merged(offline: str, *, num_offline: int = 70, seed: int = 0, **options: object) -> FakeCluster:
     """Two instances that have merged, and so much offline work that all of their memory is filled for long."""
-    cluster = harvesting(policy="drop", num_workers=2, full_blocks=60, eager=True, offline=offline, seed=seed, **options)
+    cluster = harvesting(
+        policy="drop", num_workers=2, full_blocks=60, eager=True, offline=offline, seed=seed, **options
+    )
     for i in range(num_offline):
         name = f"batch-{i}"
         cluster.submit(name, tokens(name, 24), 120, 0.3 * i, service_class=ServiceClass.OFFLINE, ignore_eos=True)
@@ -90,7 +92,7 @@ def test_a_group_that_cannot_be_restored_is_not_emptied() -> None:
     cluster = merged("scheduler")
     for i in range(2):
         cluster.submit(f"long-{i}", tokens(f"long-{i}", 30), 400, cluster.now / MS, ignore_eos=True)
-    cluster.run(stop=lambda: len(cluster.ends) > 0 and any(r.startswith("long") for r in cluster.ends))
+    cluster.run(stop=lambda: any(r.startswith("long") for r in cluster.ends))
     assert cluster.core.state.pipelines and not paused(cluster)
     cluster.run()
     expect_all_well(cluster)
