@@ -72,7 +72,7 @@ def test_what_a_batch_does_can_be_read_at_any_moment() -> None:
         if not gauges.offline_running:
             assert core.checkpoint_lag_blocks == 0, "nobody runs whose blocks could be copied"
 
-    for at_ms in range(1, 1000, 5):
+    for at_ms in range(1, 2000, 5):  # a pause lasts a second, and the batch goes on after it
         watched.cluster.loop.at(at_ms * 1_000_000, look)
     watched.cluster.run()
     watched.expect_all_served()
