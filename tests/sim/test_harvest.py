@@ -11,6 +11,7 @@ from scenarios import Watched, make_setup
 from jettison.config.offline import HARVEST_PARTS
 from jettison.core.ladder.lists import with_offline
 from jettison.policy.offline import OfflineParams, SloParams
+from jettison.policy.restore import RestoreParams
 from jettison.types import ServiceClass
 
 HARVEST = OfflineParams()
@@ -110,3 +111,27 @@ def test_a_burst_drops_beside_a_batch_as_it_does_alone_and_the_batch_ends() -> N
         assert beside.kinds().count("offline_paused") == beside.kinds().count("offline_resumed")
         ratios.append(at(first_tokens(beside), 0.99) / at(first_tokens(alone), 0.99))
     assert sorted(ratios)[5] <= 1.25
+
+
+def restored_s(seed: int, num_offline: int) -> float:
+    """When two instances that a burst has merged are on their own again, with a chat and the batch still going on."""
+    setup = make_setup("drop", num_workers=2, num_blocks=60)
+    rungs = with_offline(setup.params.rungs, HARVEST_PARTS)
+    params = replace(setup.params, rungs=rungs, offline=HARVEST, restore=RestoreParams())
+    watched = Watched(replace(setup, params=params))
+    rng = random.Random(seed)
+    for i in range(60):
+        watched.submit(f"chat-{i}", rng.randint(20, 100), rng.randint(20, 100), 0.4 + 0.2 * rng.random())
+    for i in range(60):
+        watched.submit(f"later-{i}", rng.randint(20, 100), rng.randint(20, 40), 0.6 + 0.1 * i)
+    for i in range(num_offline):
+        watched.submit(f"batch-{i}", rng.randint(100, 300), rng.randint(5, 40), 0.0, ServiceClass.OFFLINE)
+    watched.cluster.run(until_ns=6 * 10**9)
+    assert "drop_decided" in watched.kinds() and watched.kinds().count("restore_done") == 1
+    assert len([name for name in watched.ends if name[0] == "b"]) < max(1, num_offline)
+    return next(record.time_ns for record in watched.records if record.kind == "restore_done") / 1e9
+
+
+def test_beside_an_endless_batch_instances_come_back_as_soon_after_a_burst_as_without() -> None:
+    for seed in range(3):
+        assert restored_s(seed, 800) <= restored_s(seed, 0) + 1.0

@@ -18,7 +18,7 @@ class Standstill(StrEnum):
 
     NO_WORKER = "no living worker can take it"
     LAYOUT = "its instances merge, split or recover"
-    PAUSED = "paused: memory keeps online requests out"
+    PAUSED = "paused: its memory is for online requests"
     AGAIN = "it computes again what it had given up"
     ABANDONED = "its steps are given up, one after the other, for online arrivals"
     UNKNOWN_TIMES = "step times are not known yet"

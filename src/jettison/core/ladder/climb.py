@@ -30,7 +30,9 @@ class Ladder:
         checkpoints: Checkpoints, migrations: Migrations,
     ) -> None:
         """Raises ConfigError as ``rung_classes`` does."""
-        self._means = Means(state, loads, moves, hosted, checkpoints, migrations, self.ask_way, self._tell_unmet)
+        self._means = Means(
+            state, loads, moves, hosted, checkpoints, migrations, self.ask_way, self._ask_room, self._tell_unmet
+        )
         kinds = rung_classes(names, static_pipeline=state.params.static_pipeline)
         self.rungs: tuple[Rung, ...] = tuple(kind(self._means) for kind in kinds)
 
@@ -78,6 +80,10 @@ class Ladder:
         """Have the rungs below one give way at these workers; None: all of them (an administrator asks)."""
         below = self.rungs if by is None else self.rungs[: self.rungs.index(by)]
         return [action for rung in reversed(below) for action in rung.give_way(worker_ids, by, why, now_ns)]
+
+    def _ask_room(self, by: Rung, group: Group, why: str, now_ns: int) -> list[Action]:
+        below = self.rungs[: self.rungs.index(by)]
+        return [action for rung in reversed(below) for action in rung.give_room(group, why, now_ns)]
 
     def why_refuse(self, tenant: str, limit: int | None, num_coming: int, now_ns: int) -> Refusal | None:
         """Why the first rung that does not take another request of a tenant does not; see ``Rung.why_refuse``."""

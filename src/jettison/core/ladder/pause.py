@@ -1,9 +1,10 @@
-"""Pause: a group stops its offline work while memory keeps online requests out, before anything is dropped for them.
+"""Pause: a group stops its offline work while memory keeps online requests out, before anything is dropped for them,
+and where a restore needs the memory.
 
 Steps evict by themselves for what fits then (``policy.filling``); here online requests lack room beyond that.
 Checkpointed requests are stored, others are computed again later; whoever is in a step leaves when that has ended. No
-offline request is let in or comes back until no online one has waited for a second and there is room again. What its
-members make after a merge or a split takes the pause over.
+offline request is let in or comes back until no online one has waited for a second, there is room again, and no move
+of its members is under way. What its members make after a merge or a split takes the pause over.
 """
 
 from __future__ import annotations
@@ -67,10 +68,11 @@ class PauseRung(Rung):
             return
         busy = self.means.moves.moving_workers()
         for group_id in sorted(asked):
-            group = groups.get(group_id)
-            if group is None or not busy.isdisjoint(group.worker_ids):  # ``leave`` tells of its end
+            group, is_paused = groups.get(group_id), group_id in self._pressed_ns
+            if group is None:  # ``leave`` tells of its end
                 continue
-            is_paused = group_id in self._pressed_ns
+            if not busy.isdisjoint(group.worker_ids) and not (is_paused and self._serves_on(group)):
+                continue
             if self._has_offline_work(group) if is_paused else _is_pressed(group) and _has_offline(group):
                 yield Offer(groups=(group_id,), why="memory keeps an online request out")
 
@@ -91,6 +93,17 @@ class PauseRung(Rung):
             group.head_blocked_by = None  # as far as is known before the next plan: what is dearer waits for that
         return actions
 
+    def give_room(self, group: Group, why: str, now_ns: int) -> list[Action]:
+        """Its offline work stops, also where no online request waits."""
+        actions = self.begin(Offer(groups=(group.group_id,), why=why), now_ns)
+        self._pressed_ns[group.group_id] = now_ns
+        return actions
+
+    def _serves_on(self, group: Group) -> bool:
+        """Its members are to be restored, and no layout is being changed now: blocks may be given up."""
+        restore = self.means.moves.restore_of(group)
+        return restore is not None and restore.group is group and restore.may_still_wait and not group.paused
+
     def _pause(self, group: Group, pressed_ns: int, now_ns: int, why: str) -> Record:
         group_id = group.group_id
         self._pressed_ns[group_id], self._workers[group_id] = pressed_ns, group.worker_ids
@@ -110,22 +123,23 @@ class PauseRung(Rung):
     def leave(self, now_ns: int) -> list[Action]:
         """Groups in which the pressure is gone."""
         actions: list[Action] = []
+        busy = self.means.moves.moving_workers() if self._pressed_ns else ()
         for group_id, pressed_ns in list(self._pressed_ns.items()):
             group = self.means.state.groups.get(group_id)
+            is_moving = any(w in busy for w in self._workers[group_id])
+            heirs = self._heirs(group_id) if group is None or is_moving else ()
             if group is not None and group.queues.waiting:
                 self._pressed_ns[group_id] = now_ns
-                continue
-            is_over = now_ns - pressed_ns >= LEAST_PAUSE_S * NANOSECONDS
+            is_over = not is_moving and now_ns - self._pressed_ns[group_id] >= LEAST_PAUSE_S * NANOSECONDS
             if group is None or (is_over and _has_room_again(group)):
-                heirs = () if group is not None else self._heirs(group_id)
                 paused_ms = (now_ns - self._resume(group_id)) / 1e6
                 actions.append(Record("offline_resumed", now_ns, {"group": group_id, "ms": paused_ms}))
-                why = "its members were paused"
-                actions += [self._pause(heir, pressed_ns, now_ns, why) for heir in heirs]
+            why = "its members were paused"
+            actions += [self._pause(heir, pressed_ns, now_ns, why) for heir in heirs]
         return actions
 
     def _heirs(self, group_id: GroupId) -> list[Group]:
-        """What has become of a group that is no more: the pressure that it was under is theirs."""
+        """What its members make beside a group, or have made of it: the pressure that it was under is theirs."""
         groups_of = self.means.state.groups_of
         heirs = {g.group_id: g for w in self._workers[group_id] for g in groups_of.get(w, ())}
         return [heir for heir_id, heir in heirs.items() if heir_id not in self._pressed_ns]

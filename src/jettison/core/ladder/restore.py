@@ -1,7 +1,8 @@
 """Restore: a merged group goes back to instances when its wave has passed, or when compute binds (KunServe).
 
 The tests are policies (``policy.restore``) over the views of ``core.load.views``; the move is
-``core.moving.restoring``.
+``core.moving.restoring``. Offline KV keeps no group merged: where the online requests alone would let it go back, or
+let a restore under way split, rungs below are asked to take it out first.
 """
 
 from __future__ import annotations
@@ -14,8 +15,17 @@ from jettison.core.ladder.splits import choose_split
 from jettison.core.moving.restoring import Restoring, fits, room_blocks, will_hold
 from jettison.core.ports import Action, Record
 from jettison.core.serving.group import Group
-from jettison.policy.restore import MergedLoad, early_overflow_blocks, plan_splits, should_restore, should_yield
+from jettison.policy.restore import (
+    MergedLoad,
+    RestoreParams,
+    early_overflow_blocks,
+    plan_splits,
+    should_restore,
+    should_yield,
+)
 from jettison.types import WorkerId
+
+_ROOM = "without offline work its load fits into its members again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +34,11 @@ class RestoreOffer(Offer):
 
     max_overflow_blocks: int = 0
     """Of what does not fit at the split, so much is computed again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoomOffer(Offer):
+    """Nothing but offline KV keeps a merged group from being taken apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +77,7 @@ class RestoreRung(Rung):
                 yield from self._consider(group, now_ns)
 
     def begin(self, offer: Offer, now_ns: int) -> list[Action]:
-        """Restore, yield, or turn a restore round."""
+        """Restore, have room made for it, yield, or turn a restore round."""
         group = self._state.groups[offer.groups[0]]
         match offer:
             case RestoreOffer():
@@ -71,6 +86,8 @@ class RestoreRung(Rung):
                 return actions + self._moves.restore(
                     group, split, now_ns, offer.why, max_overflow_blocks=offer.max_overflow_blocks
                 )
+            case RoomOffer():
+                return self.means.ask_room(self, group, offer.why, now_ns)
             case YieldOffer():
                 record = self._yield(group, offer.load, now_ns)
                 restore = self._moves.restore_of(group)
@@ -116,6 +133,7 @@ class RestoreRung(Rung):
         if self._moves.is_moving(group):
             return
         load, params = self._loads.merged_load(group, now_ns), self._state.params.restore
+        online = self._loads.without_offline(group, load)
         patient = replace(params, min_settled_s=self._loads.monitor(group).patience(params.min_settled_s))
         if group.blocks.admission_cap is not None:
             if self._needs_merging(group):
@@ -123,15 +141,26 @@ class RestoreRung(Rung):
             elif group.blocks.num_used <= group.blocks.admission_cap and not group.queues.moving:
                 yield RestoreOffer(groups=ids, why="compute binds, and its members have more of it apart")
             return
-        if should_restore(load, patient) and self._can_split(group):
-            yield RestoreOffer(groups=ids, why="its load fits into its members again")
-            return
-        overflow_blocks = early_overflow_blocks(load, patient)
-        if overflow_blocks is not None and self._can_split(group, overflow_blocks):
-            why = "all but a little of its load fits into its members again"
-            yield RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow_blocks)
+        offer = self._restore(group, load, patient)
+        if offer is not None:
+            yield offer
+        elif group.queues.holding_offline() and self._restore(group, online, patient, without_offline=True):
+            yield RoomOffer(groups=ids, why=_ROOM)
         elif should_yield(load, patient) and not self._needs_merging(group):
             yield YieldOffer(groups=ids, why="compute binds", load=load)
+
+    def _restore(
+        self, group: Group, load: MergedLoad, params: RestoreParams, *, without_offline: bool = False
+    ) -> RestoreOffer | None:
+        """Its wave has passed, and all requests have room apart."""
+        ids = (group.group_id,)
+        if should_restore(load, params) and self._can_split(group, without_offline=without_offline):
+            return RestoreOffer(groups=ids, why="its load fits into its members again")
+        overflow_blocks = early_overflow_blocks(load, params)
+        if overflow_blocks is None or not self._can_split(group, overflow_blocks, without_offline=without_offline):
+            return None
+        why = "all but a little of its load fits into its members again"
+        return RestoreOffer(groups=ids, why=why, max_overflow_blocks=overflow_blocks)
 
     def _reconsider(self, restore: Restoring, now_ns: int) -> Iterator[Offer]:
         """A restore whose members have not split yet: does what has arrived since let it come to an end, and last?"""
@@ -142,6 +171,8 @@ class RestoreRung(Rung):
         if not will_hold(self._state, group, restore.split_plan, self._usual_output):
             yield TurnOffer(groups=ids, why="a request needs all members' memory")
             return
+        if restore.lacks_offline_room:
+            yield RoomOffer(groups=ids, why=_ROOM)
         if not group.queues.waiting:
             return
         load = self._loads.merged_load(group, now_ns)
@@ -158,12 +189,12 @@ class RestoreRung(Rung):
         }
         return Record("yield", now_ns, fields)
 
-    def _can_split(self, group: Group, max_overflow_blocks: int = 0) -> bool:
+    def _can_split(self, group: Group, max_overflow_blocks: int = 0, *, without_offline: bool = False) -> bool:
         """All requests have room apart, now and as long as they are foreseen to become."""
         ways = plan_splits(group.stages, self._state.shape.num_layers)
         return any(
             will_hold(self._state, group, way, self._usual_output)
-            and fits(self._state, group, way, max_overflow_blocks)
+            and fits(self._state, group, way, max_overflow_blocks, without_offline=without_offline)
             for way in ways
         )
 

@@ -73,6 +73,8 @@ class Means:
     migrations: Migrations
     ask_way: Callable[[Rung, Collection[WorkerId], str, int], list[Action]]
     """Have all rungs below one give way at these workers."""
+    ask_room: Callable[[Rung, Group, str, int], list[Action]]
+    """Have all rungs below one take offline KV out of a group."""
     tell_unmet: Callable[[GroupId, int, str, int], list[Action]]
     """A group lacks so many bytes that a rung had no way to get, and why: rungs above it may."""
 
@@ -108,6 +110,10 @@ class Rung:
         Copies to and from arenas whose layouts a move changes are broken off by the move (``Moves``), whichever rung
         has begun them.
         """
+        return []
+
+    def give_room(self, group: Group, why: str, now_ns: int) -> list[Action]:
+        """Offline KV in this group is all that keeps a rung above from what it would do with it, and why."""
         return []
 
     def on_unmet(self, group_id: GroupId, missing_bytes: int, why: str, now_ns: int) -> list[Action]:

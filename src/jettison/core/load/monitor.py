@@ -191,6 +191,8 @@ class GroupMonitor:
     _unrelieved_tick: int | None = None
     """Number of the tick that comes after the last plan that could not relieve it."""
     _last_news_ns: int | None = None
+    _online_used: Totals | None = None
+    """Blocks that are held without offline requests', of a merged group."""
     _totals: Totals | None = None
     """Blocks freed, grown, arrived, held and let in, since they were first noted."""
 
@@ -257,6 +259,16 @@ class GroupMonitor:
         (freed, grown, arrived, used, let_in), duration_ns = changes
         blocks = (freed - grown, freed, arrived, arrived + grown, used, let_in)
         return BlockRates(*(per_s(change, duration_ns) for change in blocks))
+
+    def note_online_used(self, num_blocks: int) -> float:
+        """Follow on every tick what a merged group holds without offline requests; its change a second, a mean over the
+        last window, 0.0 while too little has been seen."""
+        if self._online_used is None:
+            self._online_used = Totals(self.ticks, num_blocks)
+        else:
+            self._online_used.note(num_blocks)
+        changes = self._online_used.changes(WINDOW_NS)
+        return 0.0 if changes is None else per_s(changes[0][0], changes[1])
 
     def let_in_per_s(self, window_ns: int) -> float:
         """Blocks of requests that were let in, less those of preempted ones, a mean over the last window; 0.0 while too

@@ -357,6 +357,20 @@ class Loads:
         is_behind = falls_behind(load, self._state.params.restore)
         return load._replace(behind_s=monitor.note_behind(is_behind, now_ns))
 
+    def without_offline(self, group: Group, load: MergedLoad) -> MergedLoad:
+        """The same group if its offline requests had given their blocks up; to be asked on every tick.
+
+        Who has come since the last step was planned counts as let in: steps that are filled up keep newcomers for
+        longer, and on a busy group somebody would wait at every look.
+        """
+        queues = group.queues
+        used = group.blocks.num_used_without(s.request_id for s in queues.holding_offline())
+        trend = self.monitor(group).note_online_used(used)
+        num_waiting = load.num_waiting - sum(s.is_offline for s in queues.moving.values())
+        if group.head_blocked_by is None:
+            num_waiting, used = num_waiting - len(queues.waiting), used + queues.queued_blocks()
+        return load._replace(used_blocks=used, usage_trend_blocks_per_s=trend, num_waiting=num_waiting)
+
     def _separate_pace(self, group: Group) -> float | None:
         """Time of a decode step on one member as an instance, over its way through the pipeline: as both were seen.
 

@@ -38,7 +38,7 @@ from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.stages import SplitPlan, StagePlan, stage_bytes
-from jettison.types import WorkerId
+from jettison.types import RequestId, WorkerId
 
 HEADROOM = 20
 """One part in so many of a member's blocks stays free at a split, so that running requests can grow."""
@@ -123,6 +123,11 @@ class Restoring:
     def take_queue_along(self) -> None:
         """Requests wait for compute, of which the members have more apart: split although there is a queue."""
         self._with_queue = True
+
+    @property
+    def lacks_offline_room(self) -> bool:
+        """All shards are here, and nothing but offline requests keeps the group from splitting."""
+        return self.phase is RestorePhase.FIT and not self._fits() and self._fits(without_offline=True)
 
     @property
     def takes_queue_along(self) -> bool:
@@ -266,12 +271,16 @@ class Restoring:
 
     # --- fit and split ----------------------------------------------------------------------------------------
 
-    def _fits(self) -> bool:
+    def _fits(self, *, without_offline: bool = False) -> bool:
         """Whether every request has a home in the next layouts, with room to grow."""
-        group = self.group
-        if group.queues.moving or (group.queues.waiting and not self._with_queue):
+        queues = self.group.queues
+        moves = any(not (without_offline and s.is_offline) for s in queues.moving.values())
+        waits = queues.waiting and not (without_offline and self.group.head_blocked_by is None)
+        if moves or (waits and not self._with_queue):
             return False
-        return fits(self._cluster, group, self.split_plan, self._max_overflow_blocks)
+        return fits(
+            self._cluster, self.group, self.split_plan, self._max_overflow_blocks, without_offline=without_offline
+        )
 
     def _give_up_overflow(self) -> None:
         """Preempt what does not fit; it is computed again at home. Last steps may have made it a little more."""
@@ -387,24 +396,33 @@ def room_blocks(cluster: ClusterState, part: tuple[StagePlan, ...]) -> int:
 
 
 def overflow(
-    cluster: ClusterState, group: Group, split: SplitPlan, max_blocks: int
+    cluster: ClusterState, group: Group, split: SplitPlan, max_blocks: int, *, without_offline: bool = False
 ) -> list[RequestState] | None:
     """The newest running requests without which the others fit into the parts of ``split``.
 
     Until requests have moved, every member holds blocks of all of them, in the layers of its next layout; then each
-    part holds its own. None if ``max_blocks`` given up are not enough.
+    part holds its own. None if ``max_blocks`` given up are not enough; ``without_offline``: beside what offline
+    requests hold.
     """
     room = {index: room_blocks(cluster, part) for index, part in enumerate(split.parts)}
     most = max(room.values())
     if any(group.limits.blocks_for(s.num_tokens) > most for s in group.queues.waiting):
         return None
     num_blocks_of = group.blocks.ledgers[0].num_blocks_of
-    left = {r: num_blocks_of(r) for r in (*group.queues.running, *group.queues.moving)}
+    gone = {s.request_id for s in group.queues.holding_offline()} if without_offline else set[RequestId]()
+    left = {r: num_blocks_of(r) for r in (*group.queues.running, *group.queues.moving) if r not in gone}
+    held: dict[WorkerId, int] = {}
+    for part in split.parts:
+        for stage in part:
+            ledger = cluster.workers[stage.worker_id].ledger
+            held[stage.worker_id] = ledger.num_held - sum(ledger.num_exclusive_blocks(r) for r in gone if ledger.has(r))
     victims: list[RequestState] = []
-    candidates = [s for s in group.queues.running.values() if s.ending is None and not s.transfers]
+    candidates = [
+        s for s in group.queues.running.values() if s.ending is None and not s.transfers and s.request_id in left
+    ]
     while True:
         homes = cluster.advice.place(left, room, most // HEADROOM)
-        if homes is not None and _has_room(cluster, split, room, victims):
+        if homes is not None and _has_room(cluster, split, room, held, victims):
             return victims
         if not candidates:
             return None
@@ -414,21 +432,28 @@ def overflow(
             return None
 
 
-def _has_room(cluster: ClusterState, split: SplitPlan, room: dict[int, int], given_up: list[RequestState]) -> bool:
-    """Whether every member can hold the blocks of all requests but these in the layers of its next layout."""
+def _has_room(
+    cluster: ClusterState, split: SplitPlan, room: dict[int, int], held: dict[WorkerId, int],
+    given_up: list[RequestState],
+) -> bool:
+    """Whether every member can hold so many blocks, but for these requests', in the layers of its next layout."""
     for index, part in enumerate(split.parts):
         for stage in part:
             ledger = cluster.workers[stage.worker_id].ledger
             # Shared prefix blocks stay: this errs on the side of giving up more.
             freed = sum(ledger.num_exclusive_blocks(s.request_id) for s in given_up)
-            if ledger.num_held - freed > room[index] - room[index] // HEADROOM:
+            if held[stage.worker_id] - freed > room[index] - room[index] // HEADROOM:
                 return False
     return True
 
 
-def fits(cluster: ClusterState, group: Group, split: SplitPlan, max_overflow_blocks: int = 0) -> bool:
-    """Whether all requests of ``group`` fit into the parts of ``split``, but for so many blocks of the newest."""
-    return overflow(cluster, group, split, max_overflow_blocks) is not None
+def fits(
+    cluster: ClusterState, group: Group, split: SplitPlan, max_overflow_blocks: int = 0, *,
+    without_offline: bool = False,
+) -> bool:
+    """Whether all requests of ``group``, or all online ones, fit into the parts of ``split``, but for so many blocks of
+    the newest."""
+    return overflow(cluster, group, split, max_overflow_blocks, without_offline=without_offline) is not None
 
 
 def will_hold(cluster: ClusterState, group: Group, split: SplitPlan, usual_output: float) -> bool:

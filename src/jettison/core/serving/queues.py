@@ -132,6 +132,10 @@ class Queues:
         """Of the running requests the offline ones: O(their number), as they are the last."""
         return list(takewhile(lambda s: s.is_offline, reversed(self.running.values())))
 
+    def holding_offline(self) -> list[RequestState]:
+        """Offline requests that have blocks: those that run, and those on their way here."""
+        return [*self.running_offline(), *(s for s in self.moving.values() if s.is_offline)]
+
     @property
     def admits_offline(self) -> bool:
         """Waiting offline requests may be let in: they are not paused, and none that has been served before waits to
