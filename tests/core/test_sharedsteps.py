@@ -17,7 +17,7 @@ from jettison.cost.predictor import StepTimePredictor
 from jettison.policy.batching import BlockedBy
 from jettison.policy.lookahead import LookaheadParams
 from jettison.policy.offline import OfflineParams, SloParams
-from jettison.policy.slo import FILLED_BELOW, Pace
+from jettison.policy.slo import Pace
 from jettison.types import FinishReason, Request, SamplingParams, ServiceClass
 
 MS = 1_000_000
@@ -81,12 +81,27 @@ def test_steps_are_not_filled_while_online_requests_hold_much_of_the_memory() ->
     bench.ask_offline("batch", 16)
     filled: list[tuple[bool, list[str]]] = []
     while bench.group.queues.serves_online or not filled:
-        is_scarce = online_share(bench.group) > FILLED_BELOW
+        is_scarce = online_share(bench.group) > OfflineParams().fill_below
         filled.append((is_scarce, [r for r, *_ in bench.step()]))
     assert online_share(bench.group) == 0.0, "offline requests' blocks do not count"
     assert filled[0] == (False, ["chat"]), "there is no room for more tokens"
     assert filled[1:] == [(False, ["chat", "batch"])] * 13 + [(True, ["chat"])] * 6
     assert [r for r, *_ in bench.step()] == ["batch"]
+
+
+def test_what_offline_requests_share_or_bring_back_is_not_held_by_online_ones() -> None:
+    bench = SharedBench(20, slo=SloParams(tpot_s=1.0))
+    for name in ("first", "second", "third"):
+        bench.ask_offline(name, 24)  # the same prompt: six blocks that all of them hold
+    for _ in range(8):
+        bench.step()
+    assert bench.group.blocks.num_used >= 7
+    bench.ask("chat", 4)
+    assert "first" in [r for r, *_ in bench.step()] and online_share(bench.group) <= 0.1
+    everything = bench.group.queues.running
+    distinct = {i for name in everything for i in bench.group.blocks.ledgers[0].table(name).ids}
+    assert bench.group.blocks.num_distinct(everything) == len(distinct)
+    assert bench.group.blocks.num_used_by(everything) > len(distinct)
 
 
 def test_what_a_first_token_has_waited_bounds_what_shares_its_step() -> None:

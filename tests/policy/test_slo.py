@@ -13,7 +13,6 @@ from jettison.cost.predictor import StepTimePredictor
 from jettison.cost.stepwork import LONE_STEP, StepWork, period_of
 from jettison.policy.offline import OfflineParams, SloParams
 from jettison.policy.slo import (
-    FILLED_BELOW,
     LONE_DECODE,
     SATURATED,
     Objectives,
@@ -46,7 +45,7 @@ def test_objectives_are_worked_out_from_the_lone_decode_step() -> None:
 def test_nothing_fills_a_step_while_nothing_is_known() -> None:
     unknown = StepTimePredictor(4)
     assert objectives(SloParams(), unknown) == (None, None)
-    assert filler_s(Objectives(None, None), online_share=0.0, longest_wait_s=lambda: None) == 0.0
+    assert filler_s(Objectives(None, None), lambda: None) == 0.0
     budget = step_budget(unknown, 10.0, 1)  # an objective alone does not tell what fits into it
     assert budget.largest(100, partial(StepWork.decodes, num_kv_tokens=0)) == 0
     assert step_budget(unknown, None, 1).largest(100, partial(StepWork.decodes, num_kv_tokens=0)) == 100
@@ -54,12 +53,9 @@ def test_nothing_fills_a_step_while_nothing_is_known() -> None:
 
 @pytest.mark.parametrize(("waited_s", "expected"), [(None, 0.1), (0.0, 0.1), (0.07, 0.03), (0.1, 0.0), (3.0, 0.0)])
 def test_offline_work_costs_a_first_token_one_gap_in_all(waited_s: float | None, expected: float) -> None:
-    def seconds(ttft_s: float, share: float) -> float:
-        return filler_s(Objectives(ttft_s, 0.1), online_share=share, longest_wait_s=lambda: waited_s)
-
-    assert seconds(1.4, 0.0) == seconds(1.4, FILLED_BELOW) == pytest.approx(expected)
-    assert seconds(0.05, 0.0) == pytest.approx(0.1 if waited_s is None else max(0.0, expected - 0.05))
-    assert seconds(1.4, FILLED_BELOW + 0.01) == 0.0
+    assert filler_s(Objectives(1.4, 0.1), lambda: waited_s) == pytest.approx(expected)
+    sooner_s = 0.1 if waited_s is None else max(0.0, expected - 0.05)
+    assert filler_s(Objectives(0.05, 0.1), lambda: waited_s) == pytest.approx(sooner_s)
 
 
 def test_a_step_is_planned_shorter_by_what_predictions_were_off() -> None:

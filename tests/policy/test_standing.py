@@ -25,6 +25,8 @@ ROOM = StepRoom(100, 512, 3, 64, is_timed=True, one_more_s=0.010, may_take_s=0.0
      {"step_tokens": 100, "with_one_more_ms": 10.0, "may_take_ms": 8.0}),
     (WAITING._replace(step=ROOM), Standstill.TIME,
      {"step_tokens": 100, "with_one_more_ms": 10.0, "may_take_ms": 8.0}),
+    (RUNNING._replace(step=ROOM._replace(online_share=0.5, fill_below=0.35)), Standstill.ONLINE_MEMORY,
+     {"online_share": 0.5, "fill_below": 0.35}),
     (RUNNING._replace(step=ROOM._replace(one_more_s=None, may_take_s=0.0)), Standstill.UNKNOWN_TIMES, {}),
     (RUNNING._replace(step=ROOM._replace(num_tokens=512, is_timed=False)), Standstill.TOKENS,
      {"step_tokens": 512, "max_tokens": 512}),

@@ -33,6 +33,9 @@ class OfflineParams:
     prefetches: bool = True
     """It comes back beside steps, and not before them."""
     slo: SloParams = field(default_factory=SloParams)
+    fill_below: float = 0.35
+    """Part of a group's KV blocks held by online requests up to which their steps are filled. Filled ones take several
+    times as long; without that the same requests held a fraction of it, so a burst would find the rest soon."""
     fills_after_eviction: bool = False
     """A step that has just evicted offline requests may be filled with others (Algorithm 1 reads so, the authors' code
     does not do it)."""

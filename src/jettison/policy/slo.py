@@ -6,8 +6,9 @@ Pure: objectives and predictions in, seconds and sizes out. What fills a step wi
   decodes and for what arrives meanwhile: TPOT here is every gap, not a request's mean.
 - While an online request has no first token, it may take what is left of one TPOT since that request arrived: offline
   work, in the step that an arrival finds and in those that follow, costs it one TPOT in all.
-- Where online requests hold much of the memory, what they take alone: a step that is filled lets them stay longer, so
-  they hold more, and those that arrive in a burst would wait for blocks that none but online requests hold.
+- Where online requests hold much of the memory (``OfflineParams.fill_below``), what they take alone: a step that is
+  filled lets them stay longer, so they hold more, and those that arrive in a burst would wait for blocks that none but
+  online requests hold.
 - Where nothing is online there is no limit in time: a batch is as large as saturates the device, and no larger, for
   what arrives meanwhile waits for it or has it given up.
 
@@ -34,10 +35,6 @@ which stands at about three where errors are normal."""
 
 SATURATED = 0.95
 """Of the prompt tokens a second that the largest batch gets, what a batch of offline requests alone is to get."""
-
-FILLED_BELOW = 0.35
-"""Of a group's blocks, held by online requests: from there on their steps are not filled. Filled ones take several
-times as long; without that the same requests held a fraction of it, so a burst finds the rest soon."""
 
 LONE_DECODE = StepWork.decodes(1, 0)
 
@@ -147,15 +144,12 @@ def _own_part(num_stages: int) -> Part:
     return LONE_STEP if num_stages == 1 else period_of(num_stages)
 
 
-def filler_s(
-    objectives: Objectives, *, online_share: float, longest_wait_s: Callable[[], float | None]
-) -> float:
+def filler_s(objectives: Objectives, longest_wait_s: Callable[[], float | None]) -> float:
     """Seconds that a step with offline tokens may take while there are online requests.
 
-    ``online_share``: of the group's blocks, that online requests hold; ``longest_wait_s``: how long the oldest of them
-    has waited that has no first token yet; None without any.
+    ``longest_wait_s``: how long the oldest of them has waited that has no first token yet; None without any.
     """
-    if objectives.tpot_s is None or online_share > FILLED_BELOW:
+    if objectives.tpot_s is None:
         return 0.0
     waited_s = longest_wait_s()
     if waited_s is None:

@@ -22,6 +22,7 @@ class Standstill(StrEnum):
     AGAIN = "it computes again what it had given up"
     ABANDONED = "its steps are given up, one after the other, for online arrivals"
     UNKNOWN_TIMES = "step times are not known yet"
+    ONLINE_MEMORY = "online requests hold so much of the memory that their steps are not filled"
     TIME = "online work fills the time that a step may take"
     TOKENS = "online work fills the tokens of a step"
     ONLINE_FIRST = "online requests wait, and nothing comes back before them"
@@ -46,6 +47,9 @@ class StepRoom(NamedTuple):
     """What it would take with one token more; None while that is not known."""
     may_take_s: float | None = None
     """None: as long as it likes."""
+    online_share: float = 0.0
+    """Of the blocks, held by online requests: their steps are filled up to ``fill_below``."""
+    fill_below: float = 1.0
 
 
 class StandingView(NamedTuple):
@@ -91,6 +95,10 @@ def why_standing(view: StandingView) -> tuple[Standstill, dict[str, Any]]:
         return _lacking_blocks(view)
     if step is not None:
         if step.is_timed and step.may_take_s is not None:
+            if step.online_share > step.fill_below:
+                return Standstill.ONLINE_MEMORY, {
+                    "online_share": round(step.online_share, 3), "fill_below": step.fill_below,
+                }
             if step.one_more_s is None:
                 return Standstill.UNKNOWN_TIMES, {}
             if step.one_more_s > step.may_take_s:

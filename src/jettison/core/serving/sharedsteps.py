@@ -22,6 +22,7 @@ from jettison.core.serving.planviews import (
 )
 from jettison.policy.batching import BatchLimits, BatchPlan, BatchView
 from jettison.policy.filling import OfflineView, plan_beside, plan_within
+from jettison.policy.offline import OfflineParams
 from jettison.policy.slo import Objectives, Pace, StepBudget, filler_s, step_budget
 from jettison.policy.standing import StepRoom
 from jettison.types import NANOSECONDS
@@ -40,7 +41,7 @@ def plan_shared(group: Group, pace: Pace, limits: BatchLimits, planned: Planned,
     online = online_view(group)
 
     def budget_of(plan: BatchPlan) -> StepBudget:
-        seconds = _seconds(group, goals, now_ns)
+        seconds = _seconds(group, pace.offline, goals, now_ns)
         return step_budget(pace.predictor, seconds, num_stages, copies)
 
     return plan_beside(
@@ -64,19 +65,22 @@ def planned_within(
     return plan_within(view, planned, limits, budget)
 
 
-def _seconds(group: Group, goals: Objectives, now_ns: int) -> float | None:
+def _seconds(group: Group, offline: OfflineParams, goals: Objectives, now_ns: int) -> float | None:
     """What a step may take; None: nobody online is here to wait for it."""
     queues = group.queues
     if not queues.serves_online and all(group.blocks.is_oversized(s) for s in queues.waiting):
         return None
-    return filler_s(goals, online_share=online_share(group), longest_wait_s=lambda: _longest_wait_s(group, now_ns))
+    if online_share(group, offline.fill_below) > offline.fill_below:
+        return 0.0
+    return filler_s(goals, lambda: _longest_wait_s(group, now_ns))
 
 
-def online_share(group: Group) -> float:
-    """Part of the blocks that would be held without the running offline requests. O(their blocks) at most."""
-    blocks, offline = group.blocks, group.queues.running_offline()
-    num_offline = sum(blocks.ledgers[0].num_exclusive_blocks(s.request_id) for s in offline)
-    return (blocks.num_used - num_offline) / max(1, blocks.capacity)
+def online_share(group: Group, enough: float = 0.0) -> float:
+    """Part of the blocks that online requests hold; up to ``enough`` those that several hold may count for each."""
+    states = [*online_states(group), *(s for s in group.queues.moving.values() if not s.is_offline)]
+    ids, capacity = [s.request_id for s in states], max(1, group.blocks.capacity)
+    at_most = group.blocks.num_used_by(ids) / capacity
+    return at_most if at_most <= enough else group.blocks.num_distinct(ids) / capacity
 
 
 def _longest_wait_s(group: Group, now_ns: int) -> float | None:
@@ -100,9 +104,14 @@ def room_of_last_step(group: Group, state: RequestState | None, now_ns: int) -> 
     pace = group.pace()
     if pace is None or not pace.offline.slo_aware or not group.queues.has_both_classes:
         return room
-    budget = step_budget(pace.predictor, _seconds(group, pace.objectives(), now_ns), len(group.stages))
+    seconds = _seconds(group, pace.offline, pace.objectives(), now_ns)
+    budget = step_budget(pace.predictor, seconds, len(group.stages))
     one_more_s = pace.predictor.predict_s(flight.work.with_prompt(1, state.num_computed), budget.part)
-    return room._replace(is_timed=True, one_more_s=one_more_s, may_take_s=budget.seconds)
+    share = online_share(group, pace.offline.fill_below)
+    return room._replace(
+        is_timed=True, one_more_s=one_more_s, may_take_s=budget.seconds, online_share=share,
+        fill_below=pace.offline.fill_below,
+    )
 
 
 # --- views
