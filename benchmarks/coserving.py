@@ -57,8 +57,8 @@ SHARES = (0.43, 0.49)
 BOUND, GOAL, LEAST_OF_PRIORITY = 1.25, 1.1, 0.86
 ARMS = ("alone", "harvest", "alone512", "priority")
 COUNTS = (
-    "steps_abandoned", "checkpointed_blocks", "checkpoint_frees", "offline_discards", "prefetched_blocks",
-    "prefetch_stalls", "offline_pauses", "recomputed_tokens",
+    "steps_abandoned", "checkpointed_blocks", "checkpointed_bytes", "checkpoint_frees", "offline_discards",
+    "prefetched_blocks", "prefetch_stalls", "offline_pauses", "recomputed_tokens",
 )
 """Of harvesting: an arm in which those of a mechanism are zero proves nothing about it."""
 
