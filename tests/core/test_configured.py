@@ -27,3 +27,8 @@ def test_offline_work_that_nobody_has_set_is_as_the_policy_has_it() -> None:
 def test_a_step_that_evicted_is_filled_where_it_is_asked_for() -> None:
     config = EngineConfig.resolve(model="m", fill_after_eviction=True)
     assert cluster_params(config, num_host_slots=0).offline == OfflineParams(fills_after_eviction=True)
+
+
+def test_up_to_where_steps_are_filled_is_as_it_is_set() -> None:
+    config = EngineConfig.resolve(model="m", fill_below=1)
+    assert cluster_params(config, num_host_slots=0).offline == OfflineParams(fill_below=1.0)

@@ -33,6 +33,8 @@ class OfflineParams:
     prefetches: bool = True
     """It comes back beside steps, and not before them."""
     slo: SloParams = field(default_factory=SloParams)
+    fill_below: float = 0.35
+    """Part of a group's blocks held by online requests up to which their steps are filled."""
     fills_after_eviction: bool = False
     """A step that has just evicted offline requests may be filled with others (Algorithm 1 reads so, the authors' code
     does not do it)."""
