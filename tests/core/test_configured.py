@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from jettison.config import EngineConfig
 from jettison.core.configured import cluster_params
+from jettison.policy.offline import OfflineParams
 from jettison.policy.overload import OverloadParams
 
 
@@ -17,3 +18,17 @@ def test_waits_are_set_one_by_one() -> None:
     )
     overload = cluster_params(config, num_host_slots=0).overload
     assert (overload.min_blocked_s, overload.min_chance_blocked_s, overload.horizon_s) == (0.007, 0.03, 1.5)
+
+
+def test_offline_work_that_nobody_has_set_is_as_the_policy_has_it() -> None:
+    assert cluster_params(EngineConfig.resolve(model="m"), num_host_slots=0).offline == OfflineParams()
+
+
+def test_a_step_that_evicted_is_filled_where_it_is_asked_for() -> None:
+    config = EngineConfig.resolve(model="m", fill_after_eviction=True)
+    assert cluster_params(config, num_host_slots=0).offline == OfflineParams(fills_after_eviction=True)
+
+
+def test_up_to_where_steps_are_filled_is_as_it_is_set() -> None:
+    config = EngineConfig.resolve(model="m", fill_below=1)
+    assert cluster_params(config, num_host_slots=0).offline == OfflineParams(fill_below=1.0)

@@ -162,6 +162,72 @@ async def test_a_place_of_somebody_who_left_is_free():
     assert window.num_held == 0
 
 
+@pytest.mark.parametrize("cancels_first", [True, False])
+async def test_a_line_that_ends_and_one_that_is_cancelled_in_the_same_turn(cancels_first):
+    window, ends = Window(1), asyncio.Event()
+
+    async def line(owner, deadline):
+        await window.take(owner, deadline, 1, 1)
+        try:
+            await ends.wait()
+        finally:
+            window.give_back(owner, 1)
+
+    running = asyncio.create_task(line("x", 9))
+    await asyncio.sleep(0)
+    first = asyncio.create_task(line("y", 0))
+    await asyncio.sleep(0)
+    for act in (first.cancel, ends.set) if cancels_first else (ends.set, first.cancel):
+        act()
+    await running
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert window.num_held == 0 and not window.is_wanted
+    await asyncio.wait_for(window.take("z", 0, 1, 1), 5)
+
+
+async def test_who_stood_behind_a_large_line_that_left_gets_what_is_free():
+    window = Window(2)
+    await window.take("a", 9, 1, 1)
+    large = asyncio.create_task(window.take("b", 0, 2, 2))
+    small = asyncio.create_task(window.take("c", 9, 3, 1))
+    await asyncio.sleep(0)
+    assert window.num_held == 1
+    large.cancel()
+    await asyncio.wait_for(small, 5)
+    assert window.num_held == 2
+
+
+@given(st.lists(st.tuples(st.sampled_from(["end", "cancel", "turn"]), st.integers(0, 7)), max_size=40))
+def test_all_places_come_back_whatever_ends_and_is_cancelled_when(acts):
+    asyncio.run(feed_eight_lines(acts))
+
+
+async def feed_eight_lines(acts) -> None:
+    window, ends = Window(3), [asyncio.Event() for _ in range(8)]
+
+    async def line(number):
+        owner, num_places = "abc"[number % 3], 1 + number % 4
+        await window.take(owner, -number, number, num_places)
+        try:
+            await ends[number].wait()
+        finally:
+            window.give_back(owner, num_places)
+
+    lines = [asyncio.create_task(line(number)) for number in range(8)]
+    await asyncio.sleep(0)
+    for act, number in acts:
+        if act == "turn":
+            await asyncio.sleep(0)
+        else:
+            (ends[number].set if act == "end" else lines[number].cancel)()
+    for event in ends:
+        event.set()
+    outcomes = await asyncio.wait_for(asyncio.gather(*lines, return_exceptions=True), 5)
+    assert all(outcome is None or isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
+    assert window.num_held == 0 and not window.is_wanted
+
+
 # --- results on their way to disk
 
 

@@ -60,10 +60,10 @@ class Window:
         try:
             await waiter.granted
         except asyncio.CancelledError:
-            if waiter.granted.done() and not waiter.granted.cancelled():
-                self.give_back(owner, num_places)
+            if waiter.granted.cancelled():
+                self._grant()
             else:
-                self._waiters.remove(waiter)
+                self.give_back(owner, num_places)
             raise
 
     def give_back(self, owner: str, num_places: int) -> None:
@@ -74,6 +74,9 @@ class Window:
         self._grant()
 
     def _grant(self) -> None:
+        # A line that was cancelled stands here until its task runs: what ends before that in the same turn of the loop
+        # must not give it a place.
+        self._waiters = [waiter for waiter in self._waiters if not waiter.granted.done()]
         while self._waiters:
             first = min(self._waiters, key=lambda w: (self._held[w.owner], w.deadline_s, w.seq))
             num_held = self.num_held
