@@ -582,6 +582,23 @@ def test_pipelines_are_harvested_and_each_stage_copies_its_own_layers() -> None:
     expect_all_well(cluster)
 
 
+def test_nothing_is_remembered_of_groups_that_are_gone() -> None:
+    cluster = harvesting(policy="drop", num_workers=2, full_blocks=60, auto_restore=False)
+    batch(cluster, 10, output=120)
+    state, rung = cluster.core.state, cluster.core.ladder.rung("harvest")
+    cluster.run(stop=lambda: len(checkpointed(cluster)) >= 4)
+    before = set(rung._policies)  # type: ignore[attr-defined]
+    cluster.order("drop")
+    cluster.run(stop=lambda: bool(state.pipelines) and not cluster.core.in_transition)
+    assert before and before.isdisjoint(state.groups)
+    num_steps = cluster.num_steps
+    cluster.run(stop=lambda: cluster.num_steps > num_steps + 10)
+    remembered = rung._policies.keys() | rung._stalled | rung._reserving  # type: ignore[attr-defined]
+    assert remembered <= state.groups.keys()
+    cluster.run()
+    expect_all_well(cluster)
+
+
 @pytest.mark.parametrize("phase", [HostedPhase.CHECKPOINT, HostedPhase.STORED, HostedPhase.IN])
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_a_death_loses_what_its_pool_had_and_no_request(phase: HostedPhase, num_workers: int) -> None:

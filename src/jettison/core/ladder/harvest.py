@@ -69,6 +69,8 @@ class HarvestRung(Rung):
         """Groups that have nothing to run but what is on its way back."""
         self._reserving: set[GroupId] = set()
         """Groups in which newcomers leave room for online requests that were freed."""
+        self._num_dissolved = 0
+        """Groups dissolved when this was last rid of them."""
 
     @property
     def is_quiet(self) -> bool:
@@ -122,6 +124,7 @@ class HarvestRung(Rung):
     def _touched(self) -> list[Group]:
         """Groups with offline work, or with something at the host, that an event has touched."""
         self._state.resolve_ledgers()
+        self._forget_dissolved()
         changes, groups = self._state.changes, self._state.groups
         asked = (changes.touched | changes.recent | changes.unnoted | self._put_off) & changes.harvesting
         self._put_off = set()
@@ -141,6 +144,13 @@ class HarvestRung(Rung):
         if group_id in self._reserving and group_id in self._state.groups:
             self._state.groups[group_id].blocks.reserve_landing({})
         self._reserving.discard(group_id)
+
+    def _forget_dissolved(self) -> None:
+        groups, num_dissolved = self._state.groups, self._state.num_dissolved
+        if self._num_dissolved != num_dissolved:
+            self._num_dissolved = num_dissolved
+            for group_id in [g for g in self._policies.keys() | self._stalled | self._reserving if g not in groups]:
+                self._forget(group_id)
 
     # --- checkpoints ------------------------------------------------------------------------------------------
 
