@@ -582,6 +582,29 @@ def test_pipelines_are_harvested_and_each_stage_copies_its_own_layers() -> None:
     expect_all_well(cluster)
 
 
+def test_a_block_under_way_in_every_stage_counts_once_for_a_pipeline() -> None:
+    cluster = harvesting(policy="pipeline", num_workers=2, full_blocks=60, prefix_caching=False)
+    batch(cluster, 8, output=120)
+    cluster.core.ladder.rung("harvest")._budget_blocks = lambda group: 4  # type: ignore[attr-defined]
+    original, beside = cluster.core.handle, list[tuple[int, int]]()
+
+    def under_way() -> list[int]:
+        workers = cluster.core.state.workers.values()
+        return [sum(len(w.ledger.table(name).ids) for name in w.copying) for w in workers]
+
+    def handle(event: object, now_ns: int) -> list[object]:
+        before = under_way()
+        actions = original(event, now_ns)  # type: ignore[arg-type]
+        if 0 < before[0] == before[1] and any(isinstance(a, SendKV) for a in actions):
+            beside.append((before[0], max(under_way())))
+        return actions  # type: ignore[return-value]
+
+    cluster.core.handle = handle  # type: ignore[method-assign,assignment]
+    cluster.run()
+    expect_all_well(cluster)
+    assert beside and max(after for _, after in beside) == 4, "as much as a group of one stage has under way"
+
+
 def test_nothing_is_remembered_of_groups_that_are_gone() -> None:
     cluster = harvesting(policy="drop", num_workers=2, full_blocks=60, auto_restore=False)
     batch(cluster, 10, output=120)
