@@ -360,6 +360,26 @@ def test_a_step_that_has_no_room_for_copies_lets_nobody_come_back_and_discards_n
     expect_all_well(cluster)
 
 
+def test_between_two_steps_with_online_decodes_the_objective_bounds_copies_too() -> None:
+    """No decode may take so short a time: nothing is copied or comes back beside one, and nobody is given up for it."""
+    cluster = harvesting(prefix_caching=False, profile=with_link(1e12))
+    state = cluster.core.state
+    batch(cluster, 5)
+    cluster.submit("chat", tokens("chat", 30), 60, 20.0, ignore_eos=True)
+
+    def decodes() -> bool:
+        chat = state.requests.get("chat")
+        return chat is not None and chat.num_output > 0
+
+    victim = evict(cluster, lambda s: s.is_offline and decodes()).state
+    offline = state.params.offline
+    state.params = replace(state.params, offline=replace(offline, slo=replace(offline.slo, tpot_s=1e-6)))
+    cluster.run(stop=lambda: victim.phase is not Phase.STORED)
+    assert "chat" in cluster.ends and state.counters.checkpoints_dropped == 0
+    cluster.run()
+    expect_all_well(cluster)
+
+
 @pytest.mark.parametrize("host_slots", [0, 6, 20])
 def test_a_full_pool_keeps_the_checkpoints_of_the_first_victims(host_slots: int) -> None:
     cluster = harvesting(prefix_caching=False, host_slots=host_slots)
@@ -578,6 +598,46 @@ def test_pipelines_are_harvested_and_each_stage_copies_its_own_layers() -> None:
     cluster.run(stop=lambda: len(checkpointed(cluster)) >= 3)
     layers = {(s.src, s.layers) for s in cluster.swapped if s.to_host}
     assert len(layers) == 2 and len({src for src, _ in layers}) == 2
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_block_under_way_in_every_stage_counts_once_for_a_pipeline() -> None:
+    cluster = harvesting(policy="pipeline", num_workers=2, full_blocks=60, prefix_caching=False)
+    batch(cluster, 8, output=120)
+    cluster.core.ladder.rung("harvest")._budget_blocks = lambda group: 4  # type: ignore[attr-defined]
+    original, beside = cluster.core.handle, list[tuple[int, int]]()
+
+    def under_way() -> list[int]:
+        workers = cluster.core.state.workers.values()
+        return [sum(len(w.ledger.table(name).ids) for name in w.copying) for w in workers]
+
+    def handle(event: object, now_ns: int) -> list[object]:
+        before = under_way()
+        actions = original(event, now_ns)  # type: ignore[arg-type]
+        if 0 < before[0] == before[1] and any(isinstance(a, SendKV) for a in actions):
+            beside.append((before[0], max(under_way())))
+        return actions  # type: ignore[return-value]
+
+    cluster.core.handle = handle  # type: ignore[method-assign,assignment]
+    cluster.run()
+    expect_all_well(cluster)
+    assert beside and max(after for _, after in beside) == 4, "as much as a group of one stage has under way"
+
+
+def test_nothing_is_remembered_of_groups_that_are_gone() -> None:
+    cluster = harvesting(policy="drop", num_workers=2, full_blocks=60, auto_restore=False)
+    batch(cluster, 10, output=120)
+    state, rung = cluster.core.state, cluster.core.ladder.rung("harvest")
+    cluster.run(stop=lambda: len(checkpointed(cluster)) >= 4)
+    before = set(rung._policies)  # type: ignore[attr-defined]
+    cluster.order("drop")
+    cluster.run(stop=lambda: bool(state.pipelines) and not cluster.core.in_transition)
+    assert before and before.isdisjoint(state.groups)
+    num_steps = cluster.num_steps
+    cluster.run(stop=lambda: cluster.num_steps > num_steps + 10)
+    remembered = rung._policies.keys() | rung._stalled | rung._reserving  # type: ignore[attr-defined]
+    assert remembered <= state.groups.keys()
     cluster.run()
     expect_all_well(cluster)
 

@@ -69,6 +69,8 @@ class HarvestRung(Rung):
         """Groups that have nothing to run but what is on its way back."""
         self._reserving: set[GroupId] = set()
         """Groups in which newcomers leave room for online requests that were freed."""
+        self._num_dissolved = 0
+        """Groups dissolved when this was last rid of them."""
 
     @property
     def is_quiet(self) -> bool:
@@ -122,6 +124,7 @@ class HarvestRung(Rung):
     def _touched(self) -> list[Group]:
         """Groups with offline work, or with something at the host, that an event has touched."""
         self._state.resolve_ledgers()
+        self._forget_dissolved()
         changes, groups = self._state.changes, self._state.groups
         asked = (changes.touched | changes.recent | changes.unnoted | self._put_off) & changes.harvesting
         self._put_off = set()
@@ -141,6 +144,13 @@ class HarvestRung(Rung):
         if group_id in self._reserving and group_id in self._state.groups:
             self._state.groups[group_id].blocks.reserve_landing({})
         self._reserving.discard(group_id)
+
+    def _forget_dissolved(self) -> None:
+        groups, num_dissolved = self._state.groups, self._state.num_dissolved
+        if self._num_dissolved != num_dissolved:
+            self._num_dissolved = num_dissolved
+            for group_id in [g for g in self._policies.keys() | self._stalled | self._reserving if g not in groups]:
+                self._forget(group_id)
 
     # --- checkpoints ------------------------------------------------------------------------------------------
 
@@ -170,10 +180,8 @@ class HarvestRung(Rung):
     def _budget_blocks(self, group: Group) -> int:
         """What may be copied beside a step like the group's last, or its next: at least one block where it delays no
         online decode, or nothing would ever move. A group with nothing to run has no step to delay."""
-        last = next(reversed(group.in_flight.values()), None)
-        rows = () if last is None else last.step.rows
         offline, tpot_s = self._state.params.offline, None
-        if any(r.num_tokens == 1 and not r.state.is_offline for r in rows):
+        if _has_online_decodes(group):
             tpot_s = objectives(offline.slo, self._state.predictor).tpot_s
         waits = not offline.prefetches and bool(group.queues.stored or group.queues.moving)
         num_blocks = self.means.loads.blocks_within(
@@ -288,3 +296,11 @@ class HarvestRung(Rung):
         for group_id in list(self._reserving):
             self._forget(group_id)
         self._hosted.drop_checkpoints()
+
+
+def _has_online_decodes(group: Group) -> bool:
+    """In its last step; where that has ended, for the next one."""
+    last = next(reversed(group.in_flight.values()), None)
+    if last is not None:
+        return any(r.num_tokens == 1 and not r.state.is_offline for r in last.step.rows)
+    return any(s.num_ready == 1 and not s.is_offline for s in group.queues.running.values())

@@ -83,7 +83,7 @@ class Checkpoints:
         chosen = [(s, n) for r, n in decided if (s := group.queues.running.get(r)) is not None and is_copyable(s)]
         if not coming and not chosen:
             return []
-        num_under_way = sum(p.num_blocks for p in self._pieces.values() if p.group_id == group.group_id)
+        num_under_way = self._num_under_way(group)
         is_copying = bool(num_under_way) or any(entry.state.transfers for entry in coming)
         allowance = self._allowances.of(group, budget_blocks, is_copying=is_copying)
         actions: list[Action] = []
@@ -98,6 +98,14 @@ class Checkpoints:
                 allowance.left -= room if pieces else 0
                 actions += pieces
         return actions
+
+    def _num_under_way(self, group: Group) -> int:
+        """Blocks of the group: each has a piece in every stage, and the stages' links carry them at the same time."""
+        by_worker = dict.fromkeys(group.worker_ids, 0)
+        for piece in self._pieces.values():
+            if piece.group_id == group.group_id:
+                by_worker[piece.worker_id] += piece.num_blocks
+        return max(by_worker.values())
 
     def _copy(self, state: RequestState, group: Group, most_blocks: int) -> list[Action]:
         """Copy the next sealed blocks; as many more as the pools have already, from others, count for nothing."""
