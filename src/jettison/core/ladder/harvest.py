@@ -1,6 +1,6 @@
 """Harvest: offline work beside online requests, its KV kept in a second place as long as memory may run out (ConServe).
 
-Which offline tokens fill a step is planned with the step (``policy.batching``). Here, around each step of a group that
+Which offline tokens fill a step is planned with the step (``policy.filling``). Here, around each step of a group that
 has offline work:
 
     it has ended     candidates are marked                                    policy.checkpointing
