@@ -360,26 +360,6 @@ def test_a_step_that_has_no_room_for_copies_lets_nobody_come_back_and_discards_n
     expect_all_well(cluster)
 
 
-def test_between_two_steps_with_online_decodes_the_objective_bounds_copies_too() -> None:
-    """No decode may take so short a time: nothing is copied or comes back beside one, and nobody is given up for it."""
-    cluster = harvesting(prefix_caching=False, profile=with_link(1e12))
-    state = cluster.core.state
-    batch(cluster, 5)
-    cluster.submit("chat", tokens("chat", 30), 60, 20.0, ignore_eos=True)
-
-    def decodes() -> bool:
-        chat = state.requests.get("chat")
-        return chat is not None and chat.num_output > 0
-
-    victim = evict(cluster, lambda s: s.is_offline and decodes()).state
-    offline = state.params.offline
-    state.params = replace(state.params, offline=replace(offline, slo=replace(offline.slo, tpot_s=1e-6)))
-    cluster.run(stop=lambda: victim.phase is not Phase.STORED)
-    assert "chat" in cluster.ends and state.counters.checkpoints_dropped == 0
-    cluster.run()
-    expect_all_well(cluster)
-
-
 @pytest.mark.parametrize("host_slots", [0, 6, 20])
 def test_a_full_pool_keeps_the_checkpoints_of_the_first_victims(host_slots: int) -> None:
     cluster = harvesting(prefix_caching=False, host_slots=host_slots)

@@ -1,6 +1,6 @@
 """Free: blocks of offline requests that are checkpointed go to online requests at once (ConServe 4.4).
 
-A step's own planning evicts for what it admits (``policy.batching``); this is for pressure that is seen before it: the
+A step's own planning evicts for what it admits (``policy.filling``); this is for pressure that is seen before it: the
 head of the online queue, and online requests that were freed and are to come back. No byte is copied.
 """
 

@@ -1,6 +1,6 @@
 """Harvest: offline work beside online requests, its KV kept in a second place as long as memory may run out (ConServe).
 
-Which offline tokens fill a step is planned with the step (``policy.batching``). Here, around each step of a group that
+Which offline tokens fill a step is planned with the step (``policy.filling``). Here, around each step of a group that
 has offline work:
 
     it has ended     candidates are marked                                    policy.checkpointing
@@ -180,8 +180,10 @@ class HarvestRung(Rung):
     def _budget_blocks(self, group: Group) -> int:
         """What may be copied beside a step like the group's last, or its next: at least one block where it delays no
         online decode, or nothing would ever move. A group with nothing to run has no step to delay."""
+        last = next(reversed(group.in_flight.values()), None)
+        rows = () if last is None else last.step.rows
         offline, tpot_s = self._state.params.offline, None
-        if _has_online_decodes(group):
+        if any(r.num_tokens == 1 and not r.state.is_offline for r in rows):
             tpot_s = objectives(offline.slo, self._state.predictor).tpot_s
         waits = not offline.prefetches and bool(group.queues.stored or group.queues.moving)
         num_blocks = self.means.loads.blocks_within(
@@ -296,11 +298,3 @@ class HarvestRung(Rung):
         for group_id in list(self._reserving):
             self._forget(group_id)
         self._hosted.drop_checkpoints()
-
-
-def _has_online_decodes(group: Group) -> bool:
-    """In its last step; where that has ended, for the next one."""
-    last = next(reversed(group.in_flight.values()), None)
-    if last is not None:
-        return any(r.num_tokens == 1 and not r.state.is_offline for r in last.step.rows)
-    return any(s.num_ready == 1 and not s.is_offline for s in group.queues.running.values())
