@@ -111,6 +111,31 @@ def seen_engines(document: Document) -> str:
     return f"{'; '.join(parts)} (bfloat16, {'AMX' if 'amx_bf16' in flags else 'no AMX'})"
 
 
+def seen_coserving(document: Document) -> str:
+    """Of the deployments with a batch beside real arrivals."""
+    told = []
+    for found in document["experiments"]:
+        arms, lines = found["arms"], {line["line"]: line["value"] for line in found["judged"]}
+        alone_s = min(arms[name]["p99_ttft_s"] for name in ("alone", "alone512"))
+        harvest, priority = arms["harvest"], arms["priority"]
+        share = lines["online share u"]
+        told.append(
+            f"{found['instances']} instance{'s' * (found['instances'] > 1)}, chat alone {share:.0%} of the most: P99 TTFT "
+            f"{harvest['p99_ttft_s'] / alone_s:.2f} of the chat's alone (by priority alone "
+            f"{priority['p99_ttft_s'] / alone_s:.1f}), P99 gap {harvest['p99_itl_s'] / found['objectives_s'][1]:.2f} of its "
+            f"objective, all tokens a second {harvest['tokens_per_s'] / priority['tokens_per_s']:.2f} of priority's"
+        )
+    return "; ".join(told)
+
+
+def seen_burst_beside(document: Document) -> str:
+    """Of the paired seeds."""
+    ratios = [row["ratio"] for row in document["rows"]]
+    noise = [row["noise"] for row in document["rows"]]
+    return (f"P99 TTFT of a burst that drops, beside a batch over alone: {spread(ratios, 2)}; alone over alone again "
+            f"{spread(noise, 2)}")  # fmt: skip
+
+
 CLAIMS = (
     Claim("Greedy output is the same tokens whatever memory did meanwhile (float64)", ("verify_full.json",),
           seen_exact, "`jettison verify --full`"),
@@ -123,6 +148,10 @@ CLAIMS = (
           "`python benchmarks/remap.py`"),
     Claim("kill -9 or SIGSTOP of a worker anywhere in a move loses no request and no token",
           ("faults.json", "faults_of_three.json"), seen_deaths, "`python benchmarks/faults.py --schedules 100`"),
+    Claim("A batch takes what a chat leaves, and the chat hardly notices", ("coserving.json",), seen_coserving,
+          "`python benchmarks/coserving.py`"),
+    Claim("A batch costs a burst that makes instances drop nothing that shows", ("overload_beside_batch.json",),
+          seen_burst_beside, "`python benchmarks/overload_beside_batch.py`"),
     Claim("Against two real vLLM replicas with the same KV bytes, P99 TTFT in a burst is lower",
           ("overload_vllm.json",), seen_vllm, "`python benchmarks/overload_vllm.py --vllm-python VLLM_ENV/bin/python` "
           "([its environment](docs/performance.md#environments-of-the-peers))"),

@@ -80,13 +80,15 @@ class Place:
         """(TTFT, TPOT) in seconds."""
         return float(str(self.objectives["slo_ttft_ms"])) / 1e3, float(str(self.objectives["slo_tpot_ms"])) / 1e3
 
-    def load(self, first: int, num: int, rate_per_s: float) -> Workload:
-        """So many requests of the trace from one on, at this mean rate, from time 0 on."""
+    def load(self, first: int, num: int, tokens_per_s: float) -> Workload:
+        """So many requests of the trace from one on, that ask for so many tokens a second, from time 0 on. Their
+        lengths drift along the trace."""
         rows = self.trace.rows[first : first + num]
-        stretch = num / rate_per_s / (rows[-1].arrival_s - rows[0].arrival_s)
+        num_tokens = sum(row.input_tokens + row.output_tokens for row in rows)
+        stretch = num_tokens / tokens_per_s / (rows[-1].arrival_s - rows[0].arrival_s)
         moved = tuple(r._replace(arrival_s=(r.arrival_s - rows[0].arrival_s) * stretch) for r in rows)
         return replace(
-            self.trace, rows=moved, notes=(*self.trace.notes, f"rate {rate_per_s:.3g}/s from request {first}"))
+            self.trace, rows=moved, notes=(*self.trace.notes, f"{tokens_per_s:.0f} tokens/s from request {first}"))
 
     def serve(self, arm: str, load: Workload, name: str) -> RunResult:
         """A fresh server of one arm meets a load."""
@@ -133,16 +135,14 @@ def tokens_per_s(run: RunResult, window_s: float) -> float:
 
 
 def calibrate(place: Place, share: float, num: int) -> tuple[float, list[str]]:
-    """(Requests a second at which online alone is this share of the maximum, what the pilots said)."""
-    rows = place.trace.rows[:num]
-    each = sum(r.input_tokens + r.output_tokens for r in rows) / len(rows)
-    rate, notes = share * 1500.0 * place.setup.instances / each, []
+    """(Tokens a second of online requests that are this share of the maximum, what the pilots said)."""
+    asked, notes = share * 1500.0 * place.setup.instances, []
     for turn in range(PILOTS):
-        load = place.load(0, num, rate)
+        load = place.load(0, num, asked)
         most = tokens_per_s(place.serve("priority", load, "pilot"), load.duration_s)
-        notes.append(f"pilot {turn}: {rate:.2f} requests/s beside a batch, {most:.0f} tokens/s in all")
-        rate = share * most / each
-    return rate, notes
+        notes.append(f"pilot {turn}: {asked:.0f} tokens/s of chat beside a batch, {most:.0f} tokens/s in all")
+        asked = share * most
+    return asked, notes
 
 
 def make_place(work: Path, instances: int, args: argparse.Namespace) -> Place:
@@ -223,17 +223,17 @@ def experiment(instances: int, args: argparse.Namespace, console: Console) -> di
     work = args.work or Path(tempfile.mkdtemp(prefix="jettison-coserving-"))
     work.mkdir(parents=True, exist_ok=True)
     place = make_place(work, instances, args)
-    rate, notes = calibrate(place, args.share, PILOT_REQUESTS * instances)
+    asked, notes = calibrate(place, args.share, PILOT_REQUESTS * instances)
     slo_ttft_s, slo_tpot_s = place.slo_s
     notes.append(
-        f"{instances} instances, objectives {slo_ttft_s:.3f} s and {slo_tpot_s:.4f} s, {rate:.2f} requests/s, "
+        f"{instances} instances, objectives {slo_ttft_s:.3f} s and {slo_tpot_s:.4f} s, {asked:.0f} tokens/s of chat, "
         f"contention {place.contention:.2f}, {place.pool.describe()}")
     console.print("\n".join(notes), soft_wrap=True)
     runs: dict[str, list[RunResult]] = {arm: [] for arm in ARMS}
     rates: dict[str, list[float]] = {arm: [] for arm in ARMS}
     num = -(-args.requests // args.rounds)
     for turn in range(args.rounds):
-        load = place.load(PILOT_REQUESTS * instances + turn * num, num, rate)
+        load = place.load(PILOT_REQUESTS * instances + turn * num, num, asked)
         for arm in ARMS[turn % len(ARMS) :] + ARMS[: turn % len(ARMS)]:
             run = place.serve(arm, load, f"{arm}, round {turn}")
             runs[arm].append(run)
