@@ -308,7 +308,7 @@ def main() -> None:
         print(f"{'met' if is_met else 'MISSED'}: {text}")
     write_result(arguments.json, {
         "verdicts": [{"met": is_met, "text": text} for is_met, text in verdicts],
-        "settings": {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items()},
+        "settings": {k: v for k, v in vars(arguments).items() if not isinstance(v, Path)},
         "paper": PAPER, "goals": GOALS, "look_ns": check_ns, "steps": costs, "arrivals": found,
         "endings": [asdict(ending) for ending in endings],
     }, *SERVING)  # fmt: skip
