@@ -93,13 +93,24 @@ def test_requests_that_wait_behind_another_key() -> None:
 
 
 def test_steps_that_are_given_up_again_and_again() -> None:
-    watched = harvesting(ttft_s=0.004, tpot_s=0.0015, safepoint_layers=1)
-    watched.submit("batch", 128, 3, 0.0, ServiceClass.OFFLINE)
-    for i in range(40):
-        watched.submit(f"chat-{i}", 5, 1, 0.002 + 0.006 * i)
-    told = stands(watched)
+    """Not even the shortest comes to its end between two arrivals."""
+    told = stands(_beside_arrivals(0.0025))
     assert [t["reason"] for t in told][:1] == [Standstill.ABANDONED]
     assert told[0]["abandoned_steps"] > 3
+
+
+def test_steps_become_so_short_that_they_end_between_arrivals() -> None:
+    watched = _beside_arrivals(0.006)
+    assert stands(watched) == []
+    assert 2 <= watched.cluster.core.state.counters.num_abandoned_steps < 10
+
+
+def _beside_arrivals(every_s: float) -> Watched:
+    watched = harvesting(ttft_s=0.004, tpot_s=0.0015, safepoint_layers=1)
+    watched.submit("batch", 128, 3, 0.0, ServiceClass.OFFLINE)
+    for i in range(round(0.24 / every_s)):
+        watched.submit(f"chat-{i}", 5, 1, 0.002 + every_s * i)
+    return watched
 
 
 def test_a_host_link_that_steps_have_less_room_for_than_computing_again_takes() -> None:
