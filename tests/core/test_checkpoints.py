@@ -462,6 +462,23 @@ def test_offline_work_that_steps_have_evicted_stops_as_well() -> None:
     expect_all_well(cluster)
 
 
+def test_a_pause_ends_although_somebody_always_waits_for_a_step_to_end() -> None:
+    """What waits will be let in with the next step: it needs no memory of offline requests."""
+    cluster = harvesting(full_blocks=60, offline="scheduler")
+    batch(cluster, 10, output=150)
+    chats(cluster, 4, 50.0, prompt=40, output=80)
+    queues = cluster.core.groups[0].queues
+    cluster.run(stop=lambda: queues.pauses_offline)
+    begun_ms = cluster.now / MS
+    for i in range(3000):
+        name = f"short-{i}"
+        cluster.submit(name, tokens(name, 4), 1, begun_ms + i)
+    cluster.run(stop=lambda: not queues.pauses_offline)
+    assert 1000 <= cluster.now / MS - begun_ms < 2000
+    cluster.run()
+    expect_all_well(cluster)
+
+
 def test_a_pause_outlives_a_drop_until_half_of_the_memory_is_free() -> None:
     cluster = harvesting(
         policy="drop", num_workers=2, full_blocks=60, offline="scheduler", eager=True, auto_restore=False
