@@ -336,15 +336,30 @@ def test_a_link_that_cannot_keep_up_means_computing_again() -> None:
 
 
 def test_a_few_blocks_are_computed_again_too_where_the_link_carries_one_beside_a_step() -> None:
-    """Between two steps of a group that is at work a step is what copies are to go beside."""
-    cluster = harvesting(prefix_caching=False, profile=with_link(1.0))
+    """Between two steps of a group that is at work a step is what copies are to go beside. (It was copied when the link
+    was faster.)"""
+    cluster = harvesting(prefix_caching=False, profile=with_link(1e12))
     batch(cluster, 2)
     evicted = evict(cluster, least_tokens=3 * BLOCK_SIZE)
+    cluster.core.state.params = replace(cluster.core.state.params, profile=with_link(1.0))
     assert evicted.num_kept <= USUAL_BLOCKS * BLOCK_SIZE
     cluster.run(stop=lambda: evicted.state.phase is not Phase.STORED)
     assert evicted.state.num_computed == 0 and not any(s.from_host for s in cluster.swapped)
     cluster.run()
     expect_all_well(cluster)
+
+
+def test_nothing_is_copied_that_the_link_could_not_bring_back_before_it_is_computed_again() -> None:
+    def served(rate: float) -> FakeCluster:
+        cluster = harvesting(prefix_caching=False, profile=with_link(rate))
+        batch(cluster, 8)
+        cluster.run()
+        expect_all_well(cluster)
+        assert cluster.core.state.counters.checkpoint_frees + cluster.core.state.counters.offline_discards
+        return cluster
+
+    assert any(s.to_host for s in served(1e12).swapped)
+    assert not served(1.0).swapped
 
 
 def test_a_step_that_has_no_room_for_copies_lets_nobody_come_back_and_discards_nobody() -> None:
@@ -443,6 +458,23 @@ def test_offline_work_that_steps_have_evicted_stops_as_well() -> None:
     assert is_kept_out()
     cluster.run(stop=lambda: queues.pauses_offline or not is_kept_out())
     assert queues.pauses_offline
+    cluster.run()
+    expect_all_well(cluster)
+
+
+def test_a_pause_ends_although_somebody_always_waits_for_a_step_to_end() -> None:
+    """What waits will be let in with the next step: it needs no memory of offline requests."""
+    cluster = harvesting(full_blocks=60, offline="scheduler")
+    batch(cluster, 10, output=150)
+    chats(cluster, 4, 50.0, prompt=40, output=80)
+    queues = cluster.core.groups[0].queues
+    cluster.run(stop=lambda: queues.pauses_offline)
+    begun_ms = cluster.now / MS
+    for i in range(3000):
+        name = f"short-{i}"
+        cluster.submit(name, tokens(name, 4), 1, begun_ms + i)
+    cluster.run(stop=lambda: not queues.pauses_offline)
+    assert 1000 <= cluster.now / MS - begun_ms < 2000
     cluster.run()
     expect_all_well(cluster)
 

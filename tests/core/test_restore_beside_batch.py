@@ -6,6 +6,8 @@ import pytest
 from fakes import MS, FakeCluster
 from test_checkpoints import chats, expect_all_well, harvesting, tokens
 
+from jettison.core.ladder.restore import RestoreOffer
+from jettison.core.ladder.rung import Offer
 from jettison.types import ServiceClass
 
 
@@ -59,9 +61,13 @@ def test_a_group_is_restored_while_a_batch_goes_on(offline: str, seed: int) -> N
 
 def test_without_a_rung_that_gives_room_the_batch_has_to_end_first() -> None:
     cluster = merged("priority", num_offline=40)
+    rung, offered = cluster.core.ladder.rung("restore"), list[Offer]()
+    begin = rung.begin
+    rung.begin = lambda offer, now_ns: (offered.append(offer), begin(offer, now_ns))[1]  # type: ignore[method-assign]
     steady_chat(cluster, 1)
     cluster.run(stop=lambda: is_apart(cluster))
     assert not batch_is_there(cluster)
+    assert {type(offer) for offer in offered} == {RestoreOffer}, "nothing is asked of rungs that do nothing"
     cluster.run()
     expect_all_well(cluster)
 

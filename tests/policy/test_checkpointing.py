@@ -103,6 +103,18 @@ def test_copies_make_a_step_a_little_longer_and_never_break_the_objective(step_s
     assert tpot_s is None or bound_s <= tpot_s
 
 
+def test_nothing_is_copied_of_a_request_that_the_link_cannot_bring_back_in_time() -> None:
+    """By what it will have once its prompt is computed: the next one is copied in its place, and neither lags."""
+    policy = Checkpointing()
+    rows = [CheckpointRow("grows", 2, 0, 50), CheckpointRow("short", 5, 1, 6), CheckpointRow("long", 40, 3)]
+    policy.checkpoint(rows)
+    decided = policy.blocks_to_checkpoint(0, 100, 0.5, lambda: 100, lambda num_blocks: num_blocks > 20)
+    assert [request_id for request_id, _ in decided] == ["short"] and policy.lag_blocks == 4
+    policy.checkpoint(rows)
+    assert not policy.blocks_to_checkpoint(0, 100, 0.5, lambda: 100, lambda num_blocks: True)
+    assert policy.lag_blocks == 0
+
+
 def test_what_the_link_cannot_bring_in_time_is_computed_again() -> None:
     assert not is_faster_recomputed(100, 10, 0.05, 1.0)
     assert is_faster_recomputed(100, 10, 0.05, 0.4)

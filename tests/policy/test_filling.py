@@ -27,6 +27,7 @@ from jettison.policy.filling import (
     LEAST_PROMPT_TOKENS,
     OfflineView,
     chunks_of,
+    plan_alone,
     plan_beside,
     plan_online_part,
     plan_within,
@@ -210,6 +211,20 @@ def test_prompts_beside_decodes_keep_to_a_named_objective(most_s: float, expecte
     view = online([prompt("p", 60, 8), decode("a", context=40)], [waiting("w", 30)])
     plan = plan_within(view, plan_batch, LIMITS, step_budget(predictor(), most_s, 1))
     assert [(c.request_id, c.num_tokens) for c in plan.chunks] == [("a", 1), ("p", expected)] and not plan.admissions
+
+
+@given(st.one_of(st.none(), st.floats(0.0, 0.02)), st.integers(0, 40), st.integers(0, 200))
+def test_a_step_of_offline_requests_alone_is_cut_to_a_time_decodes_too(
+    most_s: float | None, num_decodes: int, num_prompt: int
+) -> None:
+    rows = [decode(f"d{i}") for i in range(num_decodes)] + ([prompt("p", num_prompt, 8)] if num_prompt else [])
+    view = online(rows)
+    whole, plan = plan_batch(view, LIMITS), plan_alone(view, plan_batch, LIMITS, step_budget(predictor(), most_s, 1))
+    chunks = chunks_of(plan, {row.request_id: row for row in rows})
+    num, of = sum(n for n, _ in chunks), sum(c.num_tokens for c in whole.chunks)
+    assert min(LEAST_PROMPT_TOKENS, of) <= num <= of and names(plan) == names(whole)[: len(chunks)]
+    assert most_s is None or num <= LEAST_PROMPT_TOKENS or seconds(chunks) <= most_s
+    assert most_s is not None or plan == whole
 
 
 def test_decodes_and_prompts_alone_are_not_cut() -> None:

@@ -11,8 +11,10 @@ from jettison.policy.safepoints import (
     ArrivalView,
     MakingWay,
     choose_safepoint_layers,
+    lengthened_s,
     next_safepoint_s,
     plan_making_way,
+    shortened_s,
 )
 
 
@@ -90,3 +92,46 @@ def test_steps_past_the_first_stage_run_to_their_ends():
     assert given_up.room_s(2.0, 2) == pytest.approx(1.9)
     assert given_up.room_s(1.0, 2) == pytest.approx(0.2)
     assert plan_making_way(ArrivalView(2.0, 2, runs_on, given_up, 9.0), fitting(1.2, 0.25, 4)) == MakingWay(True, 2)
+
+
+def steps_between(gap_s: float, step_s: float, least_s: float, num_gaps: int) -> tuple[list[int], float | None]:
+    """Steps of offline requests alone that end in each of so many gaps between arrivals, each of which gives up the one
+    under way; and what the next may take. They are as long as they may be, within these bounds."""
+    longest_s, num_given_up, ended = None, 0, []
+    for _ in range(num_gaps):
+        left_s, num = gap_s, 0
+        while left_s > 0:
+            took_s = step_s if longest_s is None else min(step_s, max(least_s, longest_s))
+            if took_s > left_s:
+                num_given_up += 1
+                longest_s = shortened_s(longest_s, left_s, num_given_up)
+            else:
+                num_given_up, num = 0, num + 1
+                longest_s = None if longest_s is None else lengthened_s(longest_s, took_s)
+            left_s -= took_s
+        ended.append(num)
+    return ended, longest_s
+
+
+@given(st.floats(1e-3, 1.0), st.floats(1.01, 1e3), st.floats(1e-3, 0.99))
+def test_offline_work_gets_on_between_arrivals_that_come_faster_than_its_steps_end(gap_s, times, least_share):
+    ended, longest_s = steps_between(gap_s, times * gap_s, least_share * gap_s, 200)
+    assert ended[:2] == [0, 0] and ended[2], "two in a row, and then a shorter one"
+    assert sum(num > 0 for num in ended) > 60, "and so it goes on"
+    assert longest_s is not None and longest_s < 2 * gap_s
+
+
+@given(st.floats(1e-3, 1.0), st.floats(1.0, 1e3))
+def test_one_step_given_up_at_a_time_shortens_none(gap_s, times):
+    _, longest_s = steps_between(gap_s * times, gap_s, gap_s, 20)
+    assert longest_s is None
+
+
+def test_steps_are_as_long_as_ever_once_arrivals_are_rare():
+    longest_s = shortened_s(None, 0.01, 2)
+    assert longest_s == 0.005 and shortened_s(None, 0.01, 1) is None
+    for _ in range(100):
+        if longest_s is not None:
+            longest_s = lengthened_s(longest_s, min(longest_s, 1.0))
+    assert longest_s is None
+    assert lengthened_s(1e-300, 0.02) == pytest.approx(0.025), "however short they were to be"

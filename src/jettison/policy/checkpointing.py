@@ -4,7 +4,8 @@ The paper's two calls: after a step ``checkpoint`` only marks candidates, before
 decides. Copying begins when less than a part of the blocks is free. The less there is, the more requests are copied,
 those first that would be the first victims; and in such a time as free memory lasts if it goes on as it has, so that
 every victim is copied when it is needed. What the link has no time for is deferred, and where that is too long, the
-victim is discarded and computed again: latency goes first.
+victim is discarded and computed again: latency goes first. Whoever would be computed again for the link alone, however
+many steps had room for it, is not copied at all.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ class CheckpointRow(NamedTuple):
     """Full ones, which nothing writes any more."""
     num_copied_blocks: int
     """Of these, copied or on their way."""
+    num_foreseen_blocks: int = 0
+    """That it has once its prompt is computed: what would come back."""
 
     @property
     def lag_blocks(self) -> int:
@@ -59,18 +62,23 @@ class Checkpointing:
         self._marked = {row.request_id: row for row in requests}
 
     def blocks_to_checkpoint(
-        self, num_free_blocks: int, num_blocks: int, below_free: float, budget_blocks: Callable[[], int]
+        self, num_free_blocks: int, num_blocks: int, below_free: float, budget_blocks: Callable[[], int],
+        is_too_slow: Callable[[int], bool] = lambda num_blocks: False,
     ) -> tuple[tuple[RequestId, int], ...]:
         """How many further blocks of which requests to copy beside the next step, the first victims first.
 
-        ``budget_blocks``: what the link and the objectives allow; asked only where there is something to copy.
+        ``budget_blocks``: what the link and the objectives allow; ``is_too_slow``: whether the link needs longer for so
+        many blocks than computing them takes. Both are asked only where there is something to copy.
         """
         before, self._num_free = self._num_free, num_free_blocks
         if before is not None:
             self._consumed_blocks += LEARNING * (max(0, before - num_free_blocks) - self._consumed_blocks)
         marked, self._marked = self._marked, {}
         pressure = _pressure(num_free_blocks, num_blocks, below_free)
-        chosen = [row for row in list(marked.values())[: ceil(pressure * len(marked))] if row.lag_blocks > 0]
+        chosen = [
+            row for row in list(marked.values())[: ceil(pressure * len(marked))]
+            if row.lag_blocks > 0 and not is_too_slow(max(row.num_foreseen_blocks, row.num_sealed_blocks))
+        ]
         lag = sum(row.lag_blocks for row in chosen)
         if not lag:
             return ()

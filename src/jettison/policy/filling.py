@@ -186,6 +186,21 @@ def plan_within(view: BatchView, planned: Callable[[BatchView, BatchLimits], Bat
     return planned(view, limits._replace(max_num_tokens=most))
 
 
+def plan_alone(
+    view: BatchView, planned: Callable[[BatchView, BatchLimits], BatchPlan], limits: BatchLimits, budget: StepBudget
+) -> BatchPlan:
+    """``planned``'s plan of offline requests alone, with no more tokens, decodes among them, than the budget has room
+    for, and a few whatever it is."""
+    plan = planned(view, limits)
+    if budget.seconds is None:
+        return plan
+    chunks = chunks_of(plan, {row.request_id: row for row in view.running})
+    most = budget.largest(limits.max_num_tokens, lambda size: StepWork.of(within_tokens(chunks, size)))
+    if most >= sum(num for num, _ in chunks):
+        return plan
+    return planned(view, limits._replace(max_num_tokens=max(most, min(limits.max_num_tokens, LEAST_PROMPT_TOKENS))))
+
+
 def is_decode(row: RunningRow) -> bool:
     """Its next token is not its first."""
     return row.num_ready_tokens == 1 and not row.awaits_first

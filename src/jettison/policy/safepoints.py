@@ -12,6 +12,11 @@ from typing import NamedTuple
 
 LONGEST_STRETCH = 0.1
 """Of the TTFT objective: what a step may take from one safepoint to the next."""
+AGAIN_AND_AGAIN = 2
+"""Steps that were given up one after the other: one alone is what an arrival costs, and keeps nobody out."""
+SHORTER, LONGER = 0.5, 1.25
+"""What a step may take after one that was given up, and after one that was not: some three come to their ends for each
+that does not."""
 LEAST_SAFEPOINTS = 2
 """Between a step's first layer and its end; the one before the first layer comes on top."""
 
@@ -30,6 +35,24 @@ def next_safepoint_s(num_layers: int, every: int, stage_s: float, elapsed_s: flo
     layer_s = stage_s / num_layers
     layer = every * (int(elapsed_s / (every * layer_s)) + 1) if layer_s > 0 else num_layers
     return max(0.0, min(layer, num_layers) * layer_s - elapsed_s)
+
+
+def shortened_s(longest_s: float | None, ran_s: float, num_given_up: int) -> float | None:
+    """What the next step of offline requests alone may take (None: as long as it likes) behind one that was given up
+    after ``ran_s``.
+
+    What was given up has computed nothing: where arrivals come faster than such steps end, offline work would get
+    nowhere at any cost. ``num_given_up``: one after the other, none of which has left offline tokens to any step since;
+    one alone changes nothing.
+    """
+    if num_given_up < AGAIN_AND_AGAIN:
+        return longest_s
+    return SHORTER * (ran_s if longest_s is None else min(ran_s, longest_s))
+
+
+def lengthened_s(longest_s: float, took_s: float) -> float | None:
+    """The same behind one that has come to its end; None again where it was much shorter than it might have been."""
+    return None if took_s < SHORTER * longest_s else LONGER * max(longest_s, took_s)
 
 
 class Ahead(NamedTuple):

@@ -9,8 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-AGAIN_AND_AGAIN = 2
-"""Steps that were given up one after the other: one alone is what an arrival costs, and keeps nobody out."""
+from jettison.policy.safepoints import AGAIN_AND_AGAIN
 
 
 class Standstill(StrEnum):

@@ -16,7 +16,8 @@ from jettison.core.ports import Action, Emit, Record, StepAbandoned, StepComplet
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
 from jettison.core.state import ClusterState
-from jettison.types import FinishReason
+from jettison.policy.safepoints import lengthened_s, shortened_s
+from jettison.types import NANOSECONDS, FinishReason
 
 
 class Stepping:
@@ -94,6 +95,8 @@ class Stepping:
         results = group.commit(event, now_ns)
         if has_offline:
             fresh.note_step(num_before, now_ns)
+            if group.longest_alone_s is not None and flight.step.safepoint_layers:
+                group.longest_alone_s = lengthened_s(group.longest_alone_s, (now_ns - flight.issued_ns) / NANOSECONDS)
         for result in results:
             self._loads.note_token(result.state)
             tokens = () if result.token is None else (result.token,)
@@ -146,11 +149,14 @@ class Stepping:
         flight = group.in_flight[event.step_id]
         num_tokens = sum(row.num_tokens for row in flight.step.rows)
         self._state.counters.num_abandoned_steps += 1
-        group.counters.fresh.num_abandoned_steps += 1
+        fresh = group.counters.fresh
+        fresh.num_abandoned_steps += 1
+        ran_s = (now_ns - flight.issued_ns) / NANOSECONDS
+        group.longest_alone_s = shortened_s(group.longest_alone_s, ran_s, fresh.num_abandoned_steps)
         self._state.counters.num_abandoned_tokens += num_tokens
         self._moves.first_served.step_ended(group, event.step_id, now_ns)
         actions: list[Action] = [Record("step_abandoned", now_ns, {
-            "group": group.group_id, "tokens": num_tokens, "after_ms": (now_ns - flight.issued_ns) / 1e6,
+            "group": group.group_id, "tokens": num_tokens, "after_ms": 1e3 * ran_s,
         })]  # fmt: skip
         for state in group.fail(event.step_id):
             if state.ending is None and state.num_pending:  # a later chunk has run on KV that is not there

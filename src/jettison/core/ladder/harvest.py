@@ -18,7 +18,7 @@ from itertools import chain
 
 from jettison.core.ladder.rung import Means, Moment, Offer, Rung, register
 from jettison.core.moving.checkpoints import is_copyable
-from jettison.core.moving.hostedkv import HostedKV, HostedPhase
+from jettison.core.moving.hostedkv import HostedPhase
 from jettison.core.ports import Action, Record
 from jettison.core.requests import RequestState
 from jettison.core.serving.group import Group
@@ -167,14 +167,18 @@ class HarvestRung(Rung):
         size = group.limits.block_size
         policy = self._policies.setdefault(group_id, Checkpointing())
         policy.checkpoint(
-            CheckpointRow(s.request_id, s.num_computed // size, self._checkpoints.num_copied_blocks(s, group))
+            CheckpointRow(
+                s.request_id, s.num_computed // size, self._checkpoints.num_copied_blocks(s, group),
+                s.num_tokens // size,
+            )
             for s in candidates if is_copyable(s)
         )
 
     def _decide(self, group: Group) -> None:
         below_free = self._state.params.offline.checkpoint_below_free
         self._decided[group.group_id] = self._policies[group.group_id].blocks_to_checkpoint(
-            group.blocks.num_allocatable, group.blocks.capacity, below_free, lambda: self._budget_blocks(group)
+            group.blocks.num_allocatable, group.blocks.capacity, below_free, lambda: self._budget_blocks(group),
+            lambda num_blocks: self._is_faster_recomputed(group, num_blocks, num_blocks),
         )
 
     def _budget_blocks(self, group: Group) -> int:
@@ -216,7 +220,8 @@ class HarvestRung(Rung):
         )
         if not chosen:
             return
-        again = tuple(r for r in chosen if self._is_faster_recomputed(group, entries[r]))
+        budget = self._budget_blocks(group)
+        again = tuple(r for r in chosen if self._is_faster_recomputed(group, entries[r].num_blocks, budget))
         why = "there is room beside what online requests need"
         if again:
             slow = "the link would take longer than computing it"
@@ -226,12 +231,11 @@ class HarvestRung(Rung):
                 groups=(group.group_id,), why=why, come_back=tuple(r for r in chosen if r not in again)
             )
 
-    def _is_faster_recomputed(self, group: Group, entry: HostedKV) -> bool:
+    def _is_faster_recomputed(self, group: Group, num_blocks: int, budget_blocks: int) -> bool:
         costs = self.means.loads.exchange_costs(group)
-        budget = self._budget_blocks(group)
-        num_tokens = entry.num_blocks * group.limits.block_size
-        link_s = self.means.loads.copied_beside_s(group, entry.num_blocks)
-        return is_faster_recomputed(entry.num_blocks, budget, costs.step_s, costs.recompute_s(num_tokens), link_s)
+        num_tokens = num_blocks * group.limits.block_size
+        link_s = self.means.loads.copied_beside_s(group, num_blocks)
+        return is_faster_recomputed(num_blocks, budget_blocks, costs.step_s, costs.recompute_s(num_tokens), link_s)
 
     def _growth(self, group: Group) -> int:
         """Blocks that those who run will take in the next steps."""

@@ -3,8 +3,8 @@ and where a restore needs the memory.
 
 Steps evict by themselves for what fits then (``policy.filling``); here online requests lack room beyond that.
 Checkpointed requests are stored, others are computed again later; whoever is in a step leaves when that has ended. No
-offline request is let in or comes back until no online one has waited for a second, there is room again, and no move
-of its members is under way. What its members make after a merge or a split takes the pause over.
+offline request is let in or comes back until memory has kept no online one out for a second (who only waits for a step
+to end needs none of it), there is room again, and no move of its members is under way. What its members make after a merge or a split takes the pause over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jettison.policy.batching import BlockedBy
 from jettison.types import NANOSECONDS, GroupId, WorkerId
 
 LEAST_PAUSE_S = 1.0
-"""Since an online request has waited last: a burst has more of them."""
+"""Since memory has kept an online request out last: a burst has more of them."""
 
 FREE_AGAIN = 0.1
 """Part of the blocks that is free when offline work begins again."""
@@ -42,7 +42,7 @@ class PauseRung(Rung):
     def __init__(self, means: Means) -> None:
         super().__init__(means)
         self._pressed_ns: dict[GroupId, int] = {}
-        """Of paused groups, when an online request was last seen waiting."""
+        """Of paused groups, when memory was last seen keeping an online request out."""
         self._workers: dict[GroupId, tuple[WorkerId, ...]] = {}
         """Of paused groups: those that come after them pause as well."""
         self._began_ns: dict[GroupId, int] = {}
@@ -128,7 +128,7 @@ class PauseRung(Rung):
             group = self.means.state.groups.get(group_id)
             is_moving = any(w in busy for w in self._workers[group_id])
             heirs = self._heirs(group_id) if group is None or is_moving else ()
-            if group is not None and group.queues.waiting:
+            if group is not None and _is_pressed(group):
                 self._pressed_ns[group_id] = now_ns
             is_over = not is_moving and now_ns - self._pressed_ns[group_id] >= LEAST_PAUSE_S * NANOSECONDS
             if group is None or (is_over and _has_room_again(group)):

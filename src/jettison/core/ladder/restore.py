@@ -118,6 +118,11 @@ class RestoreRung(Rung):
         return [w for restore in self._moves.restores for w in restore.worker_ids]
 
     @property
+    def _gives_room(self) -> bool:
+        """Offline work gives way where it is in the way; by priority alone it does not."""
+        return self._state.params.offline.slo_aware
+
+    @property
     def _usual_output(self) -> float:
         """Tokens of the last online answers, a mean; 0 until one has ended."""
         return self._loads.traffic.mean_output_tokens
@@ -133,7 +138,7 @@ class RestoreRung(Rung):
         if self._moves.is_moving(group):
             return
         load, params = self._loads.merged_load(group, now_ns), self._state.params.restore
-        online = self._loads.without_offline(group, load)
+        online = self._loads.without_offline(group, load) if self._gives_room else None
         patient = replace(params, min_settled_s=self._loads.monitor(group).patience(params.min_settled_s))
         if group.blocks.admission_cap is not None:
             if self._needs_merging(group):
@@ -144,7 +149,9 @@ class RestoreRung(Rung):
         offer = self._restore(group, load, patient)
         if offer is not None:
             yield offer
-        elif group.queues.holding_offline() and self._restore(group, online, patient, without_offline=True):
+        elif online is not None and group.queues.holding_offline() and self._restore(
+            group, online, patient, without_offline=True
+        ):
             yield RoomOffer(groups=ids, why=_ROOM)
         elif should_yield(load, patient) and not self._needs_merging(group):
             yield YieldOffer(groups=ids, why="compute binds", load=load)
@@ -171,7 +178,7 @@ class RestoreRung(Rung):
         if not will_hold(self._state, group, restore.split_plan, self._usual_output):
             yield TurnOffer(groups=ids, why="a request needs all members' memory")
             return
-        if restore.lacks_offline_room:
+        if self._gives_room and restore.lacks_offline_room:
             yield RoomOffer(groups=ids, why=_ROOM)
         if not group.queues.waiting:
             return

@@ -139,6 +139,8 @@ class Group:
         before it: an online request's deadline needs the time."""
         self.abandoning: int | None = None
         """The step that was asked to be given up last; it may have ended."""
+        self.longest_alone_s: float | None = None
+        """What a step of offline requests alone may take; None: no limit (``policy.safepoints.shortened_s``)."""
         self._paused = False
         self._holds_preemption = False
 

@@ -24,6 +24,7 @@ from jettison.policy.batching import (
     plan_batch,
     plan_prefill_first,
 )
+from jettison.policy.filling import plan_alone
 from jettison.policy.lookahead import (
     HORIZON_MICROBATCHES,
     LEAST_TOKENS,
@@ -32,7 +33,7 @@ from jettison.policy.lookahead import (
     plan_microbatches,
 )
 from jettison.policy.order import in_service_order
-from jettison.policy.slo import Pace, saturating_tokens
+from jettison.policy.slo import Pace, saturating_tokens, step_budget
 from jettison.types import RequestId
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class StepPlanner:
             if pace.bounds_online and not queues.has_offline:
                 return planned_within(group, pace, self._planned(), self.view(), self.limits())
             if pace.offline.slo_aware and queues.has_offline:
-                return self._planned()(self.view(), self._saturating_limits(pace))
+                budget = step_budget(pace.predictor, group.longest_alone_s, len(group.stages))
+                return plan_alone(self.view(), self._planned(), self._saturating_limits(pace), budget)
         return self._planned()(self.view(), self.limits())
 
     def _saturating_limits(self, pace: Pace) -> BatchLimits:

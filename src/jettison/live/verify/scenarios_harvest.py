@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from jettison.core.serving.group import Group
@@ -219,13 +220,20 @@ def discarded(num_stages: int) -> Scenario:
 
 
 def given_up_for_a_slow_link(num_stages: int) -> Scenario:
-    """Checkpoints whose way back takes longer, by the profile, than computing them again."""
+    """Checkpoints whose way back takes longer, by the profile, than computing them again: the link has become slower
+    since they were made, or none would have been."""
 
     def scenario(setting: Setting) -> Outcome:
-        with _harvesting(setting, _crowd(setting), num_stages, _slow_link(setting)) as cluster:
-            freed = cluster.core.state.counters
-            ready = Until("a complete checkpoint", lambda: freed.checkpoint_frees > 0 or _is_whole(cluster))
-            prompts = _one_by_one(cluster, setting, ready)
+        with _harvesting(setting, _crowd(setting), num_stages, _with_link(setting, 1e9)) as cluster:
+            state = cluster.core.state
+            slow = replace(state.params, profile=_with_link(setting, 1.0))
+
+            def is_slow() -> bool:
+                if _is_whole(cluster):
+                    state.params = slow
+                return state.params is slow
+
+            prompts = _one_by_one(cluster, setting, Until("a complete checkpoint", is_slow))
             totals = _end(cluster)
             frees, given_up = totals["checkpoint_frees"], totals["hosted_given_up"]
             evidence = f"{frees:.0f} frees, {given_up:.0f} checkpoints given up and computed again"
@@ -234,12 +242,11 @@ def given_up_for_a_slow_link(num_stages: int) -> Scenario:
     return scenario
 
 
-def _slow_link(setting: Setting) -> HardwareProfile:
-    """A step carries no more than the one block that it always may."""
+def _with_link(setting: Setting, beside_bytes_per_s: float) -> HardwareProfile:
     num_layers = assemble(make_config(setting, BLOCK_SIZE, 1)).shape.num_layers
     return HardwareProfile(
         nominal_cost(num_layers), link_bytes_per_s=1e9, link_latency_s=0.0, remap_fixed_s=0.0, remap_s_per_byte=0.0,
-        host_copy_bytes_per_s=1e9, disk_bytes_per_s=1e9, beside_bytes_per_s=1.0,
+        host_copy_bytes_per_s=1e9, disk_bytes_per_s=1e9, beside_bytes_per_s=beside_bytes_per_s,
     )
 
 
