@@ -17,6 +17,9 @@ Arms, in an order that turns with the rounds, a fresh server each:
 Objectives: TPOT is 9 decode steps of one request, TTFT 14 times that (the paper's proportions), measured first.
 Throughput counts tokens computed for the first time inside the arrival window. Percentiles are of all rounds' requests
 pooled; beside them stands each round's, and how far `alone` is from itself between rounds: the floor of noise.
+
+KV memory holds online requests alone several times over, and is full with the batch: so its requests are copied, give
+their blocks up to online ones, and come back. What a run does not show is said in words.
 """
 
 from __future__ import annotations
@@ -60,7 +63,13 @@ COUNTS = (
     "steps_abandoned", "checkpointed_blocks", "checkpointed_bytes", "checkpoint_frees", "offline_discards",
     "prefetched_blocks", "prefetch_stalls", "offline_pauses", "recomputed_tokens",
 )
-"""Of harvesting: an arm in which those of a mechanism are zero proves nothing about it."""
+"""Of harvesting."""
+MECHANISMS = {
+    "steps that are given up": "steps_abandoned", "copies beside steps": "checkpointed_blocks",
+    "blocks given up at once": "checkpoint_frees", "coming back beside steps": "prefetched_blocks",
+    "work thrown away": "offline_discards", "pauses": "offline_pauses",
+}
+"""And their counts: where one is zero a run proves nothing about it."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +192,31 @@ def pooled(runs: Sequence[RunResult]) -> dict[str, Any]:
     figures |= {f"p{q}_itl_s": weighted([getattr(r.itl_s, f"p{q}") for r in runs]) for q in (50, 99)}
     return figures | {
         "requests": len(rows), "rounds_p99_ttft_s": each,
+        "without_online": float(np.mean([without_online(run) for run in runs])),
         "counts": {name: sum(run.events.get(name, 0) for run in runs) for name in COUNTS},
     }
+
+
+def without_online(run: RunResult) -> float:
+    """Part of the time, from the first online request to the end of the last, in which none of them was there."""
+    stays = sorted((row["scheduled_s"], row["e2e_s"] or 0.0) for row in run.requests_detail or [])
+    began_s = here_until_s = stays[0][0]
+    alone_s = 0.0
+    for arrival_s, stay_s in stays:
+        alone_s += max(0.0, arrival_s - here_until_s)
+        here_until_s = max(here_until_s, arrival_s + stay_s)
+    return alone_s / max(1e-9, here_until_s - began_s)
+
+
+def unseen(harvest: dict[str, Any]) -> list[str]:
+    """What a run says nothing about, and why where that is known."""
+    lines = [f"{what}: none, so nothing is shown about it" for what, name in MECHANISMS.items()
+             if not harvest["counts"][name]]  # fmt: skip
+    if not harvest["counts"]["steps_abandoned"]:
+        lines[0] += (
+            f" (only a step without online requests can be; none was at the server "
+            f"{100 * harvest['without_online']:.1f} % of the time)")
+    return lines
 
 
 def weighted(values: Sequence[float | None]) -> float:
@@ -252,7 +284,8 @@ def experiment(instances: int, args: argparse.Namespace, console: Console) -> di
     }
     judged = judge(arms, place.slo_s[1], place.contention, instances)
     show(arms, judged, console)
-    return {"instances": instances, "notes": notes, "objectives_s": place.slo_s, "arms": arms, "judged": judged}
+    return {"instances": instances, "notes": notes, "objectives_s": place.slo_s, "arms": arms, "judged": judged,
+            "unseen": unseen(arms["harvest"])}  # fmt: skip
 
 
 def offline_output_per_s(run: RunResult) -> float:
@@ -272,6 +305,8 @@ def show(arms: dict[str, dict[str, Any]], judged: Sequence[dict[str, Any]], cons
             f"{row['offline_output_per_s']:.1f}")
     console.print(table)
     console.print(f"harvesting: {arms['harvest']['counts']}", soft_wrap=True, highlight=False)
+    for line in unseen(arms["harvest"]):
+        console.print(line, soft_wrap=True, highlight=False)
     each = [value for value in arms["alone"]["rounds_p99_ttft_s"] if value]
     console.print(f"online alone against itself, P99 TTFT between rounds: {max(each) / min(each):.2f}")
     for line in judged:
@@ -291,7 +326,7 @@ def main() -> None:
     parser.add_argument("--online-scale", type=float, default=0.1)
     parser.add_argument("--offline-scale", type=float, default=0.25)
     parser.add_argument("--unfinished", type=int, default=64, help="requests of the batch in the system, an instance")
-    parser.add_argument("--kv-tokens", type=int, default=24_000, help="an instance")
+    parser.add_argument("--kv-tokens", type=int, default=8_000, help="an instance")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--work", type=Path)
     parser.add_argument("--json", type=Path)

@@ -13,6 +13,7 @@ from fakes import MS, FakeCluster
 from test_golden_schedules import GOLDEN, schedule
 
 from jettison.core import ports
+from jettison.core.driving.grouporder import GroupOrder
 from jettison.core.moving.moves import Moves
 from jettison.policy.dispatch import ORDERS, choose_group
 
@@ -94,19 +95,18 @@ def test_the_first_group_is_the_one_that_asking_all_finds(
 ) -> None:
     cluster = schedule(policy, seed)
     cluster.core.reconfigure(replace(cluster.core.params, dispatch=ORDERS[order]))
-    dispatcher, chosen = cluster.core.dispatcher, 0
-    choose = dispatcher._order.choose
+    choose, chosen = GroupOrder.choose, 0
 
-    def choose_and_compare(needed_blocks: int) -> int | None:
+    def choose_and_compare(groups: GroupOrder, needed_blocks: int) -> int | None:
         nonlocal chosen
-        views = [dispatcher._freeness(g) for g in cluster.core.groups]
+        views = [groups._view_of(g) for g in cluster.core.groups]
         expected = choose_group([v for v in views if v is not None], needed_blocks, ORDERS[order])
-        found = choose(needed_blocks)
+        found = choose(groups, needed_blocks)
         assert found == expected
         chosen += 1
         return found
 
-    monkeypatch.setattr(dispatcher._order, "choose", choose_and_compare)
+    monkeypatch.setattr(GroupOrder, "choose", choose_and_compare)
     cluster.run()
     assert chosen >= len(cluster.requests)
 

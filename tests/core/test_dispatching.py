@@ -261,3 +261,27 @@ def test_offline_requests_go_nowhere_where_something_waits() -> None:
     cluster.run(until_ms=350)
     assert sum(name == "Tick" for _, name in cluster.log) >= 3
     assert [len(g.queues.waiting_offline) for g in cluster.core.groups.values()] == [16, 2]
+
+
+def groups_of_chat(offline: str, *, num_at_first: int, num_at_second: int) -> list[int]:
+    """How many go to each instance of 8 online requests that come one after the other, beside
+    so many long offline ones of each."""
+    cluster = FakeCluster(full_blocks=134, max_seqs=64, max_tokens=256, offline=offline, prefix_caching=False)
+    crowd(cluster, {0: [400] * num_at_first, 1: [400] * num_at_second}, ServiceClass.OFFLINE)
+    cluster.run(until_ms=50)
+    held = [g.blocks.num_used for g in cluster.core.groups.values()]
+    assert [bool(num) for num in held] == [bool(num_at_first), bool(num_at_second)]
+    for i in range(8):
+        cluster.submit(f"chat-{i}", [i] * 20, 60, 50.0 + 3 * i, ignore_eos=True)
+    cluster.run(until_ms=80)
+    chat = [s.group_id for s in cluster.core.state.requests.values() if not s.is_offline]
+    return [chat.count(0), chat.count(1)]
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (1, 8), (8, 1), (8, 0), (6, 7)])
+def test_online_requests_go_where_they_would_without_what_is_harvested(first: int, second: int) -> None:
+    assert groups_of_chat("harvest", num_at_first=first, num_at_second=second) == [4, 4]
+
+
+def test_by_priority_alone_memory_that_a_batch_holds_is_gone() -> None:
+    assert groups_of_chat("priority", num_at_first=1, num_at_second=8) == [8, 0]

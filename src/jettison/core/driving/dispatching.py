@@ -42,22 +42,14 @@ class Dispatcher:
         """Merges that had been executed when queues were last rebalanced after one."""
         self._ordered_by: ClusterParams | None = None
         """The parameters that groups are ordered by: others may be put in their place."""
-        self._order = GroupOrder(
-            lambda group_id: self._freeness(group_id), lambda group_id: state.catch_up(group_id)
-        )
+        self._orders: dict[bool, GroupOrder] = {}
+        """By whether offline requests count in them: of those that were asked for since then."""
 
     def place(self, state: RequestState) -> bool:
         """Queue a request in the group that dispatch chooses; False if there is none and it has to wait for one."""
         cluster = self._state
-        cluster.resolve_ledgers()
-        if self._ordered_by is not cluster.params:
-            self._ordered_by = cluster.params
-            self._order.reorder(cluster.params.dispatch, cluster.groups)
-        else:
-            for group_id in cluster.changes.freer:
-                self._order.refresh(group_id)
-        cluster.changes.freer.clear()
-        chosen = self._order.choose(-(-state.num_tokens // cluster.limits.block_size))
+        order = self._order_of(counts_offline=state.is_offline or not cluster.params.offline.slo_aware)
+        chosen = order.choose(-(-state.num_tokens // cluster.limits.block_size))
         if chosen is None:
             cluster.unplaced[state.request_id] = state
             return False
@@ -65,18 +57,40 @@ class Dispatcher:
         cluster.groups[chosen].queues.enqueue(state)
         return True
 
-    def _freeness(self, group_id: GroupId) -> GroupFreeness | None:
+    def _order_of(self, *, counts_offline: bool) -> GroupOrder:
+        """Groups as they are now. An online request that is harvested beside finds them as if no offline one was there:
+        those make way, and what they hold would send all newcomers to one group."""
+        cluster, orders = self._state, self._orders
+        cluster.resolve_ledgers()
+        if self._ordered_by is not cluster.params:
+            self._ordered_by = cluster.params
+            orders.clear()
+        for group_id in cluster.changes.freer if orders else ():
+            for order in orders.values():
+                order.refresh(group_id)
+        cluster.changes.freer.clear()
+        if counts_offline not in orders:
+            order = GroupOrder(
+                lambda group_id: self._freeness(group_id, counts_offline=counts_offline),
+                lambda group_id: cluster.catch_up(group_id),
+            )
+            order.reorder(cluster.params.dispatch, cluster.groups)
+            orders[counts_offline] = order
+        return orders[counts_offline]
+
+    def _freeness(self, group_id: GroupId, *, counts_offline: bool = True) -> GroupFreeness | None:
         group = self._state.groups.get(group_id)
         if group is None or self._moves.is_emptying(group):
             return None
         blocks, queues = group.blocks, group.queues
         capacity = blocks.capacity
+        num_used, num_served = _taken(group, counts_offline=counts_offline)
         return GroupFreeness(
             group_id,
             min(capacity, blocks.admission_cap or capacity),
-            blocks.num_used,
+            num_used,
             queues.queued_blocks() + self._hosted.owed_blocks(group),
-            queues.num_served + len(queues.waiting),
+            num_served + len(queues.waiting),
             len(group.stages),
             queues.queued_tokens() + queues.unfinished_tokens(),
             group.limits.max_num_batched_tokens,
@@ -203,6 +217,16 @@ class Dispatcher:
             sends_blocked=True,
             most_kept=-(-len(queues.waiting_offline) // 2),
         )
+
+
+def _taken(group: Group, *, counts_offline: bool) -> tuple[int, int]:
+    """Blocks and places that requests have, of both classes or of the online ones."""
+    blocks, queues = group.blocks, group.queues
+    if counts_offline or not (queues.num_running_offline or queues.moving or queues.stored):
+        return blocks.num_used, queues.num_served
+    holding = queues.holding_offline()
+    num_offline = len(holding) + sum(s.is_offline for s in queues.stored.values())
+    return blocks.num_used_without(s.request_id for s in holding), queues.num_served - num_offline
 
 
 def _num_free_places(group: Group, limits: _BatchLimits) -> int:
