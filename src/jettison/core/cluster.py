@@ -54,6 +54,7 @@ from jettison.cost.predictor import StepTimePredictor
 from jettison.errors import ConfigError
 from jettison.memory.blocks import BlockLedger
 from jettison.memory.hostpool import HostPool
+from jettison.memory.kvtransfers import MigrationKind
 from jettison.memory.layout import LayoutSpec
 from jettison.memory.prefix import PrefixHasher
 from jettison.memory.stages import StagePlan
@@ -104,7 +105,9 @@ class ClusterCore:
         self.dispatcher = Dispatcher(self.state, self.moves, self.hosted, self.ladder)
         self.unplaced = Unplaced(self.state, self.dispatcher.place)
         self._note_room()
-        self.fast_forward = FastForward(self.state, self.loads, self.moves, self.recoveries, self.ladder)
+        self.fast_forward = FastForward(
+            self.state, self.loads, self.moves, self.recoveries, self.migrations, self.ladder
+        )
         self._safepoints = Safepoints(self.state)
         self._standing = StandingWatch(self.state, self.moves, self.hosted)
         self.stepping = Stepping(self.state, self.loads, self.moves, self._safepoints, self._stop_moves_of)
@@ -224,6 +227,7 @@ class ClusterCore:
         actions += self.ladder.climb(Moment.BEFORE_STEPS, now_ns)
         actions += self.stepping.plan(now_ns)
         actions += self.ladder.after_steps(now_ns)
+        actions += self.migrations.after_steps()
         self._follow_up(now_ns)
         return actions
 
@@ -408,6 +412,17 @@ class ClusterCore:
     def request_restore(self, now_ns: int) -> list[Action]:
         """Restore every merged group that no move is touching (administration, verification), static ones excepted."""
         return self._orders.restore(self.ladder, now_ns) + self.stepping.plan(now_ns)
+
+    def request_migration(
+        self, request_id: RequestId, destination: GroupId, now_ns: int, *,
+        kind: MigrationKind = MigrationKind.KV, max_step_tokens: int | None = None,
+    ) -> list[Action]:
+        """Have a request go to another group whatever the load (administration, verification); nothing where it cannot
+        go now. ``max_step_tokens``: see ``Migrations.start``."""
+        actions = self._orders.migrate(
+            self.migrations, request_id, destination, now_ns, kind=kind, max_step_tokens=max_step_tokens
+        )
+        return actions + self.stepping.plan(now_ns) + self.migrations.after_steps()
 
     def request_set_aside(self, worker_id: WorkerId, now_ns: int) -> list[Action]:
         """Have a worker that serves by itself, and nothing, give up its layers. Raises ValueError where it cannot."""

@@ -14,7 +14,7 @@ from jettison.core.ladder.lists import parse_overload, with_offline
 from jettison.core.params import ClusterParams, FaultParams
 from jettison.core.serving.group import SchedulerLimits
 from jettison.cost.hardware import HardwareProfile
-from jettison.memory.kvtransfers import ExchangeMode
+from jettison.memory.kvtransfers import ExchangeMode, MigrationKind
 from jettison.policy.dispatch import ORDERS
 from jettison.policy.links import MachineId
 from jettison.policy.lookahead import LookaheadParams
@@ -74,7 +74,8 @@ def cluster_params(
         offline=_offline_params(config.offline),
         swap=SwapParams(num_host_slots=num_host_slots, budget_blocks=overload.swap_budget_blocks),
         migration=MigrationParams(
-            threshold_blocks=overload.migrate_threshold, period_s=overload.migrate_period_ms / 1e3
+            threshold_blocks=overload.migrate_threshold, period_s=overload.migrate_period_ms / 1e3,
+            kind=MigrationKind(overload.migration_kind), max_step_tokens=overload.migration_step_tokens,
         ),
         drop_dwell_s=overload.drop_dwell_ms / 1e3,
         profile=profile,
