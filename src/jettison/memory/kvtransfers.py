@@ -27,6 +27,13 @@ class ExchangeMode(StrEnum):
     LIVE = "live"
 
 
+class MigrationKind(StrEnum):
+    """How a running request gets its KV in another group: it is copied, or computed there from the tokens."""
+
+    KV = "kv"
+    TOKENS = "tokens"
+
+
 class Place(NamedTuple):
     """Where KV can be: a worker's arenas, or its host pool."""
 
